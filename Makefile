@@ -27,7 +27,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Train two language models on film reviews, offline; a few minutes on 2 cores
-	@$(BIN)/cory train imdb-tiny updates=25 --out "runs/demo/$$(date +%Y%m%d-%H%M%S)"
+	@$(BIN)/cory train imdb-tiny num_updates=25 --out "runs/demo/$$(date +%Y%m%d-%H%M%S)"
 
 # Three processes on two cores: much of a test's time is waiting for processes to start.
 test: $(READY) ## Run the tests

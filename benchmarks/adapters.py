@@ -41,12 +41,12 @@ def run(folder: Path, quick: bool) -> Record:
         "lora_rank": LORA.rank,
         "lora_alpha": LORA.alpha,
         "dtype": "bf16",
-        "queries": 8,
-        "minibatch": 8,
-        "micro_batch": 4,
-        "epochs": 1,
-        "max_prompt": 96,
-        "max_response": 48,
+        "queries_per_update": 8,
+        "minibatch_size": 8,
+        "micro_batch_size": 4,
+        "num_epochs": 1,
+        "max_prompt_tokens": 96,
+        "max_response_tokens": 48,
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("adapters", CLAIM, settings)
@@ -106,7 +106,7 @@ def rollouts(path: str, vocabulary: int, count: int, rounds: int) -> list[Figure
         "device": torch.device("cpu"),
         "lora": LORA,
     }
-    sizes: dict[str, Any] = {"max_prompt": 64, "max_response": longest, "max_sequences": count}
+    sizes: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": longest, "max_sequences": count}
     backends: dict[str, Generator] = {
         "vllm": VLLMGenerator(dict.fromkeys(MODULES, path), **common, **sizes),
         "transformers": TransformersGenerator(dict.fromkeys(MODULES, path), **common),

@@ -27,11 +27,11 @@ def run(folder: Path, quick: bool) -> Record:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(THREADS)])
     values: dict[str, Any] = read_preset("imdb-tiny-paper") | {"eval_every": 10**6}
     record = Record("against_trl", CLAIM, values)
-    tiny = values | {"model": make_model("test", folder), "queries": 8, "minibatch": 8}
+    tiny = values | {"model": make_model("test", folder), "queries_per_update": 8, "minibatch_size": 8}
     libraries = compare(record, tiny, "tiny model, batch 8", 1, 1)
     for size, updates, rounds in [] if quick else [("5M", 2, 2), ("50M", 1, 1)]:
         for batch in (64, 256):
-            settings = values | {"model": make_model(size, folder), "queries": batch, "minibatch": 64}
+            settings = values | {"model": make_model(size, folder), "queries_per_update": batch, "minibatch_size": 64}
             label = f"{size}, batch {batch}"
             peaks = compare(record, settings, label, updates, rounds)
             own = {side: peak - libraries[side] for side, peak in peaks.items()}

@@ -41,7 +41,9 @@ class BarePPO:
         self.adam = torch.optim.Adam(self.parameters, lr=settings.lr)
         self.dtype = compute_dtype(settings.dtype, torch.device("cpu"))
         for lm in (self.lm, self.reference):
-            if eager_is_faster(self.dtype, torch.device("cpu"), settings.max_prompt + settings.max_response):
+            if eager_is_faster(
+                self.dtype, torch.device("cpu"), settings.max_prompt_tokens + settings.max_response_tokens
+            ):
                 lm.set_attn_implementation("eager")
         self.random = np.random.default_rng(settings.seed)
 
@@ -54,7 +56,7 @@ class BarePPO:
         """
         s = self.settings
         scored: list[Columns] = [{}] * len(samples)
-        for places in self._micro_batches(np.arange(len(samples)), samples, s.micro_batch):
+        for places in self._micro_batches(np.arange(len(samples)), samples, s.micro_batch_size):
             rows = self._score([samples[place] for place in places], reported)
             for row, place in enumerate(places):
                 length = len(samples[place].response)
@@ -63,10 +65,10 @@ class BarePPO:
         mean, deviation = advantages.mean(), advantages.std()
         for columns in scored:
             columns["advantages"] = (columns["advantages"] - mean) / deviation
-        for _ in range(s.epochs):
+        for _ in range(s.num_epochs):
             order = self.random.permutation(len(samples))
-            for start in range(0, len(samples), s.minibatch):
-                self._step(order[start : start + s.minibatch], samples, scored)
+            for start in range(0, len(samples), s.minibatch_size):
+                self._step(order[start : start + s.minibatch_size], samples, scored)
 
     def _micro_batches(self, places: np.ndarray, samples: Sequence[Sample], size: int) -> list[list[int]]:
         """Rows of similar length together, so that little is padded."""
@@ -100,7 +102,7 @@ class BarePPO:
         s = self.settings
         count = sum(len(samples[place].response) for place in places)
         self.adam.zero_grad(set_to_none=True)
-        for micro in self._micro_batches(places, samples, s.micro_batch):
+        for micro in self._micro_batches(places, samples, s.micro_batch_size):
             tokens, attention, mask = pad([samples[place] for place in micro])
             old, old_values, advantages, returns = (
                 nn.utils.rnn.pad_sequence([scored[place][name] for place in micro], batch_first=True)
@@ -108,7 +110,7 @@ class BarePPO:
             )
             logits, values = self._forward(self.lm, tokens, attention, mask.shape[1])
             ratio = (token_logprobs(logits, tokens[:, -mask.shape[1] :]) - old).exp()
-            policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - s.clip, 1 + s.clip))
+            policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - s.clip_ratio, 1 + s.clip_ratio))
             bounded = old_values + (values - old_values).clamp(-s.value_clip, s.value_clip)
             value = 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)
             (((policy + s.value_coef * value) * mask).sum() / count).backward()

@@ -27,8 +27,8 @@ def main() -> None:
             dict.fromkeys(names, work["model"]),
             dtype="fp32",
             device=torch.device("cpu"),
-            max_prompt=PROMPT,
-            max_response=RESPONSE,
+            max_prompt_tokens=PROMPT,
+            max_response_tokens=RESPONSE,
             max_sequences=work["prompts"],
         )
         weights = {name: each.detach().numpy() for name, each in load_language_model(work["model"]).named_parameters()}

@@ -30,8 +30,8 @@ def engine_figures(path: str, layers: Sequence[str]) -> dict[str, Any]:
             if "error" in of_lora and "model" in of_lora:  # the engine runs, so some layers may be to blame
                 part = {}
                 barred = barred_layers(engine, path, layers)
-                usable = {**LORA, "lora_targets": ",".join(name for name in layers if name not in barred)}
-                if barred and usable["lora_targets"]:
+                usable = {**LORA, "lora_target_modules": ",".join(name for name in layers if name not in barred)}
+                if barred and usable["lora_target_modules"]:
                     of_lora = noting("error", lambda: follow(engine, path, usable, part)) | part
                     of_lora["barred"] = barred
             figures |= {f"lora_{name}": value for name, value in of_lora.items() if name != "model"}
@@ -71,7 +71,7 @@ def make_learner(path: str, settings: Mapping[str, Any]) -> Any:
 
 def moved(learner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The learner's weights, and others far from them, which it then has."""
-    from policies.self_test import perturb
+    from policies.sync_check import perturb
 
     old = learner.state()
     new = perturb(old, seed=1, noise=0.5)
@@ -160,7 +160,7 @@ def barred_layers(engine: EngineProcess, path: str, layers: Sequence[str]) -> di
     barred = {}
     for name in layers:
         part: dict[str, Any] = {}
-        settings = {**LORA, "lora_targets": name}
+        settings = {**LORA, "lora_target_modules": name}
         figures = noting("error", lambda: follow(engine, path, settings, part)) | part  # noqa: B023 (called at once)
         if "error" in figures:
             barred[name] = figures["error"]
@@ -187,7 +187,11 @@ def engine_process(connection: Connection) -> None:
     from policies.generation.vllm_generator import VLLMGenerator
 
     torch.set_num_threads(1)
-    lengths: dict[str, Any] = {"max_prompt": LONGEST_PROMPT, "max_response": LONGEST_RESPONSE, "max_sequences": 4}
+    lengths: dict[str, Any] = {
+        "max_prompt_tokens": LONGEST_PROMPT,
+        "max_response_tokens": LONGEST_RESPONSE,
+        "max_sequences": 4,
+    }
     generator: Any = None
     while True:
         try:

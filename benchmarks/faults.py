@@ -25,9 +25,15 @@ from benchmarks.record import Figure, Record, median
 CLAIM = "a process or machine that dies costs no more than the updates since the last checkpoint, and none is doubled"
 REWARD = "def brevity(completions):\n    return [-float(len(text)) for text in completions]\n"
 SETTINGS = (
-    *("dtype=fp32", "queries=8", "minibatch=8", "micro_batch=8", "epochs=1", "lr=1e-5"),
-    *("max_response=6", "eval_queries=4", "eval_every=100", "samples_every=1000", "checkpoint_every=5"),
-    *("exchange_period=3", "self_test=false", "reward=my_reward:brevity", "updates=100000", "generation_timeout=60"),
+    *("dtype=fp32", "queries_per_update=8", "minibatch_size=8", "micro_batch_size=8", "num_epochs=1", "lr=1e-5"),
+    *("max_response_tokens=6", "eval_queries=4", "eval_every=100", "samples_every=1000", "checkpoint_every=5"),
+    *(
+        "exchange_period=3",
+        "check_weight_sync=false",
+        "reward=my_reward:brevity",
+        "num_updates=100000",
+        "generation_timeout=60",
+    ),
 )
 TRANSFORMERS, VLLM = "backend=transformers", "backend=vllm"
 LIMIT = 600.0
@@ -203,7 +209,7 @@ def undisturbed(updates: int, words: tuple[str, ...]) -> list[dict[str, Any]]:
     """The metrics of so many updates in which nothing dies, with these settings beside `SETTINGS`."""
     with short_folder() as folder:
         run = Shaken(folder, *words)
-        run.settings.append(f"updates={updates}")
+        run.settings.append(f"num_updates={updates}")
         run.start()
         run.reach(updates)
         run.end(signal.SIGINT)
@@ -215,7 +221,7 @@ LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "the only runner, with its vLLM engines": (runner, (VLLM, "num_runners=1")),
     "a process of a vLLM engine over two": (
         engine,
-        (VLLM, "num_runners=1", "runner_threads=2", "tensor_parallel=2"),
+        (VLLM, "num_runners=1", "runner_threads=2", "tensor_parallel_size=2"),
     ),
     "the learner": (learner, (TRANSFORMERS, "num_runners=0", "num_learners=1", "--max-failures", "1000")),
     "a learner that stands still": (

@@ -44,8 +44,8 @@ def run(folder: Path, quick: bool) -> Record:
     """Measures the bundled model's size and ten times that, one engine per LLM in this process, as in a runner."""
     queries = 8 if quick else 128
     values = read_preset("imdb-tiny-paper") | {
-        "queries": queries,
-        "minibatch": queries,
+        "queries_per_update": queries,
+        "minibatch_size": queries,
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("generation", CLAIM, values)
@@ -63,7 +63,7 @@ def measure(runner: ChainRunner, size: str, rounds: int, detail: dict[str, Any])
     s = runner.settings
     runner._versions = dict.fromkeys(s.modules, 0)  # the initial weights, loaded by the engines themselves
     mapping = RoleMapping(s.roles, s.modules)
-    deals = [Deal(query) for query in range(s.queries)]
+    deals = [Deal(query) for query in range(s.queries_per_update)]
     rollouts: list[Rollout] = []
 
     def ours() -> None:
@@ -102,7 +102,7 @@ def bare_turn(runner: ChainRunner, rollout: Rollout, role: str, deals: list[Deal
         params=[
             SamplingParams(
                 temperature=s.temperature,
-                max_tokens=s.max_response,
+                max_tokens=s.max_response_tokens,
                 seed=sampling_seed(s.seed, 0, deal.query, chain.roles.index(role)),
                 stop_token_ids=list(chain.at[chain.roles.index(role)].stop_token_ids),
                 detokenize=False,

@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
     if device == "cpu" and not o.quick:
         parser.error("There is no GPU here. --quick shows that the script runs.")
     if o.quick:
-        o.rows, o.prompt, o.response, o.micro_batch, o.updates = 8, 12, 16, 4, 1
+        o.rows, o.prompt, o.response, o.micro_batch_size, o.updates = 8, 12, 16, 4, 1
     reached = product_speed(device, 512 if o.quick else 8192)
     peak = next(
         (speed for name, speed in PEAKS.items() if device == "cuda" and name in torch.cuda.get_device_name()), reached
@@ -201,9 +201,14 @@ def settings(case: Case, o: argparse.Namespace, path: str, device: str) -> Setti
     return make_settings(
         {
             **{"model": path, "num_agents": 1, "weights": case.weights, "dtype": "bf16", "advantage": "rloo"},
-            **{"queries": o.rows // 4, "num_generations": 4, "minibatch": o.rows, "micro_batch": o.micro_batch},
-            **{"micro_batch_tokens": case.tokens, "gradient_checkpointing": case.again, "epochs": 1},
-            **{"max_prompt": o.prompt, "max_response": o.response, "num_learners": 1},
+            **{
+                "queries_per_update": o.rows // 4,
+                "num_generations": 4,
+                "minibatch_size": o.rows,
+                "micro_batch_size": o.micro_batch_size,
+            },
+            **{"micro_batch_tokens": case.tokens, "gradient_checkpointing": case.again, "num_epochs": 1},
+            **{"max_prompt_tokens": o.prompt, "max_response_tokens": o.response, "num_learners": 1},
             **({"gpus_per_learner": 1, "offload_optimizer": case.offload} if device == "cuda" else {}),
         }
     )

@@ -70,9 +70,9 @@ def settings(folder: Path, size: str, dtype: str, quick: bool) -> Settings:
         "dtype": dtype,
         "lr": 1e-6,
     }
-    values["importance_cap"] = None  # no engine drew the responses
+    values["importance_sampling_clip_max"] = None  # no engine drew the responses
     if quick:
-        values |= {"queries": 8, "minibatch": 4, "micro_batch": 4}
+        values |= {"queries_per_update": 8, "minibatch_size": 4, "micro_batch_size": 4}
     return CoryConfig().cory(**values).settings
 
 
@@ -106,7 +106,9 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
     tokens = responses + sum(len(sample.prompt) for sample in flat)
     body = reference.num_parameters(exclude_embeddings=True)
     head = reference.config.vocab_size * reference.config.hidden_size
-    passes = 2 + 3 * s.epochs  # policy and reference score once; each epoch goes forward and, twice as dear, backward
+    passes = (
+        2 + 3 * s.num_epochs
+    )  # policy and reference score once; each epoch goes forward and, twice as dear, backward
     return turns, responses, 2e-9 * passes * (body * tokens + head * responses)
 
 
@@ -166,10 +168,12 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
     mapping = RoleMapping(chain.roles, s.modules)
     random = np.random.default_rng(0)
     episodes = []
-    for query in range(s.queries):
+    for query in range(s.queries_per_update):
         episode, responses = ChainEpisode(chain, chain.task.train[query % len(chain.task.train)]), []
         for _ in chain.roles:
-            length = int(random.integers(1, s.max_response + 1)) if random.random() < 0.25 else s.max_response
+            length = (
+                int(random.integers(1, s.max_response_tokens + 1)) if random.random() < 0.25 else s.max_response_tokens
+            )
             tokens = random.integers(1, chain.vocab_size, length).tolist()
             episode.respond({"tokens": tokens, "length": length})
             responses.append(Response(tokens, [-8.0] * length))

@@ -27,8 +27,16 @@ SETTLED = 0.3
 """Share of a run after which caches are full and allocators have their arenas."""
 REWARD = "def length(completions):\n    return [float(len(text)) for text in completions]\n"
 SETTINGS = (
-    *("queries=8", "minibatch=8", "epochs=1", "lr=1e-5", "max_response=6", "eval_queries=4", "eval_every=50"),
-    *("checkpoint_every=20", "num_runners=1", "self_test=false", "reward=my_reward:length"),
+    *(
+        "queries_per_update=8",
+        "minibatch_size=8",
+        "num_epochs=1",
+        "lr=1e-5",
+        "max_response_tokens=6",
+        "eval_queries=4",
+        "eval_every=50",
+    ),
+    *("checkpoint_every=20", "num_runners=1", "check_weight_sync=false", "reward=my_reward:length"),
 )
 
 
@@ -49,7 +57,7 @@ class SmallRun:
     def __init__(self, folder: Path, backend: str, updates: int) -> None:
         """Writes the model and the reward."""
         self.folder = folder
-        self.words = [f"model={make_model('test', folder)}", f"backend={backend}", f"updates={updates}", *SETTINGS]
+        self.words = [f"model={make_model('test', folder)}", f"backend={backend}", f"num_updates={updates}", *SETTINGS]
         self.temporary = folder / "t"
         self.temporary.mkdir()
         (folder / "my_reward.py").write_text(REWARD)

@@ -23,8 +23,20 @@ SIZES = ("5M", "20M", "50M", "135M", "360M")
 def run(folder: Path, quick: bool) -> Record:
     """Measures each size with full weights and adapters, in fp32 and bf16."""
     settings: dict[str, Any] = {
-        **{"num_agents": 1, "lr": 1e-4, "queries": 16, "minibatch": 16, "micro_batch": 8, "epochs": 1},
-        **{"max_query": 64, "max_prompt": 64, "max_response": 64, "reward": "benchmarks.no_reward:zero"},
+        **{
+            "num_agents": 1,
+            "lr": 1e-4,
+            "queries_per_update": 16,
+            "minibatch_size": 16,
+            "micro_batch_size": 8,
+            "num_epochs": 1,
+        },
+        **{
+            "max_query_tokens": 64,
+            "max_prompt_tokens": 64,
+            "max_response_tokens": 64,
+            "reward": "benchmarks.no_reward:zero",
+        },
     } | alike(folder)
     os.environ |= RETURNED  # to the processes that are started
     record = Record("memory", CLAIM, settings | RETURNED)

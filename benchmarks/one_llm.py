@@ -49,7 +49,10 @@ def measure(options: argparse.Namespace, path: str) -> None:
         gradient_checkpointing=options.gradient_checkpointing,
     ).to(device)
     hyper = Hyperparameters(
-        epochs=options.epochs, steps=options.steps, micro_batch=options.micro_batch, advantage=options.advantage
+        num_epochs=options.epochs,
+        steps=options.steps,
+        micro_batch_size=options.micro_batch_size,
+        advantage=options.advantage,
     )
     learner, estimation = PolicyLearner(model, hyper), Estimation(hyper)
     rows = random_rows(options, model.lm.config.get_text_config().vocab_size)
@@ -68,10 +71,12 @@ def measure(options: argparse.Namespace, path: str) -> None:
         seconds.append(time.perf_counter() - started)
         print(f"update {update + 1}: {seconds[-1]:.2f} s, loss {figures['loss']:+.4f}", flush=True)
     fastest = min(seconds)
-    passes = 2 + 3 * hyper.epochs  # policy and reference score once; an epoch goes forward and, twice as dear, backward
+    passes = (
+        2 + 3 * hyper.num_epochs
+    )  # policy and reference score once; an epoch goes forward and, twice as dear, backward
     found = {
         "seconds_per_update": fastest,
-        "tokens_per_second": hyper.epochs * tokens / fastest,
+        "tokens_per_second": hyper.num_epochs * tokens / fastest,
         "teraflops": 2e-12 * passes * held * tokens / fastest,
         "peak_gb": peak_memory(device) / 1e9,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

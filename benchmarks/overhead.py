@@ -63,13 +63,13 @@ def run(folder: Path, quick: bool) -> Record:
     values: dict[str, Any] = read_preset("imdb-tiny-paper") | {
         "num_runners": 1,  # whose work is told from the learner's
         "eval_every": 10**6,
-        "self_test": False,
+        "check_weight_sync": False,
     }
     record = Record("overhead", CLAIM, values)
     meter_driver()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     if quick:
-        values |= {"model": make_model("test", folder), "queries": 8, "minibatch": 8}
+        values |= {"model": make_model("test", folder), "queries_per_update": 8, "minibatch_size": 8}
         measure(record, "test", values, updates=1)
     else:
         measure(record, "imdb-tiny-paper", values, updates=10)

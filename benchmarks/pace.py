@@ -26,13 +26,13 @@ from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 
 CLAIM = "rollouts of ragged responses take fewer steps than in lockstep; none take longer"
-RAGGED = {"max_prompt": 200, "max_response": 160, "stop": "k"}  # which one token in 26 holds
+RAGGED = {"max_prompt_tokens": 200, "max_response_tokens": 160, "stop": "k"}  # which one token in 26 holds
 CASES: dict[str, dict[str, Any]] = {
     "two adapters": {"weights": "lora", **RAGGED},
-    "two adapters, 32 chains": {"weights": "lora", **RAGGED, "queries": 32, "minibatch": 32},
+    "two adapters, 32 chains": {"weights": "lora", **RAGGED, "queries_per_update": 32, "minibatch_size": 32},
     "four adapters": {"weights": "lora", "num_agents": 4, "observed": "last", **RAGGED},
     "one LLM in both roles": {"num_policies": 1, **RAGGED},
-    "one LLM in both roles, cut at 64 tokens": {"num_policies": 1, **RAGGED, "max_response": 64},
+    "one LLM in both roles, cut at 64 tokens": {"num_policies": 1, **RAGGED, "max_response_tokens": 64},
     "two LLMs": RAGGED,
     "two adapters, 12 tokens each": {"weights": "lora"},
     "two LLMs, 12 tokens each": {},
@@ -55,7 +55,7 @@ def run(folder: Path, quick: bool) -> Record:
         "model": make_model("test" if quick else "5M", folder),
         "reward": "benchmarks.no_reward:zero",
     }
-    few = {"queries": 8, "minibatch": 8} if quick else {}
+    few = {"queries_per_update": 8, "minibatch_size": 8} if quick else {}
     record = Record("pace", CLAIM, values)
     for label, case in CASES.items():
         config = CoryConfig().cory(**values | case | few)
@@ -73,7 +73,7 @@ def measure(runner: ChainRunner, label: str, rounds: int, detail: dict[str, Any]
     runner._versions = dict.fromkeys(s.modules, 0)
     for module_id in s.modules if s.lora else ():
         generator.load(module_id, initial(runner, module_id), 0)
-    mapping, deals = RoleMapping(s.roles, s.modules), [Deal(query) for query in range(s.queries)]
+    mapping, deals = RoleMapping(s.roles, s.modules), [Deal(query) for query in range(s.queries_per_update)]
     taken = [0]
     for engine in generator.engines.values():
         engine.llm_engine.step = counted(engine.llm_engine.step, taken)

@@ -26,7 +26,7 @@ def run(folder: Path, quick: bool) -> Record:
         "num_runners": 0,
         "exchange_period": 1,
     }
-    record = Record("role_exchange", CLAIM, values | {"self_test": False})
+    record = Record("role_exchange", CLAIM, values | {"check_weight_sync": False})
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     for size in ["test"] if quick else ["5M", "50M"]:
         settings = record.settings | {"model": make_model(size, folder)}

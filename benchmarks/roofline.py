@@ -137,8 +137,8 @@ def least_gpus(path: Path, weights: str) -> int | None:
 def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:
     """Seconds of each part of one update."""
     ranks, llms = s.shards_per_policy or 1, len(s.modules)
-    tokens = s.responses * (s.max_prompt / 2 + s.max_response) / ranks
-    at_once = s.micro_batch * (s.max_prompt / 2 + s.max_response)
+    tokens = s.responses * (s.max_prompt_tokens / 2 + s.max_response_tokens) / ranks
+    at_once = s.micro_batch_size * (s.max_prompt_tokens / 2 + s.max_response_tokens)
     turns = 1 if s.shards_per_policy else llms  # one learner that has all LLMs takes one after another
     trained = model.parameters if s.lora is None else model.adapter
     forward = 2.0 * model.parameters * tokens / machine.arithmetic
@@ -146,21 +146,21 @@ def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str,
     gathers = tokens / at_once if ranks > 1 else 0.0
     backward = 2.0 if s.lora is None else 1.0  # of what is frozen no gradient is computed
     steps = 1.0 + s.gradient_checkpointing + backward
-    traffic = s.epochs * gathers * gather * (2 + (2 if s.lora is None else 0))
-    learn = max(s.epochs * steps * forward, traffic)
+    traffic = s.num_epochs * gathers * gather * (2 + (2 if s.lora is None else 0))
+    learn = max(s.num_epochs * steps * forward, traffic)
     per_engine = s.chains / max(s.num_runners, 1)
-    parts = s.tensor_parallel
-    context = s.max_prompt / 2 + s.max_response / 2
-    prefill = 2.0 * model.parameters * per_engine * s.max_prompt / 2 / parts / machine.arithmetic
+    parts = s.tensor_parallel_size
+    context = s.max_prompt_tokens / 2 + s.max_response_tokens / 2
+    prefill = 2.0 * model.parameters * per_engine * s.max_prompt_tokens / 2 / parts / machine.arithmetic
     read = (2.0 * model.parameters + 2.0 * model.heads * model.head * context * per_engine) / parts / machine.memory
-    decode = s.max_response * max(read, 2.0 * model.parameters * per_engine / parts / machine.arithmetic)
+    decode = s.max_response_tokens * max(read, 2.0 * model.parameters * per_engine / parts / machine.arithmetic)
     sent = 4.0 * trained
     sync = llms * (sent / machine.host + sent / machine.engine)
     return {
         "rollout": s.num_agents * (prefill + decode),
         "score": turns * max(2.0 * forward, 2.0 * gathers * gather),
         "learn": turns * learn,
-        "of it traffic": turns * max(0.0, learn - s.epochs * steps * forward),
+        "of it traffic": turns * max(0.0, learn - s.num_epochs * steps * forward),
         "sync": sync,
     }
 
@@ -172,10 +172,17 @@ def spent(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, 
     gpus = learners + runners
     if s.gpus_per_learner < 1:  # the same GPU, which whoever works has for itself
         learners = runners = gpus
-    one = 2.0 * model.parameters * s.num_agents * s.chains * (s.max_prompt / 2 + s.max_response) / machine.arithmetic
+    one = (
+        2.0
+        * model.parameters
+        * s.num_agents
+        * s.chains
+        * (s.max_prompt_tokens / 2 + s.max_response_tokens)
+        / machine.arithmetic
+    )
     backward = 2.0 if s.lora is None else 1.0
-    learned = one * (2.0 + s.epochs * (1.0 + backward))  # scored under the policy and its reference
-    twice = one * s.epochs * s.gradient_checkpointing
+    learned = one * (2.0 + s.num_epochs * (1.0 + backward))  # scored under the policy and its reference
+    twice = one * s.num_epochs * s.gradient_checkpointing
     learning = parts["score"] + parts["learn"]
     late = (uneven(s) - 1.0) * learning
     trained = model.parameters if s.lora is None else model.adapter
@@ -199,15 +206,18 @@ def uneven(s: Settings) -> float:
     """How much longer rows of many lengths take than the same tokens would, dealt evenly and without padding."""
     random = np.random.default_rng(0)
     ranks = s.shards_per_policy or 1
-    lengths = random.integers(s.max_response // 4, s.max_response + 1, s.minibatch).tolist()
+    lengths = random.integers(s.max_response_tokens // 4, s.max_response_tokens + 1, s.minibatch_size).tolist()
     some = [[0] * length for length in lengths]
-    prompts = [[0] * length for length in random.integers(s.max_prompt // 4, 3 * s.max_prompt // 4, s.minibatch)]
-    rows = make_rows(prompts, some, [[0.0] * length for length in lengths], lengths, [True] * s.minibatch)
+    prompts = [
+        [0] * length
+        for length in random.integers(s.max_prompt_tokens // 4, 3 * s.max_prompt_tokens // 4, s.minibatch_size)
+    ]
+    rows = make_rows(prompts, some, [[0.0] * length for length in lengths], lengths, [True] * s.minibatch_size)
     order = np.lexsort((rows["prompt_mask"].sum(1).numpy(), rows["mask"].sum(1).numpy()))
     costs = []
     for rank in range(ranks):
         own = take(rows, torch.from_numpy(order[rank::ranks].copy()))
-        micro = (trimmed(own, index) for index in places(own, s.micro_batch, s.micro_batch_tokens))
+        micro = (trimmed(own, index) for index in places(own, s.micro_batch_size, s.micro_batch_tokens))
         costs.append([float(part["prompts"].numel() + part["responses"].numel()) for part in micro])
     steps = max(map(len, costs))
     slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))

@@ -19,7 +19,7 @@ def run(folder: Path, quick: bool) -> Record:
     """One cluster per number of runners; the first update does not count."""
     size, queries, updates = ("test", 8, 2) if quick else ("5M", 384, 4)
     settings: dict[str, Any] = read_preset("imdb-tiny-paper") | {
-        **{"model": make_model(size, folder), "queries": queries, "epochs": 1, "eval_every": 10**6},
+        **{"model": make_model(size, folder), "queries_per_update": queries, "num_epochs": 1, "eval_every": 10**6},
         **{"runner_resources": "node=1"},
     }
     record = Record("runners", CLAIM, settings)

@@ -22,10 +22,12 @@ def run(folder: Path, quick: bool) -> Record:
     record = Record("scaling", CLAIM, base)
     points: dict[str, dict[str, Any]] = {"as shipped: batch 128, 12 tokens, vocabulary 4,096": {}}
     if quick:
-        points = {"batch 8": {"queries": 8, "minibatch": 8}}
+        points = {"batch 8": {"queries_per_update": 8, "minibatch_size": 8}}
     else:
-        points |= {f"batch {n}": {"queries": n} for n in (64, 256, 512)}
-        points |= {f"{n} response tokens": {"max_response": n, "max_prompt": 64 + n} for n in (24, 48, 96)}
+        points |= {f"batch {n}": {"queries_per_update": n} for n in (64, 256, 512)}
+        points |= {
+            f"{n} response tokens": {"max_response_tokens": n, "max_prompt_tokens": 64 + n} for n in (24, 48, 96)
+        }
         points["vocabulary 50,257"] = {"model": make_model("5M-50k", folder)}
         points["2 runners"] = {"num_runners": 2}
     measure(record, points)

@@ -51,8 +51,8 @@ def run(folder: Path, quick: bool) -> Record:
     """Measures a random model of SmolLM2-135M's shape, with full weights and with adapters."""
     settings: dict[str, Any] = {
         **{"model": make_model("test" if quick else "135M", folder), "num_agents": 1, "dtype": "fp32", "lr": 1e-4},
-        **{"queries": 16, "minibatch": 16, "micro_batch": 4, "epochs": 1},
-        **{"max_prompt": 32, "max_response": 32, "reward": "benchmarks.no_reward:zero"},
+        **{"queries_per_update": 16, "minibatch_size": 16, "micro_batch_size": 4, "num_epochs": 1},
+        **{"max_prompt_tokens": 32, "max_response_tokens": 32, "reward": "benchmarks.no_reward:zero"},
     }
     os.environ |= RETURNED  # to the processes that are started
     record = Record("sharding", CLAIM, settings | RETURNED)

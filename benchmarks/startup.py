@@ -25,9 +25,9 @@ AFTER = "saving, report and end of the processes"
 
 def run(folder: Path, quick: bool) -> Record:
     """Runs `cory train` again and again, and notes when each line comes."""
-    words = ["train", "imdb-tiny", "updates=2", "eval_every=1000"]
+    words = ["train", "imdb-tiny", "num_updates=2", "eval_every=1000"]
     if quick:
-        words += ["backend=transformers", "num_runners=0", "queries=2", "minibatch=8", "eval_queries=4"]
+        words += ["backend=transformers", "num_runners=0", "queries_per_update=2", "minibatch_size=8", "eval_queries=4"]
     record = Record("startup", CLAIM, {"command": f"cory {' '.join(words)}"})
     rounds = [parts([*words, "--out", str(folder / f"run-{number}")]) for number in range(1 if quick else 5)]
     for part in rounds[0]:

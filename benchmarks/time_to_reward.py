@@ -54,21 +54,21 @@ def _words(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
 
-RLOO: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries": 64}
+RLOO: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries_per_update": 64}
 FILMS = Contest(
     "imdb-tiny-ppo",
     RLOO,
-    {"dtype": "fp32", "updates": 20, "eval_every": 5, "eval_queries": 512, "minibatch": 64},
+    {"dtype": "fp32", "num_updates": 20, "eval_every": 5, "eval_queries": 512, "minibatch_size": 64},
     {
         "imdb-tiny": ["imdb-tiny"],
         "RLOO": ["imdb-tiny-ppo", *_words(RLOO)],
-        "PPO": ["imdb-tiny-ppo", "queries=256"],
+        "PPO": ["imdb-tiny-ppo", "queries_per_update=256"],
     },
     (1e-4, 2e-4, 4e-4),
     (0.2, 0.3, 0.4),  # the bundled model starts at about 0
     goals={"imdb-tiny": 3.0, "RLOO": 2.0},
 )
-SUMS: dict[str, Any] = RLOO | {"num_policies": None, "credit": "sum", "chain_gamma": 1.0, "minibatch": 128}
+SUMS: dict[str, Any] = RLOO | {"num_policies": None, "credit": "sum", "chain_gamma": 1.0, "minibatch_size": 128}
 CONTESTS = {
     "films": FILMS,
     "films-bf16": replace(
@@ -82,7 +82,7 @@ CONTESTS = {
     "sums": Contest(
         "drafts-tiny",
         SUMS,
-        {"dtype": "fp32", "updates": 40, "eval_every": 5, "eval_queries": 256},
+        {"dtype": "fp32", "num_updates": 40, "eval_every": 5, "eval_queries": 256},
         {"drafts-tiny-team": ["drafts-tiny-team"]},
         (5e-4, 1e-3, 2e-3),
         (0.4, 0.5, 0.6, 0.8),
@@ -138,7 +138,7 @@ def hold(name: str, folder: Path, quick: bool, record: Record) -> None:
     """Holds a contest, and adds what came out."""
     contest = CONTESTS[name]
     if quick:
-        values = contest.values | {"updates": 1, "warmup": 0, "eval_every": 1, "eval_queries": 8}
+        values = contest.values | {"num_updates": 1, "warmup_updates": 0, "eval_every": 1, "eval_queries": 8}
         contest = replace(contest, values=values, rates=contest.rates[:1])
     tried = {
         (trainer, rate): theirs(contest, trainer, rate, 100, folder / f"{trainer}-{rate}")
@@ -239,7 +239,7 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
         if "evaluation" in report:
             update = int(report.get("update", 0))
             paused += report.get("seconds", {}).get("evaluate", 0.0)
-            measured = report["evaluation"]["mean"] if bare else report["last_answer"]
+            measured = report["evaluation"]["mean"] if bare else report["last_response"]
             points.append((update, printed[update] - paused, measured["combined_reward"]))
     return Curve(points, took - paused)
 

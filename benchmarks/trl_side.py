@@ -28,17 +28,17 @@ class TwoTrainers:
         tokenizer.pad_token = tokenizer.eos_token
         self.chain: Chain = s.make_chain(s.make_task(), tokenizers)
         config = {
-            "batch_size": s.queries,
-            "mini_batch_size": s.minibatch,
+            "batch_size": s.queries_per_update,
+            "mini_batch_size": s.minibatch_size,
             "gradient_accumulation_steps": 1,
-            "ppo_epochs": s.epochs,
+            "ppo_epochs": s.num_epochs,
             "learning_rate": s.lr,
             "init_kl_coef": s.kl_coef,
             "adap_kl_ctrl": False,
             "kl_penalty": "kl",
             "gamma": s.gamma,
             "lam": s.lam,
-            "cliprange": s.clip,
+            "cliprange": s.clip_ratio,
             "cliprange_value": s.value_clip,
             "vf_coef": s.value_coef,
             "max_grad_norm": s.grad_clip,
@@ -58,7 +58,9 @@ class TwoTrainers:
         """One update of both; returns its response tokens and the seconds of its phases."""
         s, seconds = self.settings, dict.fromkeys(("rollout", "reward", "learn"), 0.0)
         train = self.chain.task.train
-        queries = [train[(self.updates * s.queries + place) % len(train)] for place in range(s.queries)]
+        queries = [
+            train[(self.updates * s.queries_per_update + place) % len(train)] for place in range(s.queries_per_update)
+        ]
         earlier: list[list[list[int]]] = [[] for _ in queries]
         turns = []
         started = time.perf_counter()
@@ -69,9 +71,9 @@ class TwoTrainers:
             ]
             responses = trainer.generate(
                 prompts,
-                batch_size=s.queries,
+                batch_size=s.queries_per_update,
                 return_prompt=False,
-                max_new_tokens=s.max_response,
+                max_new_tokens=s.max_response_tokens,
                 do_sample=True,
                 temperature=s.temperature,
                 top_k=0,

@@ -55,7 +55,7 @@ class Referee(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, *, model: PreTrainedModel, **kwargs: Any) -> None:
         """Measures, after the last step of every `eval_every`th update."""
         update, rest = divmod(state.global_step, self.steps)
-        if not rest and (update % self.settings.eval_every == 0 or update == self.settings.updates):
+        if not rest and (update % self.settings.eval_every == 0 or update == self.settings.num_updates):
             stopped = time.time()
             reward = self.measure(model)
             self.curve.append((update, stopped - self.began - self.paused, reward))
@@ -70,7 +70,7 @@ class Referee(TrainerCallback):
         queries = self.task.queries("validation")[: s.eval_queries]
         prompts = self.chain.encode_first(queries)
         seeds = [sampling_seed(s.seed, EVALUATION_STREAM, query.id, 0) for query in queries]
-        sampling = Sampling(s.temperature, s.max_response, seeds, self.chain.stop_token_ids)
+        sampling = Sampling(s.temperature, s.max_response_tokens, seeds, self.chain.stop_token_ids)
         responses = self.generator.generate(prompts, LLM, sampling)
         rows = make_rows(
             prompts,
@@ -88,9 +88,9 @@ def main() -> None:
     """Trains, and prints the curve."""
     work: dict[str, Any] = json.loads(sys.argv[1])
     settings = make_settings(work["settings"])
-    batch = settings.queries * settings.num_generations
-    steps = batch // settings.minibatch
-    referee = Referee(settings, steps * settings.epochs, work["began"])
+    batch = settings.queries_per_update * settings.num_generations
+    steps = batch // settings.minibatch_size
+    referee = Referee(settings, steps * settings.num_epochs, work["began"])
     task = referee.task
     tokenizer = settings.make_tokenizers()[LLM]
     tokenizer.padding_side = "left"
@@ -105,17 +105,17 @@ def main() -> None:
         reward_funcs=lambda completions, query, **_: referee.rewards([task.train[q] for q in query], completions),
         args=kind[1](
             output_dir=str(Path(work["folder"])),
-            per_device_train_batch_size=settings.minibatch,
+            per_device_train_batch_size=settings.minibatch_size,
             steps_per_generation=steps,
             num_generations=settings.num_generations,
-            num_iterations=settings.epochs,
-            max_steps=settings.updates * steps * settings.epochs,
-            max_completion_length=settings.max_response,
+            num_iterations=settings.num_epochs,
+            max_steps=settings.num_updates * steps * settings.num_epochs,
+            max_completion_length=settings.max_response_tokens,
             temperature=settings.temperature,
             beta=settings.kl_coef,
             learning_rate=settings.lr,
             lr_scheduler_type=schedule,
-            warmup_steps=settings.warmup * steps * settings.epochs,
+            warmup_steps=settings.warmup_updates * steps * settings.num_epochs,
             max_grad_norm=settings.grad_clip,
             weight_decay=settings.weight_decay,
             seed=settings.seed,
@@ -126,7 +126,7 @@ def main() -> None:
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            logging_steps=steps * settings.epochs,
+            logging_steps=steps * settings.num_epochs,
         ),
         train_dataset=Dataset.from_dict({"prompt": prompts, "query": list(range(len(prompts)))}),
         processing_class=tokenizer,

@@ -42,7 +42,7 @@ class PromptError(ValueError):
 
 
 class QueryTooLong(PromptError):
-    """A query's prompt does not fit `max_prompt`, even without any reference."""
+    """A query's prompt does not fit `max_prompt_tokens`, even without any reference."""
 
 
 class NoEmbeddingError(PromptError):
@@ -72,8 +72,8 @@ class ChainSettings:
         observed: Which of them it sees, from the third agent on: `all`, the `last`, or the `best` by task reward (of
             equals the earliest).
         partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
-        max_prompt: The longest prompt, in tokens; a longer one loses the end of its reference.
-        max_response: The longest response, in tokens.
+        max_prompt_tokens: The longest prompt, in tokens; a longer one loses the end of its reference.
+        max_response_tokens: The longest response, in tokens.
         vocab_size: Token ids are below this number; by default that after the tokenizer's largest id. Models may pad
             theirs.
         num_embeddings: Token ids of prompts are below this number; by default `vocab_size`. Tokenizers may have tokens
@@ -82,7 +82,7 @@ class ChainSettings:
         stop: A text that ends a response as well: its last token is the first by which the text is complete, and its
             text is what stands before.
         chat: Whether each prompt is a user's message in the tokenizer's chat template.
-        system: With `chat`, a system message before it.
+        system_prompt: With `chat`, a system message before it.
         chat_date: With `chat`, the date that the template gets as today's, as YYYY-MM-DD; None: today's.
     """
 
@@ -90,20 +90,20 @@ class ChainSettings:
     knowledge_transfer: bool = True
     observed: Observed = "all"
     partner_reward: float = 1.0
-    max_prompt: int = MAX_PROMPT
-    max_response: int = MAX_RESPONSE
+    max_prompt_tokens: int = MAX_PROMPT
+    max_response_tokens: int = MAX_RESPONSE
     vocab_size: int | None = None
     num_embeddings: int | None = None
     stop_token_ids: Sequence[int] = ()
     stop: str | None = None
     chat: bool = False
-    system: str | None = None
+    system_prompt: str | None = None
     chat_date: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_prompt < 1 or self.max_response < 1:
+        if self.max_prompt_tokens < 1 or self.max_response_tokens < 1:
             raise ValueError(
-                f"max_prompt is {self.max_prompt} and max_response {self.max_response}, but both must be at least 1 "
+                f"max_prompt_tokens is {self.max_prompt_tokens} and max_response_tokens {self.max_response_tokens}, but both must be at least 1 "
                 "token."
             )
         if self.observed not in get_args(Observed):
@@ -136,7 +136,7 @@ class Chain:
             ChatError: The chat template is missing or unfit, or a query is a conversation and `chat` is off.
         """
         s = ChainSettings(**settings)
-        self.chat = ChatFormat(tokenizer, s.system, s.chat_date) if s.chat else None
+        self.chat = ChatFormat(tokenizer, s.system_prompt, s.chat_date) if s.chat else None
         vocab = tokenizer.get_vocab()
         self._known = max(vocab.values()) + 1  # ids may have gaps
         self.vocab_size = s.vocab_size or self._known
@@ -161,8 +161,8 @@ class Chain:
         self.knowledge_transfer = s.knowledge_transfer
         self.observed = s.observed
         self.partner_reward = s.partner_reward
-        self.max_prompt = s.max_prompt
-        self.max_response = s.max_response
+        self.max_prompt_tokens = s.max_prompt_tokens
+        self.max_response_tokens = s.max_response_tokens
         self.stop = s.stop
         self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(ends)
@@ -201,13 +201,13 @@ class Chain:
 
     def observation_space(self) -> spaces.Dict:
         """Returns a new observation space, the same for each role. Length 0 is the view before an agent's turn."""
-        tokens = spaces.Box(0, self.vocab_size - 1, (self.max_prompt,), np.int32)
-        return spaces.Dict(tokens=tokens, length=spaces.Discrete(self.max_prompt + 1))
+        tokens = spaces.Box(0, self.vocab_size - 1, (self.max_prompt_tokens,), np.int32)
+        return spaces.Dict(tokens=tokens, length=spaces.Discrete(self.max_prompt_tokens + 1))
 
     def action_space(self) -> spaces.Dict:
         """Returns a new action space, the same for each role."""
-        tokens = spaces.MultiDiscrete([self.vocab_size] * self.max_response)
-        return spaces.Dict(tokens=tokens, length=spaces.Discrete(self.max_response, start=1))
+        tokens = spaces.MultiDiscrete([self.vocab_size] * self.max_response_tokens)
+        return spaces.Dict(tokens=tokens, length=spaces.Discrete(self.max_response_tokens, start=1))
 
     def encode(self, prompts: Sequence[tuple[str, Sequence[Message] | None]]) -> list[list[int]]:
         """Tokenises prompts, each a filled template and, with `chat`, the messages before it.
@@ -320,7 +320,7 @@ class Chain:
     ) -> tuple[list[int], bool]:
         """Builds the prompt of an agent that sees `responses`.
 
-        A prompt that would not fit `max_prompt` is cut: the query is kept whole, and the reference loses tokens from
+        A prompt that would not fit `max_prompt_tokens` is cut: the query is kept whole, and the reference loses tokens from
         its end (the last response first) until the prompt fits. A response that has lost all of them is left out.
 
         Args:
@@ -329,14 +329,14 @@ class Chain:
             wrote: For each, the chain whose tokenizer has these tokens, if not this one.
 
         Returns:
-            The prompt's tokens, 1 to `max_prompt` of them, and whether the reference was cut.
+            The prompt's tokens, 1 to `max_prompt_tokens` of them, and whether the reference was cut.
 
         Raises:
             QueryTooLong: The prompt does not fit even without any reference.
         """
         if not responses or not self.knowledge_transfer:
             prompt = self.encode_first([query])[0]
-            if len(prompt) > self.max_prompt:
+            if len(prompt) > self.max_prompt_tokens:
                 raise self._too_long(query, len(prompt))
             return prompt, False
         readers, total = wrote or [self] * len(responses), sum(map(len, responses))
@@ -351,17 +351,17 @@ class Chain:
             return self.encode_later([(query, texts or [""])])[0]
 
         prompt = refer(total)
-        if len(prompt) <= self.max_prompt:
+        if len(prompt) <= self.max_prompt_tokens:
             return prompt, False
-        if len(bare := refer(0)) > self.max_prompt:
+        if len(bare := refer(0)) > self.max_prompt_tokens:
             raise self._too_long(query, len(bare))
         # Text is tokenised anew at each try, because tokens merge across seams.
-        keep = bisect_left(range(1, total), True, key=lambda keep: len(refer(keep)) > self.max_prompt)
+        keep = bisect_left(range(1, total), True, key=lambda keep: len(refer(keep)) > self.max_prompt_tokens)
         return refer(keep), True
 
     def _too_long(self, query: Query, length: int) -> QueryTooLong:
         return QueryTooLong(
             f"Query {query.id} of task {self.task.name} needs a prompt of {length} tokens without any reference, but "
-            f"max_prompt is {self.max_prompt}: {query.text[:80]!r}. Raise max_prompt to at least {length}, or shorten "
+            f"max_prompt_tokens is {self.max_prompt_tokens}: {query.text[:80]!r}. Raise max_prompt_tokens to at least {length}, or shorten "
             "or remove the query."
         )

@@ -16,7 +16,7 @@ _MARKER = "Marker{}Text"
 """Stands for a message while a template is checked."""
 _ROLES = ("system", "developer", "assistant", "tool")
 """Roles that templates mark beside the user's."""
-_OTHER = "Use a model with another template, change the data or the setting system, or set chat=false."
+_OTHER = "Use a model with another template, change the data or the setting `system_prompt`, or set chat=false."
 
 
 class ChatError(ValueError):
@@ -32,13 +32,13 @@ class ChatFormat:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", system: str | None = None, chat_date: str | None = None
+        self, tokenizer: "PreTrainedTokenizerBase", system_prompt: str | None = None, chat_date: str | None = None
     ) -> None:
         """Checks the template.
 
         Args:
             tokenizer: It must have a chat template.
-            system: A system message before every conversation that has none; None leaves it to the template.
+            system_prompt: A system message before every conversation that has none; None leaves it to the template.
             chat_date: The date that a template gets as today's, as YYYY-MM-DD; None: today's.
 
         Raises:
@@ -52,7 +52,7 @@ class ChatFormat:
             )
         self.asks_date = False
         self._tokenizer = tokenizer
-        self._system = system
+        self._system = system_prompt
         self._date = None if chat_date is None else datetime.combine(date.fromisoformat(chat_date), datetime.min.time())
         self._checked: set[tuple[str, ...]] = set()
         self._check_turn()

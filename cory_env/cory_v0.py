@@ -10,8 +10,8 @@
     env.close()
 
 - Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
-- Observation: the prompt, `Dict(tokens: int32 [max_prompt] padded on the right, length)`; length 0 before the turn.
-- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response), length)`; tokens past `length` or past what
+- Observation: the prompt, `Dict(tokens: int32 [max_prompt_tokens] padded on the right, length)`; length 0 before the turn.
+- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response_tokens), length)`; tokens past `length` or past what
   ends a response are ignored.
 - Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
 - Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
@@ -113,7 +113,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
 
         Raises:
             ValueError: There is no such query.
-            QueryTooLong: The query does not fit `max_prompt`.
+            QueryTooLong: The query does not fit `max_prompt_tokens`.
         """
         if seed is not None:
             self._random = np.random.default_rng(seed)

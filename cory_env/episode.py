@@ -13,14 +13,14 @@ from cory_env.tasks.task import Query
 
 
 class Observation(TypedDict):
-    """What an agent sees, its prompt: `tokens` int32 [max_prompt], of which the first `length` are real."""
+    """What an agent sees, its prompt: `tokens` int32 [max_prompt_tokens], of which the first `length` are real."""
 
     tokens: NDArray[np.int32]
     length: int
 
 
 class Action(TypedDict):
-    """A whole response: `tokens` int [at most max_response], of which the first `length` are real."""
+    """A whole response: `tokens` int [at most max_response_tokens], of which the first `length` are real."""
 
     tokens: NDArray[np.integer] | Sequence[int]
     length: int | np.integer
@@ -63,7 +63,7 @@ class ChainEpisode:
         return self.chain.roles[position] if position < len(self.chain.roles) else None
 
     def prompt_ids(self) -> list[int]:
-        """Returns the tokens of the current role's prompt, 1 to `max_prompt` of them.
+        """Returns the tokens of the current role's prompt, 1 to `max_prompt_tokens` of them.
 
         Raises:
             QueryTooLong: The prompt does not fit even without any reference.
@@ -126,7 +126,7 @@ class ChainEpisode:
         if position == len(self.responses):
             self.prompt_ids()
         prompt = self._prompts[position] if position < len(self._prompts) else []
-        tokens = np.full(self.chain.max_prompt, self.chain.at[position].pad_token_id, np.int32)
+        tokens = np.full(self.chain.max_prompt_tokens, self.chain.at[position].pad_token_id, np.int32)
         tokens[: len(prompt)] = prompt
         return {"tokens": tokens, "length": len(prompt)}
 
@@ -150,7 +150,7 @@ class ChainEpisode:
 
     def _checked(self, role: str, action: Action, vocab: int) -> list[int]:
         """Returns the first `length` tokens of an action that is one."""
-        limit = self.chain.max_response
+        limit = self.chain.max_response_tokens
         try:
             tokens, length = np.asarray(action["tokens"]), operator.index(action["length"])
         except (TypeError, LookupError, ValueError):

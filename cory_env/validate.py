@@ -36,7 +36,7 @@ class Report:
     Attributes:
         task: The task's name.
         facts: What holds, a sentence or figure each.
-        max_prompt: The least one that holds all prompts with full-length references.
+        max_prompt_tokens: The least one that holds all prompts with full-length references.
         prompts: Per role, the prompt of the first query as text and its length in tokens.
         rewards: Responses with the task reward that they got, as (role, query, completion, reward).
         warnings: What works, but is probably not meant.
@@ -45,7 +45,7 @@ class Report:
 
     task: str
     facts: list[str] = field(default_factory=list)
-    max_prompt: int = 0
+    max_prompt_tokens: int = 0
     prompts: dict[str, tuple[str, int]] = field(default_factory=dict)
     rewards: list[tuple[str, str, str, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ def validate(
     task: Task,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    max_prompt: int | None = MAX_PROMPT,
+    max_prompt_tokens: int | None = MAX_PROMPT,
     reward_timeout: float = 60.0,
     **settings: Any,
 ) -> Report:
@@ -92,7 +92,7 @@ def validate(
     Args:
         task: The task.
         tokenizer: The tokenizer of the model that will play.
-        max_prompt: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
+        max_prompt_tokens: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
         reward_timeout: Seconds that one call of the reward may take.
         **settings: Other settings of the chain, those of `cory_env.chain.ChainSettings`.
 
@@ -102,7 +102,9 @@ def validate(
     Raises:
         ValueError: A setting of the chain is out of range.
     """
-    chain = Chain(task, tokenizer, max_prompt=sys.maxsize if max_prompt is None else max_prompt, **settings)
+    chain = Chain(
+        task, tokenizer, max_prompt_tokens=sys.maxsize if max_prompt_tokens is None else max_prompt_tokens, **settings
+    )
     report = Report(task.name)
     check_queries(task, report)
     try:
@@ -144,7 +146,7 @@ def check_queries(task: Task, report: Report) -> None:
 
 def check_lengths(chain: Chain, report: Report) -> None:
     """Finds queries whose prompts cannot fit, and those whose references may be cut."""
-    references = chain.max_references * chain.max_response
+    references = chain.max_references * chain.max_response_tokens
     for split in chain.task.splits:
         queries = chain.task.queries(split)
         if not queries:
@@ -153,17 +155,20 @@ def check_lengths(chain: Chain, report: Report) -> None:
         lengths = whole if chain.max_references <= 1 else longest_prompts(chain, queries, 1)
         needed = max(whole) + references
         report.facts.append(f"{split}: prompts take up to {max(whole)} tokens, references up to {references} more")
-        report.max_prompt = max(report.max_prompt, needed)
+        report.max_prompt_tokens = max(report.max_prompt_tokens, needed)
         empty = [query for query, length in zip(queries, lengths, strict=True) if not length]
         report.count(split, queries, empty, "make a prompt of no token", "Correct or remove them.")
-        too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt]
-        problem, advice = f"do not fit max_prompt = {chain.max_prompt}", f"Raise max_prompt to {max(lengths)}"
+        too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt_tokens]
+        problem, advice = (
+            f"do not fit max_prompt_tokens = {chain.max_prompt_tokens}",
+            f"Raise max_prompt_tokens to {max(lengths)}",
+        )
         report.count(split, queries, too_long, problem, f"{advice}, or remove them.")
-        cut = sum(length + references > chain.max_prompt for length in whole) - len(too_long)
+        cut = sum(length + references > chain.max_prompt_tokens for length in whole) - len(too_long)
         if cut:
             report.warnings.append(
                 f"{cut} queries of {split} leave too little room for full-length references, which will be cut. "
-                f"With max_prompt = {needed} none would be."
+                f"With max_prompt_tokens = {needed} none would be."
             )
 
 
@@ -225,7 +230,9 @@ def show_prompts(chain: Chain, report: Report) -> None:
         prompt = episode.prompt_ids()
         report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
         (response,) = chain.control.encode_text([f" <{episode.role}'s response>"])
-        episode.respond({"tokens": response[: chain.max_response], "length": min(len(response), chain.max_response)})
+        episode.respond(
+            {"tokens": response[: chain.max_response_tokens], "length": min(len(response), chain.max_response_tokens)}
+        )
 
 
 def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
@@ -257,9 +264,9 @@ def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
                 f"{query.id} with {reward}. Correct the reward or the data."
             )
         lengths = map(len, chain.control.encode_text([gold for _, gold in answers]))
-        if too_long := [length for length in lengths if length > chain.max_response]:
+        if too_long := [length for length in lengths if length > chain.max_response_tokens]:
             report.warnings.append(
-                f"{len(too_long)} gold answers of {split} do not fit max_response = {chain.max_response}. Raise it to "
+                f"{len(too_long)} gold answers of {split} do not fit max_response_tokens = {chain.max_response_tokens}. Raise it to "
                 f"{max(too_long)} or more."
             )
         following = [gold for _, gold in [*answers[1:], answers[0]]]

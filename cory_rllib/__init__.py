@@ -2,7 +2,7 @@
 
     from cory_rllib import CoryConfig, evaluate, export, generate
 
-    algorithm = CoryConfig.from_preset("imdb-tiny", updates=10).build_algo()
+    algorithm = CoryConfig.from_preset("imdb-tiny", num_updates=10).build_algo()
     while algorithm.updates < 10:
         algorithm.train()
         print(algorithm.report["role"])

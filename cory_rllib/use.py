@@ -191,7 +191,7 @@ def _evaluate_run(
         warnings.warn(text, stacklevel=2)
 
     chosen = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
-    settings = make_settings({**evaluation.located_settings(run.directory).model_dump(), "min_response": None})
+    settings = make_settings({**evaluation.located_settings(run.directory).model_dump(), "min_response_tokens": None})
     session.quiet_libraries(debug=True)
     plan = evaluation.plan_evaluation(settings, run.directory, chosen, split, queries, samples, warn)
     folder = evaluation.default_folder(run.place, run.directory, chosen[1], plan.fingerprint)

@@ -38,7 +38,7 @@ from policies.role_exchange import exchange_due
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, check_started, shutdown
 from policies.rollout.scheduler import RolloutScheduler
-from policies.self_test import SyncCheck
+from policies.sync_check import SyncCheck
 from policies.warm_start import WarmStart
 
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
@@ -50,7 +50,7 @@ _COUNTERS = ("updates", "updates_since_exchange", "exchanges", "combined_reward"
 class CoryConfig(ChainConfig):
     """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
 
-        config = CoryConfig.from_preset("imdb-tiny", updates=60)  # or from the paper's settings: CoryConfig().cory(...)
+        config = CoryConfig.from_preset("imdb-tiny", num_updates=60)  # or from the paper's settings: CoryConfig().cory(...)
         algorithm = config.build_algo()
 
     A setting may be a Tune search space (docs/tune.md):
@@ -120,18 +120,20 @@ class Cory(TemporaryLogdir, Algorithm):
     def step(self) -> dict[str, Any]:
         """RLlib's iteration; the result holds this update's report under `cory`, and `done` when it was the last.
 
-        For Tune, `updates` and the held-out `combined_reward` (by `select_by`) lie beside it. The latter is of the last
-        evaluation (NaN before the first), so schedulers should decide where `updates` is a multiple of `eval_every`.
+        For Tune, `num_updates` and the held-out `combined_reward` (by `select_by`) lie beside it. The latter is of the last
+        evaluation (NaN before the first), so schedulers should decide where `num_updates` is a multiple of `eval_every`.
         """
         self.start.check()
         result: dict[str, Any] = super().step()
-        result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=self._ended())
+        result.update(
+            cory=self._report, num_updates=self.updates, combined_reward=self.combined_reward, done=self._ended()
+        )
         return result
 
     def _ended(self) -> bool:
         """All updates are done, or a collapse ends the run."""
         collapse: bool = self.settings.stop_on_collapse and self._report["collapsed"]
-        return collapse or self.updates == self.settings.updates
+        return collapse or self.updates == self.settings.num_updates
 
     def training_step(self) -> None:
         """One update.
@@ -149,7 +151,7 @@ class Cory(TemporaryLogdir, Algorithm):
             rollout = self.scheduler.generate(update, mapping)
         rows = rows_of(rollout.episodes)
 
-        if s.max_lag and update + 1 < s.updates:  # the runners go on with the next update
+        if s.max_lag and update + 1 < s.num_updates:  # the runners go on with the next update
             due = exchange_due(s, self.updates_since_exchange + 1)
             self.scheduler.prefetch(update + 1, mapping.rotated() if due else mapping)
 
@@ -182,7 +184,7 @@ class Cory(TemporaryLogdir, Algorithm):
         averaged = s.average_period is not None and self.updates % s.average_period == 0
         with timer.phase("sync"):
             if averaged:
-                self.learners.average(s.average_share)
+                self.learners.average(s.average_tau)
 
         # 6. The runners get the new weights.
         with timer.phase("rollout"):

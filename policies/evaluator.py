@@ -23,8 +23,8 @@ from policies.rollout.dealing import Deal
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners
-from policies.self_test import SyncCheck
 from policies.settings.settings import Settings
+from policies.sync_check import SyncCheck
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,11 @@ class Evaluator:
 
         Returns:
             `evaluation`: `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of each
-            policy on the bare query; with `evaluate_average` those of the `AVERAGE` of the LLMs; and the `mean` of the
+            policy on the bare query; with `eval_average` those of the `AVERAGE` of the LLMs; and the `mean` of the
             LLMs' figures, which the average has no part in. NaN where the reward failed on every query
-            (`on_reward_error: skip`). `last_answer`, where later agents see the earlier responses: the same figures of
+            (`on_reward_error: skip`). `last_response`, where later agents see the earlier responses: the same figures of
             the last answer, a mean over the orders. Its `kl` is to the reference on the bare query, which is what
-            someone who asks the chain gets, and `seen_kl` to the reference in the last agent's prompt, as it is
+            someone who asks the chain gets, and `in_chain_kl` to the reference in the last agent's prompt, as it is
             trained: that flatters, as what stands in the prompt has moved the reference too.
         """
         alone, last = {}, []
@@ -74,11 +74,11 @@ class Evaluator:
             if len(mapping.roles) > 1:
                 last.append(figures[mapping.roles[-1]])
         mean = mean_of(list(alone.values()))
-        if self.settings.evaluate_average:
+        if self.settings.eval_average:
             with self.average() as mapping:
                 alone[AVERAGE] = self._means(AVERAGE, mapping, known)[mapping.roles[0]]
         found = {"evaluation": {**alone, "mean": mean}}
-        return {**found, "last_answer": mean_of(last)} if last else found
+        return {**found, "last_response": mean_of(last)} if last else found
 
     def _means(self, name: str, mapping: RoleMapping, known: Known) -> dict[str, dict[str, float]]:
         """Means of each role's figures on the validation queries, by role; `name` is whom a warning names.
@@ -94,7 +94,9 @@ class Evaluator:
             _, figures = self.measure([Deal(query) for query in range(count)], mapping, "validation")
             if not figures:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
-                figures = {role: dict.fromkeys((*MEASURED, "seen_kl"), np.full(1, np.nan)) for role in mapping.roles}
+                figures = {
+                    role: dict.fromkeys((*MEASURED, "in_chain_kl"), np.full(1, np.nan)) for role in mapping.roles
+                }
             known[players] = {
                 role: {key: float(each.mean()) for key, each in of.items()} for role, of in figures.items()
             }
@@ -138,7 +140,7 @@ class Evaluator:
         Returns:
             The rollout, and by role what `measure_responses` gives for them: fp32 `[C]` each, in the order played;
             nothing where the reward failed on every query. Of a chain's last role `kl` is to the reference on the bare
-            query, from the sampled tokens, and `seen_kl` to that in the role's own prompt.
+            query, from the sampled tokens, and `in_chain_kl` to that in the role's own prompt.
         """
         rollout = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split=split)
         rows = rows_of(rollout.episodes)
@@ -150,7 +152,10 @@ class Evaluator:
             of_role = at_position(scored[mapping(role)], position)
             measured = measure_responses(of_role, self.settings.report_kl_coef)
             if position == len(mapping.roles) - 1 > 0:
-                measured["seen_kl"], measured["kl"] = measured["kl"], self._bare_kl(rollout, of_role, mapping, split)
+                measured["in_chain_kl"], measured["kl"] = (
+                    measured["kl"],
+                    self._bare_kl(rollout, of_role, mapping, split),
+                )
                 measured["combined_reward"] = measured["task_reward"] - self.settings.report_kl_coef * measured["kl"]
             figures[role] = {key: column.numpy() for key, column in measured.items()}
         return rollout, figures

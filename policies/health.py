@@ -4,7 +4,7 @@
 |-----------------|---------|----------------------------------------------------------------------------------------|
 | `repetition`    | policy  | responses repeat their own words: the distribution has collapsed                       |
 | `eos`           | policy  | the end-of-sequence rate has fallen far below that of the first update: endless text;  |
-|                 |         | not with `min_response`, which changes the rate from update to update by itself        |
+|                 |         | not with `min_response_tokens`, which changes the rate from update to update by itself        |
 | `kl`            | policy  | KL to the reference per token beyond its limit: the language of the base model is lost |
 | `dragged_down`  | role    | a later role does worse than the pioneer, whose response it sees: it is misled by it   |
 | `one_sided`     | role    | one role earns far more than another: it takes all the reward                          |
@@ -34,7 +34,7 @@ class Sign(NamedTuple):
     """One signature that was found in an update."""
 
     signature: str
-    of: str
+    subject: str
     """A policy or a role."""
     text: str
     """What was found, with its figures and its setting."""
@@ -52,12 +52,12 @@ class Health:
         """Takes an update's report: of `Cory`'s, its `update`, `policy` and `role`. A warning that is new is logged.
 
         Returns:
-            The warnings that stand: `signature`, `of`, `text`, and `updates`, for how many in a row it has held.
+            The warnings that stand: `signature`, `subject`, `text` and `updates`, for how many in a row it has held.
         """
         first = self.state["first_eos_rate"]
         for module_id, figures in report["policy"].items():
             first.setdefault(module_id, figures["eos_rate"])
-        found = {f"{sign.signature}/{sign.of}": sign for sign in self._signs(report)}
+        found = {f"{sign.signature}/{sign.subject}": sign for sign in self._signs(report)}
         held = {key: self.state["held"].get(key, 0) + 1 for key in found}
         self.state["held"] = held
         patience = self.settings.health_patience
@@ -82,12 +82,12 @@ class Health:
                 continue
             means = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
             rewards = f"{means}, {abs(gap):.1f} standard deviations"
-            if s.knowledge_transfer and gap < -s.max_observer_loss:
+            if s.knowledge_transfer and gap < -s.max_observer_deficit:
                 yield Sign(
                     "dragged_down",
                     role,
-                    f"The {role} does worse than the {pioneer} before it ({rewards}; max_observer_loss is "
-                    f"{s.max_observer_loss:g}): the reference misleads it.",
+                    f"The {role} does worse than the {pioneer} before it ({rewards}; max_observer_deficit is "
+                    f"{s.max_observer_deficit:g}): the reference misleads it.",
                 )
             if abs(gap) > s.max_role_gap:
                 yield Sign(
@@ -99,13 +99,13 @@ class Health:
 
 
 def signs_of_collapse(
-    settings: Settings, of: str, figures: Mapping[str, float], first_eos_rate: float, responses: int
+    settings: Settings, policy_id: str, figures: Mapping[str, float], first_eos_rate: float, responses: int
 ) -> Iterator[Sign]:
     """Yields the signs of collapse that a policy shows.
 
     Args:
         settings: the limits.
-        of: the policy.
+        policy_id: the policy.
         figures: means over its responses.
         first_eos_rate: its end-of-sequence rate at the start of training.
         responses: of which rates are; of the fewest, where they are not all of as many.
@@ -113,26 +113,26 @@ def signs_of_collapse(
     if figures["repetition"] > settings.max_repetition:
         yield Sign(
             "repetition",
-            of,
-            f"{of} repeats itself: {figures['repetition']:.0%} of its token pairs stand earlier in the same "
+            policy_id,
+            f"{policy_id} repeats itself: {figures['repetition']:.0%} of its token pairs stand earlier in the same "
             f"response (max_repetition is {settings.max_repetition:.0%}).",
         )
-    now, share = figures["eos_rate"], settings.min_eos_share
+    now, share = figures["eos_rate"], settings.min_eos_ratio
     by_chance = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / responses)
     fallen = now < min(share * first_eos_rate, first_eos_rate - by_chance)
-    if settings.min_response is None and first_eos_rate >= LEAST_EOS and fallen:
+    if settings.min_response_tokens is None and first_eos_rate >= LEAST_EOS and fallen:
         yield Sign(
             "eos",
-            of,
-            f"{of} hardly ends its responses any more: {now:.0%} end with the end-of-sequence token, "
-            f"{first_eos_rate:.0%} did at first (min_eos_share is {share:.0%} of that).",
+            policy_id,
+            f"{policy_id} hardly ends its responses any more: {now:.0%} end with the end-of-sequence token, "
+            f"{first_eos_rate:.0%} did at first (min_eos_ratio is {share:.0%} of that).",
         )
     token_kl = figures["kl"] / max(figures["response_length"], 1.0)
     if token_kl > settings.max_token_kl:
         yield Sign(
             "kl",
-            of,
-            f"{of} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "
+            policy_id,
+            f"{policy_id} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "
             f"{settings.max_token_kl:g}). A larger kl_coef or a smaller lr holds it back.",
         )
 

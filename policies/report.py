@@ -46,9 +46,9 @@ class Report(TypedDict):
     """Exchanges so far."""
     averaged: bool
     """After it all LLMs moved to the mean of their weights."""
-    sampler_gap_mean: float
+    logprob_diff_mean: float
     """Mean absolute difference of the sampler's and the learner's log-probability of a token."""
-    sampler_gap_max: float
+    logprob_diff_max: float
     """The largest such difference."""
     weight_version_lag: int
     """Updates by which the weights that played were older than those that learned."""
@@ -65,12 +65,12 @@ class Report(TypedDict):
     samples: list[dict[str, Any]]
     """A few chains: `query`, and `responses` with `role`, `policy`, `text` and `task_reward`."""
     health: list[dict[str, Any]]
-    """Warnings that stand (docs/health.md): `signature`, `of`, `text`, `updates`."""
+    """Warnings that stand (docs/health.md): `signature`, `of`, `text`, `num_updates`."""
     collapsed: bool
     """One of them says that an LLM has collapsed."""
     evaluation: NotRequired[dict[str, dict[str, float]]]
     """At every `eval_every`-th update and the last: by LLM, alone on held-out queries, and the `mean` over them."""
-    last_answer: NotRequired[dict[str, float]]
+    last_response: NotRequired[dict[str, float]]
     """Then too: of the chain's last answer to the same queries."""
     seconds: dict[str, float]
     """By phase: `rollout`, `reward`, `learn`, `sync`, `evaluate`, and the `total`."""
@@ -142,8 +142,8 @@ def update_report(
             each: {name: figures[name] for name in OF_ROLE if name in figures} | _parts(samples, each)
             for each, figures in role.items()
         },
-        "sampler_gap_mean": float(np.mean([figures["sampler_gap_mean"] for figures in policy.values()])),
-        "sampler_gap_max": max(figures["sampler_gap_max"] for figures in policy.values()),
+        "logprob_diff_mean": float(np.mean([figures["logprob_diff_mean"] for figures in policy.values()])),
+        "logprob_diff_max": max(figures["logprob_diff_max"] for figures in policy.values()),
         "weight_version_lag": update - counters["version"],
         "tokens": counters["tokens"],
         "tokens_per_second": counters["tokens"] / counters["rollout_seconds"],

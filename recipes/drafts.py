@@ -248,7 +248,7 @@ def measure(folder: Path, queries: int) -> Figures:
     """
     task = make_task("drafts")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    chain = Chain(task, tokenizer, max_prompt=MAX_PROMPT, max_response=MAX_RESPONSE)
+    chain = Chain(task, tokenizer, max_prompt_tokens=MAX_PROMPT, max_response_tokens=MAX_RESPONSE)
     generator = TransformersGenerator({"llm": str(folder)}, dtype="fp32", device=torch.device("cpu"))
 
     def answer(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:

@@ -25,7 +25,7 @@ FLOORS = {
             "role_exchange",
             "evaluator",
         ),
-        *("self_test", "report", "health", "meanings", "worker_setup"),
+        *("check_weight_sync", "report", "health", "meanings", "worker_setup"),
         *("rollout", "rllib", "settings", "generation", "learning", "models", "compat"),
     ),
     "cory_env": (

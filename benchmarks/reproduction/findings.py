@@ -260,7 +260,7 @@ def declines(arms: Arms, arm: str) -> Finding | None:
     changes = []
     for run in arms.get(arm, ()):
         points = curve(run, "task_reward")
-        half = [value for update, value in points if update >= run.settings.updates / 2]
+        half = [value for update, value in points if update >= run.settings.num_updates / 2]
         if len(half) > 1:
             changes.append(half[-1] - half[0])
     mean = mean_ci(changes)
@@ -274,7 +274,7 @@ def early(arms: Arms, arm: str) -> Finding | None:
     shares = []
     for run in arms.get(arm, ()):
         points = curve(run, "task_reward")
-        soon = [value for update, value in points if update >= SOON * run.settings.updates and update > 0]
+        soon = [value for update, value in points if update >= SOON * run.settings.num_updates and update > 0]
         best = max((value for _, value in points), default=0.0)
         if soon and best > points[0][1]:
             shares.append((soon[0] - points[0][1]) / (best - points[0][1]))

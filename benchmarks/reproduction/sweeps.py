@@ -26,7 +26,7 @@ def sweep(runs: Iterable[StudyRun], key: str, agents: int) -> dict[Value, list[S
         By the setting's value, in the order in which arms stand in the study.
     """
     found: dict[Value, list[StudyRun]] = {}
-    for run in sorted(runs, key=lambda run: (run.place, run.seed)):
+    for run in sorted(runs, key=lambda run: (run.arm_index, run.seed)):
         if run.differs.keys() <= {key, "num_agents"} and run.settings.num_agents == agents:
             found.setdefault(getattr(run.settings, key), []).append(run)
     return found
@@ -78,7 +78,7 @@ def references(runs: Sequence[StudyRun]) -> dict[int, ParetoPoint]:
     """
     starts = values(runs, before("task_reward"))
     return {
-        run.seed: ParetoPoint(starts[run.seed], run.settings.max_token_kl * run.settings.max_response)
+        run.seed: ParetoPoint(starts[run.seed], run.settings.max_token_kl * run.settings.max_response_tokens)
         for run in runs
         if run.seed in starts
     }

@@ -68,7 +68,7 @@ def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase |
 
     Args:
         task: Its settings, or its name.
-        tokenizer: Whose tokens `max_query` counts.
+        tokenizer: Whose tokens `max_query_tokens` counts.
         **settings: With a name, the other `TaskSettings`.
 
     Raises:
@@ -87,10 +87,12 @@ def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase |
             f"There is no task {s.task!r}. The known tasks are: {', '.join(TASKS)}. Set task to one of them, or to "
             "module:function for a task of your own."
         )
-    if s.max_query is not None:
+    if s.max_query_tokens is not None:
         assert tokenizer is not None
-        shortest = s.max_query if s.min_query is None else s.min_query
-        train, test = (cut_queries(queries, tokenizer, shortest, s.max_query) for queries in (made.train, made.test))
+        shortest = s.max_query_tokens if s.min_query_tokens is None else s.min_query_tokens
+        train, test = (
+            cut_queries(queries, tokenizer, shortest, s.max_query_tokens) for queries in (made.train, made.test)
+        )
         made = replace(made, train=train, test=test)
     if not s.validation or len(made.test) < 2:
         return made

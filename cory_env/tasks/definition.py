@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cory_env.tasks.readers import DataError
-from cory_env.tasks.rows import QUERY, Source, columns_of, hold_out, parse_source, read_queries
+from cory_env.tasks.rows import QUERY, QUERY_COLUMN, Source, columns_of, hold_out, parse_source, read_queries
 from cory_env.tasks.task import GradedTask, Query, Task, placeholders
 
 Operations = Literal["sums", "differences", "both"]
@@ -25,8 +25,8 @@ class TaskSettings:
         reward: The reward function as `module:function`.
         prompt: Template of the pioneer's prompt, with `{query}` and any column of the data.
         observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}` and any column.
-        min_query: With `max_query`: each query's length is drawn from these two; by default all get `max_query`.
-        max_query: Cut queries to their first tokens, at most so many; None leaves them whole.
+        min_query_tokens: With `max_query_tokens`: each query's length is drawn from these two; by default all get `max_query_tokens`.
+        max_query_tokens: Cut queries to their first tokens, at most so many; None leaves them whole.
         digits: For `arithmetic`: digits of each number.
         operations: For `arithmetic`: what is asked.
         validation: So many of the held-out queries, but at most half, are the split by which training chooses: the
@@ -42,8 +42,8 @@ class TaskSettings:
     reward: str | None = None
     prompt: str | None = None
     observer_prompt: str | None = None
-    min_query: int | None = None
-    max_query: int | None = None
+    min_query_tokens: int | None = None
+    max_query_tokens: int | None = None
     digits: int | None = None
     operations: Operations | None = None
     validation: int = 0
@@ -56,9 +56,11 @@ class TaskSettings:
                     f"{setting}={value} belongs to the task arithmetic, which draws its queries, but task is "
                     f"{self.task} and data {self.data}. Leave it out, or set task=arithmetic without data."
                 )
-        if self.min_query is not None and (self.max_query is None or self.min_query > self.max_query):
+        if self.min_query_tokens is not None and (
+            self.max_query_tokens is None or self.min_query_tokens > self.max_query_tokens
+        ):
             raise ValueError(
-                f"min_query={self.min_query}, but max_query={self.max_query}. Set max_query to {self.min_query} or "
+                f"min_query_tokens={self.min_query_tokens}, but max_query_tokens={self.max_query_tokens}. Set max_query_tokens to {self.min_query_tokens} or "
                 "more."
             )
 
@@ -166,7 +168,7 @@ class TaskDefinition:
     def _read(self, source: Source, columns: frozenset[str], graded: bool, name: str) -> list[Query]:
         """Reads a source in the form that its columns show, and converts its rows."""
         present = set(columns_of(source)) if len(self.forms) > 1 else set()
-        named = QUERY in parse_source(source)[1]  # the source says itself which column is the query
+        named = QUERY_COLUMN in parse_source(source)[1]  # the source says itself which column is the query
         forms = [form for form in self.forms if named or form.query in present]
         whole = next((form for form in forms if present >= {*form.needs}), None)
         form = whole or next(iter(forms), self.forms[0])

@@ -5,8 +5,8 @@ reward and the templates. A query is text, or a conversation that ends with the 
 `{"role": ..., "content": ...}` (in CSV as JSON); such queries need `chat`.
 
     questions.jsonl                                 also .json, .csv and .parquet
-    questions.csv?query=question                    another column is the query
-    hub:stanfordnlp/imdb?split=train&query=text     also config=… and revision=…; a folder instead of a name works too
+    questions.csv?query_column=question                    another column is the query
+    hub:stanfordnlp/imdb?split=train&query_column=text     also config=… and revision=…; a folder instead of a name works too
 """
 
 import json
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 Source = str | os.PathLike[str]
 
 HUB = "hub:"
-QUERY = "query"  # the setting that names the column, and the column's name by default
+QUERY = "query"
+"""The query's column, by default."""
+QUERY_COLUMN = "query_column"
+"""The source setting that names another."""
 RESERVED = ("prompts", "completions", "completion_ids", "role")  # what a reward receives besides the columns
 HOLD_OUT_EVERY = 10
 READ_AHEAD = 32  # characters per token: more than any text here needs, so that a long text is not tokenised whole
@@ -55,7 +58,7 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
         DataError: The source is missing, empty or of an unknown format, or a row is malformed; names file and line.
     """
     name, settings = parse_source(source)
-    column = settings.pop(QUERY, column)
+    column = settings.pop(QUERY_COLUMN, column)
     queries: list[Query] = []
     for place, values in _rows(name, settings):
         where = f"{name} {place}"
@@ -80,7 +83,7 @@ def columns_of(source: Source) -> list[str]:
         DataError: As of `read_queries`.
     """
     name, settings = parse_source(source)
-    settings.pop(QUERY, None)
+    settings.pop(QUERY_COLUMN, None)
     return list(next(iter(_rows(name, settings)), ("", {}))[1])
 
 
@@ -93,14 +96,16 @@ def parse_source(source: Source) -> tuple[str, dict[str, str]]:
     """
     text = os.fspath(source)
     hub = HUB if text.startswith(HUB) else ""
-    known = (QUERY, *HUB_SETTINGS) if hub else (QUERY,)
+    known = (QUERY_COLUMN, *HUB_SETTINGS) if hub else (QUERY_COLUMN,)
     try:
         name, settings = split_settings(text)
         name = hub + expand_home(name.removeprefix(hub))
     except HomeError as error:
         raise DataError(str(error)) from error
     except ValueError as error:
-        raise DataError(f"The data {text!r}: {error}, such as {text.partition('?')[0]}?query=question.") from error
+        raise DataError(
+            f"The data {text!r}: {error}, such as {text.partition('?')[0]}?query_column=question."
+        ) from error
     if unknown := [setting for setting in settings if setting not in known]:
         raise DataError(f"The data {text!r} has the setting {unknown[0]!r}. It may have: {', '.join(known)}.")
     return name, settings
@@ -128,7 +133,7 @@ def _check_row(where: str, row: Mapping[str, object], query: str, required: Coll
     if query not in row:
         raise DataError(
             f"{where} has no column {query!r} (it has {columns}). Add it: it holds the text to answer. Or name the "
-            "column that does, after the data's name: ?query=COLUMN."
+            "column that does, after the data's name: ?query_column=COLUMN."
         )
     for column in required:
         if column != QUERY and (column == query or row.get(column) is None):

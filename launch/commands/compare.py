@@ -33,7 +33,7 @@ def compare(
     """Show in which settings runs differ, their held-out figures at the end, and what they took.
 
     Figures are of the end of each run, on held-out queries: each policy alone, their mean, and the chain's last
-    answer. Of runs with final_queries, 95 % intervals over these queries stand in brackets; else the last evaluation
+    answer. Of runs with test_queries, 95 % intervals over these queries stand in brackets; else the last evaluation
     has no intervals, and `cory evaluate` gives them. A run's figures are of one seed: `cory report` and `cory study`
     compare over seeds.
 
@@ -66,7 +66,7 @@ def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
                 "run": run.name,
                 "state": run.state,
                 "update": run.updates[-1]["update"] if run.updates else 0,
-                "updates": run.settings.updates,
+                "updates": run.settings.num_updates,
                 "held_out_at": run.result.final and run.result.final["update"],
                 "held_out": plain(
                     {who: {name: each._asdict() for name, each in of.items()} for who, of in end.items()}
@@ -100,6 +100,6 @@ def _tables(runs: Sequence[Run], ends: Sequence[Ends]) -> list[Table]:
                 name, update = ("", "") if number else first
                 figures.add_row(name, who, update, *(estimates[metric].shown(FINE[metric]) for metric in MAIN))
         done, cost = run.updates[-1]["update"] if run.updates else 0, run.result.cost
-        updates = f"{done}/{run.settings.updates}"
+        updates = f"{done}/{run.settings.num_updates}"
         took.add_row(run.name, run.state, updates, f"{cost['tokens']:,}", f"{cost['seconds']:,.0f}")
     return [settings, figures, took]

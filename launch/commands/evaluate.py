@@ -89,7 +89,7 @@ def evaluate(
       cory evaluate runs/NAME --samples 16 --checkpoint latest
       cory evaluate runs/NAME data=other.jsonl temperature=0.7
       cory evaluate runs/ALONE --agents 2          # a policy never trained in a chain, as the observer of itself
-      cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score max_response=12 --solved-at 1
+      cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score max_response_tokens=12 --solved-at 1
       cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # other people's tasks (docs/evaluations.md)
     """
     from launch.cluster import session
@@ -213,19 +213,19 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
         policies = policy.get("num_policies") or policy["num_agents"]
         policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
     if given.get("task", own["task"]) != own["task"]:
-        if "max_response" not in given:
+        if "max_response_tokens" not in given:
             raise CommandError(
-                f"How long may responses to task {given['task']} be? Add max_response=TOKENS; {target} brings "
-                f"{own.get('max_response')}, from another task."
+                f"How long may responses to task {given['task']} be? Add max_response_tokens=TOKENS; {target} brings "
+                f"{own.get('max_response_tokens')}, from another task."
             )
         own = {key: value for key, value in own.items() if key == "task" or key not in deciding("task")}
     if "data" in given:
         own = {key: value for key, value in own.items() if key not in DRAWN}
     values = {key: value for key, value in {**own, **given}.items() if key not in deciding("policy")}
-    if "queries" in given or agents is not None:
-        values |= {"minibatch": 1, "num_learners": 0, "shards_per_policy": None}  # nothing is trained or divided
+    if "queries_per_update" in given or agents is not None:
+        values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # nothing is trained or divided
         roles = cast(int, policy["num_agents"])
         teams = max(cast(int, policy.get("num_policies") or roles) // roles, 1)
-        values["queries"] = math.ceil(cast(int, values["queries"]) / teams) * teams
+        values["queries_per_update"] = math.ceil(cast(int, values["queries_per_update"]) / teams) * teams
     kept = {key: values[key] for key in given if key in values}
-    return make_settings(apply_overrides(values, {**kept, **policy, "min_response": None}))
+    return make_settings(apply_overrides(values, {**kept, **policy, "min_response_tokens": None}))

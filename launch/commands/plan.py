@@ -125,7 +125,7 @@ def _what_fits(settings: Settings, kind: str, room: float) -> str:
         parts = memory.least_parts(settings, room) if settings.backend == "vllm" else None
         if parts is None:
             return f"A runner's engines fit on no number of {gpus} up to 8."
-        return f"A runner's engines fit on {gpus} with tensor_parallel={parts} gpus_per_runner={parts}."
+        return f"A runner's engines fit on {gpus} with tensor_parallel_size={parts} gpus_per_runner={parts}."
     shards = memory.least_shards(settings, room)
     if shards is None:
         return f"Learners fit on no number of {gpus} up to {memory.SPLITS[-1]} for each LLM."

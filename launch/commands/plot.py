@@ -32,7 +32,7 @@ def plot(
     """Draw the curves of a run: task reward, KL and combined reward; or write all curves as CSV.
 
     --csv writes a row per number, of several runs into one file: run, update, of, policy, measure, value. `of` says
-    what was measured: training (by policy, and by role), held_out (each policy alone, and `mean`), last_answer (the
+    what was measured: training (by policy, and by role), held_out (each policy alone, and `mean`), last_response (the
     chain's, held out) or run (tokens, seconds, exchanges).
 
     Examples:

@@ -227,7 +227,7 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
     from launch.experiments.tables import points_table
 
     points = []
-    for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.place, run.arm)), lambda run: run.arm):
+    for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm)), lambda run: run.arm):
         arm = list(group)
         metrics = metrics_of(arm)
         frame = pd.DataFrame({key: at_end(key)(metrics) for key in MAIN}).reindex([str(run.seed) for run in arm])

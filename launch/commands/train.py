@@ -72,7 +72,7 @@ def train(
       cory train
       cory train imdb-tiny lr=3e-5 seed=1 --out runs/low-lr
       cory train mine.yaml model=./my-model
-      cory train --resume runs/low-lr updates=120
+      cory train --resume runs/low-lr num_updates=120
 
     Exit codes:
       0 all updates are done; 2 a user error; 3 stop_on_collapse ended the run; 129, 130, 143 a signal did.
@@ -104,7 +104,7 @@ def train(
         if continue_ and out and (run := _find(out)):
             stack.callback(run.unlock)
             settings = _same(run, settings)
-            if (reached := run.reached()) >= settings.updates:  # without its checkpoint, which may be far away
+            if (reached := run.reached()) >= settings.num_updates:  # without its checkpoint, which may be far away
                 tell_done(run, reached)
                 return 0
         _, code = train_run(

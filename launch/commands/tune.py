@@ -140,7 +140,7 @@ def tune(
     interrupts = Interrupts(lambda: voice.say(stopping, True))
     with lock, interrupts:
         write_comparable(folder, sources)
-        past, total = len(read_reports(folder)), search.trials * search.settings.updates
+        past, total = len(read_reports(folder)), search.trials * search.settings.num_updates
         voice = Voice(output.own_output(), total, done=past, quiet=quiet, bar=not debug)
         voice.say(_describe(search))
         voice.say(f"Search folder: {folder}")
@@ -202,8 +202,8 @@ def read_search(options: Any) -> "tuple[Search, str]":
         "--scheduler pbt clones the best of several trials: it requires --samples of at least 2.": (
             pbt and options.samples == 1
         ),
-        "final_queries conflicts with a search, which evaluates no final queries. Train the best point with it.": (
-            settings.final_queries is not None
+        "test_queries conflicts with a search, which evaluates no final queries. Train the best point with it.": (
+            settings.test_queries is not None
         ),
         f"--scheduler pbt cannot change {fixed} while a trial runs. Leave the scheduler out, or use asha.": (
             pbt and fixed
@@ -211,8 +211,8 @@ def read_search(options: Any) -> "tuple[Search, str]":
         "--scheduler pbt cannot change kl_coef if a controller does. Set kl_control=fixed, or search over kl_target.": (
             pbt and "kl_coef" in keys and settings.kl_control == "adaptive"
         ),
-        f"--scheduler compares trials after evaluations: it needs one eval_every, below updates={settings.updates}.": (
-            options.scheduler and ("eval_every" in keys or settings.eval_every >= settings.updates)
+        f"--scheduler compares trials after evaluations: it needs one eval_every, below num_updates={settings.num_updates}.": (
+            options.scheduler and ("eval_every" in keys or settings.eval_every >= settings.num_updates)
         ),
         "--search optuna needs the package optuna. Run `pip install optuna`.": (
             optuna and importlib.util.find_spec("optuna") is None
@@ -233,8 +233,8 @@ def _describe(search: "Search") -> str:
     seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
     measured = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
     return (
-        f"A search over {axes}: {search.trials} trials{seeds}, {counted(settings.updates, 'update')} of "
-        f"{settings.queries} queries each.\n"
+        f"A search over {axes}: {search.trials} trials{seeds}, {counted(settings.num_updates, 'update')} of "
+        f"{settings.queries_per_update} queries each.\n"
         f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {measured[settings.select_by]}."
     )
 

@@ -11,11 +11,11 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
 
     The first word is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, or your own), a preset, or a file of
     settings. It reads every query, shows each role's prompt, and calls the reward in its own process: on a few
-    responses, and on all gold answers of a task that has them. Without max_prompt, it says which one the task needs.
+    responses, and on all gold answers of a task that has them. Without max_prompt_tokens, it says which one the task needs.
 
     Examples:
       cory validate arithmetic digits=3 operations=sums
-      cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response=256
+      cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response_tokens=256
       cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
       cory validate mine.yaml
 
@@ -44,18 +44,18 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
         first_readers.setdefault(id(tokenizer), policy)
     for policy in first_readers.values():
         chain = settings.chain_settings(tokenizers, policy)
-        if "max_prompt" not in given:
-            chain["max_prompt"] = None
+        if "max_prompt_tokens" not in given:
+            chain["max_prompt_tokens"] = None
         try:
             report = examine(task, tokenizers[policy], **chain, reward_timeout=settings.reward_timeout)
         except ValueError as error:
             raise CommandError(str(error)) from error
         readers = [name for name in families if tokenizers[name] is tokenizers[policy]]
         report.facts += dict.fromkeys(f"model family {families[name]}" for name in readers)
-        if "max_prompt" not in given and report.max_prompt > settings.max_prompt:
+        if "max_prompt_tokens" not in given and report.max_prompt_tokens > settings.max_prompt_tokens:
             report.warnings.append(
-                f"max_prompt is {settings.max_prompt} unless it is set, too little for some prompts with full-length "
-                f"references. Train with max_prompt={report.max_prompt}."
+                f"max_prompt_tokens is {settings.max_prompt_tokens} unless it is set, too little for some prompts with full-length "
+                f"references. Train with max_prompt_tokens={report.max_prompt_tokens}."
             )
         if len(readers) < len(families):
             print(f"As {settings.models[policy]} reads it:\n")

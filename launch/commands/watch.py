@@ -86,13 +86,13 @@ def _show_new(terminal: Terminal, shown: list[Update], status: RunStatus) -> Non
 
 
 def _name(warning: HealthWarning) -> tuple[str, str]:
-    return warning["signature"], warning["of"]
+    return warning["signature"], warning["subject"]
 
 
 def _state(status: RunStatus) -> str:
     """Returns how far the run is, how long ago that was, and who trains it."""
     count = status.updates[-1]["update"] if status.updates else 0
-    parts = [f"Update {count} of {status.settings.updates}"]
+    parts = [f"Update {count} of {status.settings.num_updates}"]
     if status.written is not None:
         parts.append(f"{max(time.time() - status.written, 0):.0f} s ago")
     if status.process:

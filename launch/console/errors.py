@@ -38,7 +38,7 @@ def sentence(error: BaseException) -> str | None:
         return f"{place}: {os.strerror(error.errno)}. Make room there, correct its permissions, or use another folder."
     if _is_lack_of_memory(error):
         what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        return f"Memory ran out: {what}. Lower micro_batch, max_prompt or max_response."
+        return f"Memory ran out: {what}. Lower micro_batch_size, max_prompt_tokens or max_response_tokens."
     if is_loss(error):
         what = str(error).strip().splitlines()[0].rstrip(".:")
         return f"A process or a machine of the Ray cluster was lost: {what}."

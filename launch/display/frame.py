@@ -38,7 +38,7 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
 
     Args:
         updates: the lines of `metrics.jsonl`.
-        final: the `policy`, `mean`, `last_answer` and `influence` after an `update`, the last one.
+        final: the `policy`, `mean`, `last_response` and `influence` after an `update`, the last one.
     """
     for line in updates:
         policies = line.get("policy", {})
@@ -48,13 +48,13 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
             groups.append(("train", MEAN, "", mean_over_policies(list(learned.values()))))
         groups += [("train", "", role, figures) for role, figures in line.get("role", {}).items()]
         groups += [("validation", policy, "", figures) for policy, figures in line.get("evaluation", {}).items()]
-        if "last_answer" in line:
-            groups.append(("validation", "", LAST, line["last_answer"]))
+        if "last_response" in line:
+            groups.append(("validation", "", LAST, line["last_response"]))
         groups.append(("run", "", "", _run_wide(line)))
         yield from _rows(line["update"], groups)
     if final is not None:
         groups = [("test", policy, "", figures) for policy, figures in {**final["policy"], MEAN: final["mean"]}.items()]
-        groups.append(("test", "", LAST, final.get("last_answer", {})))
+        groups.append(("test", "", LAST, final.get("last_response", {})))
         groups.append(("test", "", "", {"influence": final["influence"]["share"]} if "influence" in final else {}))
         yield from _rows(final["update"], groups)
 
@@ -83,7 +83,7 @@ def as_csv(runs: Mapping[str, Sequence[Update]]) -> str:
     trained = frame["split"] == "train"
     frame = frame[~(trained & (frame["policy"].eq(MEAN) | frame["metric"].eq(TOKEN_KL)))]
     of = frame["split"].replace({"train": "training", "validation": "held_out"})
-    of = of.mask(frame["role"] == LAST, "last_answer")
+    of = of.mask(frame["role"] == LAST, "last_response")
     policy = frame["policy"].mask(trained & frame["policy"].eq(""), frame["role"])
     table = frame.assign(of=of, policy=policy).rename(columns={"metric": "measure"})
     return table.to_csv(columns=["run", "update", "of", "policy", "measure", "value"], index=False, lineterminator="\n")

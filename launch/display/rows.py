@@ -33,9 +33,9 @@ class Rows:
         """
         self._modules = settings.modules
         self._roles = settings.roles
-        self._updates = settings.updates
+        self._updates = settings.num_updates
         self._arrow = arrow
-        self._digits = max(len(str(settings.updates)), 3)
+        self._digits = max(len(str(settings.num_updates)), 3)
         self.indent = 2 * self._digits + 2
         players = RoleMapping(settings.roles, settings.modules).as_dict()
         self._chain = max(len(self.chain(players)) + 1, CHAIN)
@@ -62,7 +62,7 @@ class Rows:
         """Returns the rows of an update's held-out evaluation: policies, the chain's last answer, the mean LLM."""
         rows = [Text(f"{self._number(line)}{'held-out':<{self._chain}}", style="bold")]
         rows[0].append_text(self._figures(line["evaluation"]))
-        for label, figures in (("last answer", line.get("last_answer")), (AVERAGE, line["evaluation"].get(AVERAGE))):
+        for label, figures in (("last answer", line.get("last_response")), (AVERAGE, line["evaluation"].get(AVERAGE))):
             if figures is not None:
                 group = "".join(f"{written(key, figures[key]):>{width}}" for key, _, width in COLUMNS)
                 rows.append(Text(f"{self._number(line)}{label:<{self._chain}}{group}", style="bold"))

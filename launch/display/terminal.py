@@ -119,15 +119,15 @@ class Terminal(Voice):
         self, settings: Settings, output: TextIO, *, done: int = 0, quiet: bool = False, bar: bool = True
     ) -> None:
         """Notes what will be shown; see `Voice`."""
-        super().__init__(output, settings.updates, done=done, quiet=quiet, bar=bar)
+        super().__init__(output, settings.num_updates, done=done, quiet=quiet, bar=bar)
         self._settings = settings
         self._rows = Rows(settings, self.arrow, self.console.width)
         self._shown = 0
 
     def set_settings(self, settings: Settings, done: int) -> None:
         """Goes on for the same run with other settings, after `done` updates."""
-        self._total, self._done = settings.updates, done
-        self._bar.update(self._task, total=settings.updates, completed=done)
+        self._total, self._done = settings.num_updates, done
+        self._bar.update(self._task, total=settings.num_updates, completed=done)
         if settings != self._settings:
             self._settings, self._rows = settings, Rows(settings, self.arrow, self.console.width)
 

@@ -97,7 +97,7 @@ class Plan(NamedTuple):
         lineups = [Lineup(False, order, names) for names, order in bases.items()]
         if self.checkpoint is None:
             return lineups
-        if self.settings.evaluate_average:  # in all roles, as it has no other to play with
+        if self.settings.eval_average:  # in all roles, as it has no other to play with
             orders.append((AVERAGE,) * len(orders[0]))
         return lineups + [Lineup(True, order, order) for order in orders]
 
@@ -112,7 +112,7 @@ class Plan(NamedTuple):
         """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
         assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
-        average = {"average": True} if self.settings.evaluate_average else {}  # else as earlier versions wrote it
+        average = {"average": True} if self.settings.eval_average else {}  # else as earlier versions wrote it
         return {
             **average,
             "settings": {name: value for name, value in self.settings.told().items() if name in ASKED}

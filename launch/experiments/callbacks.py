@@ -57,7 +57,7 @@ class ProgressCallback(Callback):
             settings = self.trials.settings
             figures = cast(Figures, plain(dict(settings.choosing(result["cory"]))))
             text = "  ".join(f"{label} {written(key, figures[key]):>6}" for key, label, _ in COLUMNS)
-            done = f"{result[TIME]:>4}/{settings.updates:<4}"
+            done = f"{result[TIME]:>4}/{settings.num_updates:<4}"
             self.voice.say(f"{trial}  {done} {text}  {show_point(values)}  {left}")
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:

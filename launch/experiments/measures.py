@@ -59,7 +59,7 @@ def at_end(metric: str, policy: str = MEAN, role: str = "") -> Measure:
     return lambda metrics: metrics.get("test", metric, policy, role).droplevel("update")
 
 
-def last_answer(metric: str) -> Measure:
+def last_response(metric: str) -> Measure:
     """Returns the measure of a figure of the chain's last answer after the last update."""
     return at_end(metric, "", LAST)
 
@@ -110,7 +110,7 @@ def generated(metrics: StudyMetrics) -> "pd.Series[float]":
 
 def did_all_updates(run: StudyRun) -> bool:
     """Returns whether a run did all its updates."""
-    return bool(run.metrics) and run.metrics[-1]["update"] == run.settings.updates
+    return bool(run.metrics) and run.metrics[-1]["update"] == run.settings.num_updates
 
 
 def paired(one: "pd.Series[float]", other: "pd.Series[float]") -> Difference | None:
@@ -122,7 +122,7 @@ def collapse(run: StudyRun) -> list[Sign]:
     """Returns the signs of collapse that a run's policies show at its last held-out evaluation, by health's limits.
 
     A policy has collapsed if its responses repeat themselves (`max_repetition`), their end-of-sequence rate has fallen
-    below `min_eos_share` of that before training, or their KL per token is above `max_token_kl`. A run whose gradient
+    below `min_eos_ratio` of that before training, or their KL per token is above `max_token_kl`. A run whose gradient
     was no longer finite has collapsed too.
     """
     evaluated: list[Update] = [line for line in run.metrics if "evaluation" in line]

@@ -52,7 +52,7 @@ def _row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
         status, why = FAILED, reason(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
     elif status != trial.TERMINATED:
         status = UNFINISHED
-    elif done >= settings.updates:
+    elif done >= settings.num_updates:
         status = DONE
     else:  # a warning that stood when a scheduler stopped the trial is not why it ended
         status = COLLAPSED if report.get("collapsed") and settings.stop_on_collapse else STOPPED

@@ -28,7 +28,7 @@ _POLICY = (
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
 """What is kept of a policy's training, where there is such a figure; the combined reward follows."""
-_LINE = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_answer", "health")
+_LINE = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_response", "health")
 
 
 class Cost(TypedDict):
@@ -50,7 +50,7 @@ class FinalFigures(TypedDict):
     """Means over the queries."""
     mean: Figures
     """Of the policies."""
-    last_answer: NotRequired[Figures]
+    last_response: NotRequired[Figures]
     """Of the chain on the same queries, a mean over the orders of its policies; `kl` is to the base on the bare
     query."""
     influence: NotRequired[FinalInfluence]
@@ -63,7 +63,7 @@ class StudyRun(NamedTuple):
     arm: str
     label: str
     tier: int
-    place: int
+    arm_index: int
     """The arm's number in the study, 0 first."""
     against: str | None
     """The arm that this one is compared with."""
@@ -104,7 +104,7 @@ def read(folder: Path) -> list[StudyRun]:
     runs = kept_results(folder)
     if not runs:
         raise CommandError(f"{folder} holds no results of a study. `cory study NAME --out {folder}` makes some.")
-    return sorted(runs, key=lambda run: (run.tier, run.place, run.arm, run.seed))
+    return sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm, run.seed))
 
 
 def kept_results(folder: Path) -> list[StudyRun]:
@@ -195,8 +195,8 @@ def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
         policy=policy,
         mean=mean_over_policies([policy.get(module, {}) for module in modules]),
     )
-    if "last_answer" in final:
-        made["last_answer"] = mean_over_policies([_means(each) for each in final["last_answer"].values()])
+    if "last_response" in final:
+        made["last_response"] = mean_over_policies([_means(each) for each in final["last_response"].values()])
     if "influence" in final:
         made["influence"] = final["influence"]
     return cast(FinalFigures, rounded(made))

@@ -76,7 +76,7 @@ class Asha(Stoppable, ASHAScheduler):
             time_attr=TIME,
             metric=METRIC,
             mode="max",
-            max_t=settings.updates,
+            max_t=settings.num_updates,
             grace_period=settings.eval_every,
             reduction_factor=REDUCTION,
         )

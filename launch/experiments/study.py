@@ -2,7 +2,7 @@
 
 about: one sentence
 base: imdb-tiny-paper            # the preset that all arms build on
-settings: {dtype: fp32, final_queries: 500}   # of all arms; these two are a must
+settings: {dtype: fp32, test_queries: 500}   # of all arms; these two are a must
 seeds: {1: 5, 2: 3}              # by tier: a count, or a list; or one of them for all tiers
 arms:
   cory: {label: CORY}            # the first arm is the base itself
@@ -98,7 +98,7 @@ class Study(BaseModel, extra="forbid"):
         """Returns the words after `cory train` that give `settings`."""
         return [self.base, *(word(*item) for item in {**self.shared, **arm.differs, "seed": seed}.items())]
 
-    def place(self, arm: Arm) -> int:
+    def arm_index(self, arm: Arm) -> int:
         """Returns an arm's number, in the order of the file."""
         return list(self.arms).index(arm.name)
 
@@ -140,10 +140,10 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     resolved = _resolve(study.base, shared)
     if "seed" in shared:
         raise CommandError(f"{where} sets seed for all runs: say which seeds by `seeds`, or by --seeds.")
-    if resolved.dtype == "auto" or resolved.final_queries is None:
+    if resolved.dtype == "auto" or resolved.test_queries is None:
         raise CommandError(
-            f"{where} must say dtype and final_queries, in its `settings` or on the command line: dtype=auto differs "
-            "between machines, and final_queries=500 is on how many held-out queries each policy is compared."
+            f"{where} must say dtype and test_queries, in its `settings` or on the command line: dtype=auto differs "
+            "between machines, and test_queries=500 is on how many held-out queries each policy is compared."
         )
     study.shared["eval_kl_coef"] = resolved.report_kl_coef
     for arm in study.arms.values():
@@ -180,7 +180,7 @@ def _check(study: Study, arm: Arm, where: str) -> None:
     Raises:
         CommandError: names the settings.
     """
-    before = list(study.arms)[: study.place(arm)]
+    before = list(study.arms)[: study.arm_index(arm)]
     try:
         settings = study.settings(arm, 0)
     except SettingsError as error:

@@ -83,7 +83,7 @@ class Job:
             "study": self.study.name,
             "label": self.arm.label,
             "tier": self.arm.tier,
-            "place": self.study.place(self.arm),
+            "arm_index": self.study.arm_index(self.arm),
             "against": self.arm.against,
             "also": list(self.arm.also),
             "differs": self.arm.differs,
@@ -136,7 +136,7 @@ def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] |
         seeds: these alone; None: each arm's own.
     """
     found = [Job(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
-    return sorted(found, key=lambda job: (job.arm.tier, job.seed, study.place(job.arm)))
+    return sorted(found, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
 
 
 class Trainer:

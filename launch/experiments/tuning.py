@@ -64,7 +64,7 @@ def run_search(
             check_room(checked, room.living_nodes())
         voice.stage("Running trials")
         reports = Journal(folder / REPORTS, TIME)
-        reports.cut_after(search.settings.updates)  # what a kill left of a line
+        reports.cut_after(search.settings.num_updates)  # what a kill left of a line
         trials = Trials(folder, search.settings, [axis.key for axis in search.axes], locate)
         scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
         voice.begin()
@@ -100,7 +100,7 @@ def run_trials(
 
     def has_ended(trial_id: str, result: dict[str, Any]) -> bool:
         done[trial_id] += 1  # here, as it is called before the scheduler decides
-        return bool(result[TIME] >= settings.updates)
+        return bool(result[TIME] >= settings.num_updates)
 
     return tune.run(
         trainable,

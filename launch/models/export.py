@@ -59,7 +59,7 @@ def export_warnings(trained: PolicySet, policy: str) -> list[str]:
 
 
 def _health(trained: PolicySet, policy: str) -> list[str]:
-    return [warning["text"] for warning in trained.lines[-1].get("health", []) if warning["of"] == policy]
+    return [warning["text"] for warning in trained.lines[-1].get("health", []) if warning["subject"] == policy]
 
 
 def check_free_folder(out: Path) -> None:

@@ -62,7 +62,7 @@ def load_generator(
         "lora": settings.lora,
     }
     if backend == "transformers":
-        longest = settings.max_prompt + settings.max_response
+        longest = settings.max_prompt_tokens + settings.max_response_tokens
         hf_generator = TransformersGenerator(models, **common, quantization=settings.quantization, longest=longest)
         for policy in policies:
             trained.check_base(policy, weights[policy], hf_generator.own[policy])
@@ -75,10 +75,10 @@ def load_generator(
     generator = VLLMGenerator(
         models,
         **common,
-        max_prompt=settings.max_prompt,
-        max_response=settings.max_response,
+        max_prompt_tokens=settings.max_prompt_tokens,
+        max_response_tokens=settings.max_response_tokens,
         max_sequences=at_once,
-        tensor_parallel=settings.tensor_parallel,
+        tensor_parallel_size=settings.tensor_parallel_size,
     )
     for policy in policies:
         if stale := generator.load(policy, weights[policy], trained.update).stale:

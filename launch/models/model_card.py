@@ -35,7 +35,7 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
         adapter: it is an adapter alone, without its base.
     """
     settings, base, lora = trained.settings, trained.base(policy), trained.lora(policy)
-    system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
+    system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
     card = ModelCard.from_template(
         _header(settings, base, adapter),
         template_path=str(TEMPLATE),
@@ -44,7 +44,7 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
         run=trained.name,
         base_model=Path(base).name if Path(base).is_dir() else base,
         base_path=base_path(trained, policy),
-        updates=trained.update,
+        num_updates=trained.update,
         version=own_version(),
         llms=settings.modules,
         teams=len(settings.modules) // settings.num_agents,
@@ -126,7 +126,7 @@ def _results(trained: PolicySet, policy: str) -> str:
     if policy in last.get("policy", {}):
         columns[f"training, update {last['update']}"] = last["policy"][policy]
     if not columns:
-        return "None: the run did not evaluate it (evaluate_average=true does). `cory evaluate FOLDER` can."
+        return "None: the run did not evaluate it (eval_average=true does). `cory evaluate FOLDER` can."
     heading = ["", *columns]
     rows = [[shown(key).heading, *(written(key, figures[key]) for figures in columns.values())] for key in COLUMNS]
     table = [heading, ["---"] * len(heading), *rows]

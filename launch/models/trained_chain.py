@@ -139,7 +139,7 @@ class TrainedChain:
             In the same order.
 
         Raises:
-            QueryTooLong: a query's prompt is longer than `max_prompt`.
+            QueryTooLong: a query's prompt is longer than `max_prompt_tokens`.
             GenerationError: the engine failed.
         """
         if len(deals) > (size := AT_ONCE[self.backend]):
@@ -176,7 +176,7 @@ class TrainedChain:
             sample: which of the query's answers it is.
 
         Raises:
-            QueryTooLong: a role's prompt is longer than `max_prompt`; nothing is told then.
+            QueryTooLong: a role's prompt is longer than `max_prompt_tokens`; nothing is told then.
             CommandError: there is a history, but the policies were trained without a chat template.
         """
         query = Query(number, text, history=None if history is None else tuple(history))
@@ -199,7 +199,9 @@ class TrainedChain:
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
         seed = sampling_seed(self.seed, EVALUATION_STREAM, query, position, sample)
-        return Sampling(self.temperature, self.chain.max_response, [seed], self.chain.at[position].stop_token_ids)
+        return Sampling(
+            self.temperature, self.chain.max_response_tokens, [seed], self.chain.at[position].stop_token_ids
+        )
 
     def _answered(self, episode: ChainEpisode) -> Answered:
         responses = zip(self.chain.roles, self.players, episode.completions, strict=True)

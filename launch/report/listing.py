@@ -77,7 +77,7 @@ def _list_run(place: str) -> ListedRun:
         process=status.process,
         task=status.settings.task,
         update=status.update,
-        updates=status.settings.updates,
+        updates=status.settings.num_updates,
         best=best,
         best_update=best_update,
         written=status.written,

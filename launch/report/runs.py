@@ -32,7 +32,7 @@ _OF_NO_STUDY: dict[str, Any] = {
     **{"study": "", "arm": "", "label": "", "tier": 1, "place": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
-NO_DIFFERENCE = {"seed", "updates", *deciding("writing")}
+NO_DIFFERENCE = {"seed", "num_updates", *deciding("writing")}
 """Settings in which the runs of one arm may differ."""
 
 
@@ -190,7 +190,7 @@ def read_run(address: str | Path, name: str) -> Run:
         result=result,
         commands=[command for command, _, _ in origins],
         environment={"made with": machine} if machine else {},
-        unfinished=not collapsed and diverged is None and done < settings.updates,
+        unfinished=not collapsed and diverged is None and done < settings.num_updates,
         final_responses=responses,
     )
 
@@ -215,8 +215,8 @@ def _final_figures(settings: Settings, updates: Sequence[Update], responses: fin
                 mean=policy.pop(MEAN),
                 policy=policy,
             )
-            if "last_answer" in line:
-                figures["last_answer"] = line["last_answer"]
+            if "last_response" in line:
+                figures["last_response"] = line["last_response"]
             return figures
     return None
 

@@ -17,7 +17,7 @@ from launch.experiments.measures import (
     collapse,
     collapses,
     influence,
-    last_answer,
+    last_response,
     of_average,
     paired,
 )
@@ -67,7 +67,7 @@ def _arm_row(arm: Arm) -> dict[str, Any]:
         "collapsed": collapses(arm.results),
         "more": [
             cell_of(area, COMBINED),
-            cell_of(last_answer("combined_reward"), COMBINED),
+            cell_of(last_response("combined_reward"), COMBINED),
             cell_of(influence, "{:.0%}"),
             cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
             cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
@@ -120,12 +120,12 @@ def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
         answers = {policy: [responses] for policy, responses in run.final_responses["policy"].items()}
         if all(policy in answers for policy in policies):
             answers[MEAN] = [run.final_responses["policy"][policy] for policy in policies]
-        answers[LAST] = list(run.final_responses.get("last_answer", {}).values())
+        answers[LAST] = list(run.final_responses.get("last_response", {}).values())
         estimates = {who: _over_queries(responses) for who, responses in answers.items() if responses}
     elif run.result.final is not None:
         final = run.result.final
         figures = {MEAN: final["mean"], **final["policy"]}
-        figures |= {LAST: final["last_answer"]} if "last_answer" in final else {}
+        figures |= {LAST: final["last_response"]} if "last_response" in final else {}
         estimates = {who: {name: _alone(known.get(name)) for name in MAIN} for who, known in figures.items()}
     if len(policies) == 1:
         estimates.pop(MEAN, None)  # that of one policy says nothing
@@ -166,7 +166,7 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
         "name": run.name,
         "arm": arm.label,
         "seed": run.settings.seed,
-        "updates": f"{done} of {run.settings.updates}",
+        "updates": f"{done} of {run.settings.num_updates}",
         "state": run.state,
         "reason": run.result.reason or "",
         "signs": [sign.text for sign in collapse(run.result)],
@@ -181,7 +181,7 @@ def warnings(run: Run) -> list[dict[str, Any]]:
     stood: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
     for line in run.updates:
         for warning in line.get("health", []):
-            stood.setdefault((warning["signature"], warning["of"]), []).append((line["update"], warning))
+            stood.setdefault((warning["signature"], warning["subject"]), []).append((line["update"], warning))
     return [
         {"signature": signature, "of": of, "first": times[0][0], "last": times[-1][0], "text": times[-1][1]["text"]}
         for (signature, of), times in stood.items()

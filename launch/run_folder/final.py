@@ -39,8 +39,8 @@ class Final(TypedDict):
     update: int
     policy: dict[str, list[Evaluation]]
     """Of each policy alone. One whose reward failed on every query is absent (`on_reward_error: skip`). With
-    `evaluate_average` the LLM whose weights are the mean of the others' is one more."""
-    last_answer: NotRequired[dict[str, list[Evaluation]]]
+    `eval_average` the LLM whose weights are the mean of the others' is one more."""
+    last_response: NotRequired[dict[str, list[Evaluation]]]
     """Of the chain, by who plays it, such as `llm_1,llm_2`, in every order that role exchange brings."""
     influence: NotRequired[FinalInfluence]
     """Of a chain whose agents see the earlier responses, on the first `PROBED` of these queries at most."""
@@ -100,12 +100,12 @@ def final_responses(algo: "Cory", count: int) -> Final:
         if chains := measure_chains(algo, mapping, players, deals, "test"):
             final["policy"][module] = [chain[0] for chain in chains]
             if len(players) > 1:
-                final.setdefault("last_answer", {})[",".join(players)] = [chain[-1] for chain in chains]
-    if algo.settings.evaluate_average:
+                final.setdefault("last_response", {})[",".join(players)] = [chain[-1] for chain in chains]
+    if algo.settings.eval_average:
         with algo.evaluator.average() as alone:
             if chains := measure_chains(algo, alone, (AVERAGE,), deals, "test"):
                 final["policy"][AVERAGE] = [response for (response,) in chains]
-    if "last_answer" in final:
+    if "last_response" in final:
         final["influence"] = _influence(algo, min(count, PROBED))
     return final
 
@@ -135,7 +135,7 @@ def read(file: Path) -> Final | None:
         return None
     try:
         final: Final = json.loads(file.read_text(encoding="utf-8"))
-        lists = (*final["policy"].values(), *final.get("last_answer", {}).values())
+        lists = (*final["policy"].values(), *final.get("last_response", {}).values())
         if not all("metrics" in response for responses in lists for response in responses):
             raise ValueError("it does not hold one record per response")
         return final

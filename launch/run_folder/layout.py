@@ -4,7 +4,7 @@ config.yaml      every setting, resolved
 sources.json     checksums of the queries, models and code that the run is made from
 metrics.jsonl    one line per update; line 0 is the held-out evaluation before training
 samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
-final.json       with `final_queries`: every response of each policy, alone, after the last update
+final.json       with `test_queries`: every response of each policy, alone, after the last update
 tensorboard/     the metrics again, for TensorBoard
 wandb/           with `wandb`, what Weights & Biases keeps
 wandb.id         and the run's id there

@@ -66,7 +66,7 @@ class Evaluation(TypedDict):
     metrics: Figures
     """`task_reward`; `kl` to the base, in nats, summed over the response, of a chain's last one to the base on the bare
     query; `combined_reward`; `response_length` in tokens; `eos_rate`, 1 where it ends by itself, else 0; `repetition`.
-    Of a chain's last one also `seen_kl`: to the base in the response's own prompt."""
+    Of a chain's last one also `in_chain_kl`: to the base in the response's own prompt."""
 
 
 class Batch(TypedDict):
@@ -80,7 +80,7 @@ class HealthWarning(TypedDict):
     """A sign of ill health that has held for `updates` updates in a row (see `policies.health`)."""
 
     signature: str
-    of: str
+    subject: str
     text: str
     updates: int
 
@@ -102,9 +102,9 @@ class Update(TypedDict):
     health: NotRequired[list[HealthWarning]]
     collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, Figures]]
-    """By policy, each alone on the bare held-out queries; with `evaluate_average` of `llm_mean`, the LLM whose weights
+    """By policy, each alone on the bare held-out queries; with `eval_average` of `llm_mean`, the LLM whose weights
     are the mean of theirs; and the `mean` of the policies' figures."""
-    last_answer: NotRequired[Figures]
+    last_response: NotRequired[Figures]
     """Of the chain on the same queries."""
 
 

@@ -54,7 +54,7 @@ class RunStatus:
     @property
     def done(self) -> bool:
         """Whether nothing is left to train."""
-        return self.collapsed or any(line["update"] >= self.settings.updates for line in self.updates[-1:])
+        return self.collapsed or any(line["update"] >= self.settings.num_updates for line in self.updates[-1:])
 
     @property
     def state(self) -> str:

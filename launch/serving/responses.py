@@ -103,7 +103,7 @@ async def _respond(
             policy,
             episode.prompt_ids() if choice.prompt is None else choice.prompt,
             params.temperature,
-            params.max_tokens if is_last else chain.max_response,
+            params.max_tokens if is_last else chain.max_response_tokens,
             sampling_seed(params.seed, EVALUATION_STREAM, choice.query.id, position),
             chain.stop_token_ids,
         )

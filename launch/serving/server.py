@@ -62,7 +62,7 @@ def make_app(
     for kind in (HTTPException, RequestValidationError, PromptError, ChatError, TemplateError, Exception):
         app.add_exception_handler(kind, _error_response)
     created = int(time.time())
-    limit = next(iter(models.values())).chain.max_response
+    limit = next(iter(models.values())).chain.max_response_tokens
 
     def check_key(key: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]) -> None:
         sent = "" if key is None else key.credentials
@@ -212,8 +212,10 @@ def encode_prompt(model: ServedModel, text: str) -> list[int]:
     """
     chain = model.chain
     tokens: list[int] = chain.tokenizer(text)["input_ids"]
-    if len(tokens) > chain.max_prompt:
-        message = f"The prompt has {len(tokens)} tokens, but this run takes at most {chain.max_prompt}. Shorten it."
+    if len(tokens) > chain.max_prompt_tokens:
+        message = (
+            f"The prompt has {len(tokens)} tokens, but this run takes at most {chain.max_prompt_tokens}. Shorten it."
+        )
         raise RequestError(message, param="prompt", code="context_length_exceeded")
     if max(tokens, default=0) >= chain.num_embeddings:
         raise RequestError("The prompt holds a token that the model has no embedding for.", param="prompt")

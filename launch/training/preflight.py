@@ -43,7 +43,7 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
 
     Raises:
         CommandError: they do not.
-        ModelError: there is no such model, or it lacks a layer of `lora_targets`.
+        ModelError: there is no such model, or it lacks a layer of `lora_target_modules`.
         SpecError, CreditError: a credit scheme of the user's own cannot be loaded, or used.
     """
     task, tokenizers = load_task(settings)

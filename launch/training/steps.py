@@ -75,7 +75,7 @@ def train_run(
     done = None
     if run is not None:
         done = reopen(run, settings, origin)
-        if done >= settings.updates:
+        if done >= settings.num_updates:
             tell_done(run, done)
             return run, 0
         sources.write(run.path)
@@ -108,7 +108,7 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
     done = last_whole(run, lambda text: print(text, file=sys.stderr))
     if done is None:
         raise CommandError(f"{run.place} has no checkpoint to go on from. Start a new run.")
-    if done >= settings.updates:
+    if done >= settings.num_updates:
         return done
     run.cut_after(done)
     if settings != run.settings():
@@ -121,5 +121,5 @@ def tell_done(run: Run, done: int) -> None:
     run.remove_local()
     print(
         f"{run.place} is done: it has all of its {done} updates. To lengthen it: {run.resume_command()} "
-        f"updates={2 * done}"
+        f"num_updates={2 * done}"
     )

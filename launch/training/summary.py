@@ -24,7 +24,7 @@ def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
     first, last = evaluated[0], evaluated[-1]
     updates = f"update {first['update']} {terminal.arrow} {last['update']}"
     terminal.say()
-    chain = ", and the chain's last answer" if "last_answer" in last else ""
+    chain = ", and the chain's last answer" if "last_response" in last else ""
     terminal.say(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
     terminal.say(before_and_after_table(first, last, terminal))
     sources = Sources.read(run.path)
@@ -42,7 +42,7 @@ def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
     terminal.say(f"Curves      {run.shown(run.curves)}", True)
     if best is not None:  # every evaluation's reward may have failed
         terminal.say(f"Best        {run.shown(run.checkpoints.folder / 'best')}, from update {best}", True)
-    terminal.say(f"Longer      {run.resume_command()} updates={2 * settings.updates}", True)
+    terminal.say(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
 
 
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
@@ -54,8 +54,8 @@ def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> T
         name: (first["evaluation"][name], last["evaluation"][name])
         for name in (names if len(names) > 2 else names[:1])  # the mean of one policy says nothing
     }
-    if "last_answer" in first and "last_answer" in last:
-        rows["last answer"] = (first["last_answer"], last["last_answer"])
+    if "last_response" in first and "last_response" in last:
+        rows["last answer"] = (first["last_response"], last["last_response"])
     for name, (old, new) in rows.items():
         pairs = ([written(key, figures[key]) for figures in (old, new)] for key in columns)
         made.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))

@@ -88,7 +88,7 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
     from launch.display.curves import draw
     from launch.training.summary import summarise
 
-    stopped = reached < settings.updates and interrupts.requested is not None
+    stopped = reached < settings.num_updates and interrupts.requested is not None
     if stopped:
         terminal.say(f"Stopped. {_how_to_resume(run)}", True)
     else:
@@ -97,7 +97,7 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
     run.finalize_upload()
     if stopped:
         return interrupts.exit_code
-    if reached < settings.updates:
+    if reached < settings.num_updates:
         terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
         return COLLAPSED
     return 0
@@ -211,10 +211,10 @@ class Trainer:
         if self.terminal.has_bar:
             self.terminal.stage("Training")
         ended = False
-        while algo.updates < settings.updates and self.interrupts.requested is None and not ended:
+        while algo.updates < settings.num_updates and self.interrupts.requested is None and not ended:
             result = algo.train()["cory"]
             ended = settings.stop_on_collapse and result["collapsed"]
-            update, done = algo.updates, ended or algo.updates == settings.updates
+            update, done = algo.updates, ended or algo.updates == settings.num_updates
             if done and "evaluation" not in result:
                 result = {**result, **algo.evaluator.held_out()}
             samples = cast(list[Sample], plain(result["samples"]))
@@ -223,8 +223,8 @@ class Trainer:
                 self._keep(update, samples, held_out=False)
             if done:
                 self._keep(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
-                if settings.final_queries is not None:
-                    final.write(self.run.final, final.final_responses(algo, settings.final_queries))
+                if settings.test_queries is not None:
+                    final.write(self.run.final, final.final_responses(algo, settings.test_queries))
             self._record(line)
             self.terminal.update(line)
             if update % settings.samples_every == 0:
@@ -275,7 +275,7 @@ def _describe(settings: Settings, arrow: str) -> str:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
     return (
         f"{learners} task {settings.task}, starting from {settings.started_from}.\n"
-        f"{counted(settings.updates, 'update')} of {settings.queries} queries{times}{exchange}. "
+        f"{counted(settings.num_updates, 'update')} of {settings.queries_per_update} queries{times}{exchange}. "
         f"Generation: {settings.backend}."
     )
 

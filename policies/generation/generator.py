@@ -41,7 +41,7 @@ class Request(NamedTuple):
     module_id: str
     """Which LLM is asked."""
     prompt: Sequence[int]
-    """Token ids, 1 to `max_prompt`."""
+    """Token ids, 1 to `max_prompt_tokens`."""
     sampling: Sampling
     """With one seed."""
 
@@ -71,7 +71,7 @@ class Generator(Protocol):
         """Samples one response per prompt with the weights of `module_id`.
 
         Args:
-            prompts: token ids, 1 to `max_prompt` each.
+            prompts: token ids, 1 to `max_prompt_tokens` each.
             module_id: which LLM.
             sampling: temperature, length, one seed per prompt, what ends a response.
 

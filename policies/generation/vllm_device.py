@@ -42,16 +42,16 @@ def check_device(device: torch.device, dtype: str, lora: Lora | None) -> None:
     raise DeviceError(f"weights=lora, and {here}: on a GPU, vLLM 0.32 computes adapters in 16 bits only. {fix}")
 
 
-def cpu_arguments(tensor_parallel: int) -> dict[str, Any]:
+def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:
     """Sets what engines on a CPU read from the environment, and returns what `vllm.LLM` is told.
 
     Args:
-        tensor_parallel: processes that each engine's model is split over.
+        tensor_parallel_size: processes that each engine's model is split over.
     """
     # vLLM compiles a helper of its sampler even in eager mode, at every start, for a sum.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    if tensor_parallel > 1:  # each worker would start as many threads as this process may
-        os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel, 1))
+    if tensor_parallel_size > 1:  # each worker would start as many threads as this process may
+        os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel_size, 1))
     # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
     return {"enforce_eager": True, "enable_chunked_prefill": False}
 
@@ -76,8 +76,8 @@ def cache_fits(path: str, trust_remote_code: bool, cache: int, weight_bytes: flo
 
 def memory_advice(device: torch.device) -> str:
     """Returns the settings that give engines more memory on a device, or have them need less."""
-    less = "lower max_prompt, max_response, queries or num_agents"
-    return f"raise gpus_per_runner or tensor_parallel, or {less}" if device.type == "cuda" else less
+    less = "lower max_prompt_tokens, max_response_tokens, queries or num_agents"
+    return f"raise gpus_per_runner or tensor_parallel_size, or {less}" if device.type == "cuda" else less
 
 
 @contextmanager

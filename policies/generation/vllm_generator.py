@@ -50,14 +50,14 @@ class VLLMGenerator:
         *,
         dtype: str,
         device: torch.device,
-        max_prompt: int,
-        max_response: int,
+        max_prompt_tokens: int,
+        max_response_tokens: int,
         max_sequences: int,
         seed: int = 0,
         trust_remote_code: bool = False,
         lora: Lora | None = None,
         gpu_share: float = 1.0,
-        tensor_parallel: int = 1,
+        tensor_parallel_size: int = 1,
         in_process: bool = True,
         timeout: float = 600.0,
         weight_transfer: str | None = None,
@@ -68,14 +68,14 @@ class VLLMGenerator:
             models: by LLM, the folder or hub id of its model; where there are adapters, the same for all.
             dtype: `auto`, `bf16` or `fp32`.
             device: where to run.
-            max_prompt, max_response: tokens; together the context length.
+            max_prompt_tokens, max_response_tokens: tokens; together the context length.
             max_sequences: responses generated at once.
             seed: vLLM's own seed; responses depend on `Sampling.seeds` alone.
             trust_remote_code: run code that comes with the model.
             lora: what the adapters are like; None: every LLM has all weights of its own.
             gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly, and take
                 what they need of that.
-            tensor_parallel: devices that each engine's model is split over, the first ones of this process. Their
+            tensor_parallel_size: devices that each engine's model is split over, the first ones of this process. Their
                 workers are processes, so that such an engine is never in-process.
             in_process: run the engines in this process.
             timeout: longest wait for an engine's next response, or for one `load`, in seconds (own processes only;
@@ -88,8 +88,8 @@ class VLLMGenerator:
         """
         vllm_device.check_device(device, dtype, lora)
         self.device = device
-        self.in_process = in_process and tensor_parallel == 1
-        self.tensor_parallel = tensor_parallel
+        self.in_process = in_process and tensor_parallel_size == 1
+        self.tensor_parallel_size = tensor_parallel_size
         self.timeout = timeout
         self.lora = lora
         self.modules = list(models)
@@ -108,9 +108,9 @@ class VLLMGenerator:
             "dtype": "bfloat16" if compute_dtype(dtype, device) == torch.bfloat16 else "float32",
             "seed": seed,
             "trust_remote_code": trust_remote_code,
-            "max_model_len": max_prompt + max_response,
+            "max_model_len": max_prompt_tokens + max_response_tokens,
             "max_num_seqs": max_sequences,
-            "max_num_batched_tokens": max(_STEP_TOKENS, max_prompt + max_response),
+            "max_num_batched_tokens": max(_STEP_TOKENS, max_prompt_tokens + max_response_tokens),
             "logprobs_mode": "processed_logprobs",  # with the temperature in it
             "generation_config": "vllm",  # the model's own would bring penalties and other stop tokens
             "skip_tokenizer_init": True,
@@ -119,8 +119,8 @@ class VLLMGenerator:
         }
         if weight_transfer is not None:
             self._arguments["weight_transfer_config"] = {"backend": weight_transfer}
-        if tensor_parallel > 1:
-            self._arguments["tensor_parallel_size"] = tensor_parallel
+        if tensor_parallel_size > 1:
+            self._arguments["tensor_parallel_size"] = tensor_parallel_size
             # Inside a Ray actor vLLM may choose Ray, whose workers would want GPUs beside those of the runner.
             self._arguments["distributed_executor_backend"] = "policies.generation.vllm_executor.OwnedExecutor"
         if lora is not None:
@@ -130,14 +130,14 @@ class VLLMGenerator:
         if device.type == "cuda":
             share = vllm_device.GPU_SHARE * min(gpu_share, 1.0) / len(self._paths)
             self._arguments["gpu_memory_utilization"] = share
-            size = (2 if self._arguments["dtype"] == "bfloat16" else 4) / tensor_parallel
+            size = (2 if self._arguments["dtype"] == "bfloat16" else 4) / tensor_parallel_size
             for name, path in self._paths.items():
                 if not vllm_device.cache_fits(path, trust_remote_code, self._caches[name], size, share):
                     del self._caches[name]
         else:
-            self._arguments |= vllm_device.cpu_arguments(tensor_parallel)
+            self._arguments |= vllm_device.cpu_arguments(tensor_parallel_size)
             self._arguments["block_size"] = BLOCK_TOKENS
-            self._check_memory(sum(self._caches.values()) * tensor_parallel, max_sequences)
+            self._check_memory(sum(self._caches.values()) * tensor_parallel_size, max_sequences)
         self.engines: dict[str, LLM] = {name: self._start(name) for name in self._paths}
 
     def _start(self, name: str) -> LLM:
@@ -162,7 +162,7 @@ class VLLMGenerator:
         """
         config = load_config(path, trust_remote_code).get_text_config()
         width = head_width(config)
-        heads = max(key_value_heads(config) // self.tensor_parallel, 1)
+        heads = max(key_value_heads(config) // self.tensor_parallel_size, 1)
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
         blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // BLOCK_TOKENS) + 16
         return int(blocks * BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)

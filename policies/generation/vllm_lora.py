@@ -80,7 +80,7 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
     if homeless := sorted(set(adapter.loras) - places):
         raise ModelError(
             f"vLLM cannot adapt {len(homeless)} layers that the learner adapts, such as {homeless[0]}. Name others in "
-            "lora_targets, or use backend=transformers."
+            "lora_target_modules, or use backend=transformers."
         )
     manager.remove_adapter(number)
     manager.add_adapter(adapter)

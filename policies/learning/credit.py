@@ -148,7 +148,7 @@ def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Esti
                 found[:, chains] = torch.stack(estimations[name].outlook(part, paid[chains].float())).double()
         return found[0], found[1]
 
-    if credit.rewarded == "last":
+    if credit.reward_scope == "last":
         task_rewards = last_alone(task_rewards)
     if credit.credit == "sum":
         paid = collective(task_rewards, credit.partner_reward)

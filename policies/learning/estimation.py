@@ -106,13 +106,13 @@ class Estimation:
 
         Returns:
             The columns `kl` and `advantages`, with a critic `returns` too, `[B, R]` each; and what is reported:
-            `kl_coef` (that they were estimated with), `score_mean`, with a critic `explained_variance`, by groups
-            `flat_groups`, the share of responses whose group was all paid alike.
+            `kl_coef` (that they were estimated with), `credited_reward`, with a critic `explained_variance`, by groups
+            `frac_zero_std`, the share of responses whose group was all paid alike.
         """
         h, mask, kl = self.hyperparameters, rows["mask"], self._kl(rows)
-        score_mean, _ = self.reward_moments.update(rows["rewards"])
-        paid = self.reward_moments.scale(rows["rewards"], h.score_scaling)
-        figures = {"kl_coef": self.kl_coef, "score_mean": score_mean}
+        credited_reward, _ = self.reward_moments.update(rows["rewards"])
+        paid = self.reward_moments.scale(rows["rewards"], h.reward_scaling)
+        figures = {"kl_coef": self.kl_coef, "credited_reward": credited_reward}
         rewards = token_ppo.token_rewards(paid, kl, mask, self.kl_coef)
         if h.critic:
             advantages, returns = token_ppo.gae(rewards, rows["values"], mask, h.gamma, h.lam)
@@ -124,7 +124,7 @@ class Estimation:
             return {"kl": kl, "advantages": advantages, "returns": returns}, figures
         if h.advantage == "reinforce":
             return {"kl": kl, "advantages": reinforce(rewards, mask, h.gamma)}, figures
-        figures["flat_groups"] = 1.0 - float(varied(rows["rewards"], rows["groups"]).float().mean())
+        figures["frac_zero_std"] = 1.0 - float(varied(rows["rewards"], rows["groups"]).float().mean())
         compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), rows["groups"])
         return {"kl": kl, "advantages": compared.unsqueeze(1) * mask}, figures
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
-Rewarded = Literal["all", "last"]
+RewardScope = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
 
 
@@ -17,7 +17,7 @@ class Credit(NamedTuple):
     partner_reward: float = 1.0
     chain_gamma: float = 1.0
     chain_lam: float = 1.0
-    rewarded: Rewarded = "all"
+    reward_scope: RewardScope = "all"
     own: Callable[..., object] | None = None
     """The user's function that `credit` names, where it names one."""
 
@@ -31,13 +31,13 @@ class Hyperparameters:
 
     lr: float = 1.41e-5
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: int = 0
-    updates: int = 100
+    warmup_updates: int = 0
+    num_updates: int = 100
     weight_decay: float = 0.0
-    epochs: int = 4
+    num_epochs: int = 4
     steps: int = 1
     """Mini-batches per epoch."""
-    micro_batch: int = 64
+    micro_batch_size: int = 64
     micro_batch_tokens: int | None = None
     offload_optimizer: bool = False
     seed: int = 0
@@ -45,9 +45,9 @@ class Hyperparameters:
     gamma: float = 1.0
     lam: float = 0.95
     group_baseline: float = 0.0
-    clip: float = 0.2
-    clip_high: float | None = None
-    importance_cap: float | None = None
+    clip_ratio: float = 0.2
+    clip_ratio_high: float | None = None
+    importance_sampling_clip_max: float | None = None
     value_clip: float = 0.2
     value_coef: float = 0.1
     grad_clip: float | None = 1.0
@@ -56,15 +56,15 @@ class Hyperparameters:
     kl_control: Literal["fixed", "adaptive"] = "fixed"
     kl_target: float = 6.0
     kl_horizon: int = 10000
-    score_scaling: Literal["none", "scale", "normalize"] = "none"
+    reward_scaling: Literal["none", "scale", "normalize"] = "none"
 
     def lr_at(self, update: int) -> float:
-        """The learning rate of an update, counted from 0: it rises over the first `warmup` ones, and then falls, by the
+        """The learning rate of an update, counted from 0: it rises over the first `warmup_updates` ones, and then falls, by the
         schedule, to what would be 0 after the last.
         """
-        if update < self.warmup:
-            return self.lr * (update + 1) / (self.warmup + 1)
-        share = min((update - self.warmup) / max(self.updates - self.warmup, 1), 1.0)
+        if update < self.warmup_updates:
+            return self.lr * (update + 1) / (self.warmup_updates + 1)
+        share = min((update - self.warmup_updates) / max(self.num_updates - self.warmup_updates, 1), 1.0)
         if self.lr_schedule == "linear":
             return self.lr * (1.0 - share)
         if self.lr_schedule == "cosine":

@@ -42,8 +42,8 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
 
     Returns:
         The means over responses of what `measure_responses` gives; means over tokens of `entropy`, of
-        `sampler_gap_mean` (|sampler - learner| log-probability), and `sampler_gap_max`, its largest, and of
-        `importance` (learner's / sampler's probability, before it is capped); the deviation `task_reward_std`; of rows
+        `logprob_diff_mean` (|sampler - learner| log-probability), and `logprob_diff_max`, its largest, and of
+        `importance_sampling_ratio` (learner's / sampler's probability, before it is capped); the deviation `task_reward_std`; of rows
         whose `returns` are estimated, `explained_variance`.
     """
     mask, tokens = rows["mask"], rows["mask"].sum()
@@ -52,9 +52,9 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
         **{name: column.mean() for name, column in measure_responses(rows, eval_kl_coef).items()},
         "task_reward_std": rows["task_rewards"].float().std(unbiased=False),
         "entropy": rows["entropy"].sum() / tokens,
-        "sampler_gap_mean": gap.sum() / tokens,
-        "sampler_gap_max": gap.max(),
-        "importance": ((rows["logprobs"] - rows["sampler_logprobs"]).exp() * mask).sum() / tokens,
+        "logprob_diff_mean": gap.sum() / tokens,
+        "logprob_diff_max": gap.max(),
+        "importance_sampling_ratio": ((rows["logprobs"] - rows["sampler_logprobs"]).exp() * mask).sum() / tokens,
     }
     explained = {}
     if "returns" in rows:

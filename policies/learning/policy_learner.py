@@ -109,7 +109,7 @@ class PolicyLearner:
         rows, tokens, norms = self._here(rows), 0.0, []
         totals = dict.fromkeys(self._figures, 0.0)  # of this rank
         self.model.train()
-        for epoch in range(self.hyperparameters.epochs):
+        for epoch in range(self.hyperparameters.num_epochs):
             for index in self._minibatches(len(rows["mask"]), update, epoch):
                 part = take(rows, index)
                 if not len(part["mask"]):  # queries were left out, and there are fewer rows than mini-batches
@@ -141,7 +141,7 @@ class PolicyLearner:
         """
         h = self.hyperparameters
         shares = self.ranks.shares(rows)
-        parts = [places(take(rows, share), h.micro_batch, h.micro_batch_tokens) for share in shares]
+        parts = [places(take(rows, share), h.micro_batch_size, h.micro_batch_tokens) for share in shares]
         own, share = parts[self.ranks.rank], shares[self.ranks.rank]
         for index in own:
             yield share[index], trimmed(rows, share[index])
@@ -178,8 +178,12 @@ class PolicyLearner:
         """
         h, mask = self.hyperparameters, rows["mask"]
         logprobs, values = self.model(rows)
-        policy, clipped = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip, h.clip_high)
-        weights = token_ppo.importance(rows["logprobs"], rows["sampler_logprobs"], h.importance_cap)
+        policy, clipped = token_ppo.policy_loss(
+            logprobs, rows["logprobs"], rows["advantages"], h.clip_ratio, h.clip_ratio_high
+        )
+        weights = token_ppo.importance_sampling_weights(
+            rows["logprobs"], rows["sampler_logprobs"], h.importance_sampling_clip_max
+        )
         loss = (policy * weights * mask).sum()
         figures = {"policy_loss": loss.item(), "clip_fraction": (clipped * mask).sum().item()}
         if values is not None:

@@ -103,7 +103,7 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor) -> Tensor:
 
 
 def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio: float, clip_ratio_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate.
 
@@ -111,19 +111,21 @@ def policy_loss(
         logprobs: `[B, T]`, of the tokens under the weights that learn.
         old_logprobs: `[B, T]`, under the weights that answered.
         advantages: `[B, T]`.
-        clip: how far the probability ratio may be from 1.
-        clip_high: how far above it, if that is another number (DAPO, Yu et al. 2025, §3.1).
+        clip_ratio: how far the probability ratio may be from 1.
+        clip_ratio_high: how far above it, if that is another number (DAPO, Yu et al. 2025, §3.1).
 
     Returns:
         `(loss, clipped)`, `[B, T]` each: the loss of every token, and 1.0 where the clip was active.
     """
     ratio = torch.exp(logprobs - old_logprobs)
     plain = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1.0 - clip, 1.0 + (clip if clip_high is None else clip_high))
+    bounded = -advantages * ratio.clamp(
+        1.0 - clip_ratio, 1.0 + (clip_ratio if clip_ratio_high is None else clip_ratio_high)
+    )
     return torch.maximum(plain, bounded), (bounded > plain).to(plain.dtype)
 
 
-def importance(logprobs: Tensor, sampler_logprobs: Tensor, cap: float | None) -> Tensor:
+def importance_sampling_weights(logprobs: Tensor, sampler_logprobs: Tensor, cap: float | None) -> Tensor:
     """Truncated importance weights of tokens that were drawn by other arithmetic, or other weights, than are learned.
 
     min(π_learner / π_sampler, cap) (Yao et al. 2025, "truncated importance sampling"): engines compute in bf16 and with

@@ -87,7 +87,7 @@ def refuse_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
     if unusable := sorted(set(targets) - set(usable)):
         raise ModelError(
             f"`{model.name_or_path}` has no linear layer {', '.join(map(repr, unusable))} to adapt. It has "
-            f"{', '.join(usable)}; set lora_targets to some of them, or leave it out."
+            f"{', '.join(usable)}; set lora_target_modules to some of them, or leave it out."
         )
 
 

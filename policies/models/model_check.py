@@ -19,14 +19,14 @@ class ModelError(ValueError):
     """A model cannot be loaded or used; the message says which, why, and what to do."""
 
 
-def check_model(path: str, context: int, trust_remote_code: bool = False, tensor_parallel: int = 1) -> int:
+def check_model(path: str, context: int, trust_remote_code: bool = False, tensor_parallel_size: int = 1) -> int:
     """Checks that a model is there and goes with the lengths asked for, without loading its weights.
 
     Args:
         path: folder or hub id.
         context: longest prompt and response together, in tokens.
         trust_remote_code: run code that comes with the model.
-        tensor_parallel: devices that the model is split over.
+        tensor_parallel_size: devices that the model is split over.
 
     Returns:
         The model's vocabulary: embedding rows, which may be more than the tokenizer's tokens, or fewer.
@@ -46,9 +46,9 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and context > positions:
         raise ModelError(
-            f"max_prompt + max_response is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
+            f"max_prompt_tokens + max_response_tokens is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
         )
-    check_split(config, tensor_parallel)
+    check_split(config, tensor_parallel_size)
     return int(config.vocab_size)
 
 
@@ -67,7 +67,7 @@ def check_split(config: PreTrainedConfig, parts: int) -> None:
     if parts not in fitting:
         name = config.name_or_path or "a model"
         raise ModelError(
-            f"tensor_parallel={parts} cannot split {name} with {heads} attention heads and {groups} of keys and "
+            f"tensor_parallel_size={parts} cannot split {name} with {heads} attention heads and {groups} of keys and "
             f"values. What would work: {', '.join(map(str, fitting))}."
         )
 

@@ -30,7 +30,7 @@ def module_config(settings: Settings, module_id: str) -> dict[str, Any]:
         "quantization": settings.quantization,
         "gradient_checkpointing": settings.gradient_checkpointing,
         "trust_remote_code": settings.trust_remote_code,
-        "longest": settings.max_prompt + settings.max_response,
+        "longest": settings.max_prompt_tokens + settings.max_response_tokens,
         **({"mesh": (len(settings.modules), shards)} if shards > 1 else {}),
     }
 

@@ -102,7 +102,7 @@ class Learners(LearnerGroup):
         for cause in causes:
             if isinstance(cause, RayError):
                 raise LearnerError(
-                    "A learner's process died. Check its memory and device; micro_batch may be too large."
+                    "A learner's process died. Check its memory and device; micro_batch_size may be too large."
                 ) from cause
         if causes:
             raise causes[0] from None

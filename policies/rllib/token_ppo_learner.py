@@ -121,7 +121,7 @@ class TokenPPOLearner(TorchLearner):
         kept, self._rows = self._rows, {}
         for name in [name for name in columns if name in self.policies]:
             rows = kept[name] | columns[name]
-            if self.settings.drop_flat_groups:
+            if self.settings.drop_zero_std_groups:
                 rows = not_flat(rows)
             figures = self.policies[name].update(rows, update, kl_coefs[name])
             self.policies[name].optimizer.zero_grad(set_to_none=True)  # their memory is the next LLM's
@@ -190,7 +190,9 @@ class TokenPPOLearner(TorchLearner):
             return None
         assert s.weight_transfer is not None
         if module_id not in self._senders:
-            self._senders[module_id] = WeightSender(policy, s.weight_transfer, s.tensor_parallel, s.generation_timeout)
+            self._senders[module_id] = WeightSender(
+                policy, s.weight_transfer, s.tensor_parallel_size, s.generation_timeout
+            )
         sent = self._senders[module_id].send(runners, version, restarts, fetched(weights))
         return sent if policy.leads else None
 

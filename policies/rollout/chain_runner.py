@@ -106,7 +106,7 @@ class ChainRunner(StatelessRunner):
 
         Args:
             deals: the queries; each is answered by the pioneer once.
-            stream: what the sampling seeds, and with `min_response` the longest response, are drawn from: the update's
+            stream: what the sampling seeds, and with `min_response_tokens` the longest response, are drawn from: the update's
                 number.
             mapping: who plays which role, all of them or the pioneer's alone.
             version: version of the weights that must be loaded.
@@ -124,7 +124,7 @@ class ChainRunner(StatelessRunner):
                 raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
         chain = self.chain(players)
         queries = chain.task.queries(split)
-        limit = self.settings.response_limit(stream) if split == "train" else chain.max_response
+        limit = self.settings.response_limit(stream) if split == "train" else chain.max_response_tokens
         started, self._reward_seconds = time.perf_counter(), 0.0
 
         def ask(place: int, playing: InPlay) -> Request:
@@ -169,7 +169,7 @@ class ChainRunner(StatelessRunner):
     def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Responses to raw prompts: what the self-test compares with the learner."""
         ends = self.chain((module_id,)).stop_token_ids
-        sampling = Sampling(self.settings.temperature, self.settings.max_response, seeds, ends)
+        sampling = Sampling(self.settings.temperature, self.settings.max_response_tokens, seeds, ends)
         return self.generator.generate(prompts, module_id, sampling)
 
     def load_weights(self, *, module_id: str, weights: Weights, version: int) -> Loaded:

@@ -34,17 +34,17 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
         return VLLMGenerator(
             s.model_paths,
             **common,
-            max_prompt=s.max_prompt,
-            max_response=s.max_response,
+            max_prompt_tokens=s.max_prompt_tokens,
+            max_response_tokens=s.max_response_tokens,
             max_sequences=min(s.chains, 256),
             seed=s.seed,
             gpu_share=s.gpus_per_runner,
-            tensor_parallel=s.tensor_parallel,
+            tensor_parallel_size=s.tensor_parallel_size,
             in_process=not in_driver or device.type == "cpu",
             timeout=s.generation_timeout,
             weight_transfer=s.weight_transfer,
         )
     from policies.generation.transformers_generator import TransformersGenerator
 
-    longest = s.max_prompt + s.max_response
+    longest = s.max_prompt_tokens + s.max_response_tokens
     return TransformersGenerator(s.model_paths, **common, quantization=s.quantization, longest=longest)

@@ -133,7 +133,7 @@ class Runners:
             if failures == _ATTEMPTS:
                 raise GenerationError(
                     f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
-                    "queries, max_prompt or num_runners may be too large for this machine."
+                    "queries, max_prompt_tokens or num_runners may be too large for this machine."
                 )
             rollouts += answers.values()
             played = {deal for runner in answers for deal in pending.shares[runner]}

@@ -105,7 +105,7 @@ class RolloutScheduler:
     def _work(self, update: int, mapping: RoleMapping) -> Iterator[tuple[Sequence[Deal], dict[str, Any]]]:
         """Yields each team's queries, and the other arguments of `ChainRunner.sample`."""
         s, teams, batch = self.settings, mapping.teams(), update + self.skipped_batches
-        deals = deal(s.seed, batch, s.queries, self.queries, s.num_generations)
+        deals = deal(s.seed, batch, s.queries_per_update, self.queries, s.num_generations)
         size = len(deals) // len(teams)
         for k, team in enumerate(teams):
             arguments = {"stream": batch, "mapping": team, "split": "train", "siblings": s.num_siblings}

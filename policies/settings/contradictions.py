@@ -30,8 +30,8 @@ def _chain(s: Fields) -> Iterator[str]:
             f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Set num_policies to "
             "a divisor or a multiple of num_agents."
         )
-    if s.queries % s.teams:
-        yield f"queries={s.queries} cannot be dealt to {s.teams} teams in equal numbers. Set a multiple of {s.teams}."
+    if s.queries_per_update % s.teams:
+        yield f"queries_per_update={s.queries_per_update} cannot be dealt to {s.teams} teams in equal numbers. Set a multiple of {s.teams}."
     if not isinstance(s.model, str) and len(s.model) != policies:
         yield (
             f"model lists {len(s.model)} for {policies} LLM{'s' * (policies > 1)}. List one for each, or name a single "
@@ -46,31 +46,34 @@ def _chain(s: Fields) -> Iterator[str]:
         yield f"credit={s.credit} is unknown. Set it to sum, chain, or a function of your own as module:function."
     if agents == 1:
         return
-    if s.rewarded == "last" and share is not None and getattr(s, share) == 0:
-        yield f"rewarded=last leaves earlier agents nothing with {share}=0. Set {share} above 0, or rewarded=all."
+    if s.reward_scope == "last" and share is not None and getattr(s, share) == 0:
+        yield f"reward_scope=last leaves earlier agents nothing with {share}=0. Set {share} above 0, or reward_scope=all."
     along_chain = s.credit == "chain" and s.chain_gamma > 0
-    if not s.knowledge_transfer and (s.rewarded == "last" or along_chain):
-        name = "rewarded=last" if s.rewarded == "last" else "credit=chain with chain_gamma above 0"
+    if not s.knowledge_transfer and (s.reward_scope == "last" or along_chain):
+        name = "reward_scope=last" if s.reward_scope == "last" else "credit=chain with chain_gamma above 0"
         yield f"{name} requires that agents see each other. Set knowledge_transfer=true."
-    if along_chain and s.score_scaling != "none":
-        yield f"score_scaling={s.score_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
+    if along_chain and s.reward_scaling != "none":
+        yield f"reward_scaling={s.reward_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
 
 
 def _batch(s: Fields) -> Iterator[str]:
     """Queries, responses and mini-batches of an update."""
-    if s.responses % s.minibatch:
+    if s.responses % s.minibatch_size:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
         fitting = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))
         yield (
-            f"minibatch={s.minibatch} does not divide the {s.responses} responses of a policy to queries={s.queries}. "
+            f"minibatch_size={s.minibatch_size} does not divide the {s.responses} responses of a policy to queries_per_update={s.queries_per_update}. "
             f"Mini-batches that would work: {fitting}."
         )
     learners = max(s.num_learners, 1)
-    if s.shards_per_policy is None and s.minibatch % learners:
-        yield f"minibatch={s.minibatch} is not divisible by num_learners={learners}. Set a multiple of it."
-    if s.warmup >= s.updates:
-        yield f"warmup={s.warmup} takes all updates={s.updates}. Set warmup to {s.updates - 1} or less."
-    for name, low, high in (("query", s.min_query, s.max_query), ("response", s.min_response, s.max_response)):
+    if s.shards_per_policy is None and s.minibatch_size % learners:
+        yield f"minibatch_size={s.minibatch_size} is not divisible by num_learners={learners}. Set a multiple of it."
+    if s.warmup_updates >= s.num_updates:
+        yield f"warmup_updates={s.warmup_updates} takes all num_updates={s.num_updates}. Set warmup to {s.num_updates - 1} or less."
+    for name, low, high in (
+        ("query", s.min_query_tokens, s.max_query_tokens),
+        ("response", s.min_response_tokens, s.max_response_tokens),
+    ):
         if low is not None and high is not None and low > high:
             yield f"min_{name}={low}, but max_{name}={high}. Set max_{name} to {low} or more."
 
@@ -92,7 +95,7 @@ def _objective(s: Fields) -> Iterator[str]:
 
 def _engines(s: Fields) -> Iterator[str]:
     """What vLLM can do, how its engines are split, and how weights reach them."""
-    vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel, s.weight_transfer
+    vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel_size, s.weight_transfer
     least_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
     if vllm and s.temperature < 0.01:
         yield f"temperature={s.temperature:g}: vLLM samples at 0.01 or above. Raise it, or set backend=transformers."
@@ -102,12 +105,12 @@ def _engines(s: Fields) -> Iterator[str]:
         yield f"quantization={s.quantization} is not in vLLM 0.32. Set backend=transformers, or quantization=none."
     if parts > 1 and s.gpus_per_runner not in (0, parts):
         yield (
-            f"gpus_per_runner={s.gpus_per_runner:g} with tensor_parallel={parts}: an engine is split over whole GPUs. "
-            f"Set gpus_per_runner={parts}, or lower tensor_parallel."
+            f"gpus_per_runner={s.gpus_per_runner:g} with tensor_parallel_size={parts}: an engine is split over whole GPUs. "
+            f"Set gpus_per_runner={parts}, or lower tensor_parallel_size."
         )
     if parts > 1 and s.gpus_per_runner == 0 and s.runner_threads < parts:
         yield (
-            f"tensor_parallel={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
+            f"tensor_parallel_size={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
             f"{s.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
         )
     if transfer == "nccl" and least_gpus < 1:
@@ -127,8 +130,8 @@ def _processes(s: Fields) -> Iterator[str]:
         yield f"quantization={s.quantization} requires GPUs. Set gpus_per_learner and gpus_per_runner (0.5 share one)."
     if s.num_learners > 1 and 0 < s.gpus_per_learner < 1:
         yield f"gpus_per_learner={s.gpus_per_learner:g} is refused by NCCL. Set it to 1, or num_learners=1."
-    if s.max_lag and s.importance_cap is None:
-        yield f"max_lag={s.max_lag} requires importance_cap. Set it to 1 or more (2 is usual), or max_lag=0."
+    if s.max_lag and s.importance_sampling_clip_max is None:
+        yield f"max_lag={s.max_lag} requires importance_sampling_clip_max. Set it to 1 or more (2 is usual), or max_lag=0."
     in_driver = s.gpus_per_runner + (s.gpus_per_learner if s.num_learners == 0 else 0)
     if s.num_runners == 0 and s.gpus_per_runner and in_driver > 1:
         yield f"num_runners=0 generates in the driver, on one GPU, of which it asks {in_driver:g}. Set num_runners=1."

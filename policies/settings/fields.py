@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from cory_env.chain import Observed, role_names
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
-from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator, Rewarded
+from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator, RewardScope
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.about import (
@@ -39,17 +39,17 @@ class Fields(BaseModel):
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
     data: str | None = of_task(None, content=True)
     """The training queries, instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME`
-    or `hub:FOLDER`. Settings may follow: `?query=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
+    or `hub:FOLDER`. Settings may follow: `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
     validation: bool = of_task(True)
     """Choose (the best checkpoint, the best trial of a search) by the first `eval_queries` of the held-out queries, at
     most half of them (of held-out rows of `data`: every second one), and report on the others. Without it, all choose
     and are reported on."""
-    max_query: int | None = of_task(None, ge=1)
+    max_query_tokens: int | None = of_task(None, ge=1)
     """Cut queries to their first tokens, at most so many; null: leave them whole."""
-    min_query: int | None = of_task(None, ge=1)
-    """With `max_query`: each query is cut to a length drawn from these two."""
+    min_query_tokens: int | None = of_task(None, ge=1)
+    """With `max_query_tokens`: each query is cut to a length drawn from these two."""
     digits: int | None = of_task(None, ge=1)
     """Digits of each number in the queries (`arithmetic`); null: 2."""
     operations: Operations | None = of_task(None)
@@ -76,7 +76,7 @@ class Fields(BaseModel):
     """Run Python code that comes with the model."""
     chat: bool = of_sampling(False)
     """Give prompts to the model as a user's message in its chat template, as instruction-tuned models expect them."""
-    system: str | None = of_sampling(None)
+    system_prompt: str | None = of_sampling(None)
     """With `chat`: a system message before it."""
     chat_date: str | None = of_sampling(None, pattern=r"^\d{4}-\d\d-\d\d$")
     """With `chat`: the date, YYYY-MM-DD, that a template gets that asks for today's; null: the day on which the run
@@ -99,7 +99,7 @@ class Fields(BaseModel):
     paper's code does. One agent has no exchanges, so is never reset."""
     average_period: int | None = of_learning(None, ge=1, clone=True)
     """At every so many-th update all LLMs move to the mean of their weights (docs/averaging.md); null: never."""
-    average_share: float = of_learning(1.0, gt=0, le=1, clone=True)
+    average_tau: float = of_learning(1.0, gt=0, le=1, clone=True)
     """With `average_period`: the share of the way to the mean that they move; 1 makes them equal."""
     knowledge_transfer: bool = of_sampling(True)
     """Later agents see the responses before them."""
@@ -109,7 +109,7 @@ class Fields(BaseModel):
     credit: str = of_learning("sum")
     """Who is paid for what (docs/credit.md): `sum`, every agent for the others' rewards too, as in the paper; `chain`,
     each for its own reward and those of the agents after it; or a function of your own, `module:function`."""
-    rewarded: Rewarded = of_learning("all")
+    reward_scope: RewardScope = of_learning("all")
     """Whose rewards are paid out by `credit`: those of `all`, or the `last` agent's alone, so that the agents before it
     learn only from what it got. What is reported of each agent stays its own task reward."""
     partner_reward: float = of_learning(1.0, clone=True)
@@ -128,7 +128,7 @@ class Fields(BaseModel):
     """Rank of the adapters (r)."""
     lora_alpha: float = of_policy(32.0, gt=0)
     """An adapter's output is scaled by lora_alpha / lora_rank."""
-    lora_targets: str | None = of_policy(None)
+    lora_target_modules: str | None = of_policy(None)
     """The layers that get an adapter, such as `q_proj,v_proj`; null: every linear layer but the output head."""
     quantization: Literal["none", "nf4"] = of_policy("none")
     """Store the frozen base in 4 bits per weight, by bitsandbytes (`lora` on CUDA GPUs, backend `transformers`)."""
@@ -152,7 +152,7 @@ class Fields(BaseModel):
     gpus_per_runner: float = of_computing(None, ge=0)
     """GPUs of each runner, fractions allowed. Null, with `gpus_per_learner` null too: learner and runners share a GPU
     of this machine, if there is one (docs/plan.md); else 0."""
-    tensor_parallel: int = of_computing(1, ge=1)
+    tensor_parallel_size: int = of_computing(1, ge=1)
     """Devices that each vLLM engine's model is split over: GPUs of its runner, or without any, processes on CPUs."""
     weight_transfer: Literal["gloo", "nccl", "ipc"] | None = of_computing(None)
     """vLLM's backend by which learners send full weights straight to engines; null: through Ray and shared memory."""
@@ -169,46 +169,46 @@ class Fields(BaseModel):
     """Seconds that one update's rollout may take, beside its rewards, before its runner is given up and restarted."""
     learner_timeout: float = of_computing(3600.0, gt=0)
     """Seconds that a learner process may take for anything, such as one update, before it is given up."""
-    self_test: bool = of_computing(True)
+    check_weight_sync: bool = of_computing(True)
     """At start, prove that perturbed weights reach the generation engine."""
 
     # One update.
-    updates: int = of_learning(100, ge=1, search=False, resume=True)
+    num_updates: int = of_learning(100, ge=1, search=False, resume=True)
     """Updates of the whole run."""
     max_lag: int = of_learning(0, ge=0, le=1)
     """With 1, runners play the next update while learners learn the present one, so with weights an update older, which
-    `importance_cap` corrects (docs/plan.md). A run that goes on from a checkpoint is then not exactly the one that was
+    `importance_sampling_clip_max` corrects (docs/plan.md). A run that goes on from a checkpoint is then not exactly the one that was
     not interrupted: its first update is played with the present weights."""
-    queries: int = of_learning(256, ge=1)
+    queries_per_update: int = of_learning(256, ge=1)
     """Queries per update."""
     num_generations: int = of_learning(1, ge=1)
     """Responses of the pioneer to each query."""
     num_siblings: int = of_learning(1, ge=1)
     """Chains that go on from each response of the pioneer, so responses to it in every later role, which are compared
     with one another (docs/credit.md)."""
-    minibatch: int = of_learning(256, ge=1, clone=True)
+    minibatch_size: int = of_learning(256, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners."""
-    micro_batch: int = of_computing(64, ge=1)
+    micro_batch_size: int = of_computing(64, ge=1)
     """Most responses per forward and backward pass."""
     micro_batch_tokens: int | None = of_computing(None, ge=1)
     """Most tokens per forward and backward pass, with prompts and padding; a longer row comes alone. Null: no limit."""
-    epochs: int = of_learning(4, ge=1, clone=True)
+    num_epochs: int = of_learning(4, ge=1, clone=True)
     """PPO passes over each batch."""
     lr: float = of_learning(1.41e-5, gt=0, clone=True)
     """AdamW's learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = of_learning("constant")
-    """How the learning rate falls over the run's `updates`, after `warmup`: not, or to 0 after the last one. A resume
-    with other `updates` changes it."""
-    warmup: int = of_learning(0, ge=0)
+    """How the learning rate falls over the run's `num_updates`, after `warmup_updates`: not, or to 0 after the last one. A resume
+    with other `num_updates` changes it."""
+    warmup_updates: int = of_learning(0, ge=0)
     """Updates over which the learning rate rises to `lr`."""
     weight_decay: float = of_learning(0.0, ge=0, clone=True)
     """AdamW's decoupled weight decay."""
-    max_prompt: int = of_sampling(64, ge=1)
+    max_prompt_tokens: int = of_sampling(64, ge=1)
     """Longest prompt, in tokens."""
-    max_response: int = of_sampling(15, ge=1)
+    max_response_tokens: int = of_sampling(15, ge=1)
     """Longest response, in tokens."""
-    min_response: int | None = of_sampling(None, ge=1)
-    """Draw each training update's longest response from `min_response` to `max_response`; null: always the latter."""
+    min_response_tokens: int | None = of_sampling(None, ge=1)
+    """Draw each training update's longest response from `min_response_tokens` to `max_response_tokens`; null: always the latter."""
     temperature: float = of_sampling(1.0, gt=0, clone=True)
     """Sampling temperature; also divides the logits that are trained."""
 
@@ -229,7 +229,7 @@ class Fields(BaseModel):
     """KL per response that the adaptive controller seeks, in nats."""
     kl_horizon: int = of_learning(10000, ge=1, clone=True)
     """Responses over which the adaptive controller moves."""
-    score_scaling: Literal["none", "scale", "normalize"] = of_learning("none", clone=True)
+    reward_scaling: Literal["none", "scale", "normalize"] = of_learning("none", clone=True)
     """Divide training rewards by their running deviation, or also subtract their running mean."""
     eval_kl_coef: float | None = of_learning(None, ge=0, search=False)
     """KL weight in the combined reward that is reported; default: the initial `kl_coef`."""
@@ -240,14 +240,14 @@ class Fields(BaseModel):
     group_baseline: float = of_learning(0.0, ge=0, le=1)
     """With a critic (`gae`): the share that is taken off each advantage of how much better the other responses of its
     group (to the same query, or to the same response of the pioneer) did than the critic expected."""
-    clip: float = of_learning(0.2, gt=0, clone=True)
+    clip_ratio: float = of_learning(0.2, gt=0, clone=True)
     """Clip range of the probability ratio."""
-    clip_high: float | None = of_learning(None, gt=0, clone=True)
-    """Clip range above 1, where it is another than below; null: `clip`."""
-    importance_cap: float | None = of_learning(2.0, ge=1)
+    clip_ratio_high: float | None = of_learning(None, gt=0, clone=True)
+    """Clip range above 1, where it is another than below; null: `clip_ratio`."""
+    importance_sampling_clip_max: float | None = of_learning(2.0, ge=1)
     """Weigh each token by learner's / sampler's probability, which differ in bf16 and with `max_lag`, at most by so
     much; null: not."""
-    drop_flat_groups: bool = of_learning(False)
+    drop_zero_std_groups: bool = of_learning(False)
     """Learn only from responses to queries whose responses, in that role, were not all paid alike (`rloo`, `grpo`,
     `dr_grpo`: the others teach nothing but their KL)."""
     value_clip: float = of_learning(0.2, gt=0, clone=True)
@@ -267,15 +267,15 @@ class Fields(BaseModel):
     """Updates in a row that a sign must show before it is a warning."""
     max_repetition: float = of_watching(0.2, gt=0, le=1)
     """Share of a response's token pairs that stand earlier in it too."""
-    min_eos_share: float = of_watching(0.5, ge=0, le=1)
+    min_eos_ratio: float = of_watching(0.5, ge=0, le=1)
     """Least end-of-sequence rate, as a share of the first update's."""
     max_token_kl: float = of_watching(2.0, gt=0)
     """Most KL to the reference per response token, in nats."""
-    max_observer_loss: float = of_watching(0.5, gt=0)
+    max_observer_deficit: float = of_watching(0.5, gt=0)
     """By how many standard deviations a later role's task reward may lie below the pioneer's."""
     max_role_gap: float = of_watching(2.0, gt=0)
     """By how many standard deviations the roles' task rewards may differ."""
-    max_sampler_gap: float | None = of_watching(None, gt=0, resume=True)
+    max_logprob_diff: float | None = of_watching(None, gt=0, resume=True)
     """Most mean |sampler - learner| log-probability of a token under the same weights, in nats; more ends the run
     (docs/health.md). Null: 0.001 in fp32 (0.005 with vLLM on a GPU), 0.05 in bf16."""
 
@@ -286,10 +286,10 @@ class Fields(BaseModel):
     """Held-out queries of one evaluation in training, which choose the best checkpoint (see `validation`)."""
     select_by: Literal["bare", "chain", "mean"] = of_watching("bare", search=False)
     """What the best checkpoint, or trial of a search, is the best in, by the combined reward: the policies' answers to
-    the `bare` query, the last answer of the `chain`, or, with `evaluate_average`, the answers of the LLMs' `mean`."""
-    evaluate_average: bool = of_watching(False)
+    the `bare` query, the last answer of the `chain`, or, with `eval_average`, the answers of the LLMs' `mean`."""
+    eval_average: bool = of_watching(False)
     """Also evaluate the LLM whose weights are the mean of all LLMs', `llm_mean` (docs/averaging.md)."""
-    final_queries: int | None = of_watching(None, ge=1, resume=True)
+    test_queries: int | None = of_watching(None, ge=1, resume=True)
     """Held-out queries, none of which chose, of a last evaluation, of which every response is kept, in `final.json`;
     null: none."""
     checkpoint_every: int = of_writing(10, ge=1)
@@ -333,7 +333,7 @@ class Fields(BaseModel):
     @property
     def chains(self) -> int:
         """Chains played per update."""
-        return self.queries * self.num_generations * self.num_siblings
+        return self.queries_per_update * self.num_generations * self.num_siblings
 
     @property
     def teams(self) -> int:
@@ -343,14 +343,14 @@ class Fields(BaseModel):
     @property
     def responses(self) -> int:
         """Responses of one policy per update; with siblings, whose roles differ in that, the mean over the policies."""
-        of_all = self.queries * self.num_generations + self.chains * (self.num_agents - 1)
+        of_all = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
         return of_all // len(self.modules)
 
     @property
     def hyperparameters(self) -> Hyperparameters:
         """What the learning of each policy depends on."""
         same = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
-        return Hyperparameters(**same, steps=self.responses // self.minibatch)
+        return Hyperparameters(**same, steps=self.responses // self.minibatch_size)
 
     @property
     def critic(self) -> bool:
@@ -367,15 +367,17 @@ class Fields(BaseModel):
         """What the adapters are like; None: there are none."""
         if self.weights == "full":
             return None
-        targets = () if self.lora_targets is None else tuple(self.lora_targets.replace(" ", "").split(","))
+        targets = (
+            () if self.lora_target_modules is None else tuple(self.lora_target_modules.replace(" ", "").split(","))
+        )
         return Lora(self.lora_rank, self.lora_alpha, targets, self.seed)
 
     def response_limit(self, update: int) -> int:
         """The longest response of one training update, the same on all runners and at all positions of the chain."""
-        if self.min_response is None:
-            return self.max_response
+        if self.min_response_tokens is None:
+            return self.max_response_tokens
         drawn = random.Random(f"response limit {self.seed} {update}")
-        return drawn.randint(self.min_response, self.max_response)
+        return drawn.randint(self.min_response_tokens, self.max_response_tokens)
 
     @property
     def report_kl_coef(self) -> float:

@@ -59,7 +59,7 @@ def _can_share(values: Mapping[str, Any]) -> bool:
     return (
         values.get("num_learners") in (None, 0)  # processes that are asked for are given what they are to have
         and values.get("shards_per_policy") in (None, 1)
-        and values.get("tensor_parallel") in (None, 1)
+        and values.get("tensor_parallel_size") in (None, 1)
         and not (backend == "vllm" and vllm_build() == "cpu")
     )
 

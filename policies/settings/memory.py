@@ -85,7 +85,7 @@ def shapes(settings: Settings) -> list[Shape]:
     """Reads the sizes of each LLM's model, without its weights.
 
     Raises:
-        ModelError: there is no such model, or `tensor_parallel` cannot split it.
+        ModelError: there is no such model, or `tensor_parallel_size` cannot split it.
     """
     paths = list(settings.model_paths.values())
     found = {path: _shape(path, settings) for path in dict.fromkeys(paths)}
@@ -95,7 +95,7 @@ def shapes(settings: Settings) -> list[Shape]:
 def _shape(path: str, settings: Settings) -> Shape:
     model = empty_language_model(path, settings.trust_remote_code)
     config = model.config.get_text_config()
-    check_split(config, settings.tensor_parallel)
+    check_split(config, settings.tensor_parallel_size)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
     adapter = 0
     if settings.lora is not None:
@@ -200,7 +200,7 @@ def _activations(settings: Settings, model: Shape, device: torch.device) -> floa
     """What the forward pass of the longest micro-batch keeps for the backward pass, without logits: of every block; or,
     with `gradient_checkpointing`, what goes into the blocks and what one keeps.
     """
-    length, size = settings.max_prompt + settings.max_response, _bytes(settings, device)
+    length, size = settings.max_prompt_tokens + settings.max_response_tokens, _bytes(settings, device)
     stored = device.type == "cuda" if settings.lora else (settings.shards_per_policy or 1) > 1  # in the compute type
     autocast = size == 2 and not stored
     kept = model.kept + (3 * model.layers * model.hidden + 2 * model.experts if autocast else 0)  # copies in 16 bits
@@ -214,10 +214,10 @@ def _activations(settings: Settings, model: Shape, device: torch.device) -> floa
 
 def _rows(settings: Settings) -> int:
     """The longest rows that are forwarded at once."""
-    rows = min(settings.micro_batch, -(-settings.minibatch // settings.ranks))
+    rows = min(settings.micro_batch_size, -(-settings.minibatch_size // settings.ranks))
     if settings.micro_batch_tokens is None:
         return rows
-    return min(rows, max(settings.micro_batch_tokens // (settings.max_prompt + settings.max_response), 1))
+    return min(rows, max(settings.micro_batch_tokens // (settings.max_prompt_tokens + settings.max_response_tokens), 1))
 
 
 def _logits(settings: Settings, model: Shape, size: int, shards: int) -> float:
@@ -225,7 +225,7 @@ def _logits(settings: Settings, model: Shape, size: int, shards: int) -> float:
     added to that of earlier micro-batches.
     """
     rows = _rows(settings)
-    count = float(rows * (settings.max_response + 1) * model.vocabulary)
+    count = float(rows * (settings.max_response_tokens + 1) * model.vocabulary)
     part = 4.0 * min(count, max(logits.AT_ONCE, rows * model.vocabulary))
     head = 0.0 if settings.lora or shards > 1 else (4.0 + 2.0 * (size == 2)) * model.vocabulary * model.hidden
     return 2.0 * size * count + max(part, head)
@@ -236,12 +236,12 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
     `shapes` gives.
     """
     device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
-    size, split = _bytes(settings, device), settings.tensor_parallel
+    size, split = _bytes(settings, device), settings.tensor_parallel_size
     devices = split if device.type == "cuda" else 1
     engines = models if settings.lora is None else models[:1]
     adapters = 4.0 * sum(model.adapter for model in models)  # on each device, at most
     at_once = min(settings.chains, 256)
-    context = settings.max_prompt + settings.max_response
+    context = settings.max_prompt_tokens + settings.max_response_tokens
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     if settings.num_runners == 0:
         libraries -= LIBRARIES["learner"]  # which the driver has already
@@ -277,7 +277,7 @@ def least_shards(settings: Settings, room: float) -> int | None:
 def least_parts(settings: Settings, room: float) -> int | None:
     """Returns the fewest GPUs of so many bytes over which a runner's engines fit, up to 8; None: they do not."""
     for parts in (1, 2, 4, 8):
-        split = settings.model_copy(update={"tensor_parallel": parts, "gpus_per_runner": parts})
+        split = settings.model_copy(update={"tensor_parallel_size": parts, "gpus_per_runner": parts})
         with contextlib.suppress(ModelError):  # its heads cannot be dealt to so many
             if runner(split, shapes(split)).total <= room:
                 return parts

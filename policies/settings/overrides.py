@@ -13,7 +13,7 @@ from policies.settings.fields import Fields
 
 GROUPED = ("rloo", "grpo", "dr_grpo")
 """Estimators that compare a policy's responses to the same query with one another."""
-RUNNER_SETTINGS = ("tensor_parallel", "weight_transfer", "max_lag", "runner_resources")
+RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag", "runner_resources")
 """Settings of processes that only generate."""
 
 
@@ -35,21 +35,23 @@ REQUIREMENTS = (
     Requirement(("partner_reward",), lambda s: s.credit == "sum", "credit=sum"),
     Requirement(("chain_gamma", "chain_lam"), lambda s: s.credit == "chain", "credit=chain"),
     Requirement(("chain_lam",), lambda s: s.advantage == "gae", "advantage=gae"),
-    Requirement(("average_period", "evaluate_average"), _can_average, "two LLMs that start from one model"),
-    Requirement(("average_share",), lambda s: s.average_period is not None, "average_period"),
-    Requirement(("select_by",), lambda s: s.select_by != "mean" or s.evaluate_average, "evaluate_average=true"),
+    Requirement(("average_period", "eval_average"), _can_average, "two LLMs that start from one model"),
+    Requirement(("average_tau",), lambda s: s.average_period is not None, "average_period"),
+    Requirement(("select_by",), lambda s: s.select_by != "mean" or s.eval_average, "eval_average=true"),
     Requirement(
         ("select_by",),
         lambda s: s.select_by != "chain" or (s.num_agents != 1 and s.knowledge_transfer),
         "two agents and knowledge_transfer=true",
     ),
     Requirement(
-        ("lora_rank", "lora_alpha", "lora_targets", "quantization"), lambda s: s.weights == "lora", "weights=lora"
+        ("lora_rank", "lora_alpha", "lora_target_modules", "quantization"),
+        lambda s: s.weights == "lora",
+        "weights=lora",
     ),
-    Requirement(("system", "chat_date"), lambda s: s.chat, "chat=true"),
-    Requirement(("min_query",), lambda s: s.max_query is not None, "max_query"),
+    Requirement(("system_prompt", "chat_date"), lambda s: s.chat, "chat=true"),
+    Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
     Requirement(("gamma",), lambda s: s.advantage not in GROUPED, "advantage=gae or reinforce"),
-    Requirement(("drop_flat_groups",), lambda s: s.advantage in GROUPED, "advantage=rloo, grpo or dr_grpo"),
+    Requirement(("drop_zero_std_groups",), lambda s: s.advantage in GROUPED, "advantage=rloo, grpo or dr_grpo"),
     Requirement(
         ("group_baseline",),
         lambda s: s.advantage == "gae" and (s.num_generations, s.num_siblings) != (1, 1),
@@ -58,7 +60,7 @@ REQUIREMENTS = (
     Requirement(
         ("critic_inputs",), lambda s: s.advantage == "gae" and s.num_agents != 1, "advantage=gae and two agents"
     ),
-    Requirement(("tensor_parallel", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
+    Requirement(("tensor_parallel_size", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
     Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
     Requirement(RUNNER_SETTINGS, lambda s: s.num_runners, "num_runners of 1 or more"),
     Requirement(("offload_optimizer",), lambda s: s.gpus_per_learner, "gpus_per_learner"),
@@ -82,7 +84,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         del result["num_runners"]
     for names, is_met, _ in REQUIREMENTS:
         # Drop only what lost its effect through the overrides: `average_period` of a preset with two agents, if
-        # `num_agents=1` is set. What had none before, as with `average_share` alone in a file, is left to be refused.
+        # `num_agents=1` is set. What had none before, as with `average_tau` alone in a file, is left to be refused.
         if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
             result = {name: value for name, value in result.items() if name in overrides or name not in names}
     return result

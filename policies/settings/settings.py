@@ -40,12 +40,12 @@ class Settings(Fields):
         """The figures by whose combined reward `select_by` chooses.
 
         Args:
-            found: of an evaluation, with `evaluation` and `last_answer` as in `metrics.jsonl`.
+            found: of an evaluation, with `evaluation` and `last_response` as in `metrics.jsonl`.
 
         Returns:
             As they stand there: NaN, or None in what was written, where one is not known.
         """
-        of = {"bare": ("evaluation", "mean"), "chain": ("last_answer",), "mean": ("evaluation", AVERAGE)}
+        of = {"bare": ("evaluation", "mean"), "chain": ("last_response",), "mean": ("evaluation", AVERAGE)}
         for key in of[self.select_by]:
             found = found[key]
         return found
@@ -67,7 +67,7 @@ class Settings(Fields):
             SpecError: the function that `credit` names cannot be loaded.
         """
         own = load_function(self.credit, "credit") if ":" in self.credit else None
-        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.rewarded, own)
+        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.reward_scope, own)
 
     @property
     def whole_reward(self) -> str | None:
@@ -115,7 +115,7 @@ class Settings(Fields):
         Raises:
             ValueError: the task is unknown, or its data cannot be read; the message says what to do.
         """
-        tokenizer = None if self.max_query is None else self.make_tokenizers()[self.modules[0]]
+        tokenizer = None if self.max_query_tokens is None else self.make_tokenizers()[self.modules[0]]
         return make_task(self.task_settings, tokenizer=tokenizer)
 
     def make_tokenizers(self) -> Tokenizers:
@@ -138,7 +138,7 @@ class Settings(Fields):
         """
         if not self.chat:
             return {}
-        formats = {id(t): ChatFormat(t, self.system, self.chat_date) for t in tokenizers.values()}
+        formats = {id(t): ChatFormat(t, self.system_prompt, self.chat_date) for t in tokenizers.values()}
         return {module_id: formats[id(tokenizer)] for module_id, tokenizer in tokenizers.items()}
 
     def with_chat_date(self) -> Self:
@@ -208,8 +208,8 @@ class Settings(Fields):
     def _embeddings(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
         from policies.models.model_check import check_model  # brings torch along
 
-        longest, paths = self.max_prompt + self.max_response, self._sharing(tokenizers, module_id)
-        return [check_model(path, longest, self.trust_remote_code, self.tensor_parallel) for path in paths]
+        longest, paths = self.max_prompt_tokens + self.max_response_tokens, self._sharing(tokenizers, module_id)
+        return [check_model(path, longest, self.trust_remote_code, self.tensor_parallel_size) for path in paths]
 
     def families(self) -> dict[str, str]:
         """By LLM, its model's family in words.

@@ -12,7 +12,7 @@ from policies.settings.settings import Settings, make_settings
 POLICIES = "learner_group/learner/rl_module"
 """Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
 CONFIG = "config.yaml"
-SAME = ("model", "weights", "lora_rank", "lora_alpha", "lora_targets", "critic_inputs")
+SAME = ("model", "weights", "lora_rank", "lora_alpha", "lora_target_modules", "critic_inputs")
 """Settings that say what a policy consists of."""
 
 

@@ -13,10 +13,16 @@ from benchmarks.bare_ppo import BarePPO
 QUERIES = 8
 
 
-@pytest.mark.parametrize("micro_batch", [QUERIES, 3])
-def test_one_update_of_the_bare_loop_ends_at_the_learners_weights(tmp_path: Path, micro_batch: int) -> None:
+@pytest.mark.parametrize("micro_batch_size", [QUERIES, 3])
+def test_one_update_of_the_bare_loop_ends_at_the_learners_weights(tmp_path: Path, micro_batch_size: int) -> None:
     settings = learner.settings(tmp_path, "test", "fp32", quick=True).model_copy(
-        update={"minibatch": QUERIES, "micro_batch": micro_batch, "epochs": 2, "lr": 1e-3, "grad_clip": 0.5}
+        update={
+            "minibatch_size": QUERIES,
+            "micro_batch_size": micro_batch_size,
+            "num_epochs": 2,
+            "lr": 1e-3,
+            "grad_clip": 0.5,
+        }
     )
     ours, (played, samples) = learner.build(settings), learner.play(settings)
     bare = {module_id: BarePPO(settings) for module_id in settings.modules}

@@ -89,7 +89,7 @@ def test_operations_are_six_a_weight_and_token_and_less_where_weights_are_frozen
 
 
 @pytest.mark.parametrize(
-    ("case", "micro_batch", "gigabytes"),
+    ("case", "micro_batch_size", "gigabytes"),
     [
         (Case("0.5B"), 8, 12.6),
         (Case("0.5B"), 32, 21.9),
@@ -103,10 +103,10 @@ def test_operations_are_six_a_weight_and_token_and_less_where_weights_are_frozen
     ids=str,
 )
 def test_the_estimate_is_within_15_percent_of_what_an_h200_held(
-    case: Case, micro_batch: int, gigabytes: float, tmp_path: Path
+    case: Case, micro_batch_size: int, gigabytes: float, tmp_path: Path
 ) -> None:
     config_of(case.size).save_pretrained(tmp_path)
-    options = argparse.Namespace(rows=64, prompt=256, response=512, micro_batch=micro_batch)
+    options = argparse.Namespace(rows=64, prompt=256, response=512, micro_batch_size=micro_batch_size)
     settings = gpu.settings(case, options, str(tmp_path), "cuda")
     parts = memory.learner(settings, memory.shapes(settings)).parts
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))

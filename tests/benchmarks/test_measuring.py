@@ -33,7 +33,7 @@ def test_a_figure_says_whether_its_target_is_met(value: float, met: bool) -> Non
 
 
 def test_a_record_is_written_with_its_command_its_versions_and_every_run_of_a_median(tmp_path: Path) -> None:
-    record = Record("learner", "fast", {"queries": 8}, [median("speed", [1.0, 3.0, 2.0], "×", at_least=1.5)])
+    record = Record("learner", "fast", {"queries_per_update": 8}, [median("speed", [1.0, 3.0, 2.0], "×", at_least=1.5)])
     written = json.loads(record.write(tmp_path).read_text())
     assert written["command"] == "python -m benchmarks learner"
     assert "torch" in written["environment"]["versions"]

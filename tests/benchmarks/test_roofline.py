@@ -13,7 +13,7 @@ from policies.settings.settings import Settings, make_settings
 
 def settings(**values: Any) -> Settings:
     apart = {"num_learners": 2, "gpus_per_learner": 1, "gpus_per_runner": 1, "dtype": "bf16"}
-    return make_settings({"queries": 64, "minibatch": 64, **apart, **values})
+    return make_settings({"queries_per_update": 64, "minibatch_size": 64, **apart, **values})
 
 
 def test_the_parts_are_all_of_an_update_and_each_setting_moves_the_part_that_it_is_about() -> None:
@@ -32,7 +32,7 @@ def test_the_parts_are_all_of_an_update_and_each_setting_moves_the_part_that_it_
 
 
 def test_rows_cost_more_than_their_tokens_where_they_are_padded_or_wait_for_one_another() -> None:
-    alone = settings(micro_batch=1)
+    alone = settings(micro_batch_size=1)
     assert uneven(alone) == 1.0
-    assert 1.0 < uneven(settings(micro_batch=8)) < 2.0
-    assert uneven(settings(micro_batch=1, shards_per_policy=2, num_learners=4)) > 1.0
+    assert 1.0 < uneven(settings(micro_batch_size=8)) < 2.0
+    assert uneven(settings(micro_batch_size=1, shards_per_policy=2, num_learners=4)) > 1.0

@@ -24,9 +24,17 @@ __all__ = ["head", "ray_session"]
 
 UPDATES = 14
 SETTINGS: dict[str, Any] = {
-    **{"backend": "transformers", "dtype": "fp32", "updates": UPDATES, "exchange_period": 3, "checkpoint_every": 4},
-    **{"queries": 4, "minibatch": 4, "micro_batch": 4, "epochs": 1, "lr": 1e-4, "max_response": 6, "samples_every": 1},
-    **{"eval_queries": 2, "eval_every": 10, "self_test": "false"},
+    **{"backend": "transformers", "dtype": "fp32", "num_updates": UPDATES, "exchange_period": 3, "checkpoint_every": 4},
+    **{
+        "queries_per_update": 4,
+        "minibatch_size": 4,
+        "micro_batch_size": 4,
+        "num_epochs": 1,
+        "lr": 1e-4,
+        "max_response_tokens": 6,
+        "samples_every": 1,
+    },
+    **{"eval_queries": 2, "eval_every": 10, "check_weight_sync": "false"},
 }
 REWARD = "tests.cluster.sample_rewards:brevity?hold="
 PATIENCE = 140.0

@@ -30,8 +30,16 @@ def brevity(completions):
 """
 SMALL = (
     "imdb-tiny-paper",
-    *("backend=transformers", "num_runners=0", "queries=4", "minibatch=4", "micro_batch=4", "epochs=1", "dtype=fp32"),
-    *("eval_queries=4", "eval_every=100", "checkpoint_every=100", "max_response=6", "self_test=false"),
+    *(
+        "backend=transformers",
+        "num_runners=0",
+        "queries_per_update=4",
+        "minibatch_size=4",
+        "micro_batch_size=4",
+        "num_epochs=1",
+        "dtype=fp32",
+    ),
+    *("eval_queries=4", "eval_every=100", "checkpoint_every=100", "max_response_tokens=6", "check_weight_sync=false"),
     *("keep_checkpoints=1", "reward=my_rewards:brevity"),
 )
 
@@ -104,7 +112,7 @@ def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, work: Path,
     (checkout / "my_rewards.py").write_text("def brevity(completions):\n    return [-len(c) for c in completions]\n")
     (checkout / "launch" / "mark.py").write_text("import launch.main\nprint('launch is in', launch.main.__file__)\n")
     out = tmp_path / "run"
-    shell = f"python -m launch.mark && python -m cory_rllib train {' '.join(SMALL)} updates=1 --out {out}"
+    shell = f"python -m launch.mark && python -m cory_rllib train {' '.join(SMALL)} num_updates=1 --out {out}"
     submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", str(checkout), "--")
     job = head.python(*submit, "env", "-u", "PYTHONPATH", "bash", "-c", shell, cwd=work)
     output, errors = job.communicate(timeout=240)
@@ -128,14 +136,14 @@ def test_a_missing_or_wrong_token_is_one_sentence(head: Head, tmp_path: Path, to
 def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, work: Path, tmp_path: Path) -> None:
     storage = tmp_path / "storage"
     words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL, "num_runners=1")
-    job = head.cory(*words, "updates=100", cwd=work)
+    job = head.cory(*words, "num_updates=100", cwd=work)
     rest = stopped_at(job, "1/100", head, work)
     run = Run.open(storage / "run")
     done = run.checkpoints.updates()[-1]
     assert f"Update {done} is saved. Go on with:\n  cory train --resume file://{storage}/run" in rest
     assert 0 < done < 100 and run.updates()[-1]["update"] == done
 
-    job = head.cory(*words, f"updates={done + 1}", cwd=work)
+    job = head.cory(*words, f"num_updates={done + 1}", cwd=work)
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert f"going on after update {done}" in output
@@ -162,7 +170,7 @@ def test_a_search_as_a_job_is_stopped_and_its_command_given_again_goes_on(
     head: Head, work: Path, tmp_path: Path
 ) -> None:
     found = tmp_path / "storage" / "rates"
-    search = ("tune", *SMALL, "updates=16", "eval_every=1", "exchange_period=1", "--over", "lr=1e-4,1e-3")
+    search = ("tune", *SMALL, "num_updates=16", "eval_every=1", "exchange_period=1", "--over", "lr=1e-4,1e-3")
     words = ("submit", "--storage", str(found.parent), "--name", "rates", "--", *search, "--concurrent", "1")
     rest = stopped_at(head.cory(*words, cwd=work), "1/16", head, work)
     assert "Running trials finish their update and are saved." in rest and f"cory tune --resume {found}" in rest

@@ -65,14 +65,14 @@ def test_the_observer_sees_the_first_line_of_what_was_answered_before_it() -> No
 
 
 def test_the_task_is_sound_and_wrong_answers_score_nothing() -> None:
-    report = validate(make_task("arithmetic", digits=1), tokenizer(), max_prompt=None)
+    report = validate(make_task("arithmetic", digits=1), tokenizer(), max_prompt_tokens=None)
     assert report.ok and not report.warnings
     assert "train: 92 of 92 gold answers score 1.0" in report.facts
     assert any(fact.startswith("train: 0 of ") and "wrong answers" in fact for fact in report.facts)
 
 
 def test_the_environment_plays_it() -> None:
-    environment = cory_v0.env(task="arithmetic", digits=1, operations="sums", max_prompt=200)
+    environment = cory_v0.env(task="arithmetic", digits=1, operations="sums", max_prompt_tokens=200)
     environment.reset(options={"query": 0})
     gold = str(environment.queries[0].columns["answer"])
     environment.step(response(f" {gold}\n"))

@@ -77,7 +77,7 @@ def seen(episode: ChainEpisode) -> str:
 def test_a_response_ends_at_the_stop_text_and_loses_no_text_before_it(
     text: str, stop: str, kept: str, read: str, ended: bool
 ) -> None:
-    episode = ChainEpisode(chain(stop=stop, max_response=20), QUERIES[0])
+    episode = ChainEpisode(chain(stop=stop, max_response_tokens=20), QUERIES[0])
     episode.respond(response(text))
     assert episode.responses == [tokens_of(kept)]
     assert (episode.completions, episode.ended, seen(episode)) == ([read], [ended], read)
@@ -146,7 +146,7 @@ def test_one_observed_response_leaves_room_where_all_would_be_cut() -> None:
     words = " one two three four five"
     cut = {}
     for observed in get_args(Observed):
-        episode = ChainEpisode(chain(8, observed=observed, max_prompt=48), QUERIES[0])
+        episode = ChainEpisode(chain(8, observed=observed, max_prompt_tokens=48), QUERIES[0])
         while episode.role is not None:
             if episode.awaits_rewards:
                 episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
@@ -164,7 +164,7 @@ def test_without_knowledge_transfer_every_agent_sees_the_bare_query() -> None:
 
 
 def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() -> None:
-    described = chain(max_prompt=64)
+    described = chain(max_prompt_tokens=64)
     episode = ChainEpisode(described, QUERIES[0])
     space = described.observation_space()
     assert episode.observation("observer")["length"] == 0
@@ -189,7 +189,7 @@ def test_a_response_is_kept_up_to_its_length_and_its_first_eos() -> None:
 
 
 def test_no_eos_is_invented_and_none_shows_in_the_text() -> None:
-    episode = ChainEpisode(chain(1, max_response=4), QUERIES[0])
+    episode = ChainEpisode(chain(1, max_response_tokens=4), QUERIES[0])
     tokens = tokens_of(" good good good good")[:4]
     episode.respond({"tokens": tokens, "length": 4})
     assert EOS not in episode.responses[0]
@@ -220,7 +220,7 @@ def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> No
     whole = ChainEpisode(chain(), QUERIES[0])
     whole.respond(response(words))
     limit = len(whole.prompt_ids()) - 3
-    episode = ChainEpisode(chain(max_prompt=limit), QUERIES[0])
+    episode = ChainEpisode(chain(max_prompt_tokens=limit), QUERIES[0])
     episode.respond(response(words))
     prompt = tokenizer().decode(episode.prompt_ids())
     start, end = 'I can make this sentence "This movie was', '" more positive: This movie was'
@@ -235,7 +235,7 @@ def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> No
 
 def test_agents_of_different_tokenizers_read_and_write_in_their_own_and_see_text() -> None:
     spelling = ByT5Tokenizer()  # of bytes
-    plain = {"num_agents": 3, "observed": "best", "max_prompt": 90}
+    plain = {"num_agents": 3, "observed": "best", "max_prompt_tokens": 90}
     words, letters = chain(**plain), Chain(chain().task, spelling, **plain)  # type: ignore[arg-type]
     mixed = words.with_readers([words, letters, words])
     assert mixed.vocab_size == max(words.vocab_size, letters.vocab_size)
@@ -258,7 +258,7 @@ def test_the_last_of_several_references_is_cut_first() -> None:
     whole = ChainEpisode(chain(3), QUERIES[0])
     for text in (" good", " really good"):
         whole.respond(response(text))
-    episode = ChainEpisode(chain(3, max_prompt=len(whole.prompt_ids()) - 1), QUERIES[0])
+    episode = ChainEpisode(chain(3, max_prompt_tokens=len(whole.prompt_ids()) - 1), QUERIES[0])
     for text in (" good", " really good"):
         episode.respond(response(text))
     prompt = tokenizer().decode(episode.prompt_ids())
@@ -268,14 +268,14 @@ def test_the_last_of_several_references_is_cut_first() -> None:
 def test_a_response_that_lost_all_its_tokens_is_left_out() -> None:
     only, both = [tokens_of(" good")], [tokens_of(" good"), tokens_of(" really good")]
     alone, _ = chain().build_prompt(QUERIES[0], only)
-    assert chain(3, max_prompt=len(alone)).build_prompt(QUERIES[0], both) == (alone, True)
+    assert chain(3, max_prompt_tokens=len(alone)).build_prompt(QUERIES[0], both) == (alone, True)
 
 
 def test_a_query_that_cannot_fit_is_named_with_the_setting_that_helps() -> None:
-    with pytest.raises(QueryTooLong, match=r"Query 0 of task reviews .* max_prompt is 2") as error:
-        ChainEpisode(chain(max_prompt=2), QUERIES[0]).prompt_ids()
-    assert "Raise max_prompt to at least" in str(error.value)
-    episode = ChainEpisode(chain(max_prompt=8), QUERIES[0])
+    with pytest.raises(QueryTooLong, match=r"Query 0 of task reviews .* max_prompt_tokens is 2") as error:
+        ChainEpisode(chain(max_prompt_tokens=2), QUERIES[0]).prompt_ids()
+    assert "Raise max_prompt_tokens to at least" in str(error.value)
+    episode = ChainEpisode(chain(max_prompt_tokens=8), QUERIES[0])
     with pytest.raises(QueryTooLong, match="without any reference"):
         episode.respond(response(" great"))
         episode.prompt_ids()
@@ -390,7 +390,13 @@ def test_the_largest_id_counts_and_ends_and_padding_beyond_the_embeddings_are_no
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_prompt": 0}, {"max_response": 0}, {"partner_reward": float("nan")}, {"num_agents": 0}, {"observed": "none"}],
+    [
+        {"max_prompt_tokens": 0},
+        {"max_response_tokens": 0},
+        {"partner_reward": float("nan")},
+        {"num_agents": 0},
+        {"observed": "none"},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):

@@ -51,7 +51,7 @@ def chatty() -> "PreTrainedTokenizerBase":
 
 def test_a_few_shot_prompt_is_one_message_of_the_user_s(chatty: "PreTrainedTokenizerBase") -> None:
     task = make_task("arithmetic", digits=1)
-    report = validate(task, chatty, chat=True, max_prompt=None)
+    report = validate(task, chatty, chat=True, max_prompt_tokens=None)
     asked = task.observer_prompt(task.train[0], ["<pioneer's response>"])
     assert report.ok
     assert report.prompts["observer"][0] == f"<s><|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
@@ -72,7 +72,7 @@ def test_gold_answers_to_conversations_are_messages_as_in_training(chatty: "PreT
 def test_each_role_s_prompt_is_a_user_s_message_and_special_tokens_stand_once(
     chatty: "PreTrainedTokenizerBase",
 ) -> None:
-    episode = ChainEpisode(Chain(reviews(), chatty, chat=True, system="Write a review."), QUERIES[0])
+    episode = ChainEpisode(Chain(reviews(), chatty, chat=True, system_prompt="Write a review."), QUERIES[0])
     system = "<s><|im_start|>system\nWrite a review.<|im_end|>\n<|im_start|>user\n"
     first = episode.prompt_ids()
     assert chatty.decode(first) == f"{system}This movie was<|im_end|>\n<|im_start|>assistant\n"
@@ -92,7 +92,7 @@ def test_a_reference_is_cut_inside_the_template_which_stays_whole(chatty: "PreTr
     whole = ChainEpisode(Chain(reviews(), chatty, chat=True), QUERIES[0])
     words = response(" one two three four five six")
     whole.respond(words)
-    cut = ChainEpisode(Chain(reviews(), chatty, chat=True, max_prompt=len(whole.prompt_ids()) - 2), QUERIES[0])
+    cut = ChainEpisode(Chain(reviews(), chatty, chat=True, max_prompt_tokens=len(whole.prompt_ids()) - 2), QUERIES[0])
     cut.respond(words)
     text = chatty.decode(cut.prompt_ids())
     assert cut.truncated == [False, True] and "six" not in text
@@ -107,8 +107,10 @@ def test_a_tokenizer_without_a_template_and_one_that_takes_no_system_message_are
     chatty.chat_template = NO_SYSTEM + TEMPLATE
     try:
         Chain(reviews(), chatty, chat=True)
-        with pytest.raises(ChatError, match=r"messages from system, user: System role not supported.*setting system"):
-            Chain(reviews(), chatty, chat=True, system="Be brief.")
+        with pytest.raises(
+            ChatError, match=r"messages from system, user: System role not supported.*setting `system_prompt`"
+        ):
+            Chain(reviews(), chatty, chat=True, system_prompt="Be brief.")
     finally:
         chatty.chat_template = TEMPLATE
 
@@ -118,7 +120,7 @@ def conversations(reward: str = LENGTH) -> Task:
 
 
 def test_a_conversation_keeps_its_history_and_its_own_system_message(chatty: "PreTrainedTokenizerBase") -> None:
-    episode = ChainEpisode(Chain(conversations(), chatty, chat=True, system="Unused."), conversations().train[0])
+    episode = ChainEpisode(Chain(conversations(), chatty, chat=True, system_prompt="Unused."), conversations().train[0])
     text = "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     text += "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n"
     assert chatty.decode(episode.prompt_ids()) == f"{text}Name a fruit.<|im_end|>\n<|im_start|>assistant\n"
@@ -141,7 +143,7 @@ def test_a_conversation_s_reward_gets_messages_as_trl_gives_them(chatty: "PreTra
 
 
 def test_validate_shows_the_prompts_as_the_model_gets_them(chatty: "PreTrainedTokenizerBase") -> None:
-    report = validate(reviews(), chatty, chat=True, system="Be kind.")
+    report = validate(reviews(), chatty, chat=True, system_prompt="Be kind.")
     assert report.ok
     assert report.prompts["pioneer"][0].endswith("This movie was<|im_end|>\n<|im_start|>assistant\n")
     assert "Be kind." in report.prompts["observer"][0]
@@ -164,7 +166,14 @@ def test_the_environment_takes_chat_stop_tokens_and_cut_queries(
     data = tmp_path / "rows.csv"
     data.write_text("query\nThis movie was the best of all that I have seen this year\nI did not like it at all\n")
     env = cory_v0.env(
-        "imdb", tokenizer=chatty, chat=True, stop_token_ids=[5], data=data, reward=LENGTH, min_query=2, max_query=3
+        "imdb",
+        tokenizer=chatty,
+        chat=True,
+        stop_token_ids=[5],
+        data=data,
+        reward=LENGTH,
+        min_query_tokens=2,
+        max_query_tokens=3,
     )
     env.reset(seed=0)
     seen = env.observe("pioneer")

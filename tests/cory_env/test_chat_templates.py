@@ -92,10 +92,10 @@ def test_templates_of_known_kinds_are_used_and_what_ends_their_turns_ends_a_resp
     talk = (Message(role="user", content="Hi"), Message(role="assistant", content="Ho"))
     assert loaded.decode(chain.encode_first([Query(0, "Why?", history=talk)])[0]).count("Why?") == 1
     if system:
-        ChatFormat(loaded, system="Be kind.")
+        ChatFormat(loaded, system_prompt="Be kind.")
     else:
         with pytest.raises(ChatError, match=r"system"):
-            ChatFormat(loaded, system="Be kind.")
+            ChatFormat(loaded, system_prompt="Be kind.")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_template_that_loses_a_message_or_fails_is_refused_with_one_sentence(t
 
 def test_a_system_message_that_is_left_out_is_refused() -> None:
     with pytest.raises(ChatError, match=r"leaves out the message of the role system in a conversation of system, user"):
-        Chain(reviews(), tokenizer(PHI), chat=True, system="Answer in French.")
+        Chain(reviews(), tokenizer(PHI), chat=True, system_prompt="Answer in French.")
 
 
 @pytest.mark.parametrize("role", ["developer", "tool", "ipython"])

@@ -51,7 +51,7 @@ def test_bundled_solutions_pass_all_their_tests_and_not_those_of_the_next_proble
         for split in task.splits
     }
     part = replace(task, train=splits["train"], test=splits["test"])
-    report = validate(part, tokenizer(), max_prompt=None, max_response=512, reward_timeout=240)
+    report = validate(part, tokenizer(), max_prompt_tokens=None, max_response_tokens=512, reward_timeout=240)
     assert report.ok and not report.warnings, str(report)
     for split, queries in splits.items():
         count = len(queries)

@@ -67,7 +67,7 @@ def talk(user: str, assistant: str) -> tuple[Message, ...]:
 def test_prompts_that_spell_no_control_token_are_tokenized_as_they_are(name: str, chat: bool) -> None:
     tokenizer = kind(name)
     for prompts in PROMPTS:
-        chain = Chain(task(prompts), tokenizer, chat=chat, max_prompt=10_000)
+        chain = Chain(task(prompts), tokenizer, chat=chat, max_prompt_tokens=10_000)
         turns = [
             (Query(0, query, {"extra": extra, "n": 3}, talk(extra, response)), [response])
             for query, response, extra in itertools.product(TEXTS, TEXTS, TEXTS[1:3])
@@ -98,7 +98,7 @@ def control_tokens(chain: Chain, prompt: list[int]) -> Counter[int]:
 @pytest.mark.parametrize("name", KINDS)
 def test_text_that_spells_control_tokens_becomes_ordinary_ones_wherever_it_comes_from(name: str, chat: bool) -> None:
     tokenizer = kind(name)
-    chain = Chain(task(), tokenizer, chat=chat, max_prompt=10_000)
+    chain = Chain(task(), tokenizer, chat=chat, max_prompt_tokens=10_000)
     assert chain.control._spellings
     for text in forgeries(chain):
         history = (Message(role="system", content=text), Message(role="assistant", content=text)) if chat else None
@@ -154,10 +154,10 @@ def test_a_prompt_that_is_cut_holds_no_control_token_of_a_response() -> None:
     chain = Chain(task(), byte_level(), chat=True)
     words = chain.control.encode_text(["one <|im_end|> two <|im_end|> three"])[0]
     clean = control_tokens(chain, chain.build_prompt(chain.task.train[0], [words[:1]])[0])
-    for max_prompt in range(len(chain.build_prompt(chain.task.train[0], [[]])[0]), 60):
-        chain.max_prompt = max_prompt
+    for max_prompt_tokens in range(len(chain.build_prompt(chain.task.train[0], [[]])[0]), 60):
+        chain.max_prompt_tokens = max_prompt_tokens
         prompt, _ = chain.build_prompt(chain.task.train[0], [words])
-        assert control_tokens(chain, prompt) == clean and len(prompt) <= max_prompt
+        assert control_tokens(chain, prompt) == clean and len(prompt) <= max_prompt_tokens
 
 
 def test_marks_of_a_template_count_that_are_not_special_and_other_added_tokens_are_text() -> None:

@@ -24,7 +24,7 @@ def make(num_agents: int = 2, **settings: Any) -> cory_v0.raw_env:
 
 def action(env: cory_v0.raw_env, text: str) -> Action:
     tokens = tokens_of(text)
-    padded = np.zeros(env.chain.max_response, np.int64)
+    padded = np.zeros(env.chain.max_response_tokens, np.int64)
     padded[: len(tokens)] = tokens
     return {"tokens": padded, "length": len(tokens)}
 
@@ -193,9 +193,9 @@ def test_it_renders_the_chain_as_text(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_settings_of_a_named_task_do_not_go_with_a_task_object() -> None:
     with pytest.raises(ValueError, match="belong to a task given by name"):
-        make(min_query=2)
-    with pytest.raises(ValueError, match="min_query=2, but max_query=None"):
-        make_task("imdb", min_query=2)
+        make(min_query_tokens=2)
+    with pytest.raises(ValueError, match="min_query_tokens=2, but max_query_tokens=None"):
+        make_task("imdb", min_query_tokens=2)
     with pytest.raises(ValueError, match="belong to a task given by name"):
         make(prompt="{query}")
 

@@ -49,7 +49,7 @@ def test_the_observer_sees_the_draft_between_query_and_equals_sign() -> None:
 
 
 def test_the_task_is_sound() -> None:
-    report = validate(make_task("drafts"), tokenizer(), max_prompt=None)
+    report = validate(make_task("drafts"), tokenizer(), max_prompt_tokens=None)
     assert report.ok and not report.warnings
 
 

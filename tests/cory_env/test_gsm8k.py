@@ -116,6 +116,6 @@ def test_of_the_real_data_every_solution_is_right_and_the_next_one_only_where_th
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="GSM8K is not at hand")
 def test_the_real_data_is_proved_sound() -> None:
-    report = validate(make_task("gsm8k", data=REAL / "test.jsonl"), tokenizer(), max_prompt=None)
+    report = validate(make_task("gsm8k", data=REAL / "test.jsonl"), tokenizer(), max_prompt_tokens=None)
     assert report.ok and not report.warnings
     assert {"train: 1188 of 1188 gold answers score 1.0", "test: 131 of 131 gold answers score 1.0"} < {*report.facts}

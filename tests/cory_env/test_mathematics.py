@@ -75,7 +75,7 @@ def test_rows_of_math_and_of_gsm8k_are_problems_whose_answers_are_right(tmp_path
     assert [task.gold(query) for query in task.train] == [r"\boxed{\frac{1}{2}}", r"\boxed{-2, 2}"]
     assert "final answer in \\boxed{}." in task.prompt(task.train[0])
     assert "\n\n\\boxed{1}\n\nReason" in task.observer_prompt(task.train[0], [" \\boxed{1}\n"])
-    report = validate(task, tokenizer(), max_prompt=None, max_response=64)
+    report = validate(task, tokenizer(), max_prompt_tokens=None, max_response_tokens=64)
     assert report.ok, str(report)
     assert "train: 2 of 2 gold answers score 1.0" in report.facts
 
@@ -83,7 +83,7 @@ def test_rows_of_math_and_of_gsm8k_are_problems_whose_answers_are_right(tmp_path
 def test_a_source_may_say_itself_which_column_is_the_problem(tmp_path: Path) -> None:
     rows = [{"asked": f"{n} + 1", "solution": f"It is \\boxed{{{n + 1}}}."} for n in range(3)]
     data = write(tmp_path / "data.jsonl", rows)
-    task = make_task("math", data=f"{data}?query=asked")
+    task = make_task("math", data=f"{data}?query_column=asked")
     assert [(query.text, task.gold(query)) for query in task.train] == [
         ("0 + 1", "\\boxed{1}"),
         ("1 + 1", "\\boxed{2}"),

@@ -53,7 +53,7 @@ def test_csv_takes_its_columns_from_the_header_and_quotes_may_hold_commas_and_li
         ('query\n"a" b\n', "line 2 is not valid CSV"),
         ('query\na\n"b\n', "line 3 is not valid CSV"),
         (b"query\na\n\xff\n", "line 3 is not UTF-8"),
-        ("question\na\n", r"line 2 has no column 'query' \(it has question\).*\?query=COLUMN"),
+        ("question\na\n", r"line 2 has no column 'query' \(it has question\).*\?query_column=COLUMN"),
         ("query,role\na,x\n", "line 2: the column name 'role' is taken"),
         ("query,completion_ids\na,x\n", "line 2: the column name 'completion_ids' is taken"),
         ('query,answer\n"  ",1\n', "line 2: 'query' is '  ', but must be text"),
@@ -177,19 +177,23 @@ def test_a_column_that_some_rows_lack_is_none_there(tmp_path: Path) -> None:
 
 def test_another_column_is_the_query_where_the_source_names_it(tmp_path: Path) -> None:
     data = csv_file(tmp_path, "question,prompt\nWhy?,unused\nHow?,too\n")
-    assert read_queries(f"{data}?query=question")[0] == Query(0, "Why?", {"prompt": "unused"})
-    task = make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} ({prompt})")
+    assert read_queries(f"{data}?query_column=question")[0] == Query(0, "Why?", {"prompt": "unused"})
+    task = make_task("custom", data=f"{data}?query_column=question", reward=LENGTH, prompt="{query} ({prompt})")
     assert task.prompt(task.train[0]) == "Why? (unused)"
     with pytest.raises(
         DataError, match=r"'question', which the prompts or the reward use.*the query itself is {query} in prompts"
     ):
-        make_task("custom", data=f"{data}?query=question", reward=LENGTH, prompt="{query} {question}")
+        make_task("custom", data=f"{data}?query_column=question", reward=LENGTH, prompt="{query} {question}")
 
 
-@pytest.mark.parametrize("tail", ["?question", "?split=train", "?query=a&b", "?Query=a", "?query=a&query=b"])
+@pytest.mark.parametrize(
+    "tail", ["?question", "?split=train", "?query_column=a&b", "?Query=a", "?query_column=a&query_column=b"]
+)
 def test_settings_that_a_file_does_not_take_are_refused_with_those_it_takes(tmp_path: Path, tail: str) -> None:
     data = csv_file(tmp_path, "query\na\n")
-    with pytest.raises(DataError, match=r"It may have: query\.|each setting once, such as .*\?query=question"):
+    with pytest.raises(
+        DataError, match=r"It may have: query_column\.|each setting once, such as .*\?query_column=question"
+    ):
         read_queries(f"{data}{tail}")
 
 
@@ -208,17 +212,17 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Query]
 
 
 def test_a_hub_data_set_is_read_by_split_and_column(hub: Callable[[str], list[Query]]) -> None:
-    assert hub("?query=text")[1] == Query(1, "train review 1", {"label": 1})
-    assert [query.text for query in hub("?split=test[3:]&query=text")] == ["test review 3", "test review 4"]
+    assert hub("?query_column=text")[1] == Query(1, "train review 1", {"label": 1})
+    assert [query.text for query in hub("?split=test[3:]&query_column=text")] == ["test review 3", "test review 4"]
 
 
 @pytest.mark.parametrize(
     ("tail", "message"),
     [
-        ("?split=valid&query=text", r"\(split=valid\) cannot be loaded: Unknown split .*'train', 'test'"),
-        ("?config=de&query=text", r"\(split=train, config=de\) cannot be loaded: .*'de' not found"),
-        ("?query=question", r"row 1 has no column 'question' \(it has text, label\)"),
-        ("/nowhere?query=text", "There is no data set hub:.*/nowhere"),
+        ("?split=valid&query_column=text", r"\(split=valid\) cannot be loaded: Unknown split .*'train', 'test'"),
+        ("?config=de&query_column=text", r"\(split=train, config=de\) cannot be loaded: .*'de' not found"),
+        ("?query_column=question", r"row 1 has no column 'question' \(it has text, label\)"),
+        ("/nowhere?query_column=text", "There is no data set hub:.*/nowhere"),
         ("?column=text", "It may have: query, split, config, revision"),
     ],
 )
@@ -239,7 +243,7 @@ def test_a_hub_that_cannot_be_reached_and_a_library_that_is_missing_are_named(tm
     script = (
         "import sys\nfrom cory_env.tasks.rows import read_queries\n"
         "if 'without' in sys.argv: sys.modules['datasets'] = None\n"
-        "try: read_queries('hub:no-such-owner/no-such-set?query=text')\n"
+        "try: read_queries('hub:no-such-owner/no-such-set?query_column=text')\n"
         "except ValueError as error: print(error)"
     )
     pytest.importorskip("datasets", reason="the extra hub is not installed")
@@ -258,7 +262,7 @@ def test_a_hub_that_cannot_be_reached_and_a_library_that_is_missing_are_named(tm
 def test_a_conversation_that_the_user_ends_is_a_query_with_its_history(tmp_path: Path) -> None:
     before = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     path = table(tmp_path / "rows.parquet", prompt=[[*before, USER]], answer=["apple"])
-    (query,) = read_queries(f"{path}?query=prompt")
+    (query,) = read_queries(f"{path}?query_column=prompt")
     assert (query.text, query.columns) == ("Name a fruit.", {"answer": "apple"})
     assert query.history == tuple(before) and query.raw == [*before, USER]
 

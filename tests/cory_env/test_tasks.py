@@ -197,7 +197,7 @@ def test_settings_travel_as_one_object_that_refuses_what_conflicts() -> None:
     for changes, message in (
         ({"task": "imdb"}, "digits=1 belongs to .* but task is imdb"),
         ({"data": "rows.jsonl"}, "but task is arithmetic and data rows.jsonl"),
-        ({"min_query": 3}, "min_query=3, but max_query=None. Set max_query to 3 or more"),
+        ({"min_query_tokens": 3}, "min_query_tokens=3, but max_query_tokens=None. Set max_query_tokens to 3 or more"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(settings, **changes)

@@ -61,51 +61,55 @@ def test_the_gold_answer_of_the_next_query_must_not_score_one_unless_it_is_the_s
 
 def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
     long = [Query(0, "2 + 2 =", {"answer": "4444", "gold": "4444"})]
-    report = validate(replace(sums(), train=long), tokenizer(), max_response=1)
+    report = validate(replace(sums(), train=long), tokenizer(), max_response_tokens=1)
     needed = len(tokenizer()("4444")["input_ids"])
-    assert f"1 gold answers of train do not fit max_response = 1. Raise it to {needed} or more." in report.warnings
+    assert (
+        f"1 gold answers of train do not fit max_response_tokens = 1. Raise it to {needed} or more." in report.warnings
+    )
 
 
-def lengths(num_agents: int, observed: Observed, max_prompt: int) -> Report:
+def lengths(num_agents: int, observed: Observed, max_prompt_tokens: int) -> Report:
     report = Report("reviews")
-    check_lengths(chain(num_agents, observed=observed, max_prompt=max_prompt, max_response=15), report)
+    check_lengths(
+        chain(num_agents, observed=observed, max_prompt_tokens=max_prompt_tokens, max_response_tokens=15), report
+    )
     return report
 
 
 @pytest.mark.parametrize(("num_agents", "observed"), [(2, "all"), (4, "all"), (4, "best")])
 def test_the_longest_prompt_that_is_needed_is_said_and_is_enough(num_agents: int, observed: Observed) -> None:
-    needed = lengths(num_agents, observed, 1000).max_prompt
+    needed = lengths(num_agents, observed, 1000).max_prompt_tokens
     assert lengths(num_agents, observed, needed).warnings == []
     assert lengths(num_agents, observed, needed - 1).warnings != []
     between = len(tokens_of('" and this sentence "' + QUERIES[2].text))
     more = 2 * (15 + between) if (num_agents, observed) == (4, "all") else 0  # two more references than a pair has
-    assert abs(needed - lengths(2, "all", 1000).max_prompt - more) <= 2  # tokens merge across seams
+    assert abs(needed - lengths(2, "all", 1000).max_prompt_tokens - more) <= 2  # tokens merge across seams
 
 
 def test_where_the_best_response_is_seen_all_count_as_equally_good_for_the_prompts_that_are_shown() -> None:
-    report = validate(reviews(), tokenizer(), num_agents=4, observed="best", max_response=15)
+    report = validate(reviews(), tokenizer(), num_agents=4, observed="best", max_response_tokens=15)
     assert report.ok and ("observer_3", "This movie was", " This movie was", 15.0) in report.rewards
     assert all("<pioneer's response>" in report.prompts[f"observer_{k}"][0] for k in (1, 2, 3))
     assert "<observer_1's response>" not in str(report)
 
 
 def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> None:
-    report = validate(reviews(), tokenizer(), max_prompt=20)
+    report = validate(reviews(), tokenizer(), max_prompt_tokens=20)
     assert not report.ok and not report.rewards
-    assert "1 of 3 queries of train do not fit max_prompt = 20, the first is query 2, " in report.problems[0]
-    assert validate(reviews(), tokenizer(), max_prompt=20, knowledge_transfer=False).ok
-    assert validate(reviews(), tokenizer(), max_prompt=20, num_agents=1).ok
+    assert "1 of 3 queries of train do not fit max_prompt_tokens = 20, the first is query 2, " in report.problems[0]
+    assert validate(reviews(), tokenizer(), max_prompt_tokens=20, knowledge_transfer=False).ok
+    assert validate(reviews(), tokenizer(), max_prompt_tokens=20, num_agents=1).ok
 
 
 def test_a_query_that_does_not_fit_is_named_also_where_the_numbering_is_wrong() -> None:
     wrong = [Query(10, "word " * 300), Query(11, "2 + 2 =")]
-    report = validate(replace(sums(), train=wrong), tokenizer(), max_prompt=20)
+    report = validate(replace(sums(), train=wrong), tokenizer(), max_prompt_tokens=20)
     assert any("The queries of train are not numbered" in problem for problem in report.problems)
     assert any("the first is query 10, 'word word" in problem for problem in report.problems)
 
 
 def test_references_that_may_be_cut_are_a_warning() -> None:
-    report = validate(reviews(), tokenizer(), max_prompt=30, max_response=15)
+    report = validate(reviews(), tokenizer(), max_prompt_tokens=30, max_response_tokens=15)
     assert report.ok and "3 queries of train leave too little room" in report.warnings[0]
 
 

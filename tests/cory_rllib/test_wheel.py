@@ -64,8 +64,10 @@ def test_the_wheel_has_every_file_of_the_packages(unpacked: Path) -> None:
 def test_commands_and_the_python_api_work_from_the_wheel_alone(unpacked: Path) -> None:
     version = (CHECKOUT / "pyproject.toml").read_text().partition('version = "')[2].partition('"')[0]
     assert run(unpacked, "-m", "cory_rllib", "--version") == f"{version}\n"
-    settings = yaml.safe_load(run(unpacked, "-m", "cory_rllib", "train", "imdb-tiny", "updates=7", "--print-config"))
-    assert (settings["updates"], settings["advantage"]) == (7, "rloo")
+    settings = yaml.safe_load(
+        run(unpacked, "-m", "cory_rllib", "train", "imdb-tiny", "num_updates=7", "--print-config")
+    )
+    assert (settings["num_updates"], settings["advantage"]) == (7, "rloo")
     told = run(unpacked, "-c", "import cory_rllib; print(cory_rllib.__file__); print(*cory_rllib.presets())")
     file, names = told.splitlines()
     assert file == str(unpacked / "cory_rllib" / "__init__.py") and "imdb-tiny" in names.split()

@@ -25,7 +25,7 @@ def test_its_files_make_a_run_of_one_agent_and_of_two(tmp_path: Path, monkeypatc
     (tmp_path / "mine.yaml").write_text(block("yaml"))
     (tmp_path / "prompts.jsonl").write_text(block("json") * 10)
     settings = asked(["mine.yaml"]).settings()
-    assert settings.responses == 64 == settings.minibatch and settings.advantage == "grpo"
+    assert settings.responses == 64 == settings.minibatch_size and settings.advantage == "grpo"
     task, _ = preflight.check(settings)
     assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 2
     words = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)

@@ -115,7 +115,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> Run:
-    """Writes what a run of `updates` leaves in its folder: an exchange every 5 updates, an evaluation every 6."""
+    """Writes what a run of `num_updates` leaves in its folder: an exchange every 5 updates, an evaluation every 6."""
     run = Run.create(folder)
     run.write_settings(settings, "cory train")
     for update in updates:
@@ -144,7 +144,9 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
     return run
 
 
-RUN_SETTINGS = Settings(backend="transformers", num_runners=0, dtype="fp32", temperature=0.7, max_response=8, updates=6)
+RUN_SETTINGS = Settings(
+    backend="transformers", num_runners=0, dtype="fp32", temperature=0.7, max_response_tokens=8, num_updates=6
+)
 """Of the run that `policies_run` is."""
 
 
@@ -205,7 +207,7 @@ def write_policies(folder: Path, settings: Settings, seed: int) -> None:
 
     from policies.cory import CoryConfig
     from policies.learning import stored_policy
-    from policies.self_test import perturb
+    from policies.sync_check import perturb
 
     config = CoryConfig().cory(**settings.model_dump())
     config.validate()

@@ -25,7 +25,7 @@ def study_run(
     curve: Sequence[float] = (0.0, 1.0, 1.0),
     training: Sequence[float] = (),
     status: Status = "done",
-    place: int = 0,
+    arm_index: int = 0,
     study: str = "imdb",
     **differs: Any,
 ) -> StudyRun:
@@ -38,13 +38,13 @@ def study_run(
         curve: the held-out combined and task reward of all, at evaluations 5 updates apart.
         training: the task reward of all in training.
         status: how it ended.
-        place: of the arm.
+        arm_index: of the arm.
         study: its name.
         differs: from the preset imdb-tiny-paper.
     """
     updates = 5 * (len(curve) - 1)
     settings = make_settings(
-        {**read_preset("imdb-tiny-paper"), "seed": seed, "updates": updates, "num_agents": len(policies), **differs}
+        {**read_preset("imdb-tiny-paper"), "seed": seed, "num_updates": updates, "num_agents": len(policies), **differs}
     )
     modules = settings.modules
     metrics: list[Any] = [
@@ -66,7 +66,7 @@ def study_run(
         arm=arm,
         label=arm,
         tier=1,
-        place=place,
+        arm_index=arm_index,
         against=None,
         differs={**differs, **({} if len(policies) == 2 else {"num_agents": len(policies)})},
         seed=seed,

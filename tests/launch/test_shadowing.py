@@ -45,8 +45,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_with_runners_and_learners_uses_our_packages_and_the_rewards_the_user_s(project: Path) -> None:
-    sizes = ["queries=4", "minibatch=4", "micro_batch=4", "epochs=1", "max_response=4", "eval_queries=2", "updates=1"]
-    processes = ["num_runners=1", "num_learners=1", "backend=transformers", "dtype=fp32", "self_test=false"]
+    sizes = [
+        "queries_per_update=4",
+        "minibatch_size=4",
+        "micro_batch_size=4",
+        "num_epochs=1",
+        "max_response_tokens=4",
+        "eval_queries=2",
+        "num_updates=1",
+    ]
+    processes = ["num_runners=1", "num_learners=1", "backend=transformers", "dtype=fp32", "check_weight_sync=false"]
     model = make_model("test", project)
     words = ["train", *sizes, *processes, f"model={model}", "reward=my_rewards:score", "--out", "run"]
     code = "import sys; import cory_rllib; from launch.main import main; raise SystemExit(main(sys.argv[1:]))"

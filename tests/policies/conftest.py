@@ -28,16 +28,16 @@ TINY: dict[str, Any] = {
     "backend": "transformers",
     "num_runners": 0,
     "dtype": "fp32",
-    "queries": 8,
-    "minibatch": 8,
-    "micro_batch": 4,
-    "epochs": 2,
+    "queries_per_update": 8,
+    "minibatch_size": 8,
+    "micro_batch_size": 4,
+    "num_epochs": 2,
     "lr": 1e-4,
-    "max_response": 6,
+    "max_response_tokens": 6,
     "exchange_period": 2,
     "eval_every": 2,
     "eval_queries": 4,
-    "self_test": False,
+    "check_weight_sync": False,
     "reward": "tests.policies.sample_rewards:letters",  # starts at once; the preset's loads a classifier
 }
 

@@ -56,7 +56,7 @@ def test_llms_are_equal_after_every_second_update_in_learner_and_engine_and_keep
 
 
 def test_a_share_of_the_way_leaves_the_rest_of_the_distance(make_cory: MakeCory) -> None:
-    whole, part = make_cory(), make_cory(average_period=1, average_share=0.25)
+    whole, part = make_cory(), make_cory(average_period=1, average_tau=0.25)
     for algorithm in (whole, part):
         algorithm.train()
     assert apart(part) == pytest.approx(0.75 * apart(whole), rel=1e-3)
@@ -66,8 +66,8 @@ def test_a_share_of_the_way_leaves_the_rest_of_the_distance(make_cory: MakeCory)
 def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates_with_averaging(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"average_period": 3, "average_share": 0.5, "num_policies": 2, "num_agents": 4}
-    settings |= {"queries": 4}
+    settings: dict[str, Any] = {"average_period": 3, "average_tau": 0.5, "num_policies": 2, "num_agents": 4}
+    settings |= {"queries_per_update": 4}
     straight, halfway = make_cory(**settings), make_cory(**settings)
     for _ in range(2):
         straight.train()
@@ -105,7 +105,7 @@ def test_llms_with_the_same_weights_are_evaluated_once_and_others_each_for_itsel
 
 
 def test_the_mean_is_evaluated_in_the_place_of_one_llm_that_gets_its_own_weights_back(make_either: MakeCory) -> None:
-    algorithm = make_either(evaluate_average=True, lr=1e-3, eval_every=9)
+    algorithm = make_either(eval_average=True, lr=1e-3, eval_every=9)
     start = algorithm.evaluator.held_out()["evaluation"]
     assert start["llm_mean"] == start["llm_1"] == start["llm_2"]  # nothing is trained yet
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_the_mean_is_evaluated_in_the_place_of_one_llm_that_gets_its_own_weights
 
 
 def test_a_failing_evaluation_of_the_mean_leaves_every_llm_its_own_weights(make_cory: MakeCory) -> None:
-    algorithm = make_cory(evaluate_average=True, lr=1e-3)
+    algorithm = make_cory(eval_average=True, lr=1e-3)
     algorithm.train()
     before = learner_state(algorithm)
     with pytest.raises(RuntimeError, match="stopped"), algorithm.evaluator.average():
@@ -141,10 +141,10 @@ def test_a_failing_evaluation_of_the_mean_leaves_every_llm_its_own_weights(make_
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 @pytest.mark.timeout(300)
 def test_vllm_answers_as_the_mean_and_then_as_the_llm_itself(make_either: MakeCory) -> None:
-    algorithm = make_either(evaluate_average=True, backend="vllm", num_runners=1, lr=1e-3)
+    algorithm = make_either(eval_average=True, backend="vllm", num_runners=1, lr=1e-3)
     for _ in range(2):
         found = algorithm.train()["cory"]
     before = found["evaluation"]
-    assert found["sampler_gap_max"] < 1e-3
+    assert found["logprob_diff_max"] < 1e-3
     assert algorithm.evaluator.held_out()["evaluation"] == before and before["llm_mean"] != before["llm_1"]
-    assert algorithm.train()["cory"]["sampler_gap_max"] < 1e-3
+    assert algorithm.train()["cory"]["logprob_diff_max"] < 1e-3

@@ -24,7 +24,7 @@ from policies.models.weights import checksum
 from policies.report import Report
 from policies.rollout.dealing import Deal, deal
 from policies.rollout.role_mapping import RoleMapping
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory
 
 
@@ -76,9 +76,9 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
         weights="lora",
         observed="best",
         exchange_period=1,
-        queries=4,
-        minibatch=4,
-        epochs=1,
+        queries_per_update=4,
+        minibatch_size=4,
+        num_epochs=1,
         reward=["tests.policies.sample_rewards:letters", "tests.policies.sample_rewards:commas"],
         reward_weights=[1.0, -0.5],
     )
@@ -114,17 +114,17 @@ def test_an_algorithm_s_folder_is_among_temporary_files_whatever_the_home_direct
 
 
 def test_whatever_an_update_reports_has_its_meaning_written_down(make_cory: MakeCory) -> None:
-    for settings in ({}, {"advantage": "rloo", "num_generations": 2, "queries": 4}):
+    for settings in ({}, {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4}):
         report = make_cory(eval_every=1, **settings).train()["cory"]
         assert report.keys() == Report.__annotations__.keys()
         assert report["seconds"].keys() == PHASES.keys()
         groups = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
-        for figures in (*groups, report["last_answer"]):
+        for figures in (*groups, report["last_response"]):
             assert figures.keys() <= FIGURES.keys()
 
 
 def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_either: MakeCory, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"exchange_period": 3, "kl_control": "adaptive", "score_scaling": "scale"}
+    settings: dict[str, Any] = {"exchange_period": 3, "kl_control": "adaptive", "reward_scaling": "scale"}
     straight = make_either(**settings)
     halfway = make_either(**settings)
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_either: Make
 def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner_behind(
     make_either: MakeCory, tmp_path: Path
 ) -> None:
-    algorithm = make_either(num_runners=1, queries=4, minibatch=4)
+    algorithm = make_either(num_runners=1, queries_per_update=4, minibatch_size=4)
     algorithm.train()
     algorithm.save_to_path(tmp_path / "old")
     expected = algorithm.evaluator.samples(algorithm.mapping, 2)
@@ -175,7 +175,7 @@ def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_d
 
 
 def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_agents=3, queries=4, minibatch=4)
+    algorithm = make_cory(num_agents=3, queries_per_update=4, minibatch_size=4)
     algorithm.train()
     deals = [Deal(query, sample) for query in (3, 0) for sample in (0, 1)]
     alone, figures = algorithm.evaluator.measure(deals, RoleMapping(("pioneer",), ("llm_2",)), "test")
@@ -218,7 +218,7 @@ def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeC
     algorithm = make_cory()
     for _ in range(2):
         report = algorithm.train()["cory"]
-        assert report["sampler_gap_max"] < 1e-4
+        assert report["logprob_diff_max"] < 1e-4
         assert report["weight_version_lag"] == 0
 
 
@@ -231,7 +231,7 @@ def test_one_agent_is_single_agent_ppo_by_the_same_code(make_cory: MakeCory) -> 
 def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, tmp_path: Path) -> None:
     data = tmp_path / "queries.jsonl"
     data.write_text("".join(f'{{"query": "The film number {i}"}}\n' for i in range(12)))
-    algorithm = make_cory(data=str(data), eval_data=str(data), queries=8, minibatch=8)
+    algorithm = make_cory(data=str(data), eval_data=str(data), queries_per_update=8, minibatch_size=8)
     total = len(algorithm.task.train)
     dealt = [dealt.query for update in range(3) for dealt in deal(0, update, 8, total)]
     assert sorted(dealt[:12]) == sorted(dealt[12:]) == list(range(12))
@@ -251,7 +251,7 @@ def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
         algorithm = make_cory(partner_reward=alpha)
         report = algorithm.train()["cory"]
         pioneer, observer = (report["role"][role]["task_reward"] for role in ("pioneer", "observer"))
-        trained = report["policy"][report["roles"]["pioneer"]]["score_mean"]
+        trained = report["policy"][report["roles"]["pioneer"]]["credited_reward"]
         assert trained == pytest.approx(pioneer + alpha * observer, abs=1e-5)
 
 
@@ -286,5 +286,5 @@ def test_any_causal_lm_by_path_trains_also_without_a_pad_token(make_cory: MakeCo
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     report = make_cory(model=str(tmp_path)).train()["cory"]
-    assert report["sampler_gap_max"] < 1e-4
+    assert report["logprob_diff_max"] < 1e-4
     assert report["policy"]["llm_1"]["kl"] == 0.0

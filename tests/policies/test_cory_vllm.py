@@ -32,12 +32,12 @@ pytestmark = [
 def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with_the_learner(
     make_cory: MakeCory, way: dict[str, Any]
 ) -> None:
-    algorithm = make_cory(**way, backend="vllm", self_test=True, exchange_period=1, lr=1e-3)
+    algorithm = make_cory(**way, backend="vllm", check_weight_sync=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.sync_check.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports = [algorithm.train()["cory"] for _ in range(3)]
     for report in reports:
-        assert report["sampler_gap_max"] < 1e-3
+        assert report["logprob_diff_max"] < 1e-3
         assert report["weight_version_lag"] == 0
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_1"]
     for module_id in algorithm.settings.modules:
@@ -62,7 +62,7 @@ def test_an_engine_beside_the_learner_plays_what_one_in_a_runner_plays_and_leave
     set_num_threads = torch.set_num_threads
     found = []
     for runners in (0, 1):
-        algorithm = make_cory(backend="vllm", num_runners=runners, lr=1e-3, self_test=runners == 0)
+        algorithm = make_cory(backend="vllm", num_runners=runners, lr=1e-3, check_weight_sync=runners == 0)
         found.append([algorithm.train()["cory"] for _ in range(2)])
         algorithm.stop()
     assert torch.set_num_threads is set_num_threads

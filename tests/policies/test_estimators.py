@@ -34,10 +34,10 @@ def test_the_task_reward_rises(make_cory: MakeCory, estimator: str, agents: int)
         advantage=estimator,
         num_agents=agents,
         reward="tests.policies.sample_rewards:commas",
-        queries=8,
+        queries_per_update=8,
         num_generations=4,
-        minibatch=16,
-        micro_batch=16,
+        minibatch_size=16,
+        micro_batch_size=16,
         lr=1e-3,
         kl_coef=0.02,
         eval_every=5,
@@ -49,7 +49,7 @@ def test_the_task_reward_rises(make_cory: MakeCory, estimator: str, agents: int)
     after = report["evaluation"]["mean"]
     assert after["task_reward"] > before["task_reward"] + 0.2
     assert len({sample["query"] for sample in report["samples"]}) == len(report["samples"]) == 4
-    assert "value_loss" not in report["policy"]["llm_1"] and report["sampler_gap_max"] < 1e-3
+    assert "value_loss" not in report["policy"]["llm_1"] and report["logprob_diff_max"] < 1e-3
 
 
 def adam_of(algorithm: Cory) -> list[str]:
@@ -59,7 +59,7 @@ def adam_of(algorithm: Cory) -> list[str]:
 def test_a_reset_at_an_exchange_empties_all_but_the_weights_and_lasts_through_a_checkpoint(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
-    controlled = {"kl_control": "adaptive", "score_scaling": "normalize", "exchange_period": 2}
+    controlled = {"kl_control": "adaptive", "reward_scaling": "normalize", "exchange_period": 2}
     algorithm = make_cory(**controlled, reset_on_exchange=True)
     algorithm.train()
     estimations = algorithm.estimations.values()

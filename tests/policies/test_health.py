@@ -21,7 +21,7 @@ REWARDS = "tests.policies.sample_rewards"
 
 
 def signs(report: dict[str, Any]) -> set[tuple[str, str]]:
-    return {(warning["signature"], warning["of"]) for warning in report["health"]}
+    return {(warning["signature"], warning["subject"]) for warning in report["health"]}
 
 
 def replay(name: str, **settings: Any) -> tuple[Health, list[list[dict[str, Any]]]]:
@@ -44,7 +44,7 @@ def test_a_run_without_a_kl_penalty_collapses_and_is_warned_of() -> None:
         for sign in ("kl", "repetition")
     }
     assert first["kl"] < len(warnings) and first["repetition"] <= len(warnings)
-    assert {warning["of"] for warning in warnings[-1]} >= {"llm_1", "llm_2"}
+    assert {warning["subject"] for warning in warnings[-1]} >= {"llm_1", "llm_2"}
 
 
 def test_a_warning_waits_for_patience_is_logged_once_and_ends_with_its_sign(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,9 +92,9 @@ def test_a_policy_that_unlearns_to_end_its_responses_stops_the_run_as_collapsed(
         reward=f"{REWARDS}:longer",
         kl_coef=0.0,
         lr=3e-2,
-        queries=32,
-        minibatch=32,
-        micro_batch=32,
+        queries_per_update=32,
+        minibatch_size=32,
+        micro_batch_size=32,
         eval_every=100,
         stop_on_collapse=True,
         health_patience=2,

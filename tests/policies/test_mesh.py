@@ -26,8 +26,15 @@ from tests.policies.test_scale import build, in_own_session
 Weights = dict[str, Mapping[str, np.ndarray]]
 """By LLM and parameter."""
 SETTINGS: dict[str, Any] = {
-    **{"advantage": "rloo", "num_generations": 2, "queries": 4, "minibatch": 4, "lr": 2e-5, "exchange_period": 1},
-    **{"average_period": 2, "average_share": 0.5, "evaluate_average": True},
+    **{
+        "advantage": "rloo",
+        "num_generations": 2,
+        "queries_per_update": 4,
+        "minibatch_size": 4,
+        "lr": 2e-5,
+        "exchange_period": 1,
+    },
+    **{"average_period": 2, "average_tau": 0.5, "eval_average": True},
 }
 """The second update ends with a step to the mean."""
 
@@ -63,7 +70,7 @@ def learn(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) 
     """Three updates in each place; then the last of them again, in each from what the place before it had saved."""
     courses = []
     for number, place in enumerate(places):
-        algorithm = build(**settings, **place, self_test=True)
+        algorithm = build(**settings, **place, check_weight_sync=True)
         courses.append(course(algorithm, 2))
         algorithm.save_to_path(folder / str(number))
         courses.append(course(algorithm, 1))
@@ -101,8 +108,8 @@ def assert_close(one: Course, other: Course) -> None:
             {
                 "num_policies": 1,
                 "average_period": None,
-                "average_share": 1.0,
-                "evaluate_average": False,
+                "average_tau": 1.0,
+                "eval_average": False,
                 "weights": "lora",
             },
             [(None, 0), (3, 3)],

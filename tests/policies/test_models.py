@@ -20,7 +20,7 @@ from policies.rollout.dealing import Deal
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
-DRAFTS: dict[str, Any] = {"task": "drafts", "max_prompt": 48}
+DRAFTS: dict[str, Any] = {"task": "drafts", "max_prompt_tokens": 48}
 
 
 def figures(algorithm: Cory) -> dict[str, dict[str, float]]:
@@ -32,11 +32,11 @@ def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory:
     models = {"llm_1": BUNDLED_LM, "llm_2": small_model}
     algorithm = make_cory(
         model=[*models.values()],
-        self_test=True,
+        check_weight_sync=True,
         exchange_period=1,
         lr=1e-3,
         num_siblings=2,
-        minibatch=4,
+        minibatch_size=4,
         credit="chain",
         critic_inputs="chain",
     )
@@ -56,7 +56,7 @@ def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory:
         assert figures(algorithm)[name]["kl"] == pytest.approx(0.0, abs=1e-6)
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2"]
-    assert max(report["sampler_gap_max"] for report in reports) < 1e-4
+    assert max(report["logprob_diff_max"] for report in reports) < 1e-4
     assert all(figures(algorithm)[name]["kl"] > 1e-4 for name in models)
     assert_references()
     held = algorithm.env_runner_group.local_env_runner.generator.own
@@ -82,7 +82,11 @@ def test_a_run_of_two_models_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
 
 def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
     algorithm = make_cory(
-        **DRAFTS, model=["drafts-llama-tiny", BUNDLED_LM], self_test=True, exchange_period=1, max_response=8
+        **DRAFTS,
+        model=["drafts-llama-tiny", BUNDLED_LM],
+        check_weight_sync=True,
+        exchange_period=1,
+        max_response_tokens=8,
     )
     task, tokenizers = algorithm.task, algorithm.settings.make_tokenizers()
     assert len(tokenizers["llm_1"]) < 20 and len(tokenizers["llm_2"]) == 4096
@@ -101,7 +105,7 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
                 texts.append(response["text"])
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2"]
-    assert max(report["sampler_gap_max"] for report in reports) < 1e-4
+    assert max(report["logprob_diff_max"] for report in reports) < 1e-4
 
     # What the last answer is compared with is its own base, asked the bare query in its own tokens.
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
@@ -125,11 +129,11 @@ def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, sm
     own = {"model": [BUNDLED_LM, small_model]}
     if tokenizer == "its own":
         own = {"model": [BUNDLED_LM, "drafts-llama-tiny"], **DRAFTS}
-    algorithm = make_cory(**own, backend="vllm", num_runners=1, self_test=True, exchange_period=1, lr=1e-3)
+    algorithm = make_cory(**own, backend="vllm", num_runners=1, check_weight_sync=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.sync_check.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports: list[dict[str, Any]] = [algorithm.train()["cory"] for _ in range(2)]
-    assert all(report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)
+    assert all(report["logprob_diff_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)
     names = algorithm.settings.modules
     weights = {name: algorithm.weights(name) for name in names}
     for name in names:

@@ -103,14 +103,14 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
 @pytest.mark.slow  # `test_mesh` has a smaller form for learners
 @pytest.mark.parametrize("shapes", [[(0, 0), (0, 2)], [(0, 0), (2, 0), (2, 2)]])
 def test_runners_and_learners_of_any_number_play_the_same_and_learn_the_same(shapes: list[tuple[int, int]]) -> None:
-    settings = {"kl_control": "adaptive", "score_scaling": "normalize", "lr": 2e-5}
+    settings = {"kl_control": "adaptive", "reward_scaling": "normalize", "lr": 2e-5}
     assert_same(in_own_session(one_update, shapes, settings), shapes)
 
 
 @pytest.mark.slow
 def test_groups_of_responses_are_whole_on_any_number_of_learners() -> None:
     shapes = [(0, 0), (2, 2)]
-    settings = {"advantage": "rloo", "num_generations": 4, "queries": 2, "micro_batch": 1, "lr": 2e-5}
+    settings = {"advantage": "rloo", "num_generations": 4, "queries_per_update": 2, "micro_batch_size": 1, "lr": 2e-5}
     assert_same(in_own_session(one_update, shapes, settings), shapes)
 
 
@@ -142,7 +142,7 @@ def average(learners: int) -> list[Ranks]:
     """What learners hold after one update that ends with part of the way to the mean, and after its evaluation; and
     after an update without.
     """
-    algorithm = build(num_learners=learners, average_period=1, average_share=0.5, evaluate_average=True)
+    algorithm = build(num_learners=learners, average_period=1, average_tau=0.5, eval_average=True)
     apart = build(num_learners=learners)
     found = []
     for each in (algorithm, apart):
@@ -189,7 +189,7 @@ def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
             reward="tests.policies.sample_rewards:unless_broken",
             on_reward_error="skip",
             exchange_period=1,
-            minibatch=4,
+            minibatch_size=4,
         )
         assert algorithm.train()["cory"]["dropped_chains"] == 1
         states = [weights_of(algorithm)]

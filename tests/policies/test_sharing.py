@@ -20,7 +20,7 @@ def test_two_llms_play_four_roles_by_turns() -> None:
 
 
 def test_one_llm_in_both_roles_learns_from_all_responses_and_exchanges_with_nobody(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_policies=1, exchange_period=1, minibatch=16, epochs=1)
+    algorithm = make_cory(num_policies=1, exchange_period=1, minibatch_size=16, num_epochs=1)
     algorithm.train()  # the critic starts at zero, which explains nothing
     report = algorithm.train()["cory"]
     assert report["roles"] == {"pioneer": "llm_1", "observer": "llm_1"}
@@ -45,8 +45,8 @@ def test_before_training_one_llm_plays_the_chain_as_two_equal_ones_do(make_cory:
         assert set(figures) == {"pioneer", "observer"}
         rewards[policies] = {role: found["task_reward"].tolist() for role, found in figures.items()}
         # The observer's prompt moved the base itself, which someone who asks the bare query is told, and it is not.
-        assert np.abs(figures["observer"]["seen_kl"]).max() < 1e-4 < np.abs(figures["observer"]["kl"]).max()
-        assert np.abs(figures["pioneer"]["kl"]).max() < 1e-4 and "seen_kl" not in figures["pioneer"]
+        assert np.abs(figures["observer"]["in_chain_kl"]).max() < 1e-4 < np.abs(figures["observer"]["kl"]).max()
+        assert np.abs(figures["pioneer"]["kl"]).max() < 1e-4 and "in_chain_kl" not in figures["pioneer"]
     assert rewards[1] == rewards[2] and rewards[1]["pioneer"] != rewards[1]["observer"]
 
 
@@ -63,17 +63,24 @@ def test_the_last_answer_is_held_out_beside_the_bare_ones_in_every_order(make_co
         _, alone = algorithm.evaluator.measure(deals, RoleMapping(("pioneer",), (module,)), "validation")
         for name, figure in found["evaluation"][module].items():
             assert figure == pytest.approx(alone["pioneer"][name].mean(), abs=1e-6)
-    for name, figure in found["last_answer"].items():
+    for name, figure in found["last_response"].items():
         assert figure == pytest.approx(np.mean([each[name].mean() for each in last]), abs=1e-6)
-    assert found["last_answer"]["combined_reward"] == pytest.approx(
-        found["last_answer"]["task_reward"] - algorithm.settings.report_kl_coef * found["last_answer"]["kl"], abs=1e-5
+    assert found["last_response"]["combined_reward"] == pytest.approx(
+        found["last_response"]["task_reward"] - algorithm.settings.report_kl_coef * found["last_response"]["kl"],
+        abs=1e-5,
     )
-    assert "last_answer" not in make_cory(num_agents=1).evaluator.held_out()
+    assert "last_response" not in make_cory(num_agents=1).evaluator.held_out()
 
 
 def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: MakeCory) -> None:
     algorithm = make_cory(
-        num_policies=1, advantage="rloo", num_generations=2, queries=4, minibatch=16, kl_coef=0.0, partner_reward=0.0
+        num_policies=1,
+        advantage="rloo",
+        num_generations=2,
+        queries_per_update=4,
+        minibatch_size=16,
+        kl_coef=0.0,
+        partner_reward=0.0,
     )
     rollout = algorithm.runners.play([Deal(q, n) for q in range(4) for n in range(2)], mapping=algorithm.mapping)
     (rows,) = rows_of(rollout.episodes).values()
@@ -92,7 +99,13 @@ def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: 
 
 def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_each_other(make_cory: MakeCory) -> None:
     algorithm = make_cory(
-        num_policies=1, advantage="rloo", num_generations=2, num_siblings=3, queries=2, minibatch=16, kl_coef=0.0
+        num_policies=1,
+        advantage="rloo",
+        num_generations=2,
+        num_siblings=3,
+        queries_per_update=2,
+        minibatch_size=16,
+        kl_coef=0.0,
     )
     assert algorithm.settings.responses == 16  # of each query 2 of the pioneer, and 3 of the observer to each of these
     deals = [Deal(q, n) for q in range(2) for n in range(2)]
@@ -122,9 +135,9 @@ def test_two_llms_learn_from_siblings_with_as_many_steps_in_either_role(make_cor
         "num_siblings": 2,
         "num_generations": 2,
         "group_baseline": 0.5,
-        "queries": 2,
-        "minibatch": 3,
-        "epochs": 1,
+        "queries_per_update": 2,
+        "minibatch_size": 3,
+        "num_epochs": 1,
         "exchange_period": 1,
         "credit": "chain",
     }
@@ -145,8 +158,8 @@ def test_credit_along_the_chain_trains_and_goes_on_from_a_checkpoint(make_cory: 
         "credit": "chain",
         "chain_lam": 0.5,
         "critic_inputs": "chain",
-        "minibatch": 16,
-        "epochs": 1,
+        "minibatch_size": 16,
+        "num_epochs": 1,
     }
     algorithm = make_cory(**settings)
     algorithm.train()

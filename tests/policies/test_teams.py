@@ -30,7 +30,7 @@ def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> N
 
 
 def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = make_cory(num_policies=4, queries=4, num_generations=2, minibatch=4, exchange_period=1)
+    algorithm = make_cory(num_policies=4, queries_per_update=4, num_generations=2, minibatch_size=4, exchange_period=1)
     play, played = algorithm.runners.play, []
 
     def recorded(*args: Any, **kwargs: Any) -> Rollout:
@@ -61,7 +61,7 @@ def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch:
 
 
 def test_teams_go_on_from_a_checkpoint_as_if_they_had_not_stopped(make_cory: MakeCory, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"num_policies": 4, "queries": 4, "minibatch": 2, "exchange_period": 1}
+    settings: dict[str, Any] = {"num_policies": 4, "queries_per_update": 4, "minibatch_size": 2, "exchange_period": 1}
     algorithm = make_cory(**settings)
     algorithm.train()
     algorithm.save_to_path(str(tmp_path / "saved"))
@@ -76,7 +76,7 @@ def test_teams_go_on_from_a_checkpoint_as_if_they_had_not_stopped(make_cory: Mak
 def test_a_team_without_any_reward_for_many_batches_stops_training(
     make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    algorithm = make_cory(num_policies=4, queries=4, minibatch=2)
+    algorithm = make_cory(num_policies=4, queries_per_update=4, minibatch_size=2)
     play = algorithm.runners.play
 
     def lost(*args: Any, **kwargs: Any) -> Rollout:
@@ -91,8 +91,8 @@ def test_a_team_without_any_reward_for_many_batches_stops_training(
 
 
 def test_an_agent_apart_learns_as_one_does_that_is_alone_with_its_queries(make_cory: MakeCory) -> None:
-    together = make_cory(num_agents=1, num_policies=2, queries=8, minibatch=4)
-    alone = make_cory(num_agents=1, queries=4, minibatch=4)
+    together = make_cory(num_agents=1, num_policies=2, queries_per_update=8, minibatch_size=4)
+    alone = make_cory(num_agents=1, queries_per_update=4, minibatch_size=4)
     report = together.train()["cory"]
     alone.train()
     assert (report["exchanged"], report["roles"]) == (False, {"pioneer": "llm_1"})
@@ -101,7 +101,7 @@ def test_an_agent_apart_learns_as_one_does_that_is_alone_with_its_queries(make_c
 
 
 def test_agents_apart_never_exchange_what_is_no_role_and_meet_in_their_mean(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_agents=1, num_policies=2, exchange_period=1, average_period=2, minibatch=4)
+    algorithm = make_cory(num_agents=1, num_policies=2, exchange_period=1, average_period=2, minibatch_size=4)
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [(report["exchanges"], report["averaged"]) for report in reports] == [(0, False), (0, True)]
     assert checksum(algorithm.weights("llm_1")) == checksum(algorithm.weights("llm_2"))

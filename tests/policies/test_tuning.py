@@ -25,13 +25,13 @@ def said(samples: list[dict[str, Any]]) -> list[list[tuple[str, str, str]]]:
 def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_in_effect(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
-    donor = make_cory(exchange_period=1, updates=9)
+    donor = make_cory(exchange_period=1, num_updates=9)
     for _ in range(3):
         report = donor.train()
     samples, roles = said(donor.evaluator.samples(donor.mapping, 4)), donor.mapping
     saved = donor.save(str(tmp_path / "donor"))
 
-    clone = make_cory(num_runners=2, exchange_period=2, updates=9, lr=3e-5, kl_coef=0.7, eval_kl_coef=0.3)
+    clone = make_cory(num_runners=2, exchange_period=2, num_updates=9, lr=3e-5, kl_coef=0.7, eval_kl_coef=0.3)
     clone.train()
     clone.restore(saved)  # as Tune does
     assert said(clone.evaluator.samples(clone.mapping, 4)) == samples  # two by each runner
@@ -57,7 +57,7 @@ def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_i
 
 
 def test_a_result_carries_the_last_evaluation_and_ends_with_the_last_update(make_cory: MakeCory) -> None:
-    algorithm = make_cory(eval_every=2, updates=3, queries=4, minibatch=4)
+    algorithm = make_cory(eval_every=2, num_updates=3, queries_per_update=4, minibatch_size=4)
     results = [algorithm.train() for _ in range(3)]
     evaluated = [result["cory"].get("evaluation") for result in results]
     assert evaluated[0] is None and np.isnan(results[0]["combined_reward"])

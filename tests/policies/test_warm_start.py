@@ -19,7 +19,7 @@ from tests.policies.conftest import TINY, MakeCory, ray_session
 
 __all__ = ["ray_session"]
 
-SMALL: dict[str, Any] = {**TINY, "queries": 4, "minibatch": 4, "epochs": 1, "updates": 2}
+SMALL: dict[str, Any] = {**TINY, "queries_per_update": 4, "minibatch_size": 4, "num_epochs": 1, "num_updates": 2}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,9 @@ def test_an_algorithm_starts_from_the_policies_of_a_checkpoint_and_keeps_the_mod
 def test_a_trial_of_a_tuner_starts_from_them_too(source: Path, tmp_path: Path, make_cory: MakeCory) -> None:
     config = CoryConfig().cory(**SMALL, start_from=tune.grid_search([None, str(source)]))
     fitted = tune.Tuner(
-        Cory, param_space=config, run_config=tune.RunConfig(storage_path=str(tmp_path), stop={"updates": 1}, verbose=0)
+        Cory,
+        param_space=config,
+        run_config=tune.RunConfig(storage_path=str(tmp_path), stop={"num_updates": 1}, verbose=0),
     ).fit()
     without, started = [result.metrics["cory"]["policy"]["llm_1"]["kl"] for result in fitted]
     assert without == pytest.approx(0.0, abs=1e-5)
@@ -135,14 +137,14 @@ def test_the_best_checkpoint_of_a_run_is_taken_or_else_the_latest(tmp_path: Path
 def test_policies_that_consist_of_something_else_are_refused(
     changes: dict[str, Any], differs: str, tmp_path: Path
 ) -> None:
-    theirs = {**SMALL, "advantage": "rloo", "num_generations": 2, "minibatch": 8}
+    theirs = {**SMALL, "advantage": "rloo", "num_generations": 2, "minibatch_size": 8}
     run = recorded(tmp_path / "run", make_settings(theirs), (1,))
     with pytest.raises(SettingsError, match=differs):
-        find_start(make_settings({**theirs, "start_from": str(run), "minibatch": 2, **changes}))
+        find_start(make_settings({**theirs, "start_from": str(run), "minibatch_size": 2, **changes}))
 
 
 def test_a_critic_of_a_chain_of_another_length_is_refused(tmp_path: Path) -> None:
-    theirs = {**SMALL, "critic_inputs": "chain", "num_agents": 3, "num_policies": 1, "minibatch": 2}
+    theirs = {**SMALL, "critic_inputs": "chain", "num_agents": 3, "num_policies": 1, "minibatch_size": 2}
     run = recorded(tmp_path / "run", make_settings(theirs), (1,))
     with pytest.raises(SettingsError, match="that run has num_agents=3, so its policies do not fit"):
         find_start(make_settings({**theirs, "num_agents": 2, "start_from": str(run)}))

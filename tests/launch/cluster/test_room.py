@@ -120,14 +120,14 @@ def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
         {"num_runners": 0, "gpus_per_runner": 0.5, "gpus_per_learner": 0.25},
         {"num_runners": 0, "gpus_per_runner": 0.5, "num_learners": 1},
         {"num_runners": 3, "runner_threads": 2, "gpus_per_runner": 0.5, "num_learners": 2},
-        {"gpus_per_runner": 2, "tensor_parallel": 2, "num_learners": 1, "gpus_per_learner": 1},
+        {"gpus_per_runner": 2, "tensor_parallel_size": 2, "num_learners": 1, "gpus_per_learner": 1},
         {"runner_resources": "sampling=1, fast=0.5", "num_learners": 1, "learner_resources": "big=1"},
     ],
 )
 def test_what_is_placed_is_what_tune_asks_ray_for_of_a_trial_and_a_run_asks_for_no_cpu_of_its_driver(
     values: dict[str, Any],
 ) -> None:
-    settings = make_settings({"queries": 4, "minibatch": 4, **values})
+    settings = make_settings({"queries_per_update": 4, "minibatch_size": 4, **values})
     trial = processes(settings, trial=True)
     asked = Cory.default_resource_request(CoryConfig().cory(**settings.model_dump()))
     bundles = [

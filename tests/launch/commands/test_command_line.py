@@ -113,7 +113,7 @@ def test_a_folder_is_no_file_of_settings(refusal: Refusal, tmp_path: Path) -> No
 
 
 def test_a_wrong_value_is_refused_with_what_was_given(refusal: Refusal) -> None:
-    assert "`updates`='many'" in refusal("train", "updates=many")
+    assert "`num_updates`='many'" in refusal("train", "num_updates=many")
 
 
 def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
@@ -129,7 +129,7 @@ def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
     ("words", "what"),
     [
         (["task=imbd"], "The known tasks are"),
-        (["max_prompt=5000"], "max_prompt + max_response"),
+        (["max_prompt_tokens=5000"], "max_prompt_tokens + max_response_tokens"),
         (["model=./no-model"], "./no-model"),
         (["gpus_per_runner=1", "gpus_per_learner=1"], "Set num_learners=1."),  # else Ray would give that GPU twice
         (["start_from=./no-run"], "no-run is not a run's folder"),
@@ -203,21 +203,21 @@ def test_print_config_prints_every_setting_as_yaml_and_takes_it_back(cory_here: 
 
 
 def test_preset_gives_way_to_files_in_order_and_files_to_words(cory_here: Cory, tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text("lr: 1.0e-5\nupdates: 11\nseed: 1\n")
-    (tmp_path / "two.yaml").write_text("updates: 22\nseed: 2\n")
+    (tmp_path / "one.yaml").write_text("lr: 1.0e-5\nnum_updates: 11\nseed: 1\n")
+    (tmp_path / "two.yaml").write_text("num_updates: 22\nseed: 2\n")
     settings = yaml.safe_load(cory_here("train", "-c", "one.yaml", "-c", "two.yaml", "seed=3", "--print-config").stdout)
     default = yaml.safe_load(cory_here("train", "--print-config").stdout)
     changed = {key: value for key, value in settings.items() if value != default[key]}
-    assert changed == {"lr": 1e-5, "updates": 22, "seed": 3}
+    assert changed == {"lr": 1e-5, "num_updates": 22, "seed": 3}
     words = ["train", "seed=3", "one.yaml", "-c", "two.yaml", "--print-config"]
     assert yaml.safe_load(cory_here(*words).stdout) == settings
 
 
 def test_a_presets_name_is_the_preset_although_a_file_has_it_too(cory_here: Cory, tmp_path: Path) -> None:
-    (tmp_path / "imdb-tiny").write_text("updates: 7\n")
-    (tmp_path / "own").write_text("updates: 7\n")
-    assert "\nupdates: 45 " in cory_here("train", "imdb-tiny", "--print-config").stdout
-    assert "\nupdates: 7 " in cory_here("train", "own", "--print-config").stdout
+    (tmp_path / "imdb-tiny").write_text("num_updates: 7\n")
+    (tmp_path / "own").write_text("num_updates: 7\n")
+    assert "\nnum_updates: 45 " in cory_here("train", "imdb-tiny", "--print-config").stdout
+    assert "\nnum_updates: 7 " in cory_here("train", "own", "--print-config").stdout
 
 
 def test_validate_proves_the_bundled_task(cory_here: Cory) -> None:
@@ -227,7 +227,11 @@ def test_validate_proves_the_bundled_task(cory_here: Cory) -> None:
 
 def test_validate_shows_a_task_as_each_tokenizer_reads_it(cory_here: Cory) -> None:
     result = cory_here(
-        "validate", "drafts", "model=[drafts-llama-tiny,imdb-gpt2-tiny]", "max_prompt=48", "max_response=9"
+        "validate",
+        "drafts",
+        "model=[drafts-llama-tiny,imdb-gpt2-tiny]",
+        "max_prompt_tokens=48",
+        "max_response_tokens=9",
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("The task is sound.") == 2

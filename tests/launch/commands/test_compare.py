@@ -37,11 +37,11 @@ def responses(rewards: list[float], queries: list[int]) -> list[Evaluation]:
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
     """One that kept every response after training, and one that did not get far."""
-    whole = record(tmp_path / "whole", Settings(updates=12))
+    whole = record(tmp_path / "whole", Settings(num_updates=12))
     policy = {name: responses(rewards, [3, 4, 5, 6]) for name, rewards in REWARDS.items()}
     last = {"llm_1,llm_2": responses([2.0, 4.0], [3, 4]), "llm_2,llm_1": responses([6.0, 1.0], [4, 9])}
-    final.write(whole.final, Final(update=12, policy=policy, last_answer=last))
-    part = record(tmp_path / "part", Settings(updates=12, lr=3e-5, num_agents=1), updates=range(4))
+    final.write(whole.final, Final(update=12, policy=policy, last_response=last))
+    part = record(tmp_path / "part", Settings(num_updates=12, lr=3e-5, num_agents=1), updates=range(4))
     for run in (whole, part):
         run.unlock()
     return [str(whole.path), str(part.path)]
@@ -54,7 +54,7 @@ def test_it_tells_what_differs_how_runs_ended_with_intervals_where_known_and_wha
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["setting", "whole", "part"] in rows
     assert ["lr", "1.41e-05", "3e-05"] in rows and ["num_agents", "2", "1"] in rows
-    assert not [row for row in rows if row[:1] == ["updates"]]
+    assert not [row for row in rows if row[:1] == ["num_updates"]]
     mean = mean_ci(np.mean(list(REWARDS.values()), axis=0), "bootstrap")
     assert f"whole mean 12 {mean.shown('{:+.2f}')}" in [" ".join(row[: 6 if len(row) > 5 else 0]) for row in rows]
     assert ["part", "llm_1", "0", "+0.00", "0.00", "+0.000"] in rows  # its last evaluation, which has no interval

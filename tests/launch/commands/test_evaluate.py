@@ -15,7 +15,15 @@ from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
 
-SETTINGS = Settings(num_agents=3, model="./mine", seed=5, min_response=2, max_response=9, queries=8, minibatch=8)
+SETTINGS = Settings(
+    num_agents=3,
+    model="./mine",
+    seed=5,
+    min_response_tokens=2,
+    max_response_tokens=9,
+    queries_per_update=8,
+    minibatch_size=8,
+)
 
 
 @pytest.fixture
@@ -39,12 +47,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_a_run_brings_its_settings_and_its_responses_may_be_as_long_as_any_in_training(run: Run) -> None:
-    assert settings(run=run) == SETTINGS.model_copy(update={"min_response": None})
-    assert settings("temperature=0.5", "max_response=20", run=run).max_response == 20
+    assert settings(run=run) == SETTINGS.model_copy(update={"min_response_tokens": None})
+    assert settings("temperature=0.5", "max_response_tokens=20", run=run).max_response_tokens == 20
 
 
 def test_a_model_is_evaluated_alone_with_the_default_presets_settings() -> None:
-    assert (settings().model, settings().num_agents, settings().max_response) == ("./model", 1, 12)
+    assert (settings().model, settings().num_agents, settings().max_response_tokens) == ("./model", 1, 12)
 
 
 def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(run: Run) -> None:
@@ -59,9 +67,12 @@ def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(r
 
 def test_so_many_queries_at_once_as_are_asked_for_or_the_next_that_every_team_gets_as_many_of(tmp_path: Path) -> None:
     team = Run.create(tmp_path / "team")
-    apart = SETTINGS.model_copy(update={"num_agents": 1, "num_policies": 8, "minibatch": 1})
+    apart = SETTINGS.model_copy(update={"num_agents": 1, "num_policies": 8, "minibatch_size": 1})
     team.write_settings(apart, "cory train")
-    assert (settings("queries=100", run=team).queries, settings(run=team).queries) == (104, 8)
+    assert (settings("queries_per_update=100", run=team).queries_per_update, settings(run=team).queries_per_update) == (
+        104,
+        8,
+    )
 
 
 @pytest.mark.parametrize("word", ["model=./other", "num_agents=2", "weights=full"])
@@ -81,9 +92,9 @@ def test_one_file_of_data_is_evaluated_whole_whatever_the_run_held_out(tmp_path:
 def test_another_task_leaves_the_runs_data_and_prompts_behind(tmp_path: Path) -> None:
     own = Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
     run = record(tmp_path / "run", own)
-    found = settings("task=imdb", "max_response=7", run=run)
+    found = settings("task=imdb", "max_response_tokens=7", run=run)
     assert (found.task, found.data, found.reward, found.temperature) == ("imdb", None, None, 0.5)
-    with pytest.raises(CommandError, match=r"How long may responses to task imdb be\? Add max_response=TOKENS"):
+    with pytest.raises(CommandError, match=r"How long may responses to task imdb be\? Add max_response_tokens=TOKENS"):
         settings("task=imdb", run=run)
 
 
@@ -94,7 +105,7 @@ def test_data_takes_the_place_of_queries_that_a_task_draws(tmp_path: Path) -> No
 
 
 def test_any_number_of_queries_may_be_played_at_once(run: Run) -> None:
-    assert settings("queries=5", run=run).queries == 5
+    assert settings("queries_per_update=5", run=run).queries_per_update == 5
 
 
 def test_an_adapter_is_evaluated_by_its_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -110,7 +121,7 @@ def test_an_evaluation_is_another_one_when_its_reward_was_corrected_but_not_when
     reward.write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
     chosen = Settings(reward="mine:score", num_agents=1)
     first = plan(chosen, trained=False).fingerprint
-    assert plan(chosen.model_copy(update={"micro_batch": 1, "updates": 7}), trained=False).fingerprint == first
+    assert plan(chosen.model_copy(update={"micro_batch_size": 1, "num_updates": 7}), trained=False).fingerprint == first
     assert plan(chosen.model_copy(update={"temperature": 0.5}), trained=False).fingerprint != first
     reward.write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
     assert plan(chosen, trained=False).fingerprint != first

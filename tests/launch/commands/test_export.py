@@ -61,7 +61,9 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     model.generation_config = GenerationConfig(eos_token_id=[5, 7], do_sample=True, top_p=0.5, repetition_penalty=1.2)
     model.save_pretrained(base)
     (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
-    settings = Settings(model=str(base), num_agents=1, temperature=1.5, chat=True, system="Be kind.", num_runners=1)
+    settings = Settings(
+        model=str(base), num_agents=1, temperature=1.5, chat=True, system_prompt="Be kind.", num_runners=1
+    )
     settings = settings.model_copy(update={"chat_date": "2019-05-01"})
     settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```"})
     run = record(tmp_path / "run", settings, updates=[0])
@@ -117,7 +119,7 @@ def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_th
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = policies_run.updates()
-    sick = {"signature": "repetition", "of": "llm_1", "text": "llm_1 repeats itself: 61%.", "updates": 4}
+    sick = {"signature": "repetition", "subject": "llm_1", "text": "llm_1 repeats itself: 61%.", "updates": 4}
     run = Run(tmp_path / "run")
     run.path.mkdir()
     (run.path / "checkpoints").symlink_to(policies_run.path / "checkpoints")

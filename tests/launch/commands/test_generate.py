@@ -130,7 +130,7 @@ def test_the_mean_of_all_llms_answers_as_their_mean_weights_do(
         parameter.data = (both[0] + both[1]) / 2
     tokenizer = trained.settings.make_tokenizers()["llm_1"]
     prompt = tokenizer(QUERIES[0], return_tensors="pt")["input_ids"]
-    limit = trained.settings.max_response
+    limit = trained.settings.max_response_tokens
     expected = model.generate(prompt, max_new_tokens=limit, do_sample=False)[0, prompt.shape[1] :]
     (response,) = json.loads(output)["responses"]
     assert response["text"] == tokenizer.decode(expected)

@@ -141,7 +141,9 @@ def test_tables_and_conversations_are_read(
     assert "Row 1 is a conversation, but this run was trained without a chat template" in capsys.readouterr().err
     dates = [datetime.date(2020, 1, day) for day in (1, 2, 3, 4)]
     pq.write_table(pa.table({"question": QUERIES, "day": dates}), table)
-    assert asked(policies_run, Path(f"{table}?query=question"), tmp_path / "table.jsonl", "--roles", "llm_1") == 0
+    assert (
+        asked(policies_run, Path(f"{table}?query_column=question"), tmp_path / "table.jsonl", "--roles", "llm_1") == 0
+    )
     found = rows(tmp_path / "table.jsonl")
     assert [row["query"] for row in found] == QUERIES and found[1]["columns"] == {"day": "2020-01-02"}
 

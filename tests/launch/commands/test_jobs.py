@@ -153,10 +153,10 @@ def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch:
 
 
 def test_commands_are_listed_as_they_are(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
-    listed = json.loads(job("RUNNING", entrypoint="cory train model=[a,b] system=[/x] :fire:")[1])
+    listed = json.loads(job("RUNNING", entrypoint="cory train model=[a,b] system_prompt=[/x] :fire:")[1])
     dashboard.answers["/api/jobs/"] = [(200, json.dumps([listed]))]
     assert main(["jobs"]) == 0
-    assert "cory train model=[a,b] system=[/x] :fire:" in capsys.readouterr().out
+    assert "cory train model=[a,b] system_prompt=[/x] :fire:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("after", "code"), [("STOPPED", 0), ("FAILED", 1)])

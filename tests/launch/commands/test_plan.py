@@ -28,7 +28,14 @@ from policies.settings.settings import Settings, make_settings
 def test_the_estimate_is_near_what_the_benchmarks_measured() -> None:
     # `scaling` in benchmarks/README.md: 2.4 GB for driver, runner and reward of imdb-tiny, in bf16.
     settings = make_settings(
-        {"queries": 128, "minibatch": 64, "micro_batch": 64, "max_response": 12, "dtype": "bf16", "epochs": 2}
+        {
+            "queries_per_update": 128,
+            "minibatch_size": 64,
+            "micro_batch_size": 64,
+            "max_response_tokens": 12,
+            "dtype": "bf16",
+            "num_epochs": 2,
+        }
     )
     models = shapes(settings)
     assert [model.parameters for model in models] == [4_273_664] * 2
@@ -40,7 +47,7 @@ def test_adapters_are_counted_as_peft_makes_them_and_cost_less_than_copies() -> 
     from policies.models.adapters import adapted
     from policies.models.language_model import load_language_model
 
-    settings = make_settings({"weights": "lora", "lora_rank": 4, "lora_targets": "c_attn"})
+    settings = make_settings({"weights": "lora", "lora_rank": 4, "lora_target_modules": "c_attn"})
     assert settings.lora is not None
     model = adapted(load_language_model(settings.model_paths["llm_1"]).requires_grad_(False), settings.lora)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -71,8 +78,8 @@ def test_each_llm_counts_with_the_sizes_of_its_own_model(
     output = capsys.readouterr().out
     assert f"{BUNDLED_LM}: 4.3 M parameters, model family gpt2: " in output
     assert f"{small_model}: 0.4 M parameters, model family " in output
-    with pytest.raises(ModelError, match=f"tensor_parallel=4 cannot split {small_model} with 2 attention heads"):
-        plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]", "gpus_per_runner=4", "tensor_parallel=4"])
+    with pytest.raises(ModelError, match=f"tensor_parallel_size=4 cannot split {small_model} with 2 attention heads"):
+        plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]", "gpus_per_runner=4", "tensor_parallel_size=4"])
 
 
 def test_adam_s_moments_are_counted_where_they_are() -> None:
@@ -137,14 +144,14 @@ def test_presets_for_large_machines_fit_on_them_and_split_their_llms_no_more_tha
         pytest.param(
             "70B",
             [],
-            "A runner's engines fit on GPUs of 80 GB with tensor_parallel=8 gpus_per_runner=8.\nLearners fit on GPUs "
+            "A runner's engines fit on GPUs of 80 GB with tensor_parallel_size=8 gpus_per_runner=8.\nLearners fit on GPUs "
             "of 80 GB with shards_per_policy=32 num_learners=64",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "70B",
             ["weights=lora", "shards_per_policy=2", "num_learners=4"],
-            "A runner's engines fit on GPUs of 80 GB with tensor_parallel=4 gpus_per_runner=4.\nLearners fit on GPUs "
+            "A runner's engines fit on GPUs of 80 GB with tensor_parallel_size=4 gpus_per_runner=4.\nLearners fit on GPUs "
             "of 80 GB with shards_per_policy=4 num_learners=8 gpus_per_learner=1.",
             marks=pytest.mark.slow,
         ),
@@ -182,7 +189,7 @@ def test_a_plan_for_machines_that_need_not_be_there(
 
 def test_each_of_the_gpus_that_an_engine_is_split_over_holds_its_part_and_on_a_cpu_all_parts_are_one_sum() -> None:
     whole = make_settings({"gpus_per_runner": 1, "dtype": "bf16"})
-    split = make_settings({"gpus_per_runner": 2, "tensor_parallel": 2, "dtype": "bf16"})
+    split = make_settings({"gpus_per_runner": 2, "tensor_parallel_size": 2, "dtype": "bf16"})
     models = shapes(split)
     one, each = runner(whole, models), runner(split, models)
     assert each.parts["weights"] == one.parts["weights"] / 2 == 2 * models[0].parameters
@@ -190,7 +197,7 @@ def test_each_of_the_gpus_that_an_engine_is_split_over_holds_its_part_and_on_a_c
     assert each.host > one.host
     few = [model._replace(heads=1) for model in models]
     assert runner(split, few).parts["KV caches"] == runner(whole, few).parts["KV caches"]
-    on_cpu = runner(make_settings({"runner_threads": 2, "tensor_parallel": 2, "dtype": "bf16"}), models)
+    on_cpu = runner(make_settings({"runner_threads": 2, "tensor_parallel_size": 2, "dtype": "bf16"}), models)
     assert on_cpu.parts["weights"] == runner(make_settings({"dtype": "bf16"}), models).parts["weights"]
 
 
@@ -204,7 +211,7 @@ def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_
     assert pack([split], [gpus(2, 16e9)], need)[1] == []
     assert pack([split], [gpus(2, 14e9)], need)[1][0].reasons == ["a: 1 of a GPU is 14.0 GB"]
     assert pack([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].left == 1
-    values = {"tensor_parallel": 2, "gpus_per_runner": 2}
+    values = {"tensor_parallel_size": 2, "gpus_per_runner": 2}
     config = CoryConfig().cory(**values)
     config.validate()
     assert config.num_gpus_per_env_runner == 2
@@ -269,9 +276,11 @@ def test_this_machine_holds_the_preset_and_no_gpu_it_does_not_have(
     assert plan(["imdb-tiny", "num_learners=1", "gpus_per_learner=64"]) == 1
     output = capsys.readouterr().out
     assert "Lacking: no room for 1 of 1 learner: this machine" in output and output.endswith("It does not fit.\n")
-    with pytest.raises(ModelError, match=r"tensor_parallel=8 cannot split .*imdb-gpt2-tiny with 4 attention heads"):
-        plan(["imdb-tiny", "gpus_per_runner=8", "tensor_parallel=8"])
-    assert plan(["imdb-tiny", "gpus_per_runner=4", "tensor_parallel=4"]) == 1
+    with pytest.raises(
+        ModelError, match=r"tensor_parallel_size=8 cannot split .*imdb-gpt2-tiny with 4 attention heads"
+    ):
+        plan(["imdb-tiny", "gpus_per_runner=8", "tensor_parallel_size=8"])
+    assert plan(["imdb-tiny", "gpus_per_runner=4", "tensor_parallel_size=4"]) == 1
     output = capsys.readouterr().out
     assert re.search(
         r"^1 runner +1 +4 +\d\.\d of each of 4 GPUs, \d+\.\d beside it "

@@ -12,7 +12,7 @@ from tests.launch.conftest import Cory, record
 
 @pytest.mark.parametrize("agents", [1, 2, 8])
 def test_a_recorded_run_is_drawn(tmp_path: Path, agents: int) -> None:
-    record(tmp_path / "run", Settings(num_agents=agents, updates=12))
+    record(tmp_path / "run", Settings(num_agents=agents, num_updates=12))
     assert main(["plot", str(tmp_path / "run")]) == 0
     image = imread(tmp_path / "run" / "curves.png")
     assert image.shape[0] > 500 and image.shape[1] > 1500
@@ -66,9 +66,9 @@ def test_a_run_without_metrics_cannot_be_drawn(cory_here: Cory, tmp_path: Path) 
 
 
 def test_curves_are_rows_of_numbers_that_are_those_of_the_metrics(cory_here: Cory, tmp_path: Path) -> None:
-    one = record(tmp_path / "a" / "run", Settings(updates=12))
-    record(tmp_path / "b" / "run", Settings(updates=12, num_agents=1), updates=range(2))
-    last = {**one.updates()[12], "update": 13, "last_answer": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
+    one = record(tmp_path / "a" / "run", Settings(num_updates=12))
+    record(tmp_path / "b" / "run", Settings(num_updates=12, num_agents=1), updates=range(2))
+    last = {**one.updates()[12], "update": 13, "last_response": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
     one.metrics.append(last)
     assert cory_here("plot", "a/run", "b/run", "--csv", "new/curves.csv").stdout == "new/curves.csv\n"
     text = (tmp_path / "new" / "curves.csv").read_text()
@@ -82,7 +82,7 @@ def test_curves_are_rows_of_numbers_that_are_those_of_the_metrics(cory_here: Cor
             for policy, figures in group.items():
                 for measure, value in figures.items():
                     assert found["a/run", str(line["update"]), of, policy, measure] == value
-    assert found["a/run", "13", "last_answer", "", "kl"] == 0.5
+    assert found["a/run", "13", "last_response", "", "kl"] == 0.5
     assert found["a/run", "5", "run", "", "exchanged"] == 1 and found["a/run", "5", "run", "", "seconds/total"] == 2
     assert ("a/run", "13", "training", "pioneer", "task_reward") not in found
     assert {name for name, *_ in found} == {"a/run", "b/run"}

@@ -66,7 +66,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_arm(tmp_path: Path) -> None:
     folders = {
         "a": Settings(seed=1, num_agents=1),
         "b": Settings(seed=1),
-        "c": Settings(seed=2, updates=7, samples_every=1),
+        "c": Settings(seed=2, num_updates=7, samples_every=1),
         "d": Settings(seed=1, lr=1e-3, exchange_period=None),
     }
     for name, settings in folders.items():
@@ -88,7 +88,9 @@ def test_arms_that_differ_in_one_setting_are_called_by_it(tmp_path: Path) -> Non
 
 
 def test_an_arm_that_differs_in_much_has_a_name_that_fits_into_plots(tmp_path: Path) -> None:
-    much = Settings(task="custom", data="questions.csv", prompt="{query} " * 9, lr=1e-3, epochs=1, clip=0.1, gamma=0.9)
+    much = Settings(
+        task="custom", data="questions.csv", prompt="{query} " * 9, lr=1e-3, num_epochs=1, clip_ratio=0.1, gamma=0.9
+    )
     runs = []
     for name, settings in (("usual", Settings()), ("own", much)):
         record(tmp_path / name, settings, updates=range(2))
@@ -120,11 +122,11 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
         record(
             folder / "<b>", Settings(num_agents=8, task="custom", data="$\\frac$.jsonl", reward="a:b", prompt="$x_1$")
         ),
-        record(folder / "whole", Settings(seed=1, updates=12, lr=3e-5)),
-        record(folder / "short", Settings(seed=2, updates=12, lr=3e-5), updates=range(4)),
-        record(folder / "other", Settings(seed=1, updates=12, lr=1e-5, kl_coef=0.1)),
-        record(folder / "unevaluated", Settings(num_agents=1, updates=12), updates=range(1, 5)),
-        record(folder / "begun", Settings(num_agents=3, updates=12), updates=[]),
+        record(folder / "whole", Settings(seed=1, num_updates=12, lr=3e-5)),
+        record(folder / "short", Settings(seed=2, num_updates=12, lr=3e-5), updates=range(4)),
+        record(folder / "other", Settings(seed=1, num_updates=12, lr=1e-5, kl_coef=0.1)),
+        record(folder / "unevaluated", Settings(num_agents=1, num_updates=12), updates=range(1, 5)),
+        record(folder / "begun", Settings(num_agents=3, num_updates=12), updates=[]),
     ]
     broken = runs[1].updates()[-1]
     broken["policy"]["llm_1"] = dict.fromkeys(broken["policy"]["llm_1"])
@@ -144,7 +146,7 @@ def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
 
 def test_only_chains_have_roles_that_are_exchanged(tmp_path: Path, html: str) -> None:
     assert ": by role<" in html and ">role exchange</text>" in html
-    alone = written(tmp_path, record(tmp_path / "run", Settings(num_agents=1, updates=12)))
+    alone = written(tmp_path, record(tmp_path / "run", Settings(num_agents=1, num_updates=12)))
     assert ": by role<" not in alone and ">role exchange</text>" not in alone and "PPO: by policy<" in alone
 
 
@@ -178,7 +180,7 @@ def test_settings_that_differ_come_first_and_all_are_there(html: str) -> None:
 
 
 def test_where_a_run_was_made_is_said_once_for_all_that_share_it(tmp_path: Path) -> None:
-    runs = [record(tmp_path / name, Settings(seed=seed, updates=12)) for seed, name in enumerate("abc")]
+    runs = [record(tmp_path / name, Settings(seed=seed, num_updates=12)) for seed, name in enumerate("abc")]
     for run, cores in zip(runs, (2, 2, 4), strict=True):
         run.write_settings(run.settings(), f"cory train --resume {run.path.name}  # torch 2.13.0; a CPU, {cores} cores")
     found = [read_run(run.path, run.path.name) for run in runs]
@@ -191,7 +193,7 @@ def test_where_a_run_was_made_is_said_once_for_all_that_share_it(tmp_path: Path)
 
 
 def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(num_agents=1, updates=12))
+    run = record(tmp_path / "run", Settings(num_agents=1, num_updates=12))
     report([str(run.path)], tmp_path / "r.html", tmp_path / "png")
     drawn = {file.stem: imread(file) for file in (tmp_path / "png").iterdir()}
     assert set(drawn) == {"pareto", "curves-1-policies", "health"}
@@ -199,9 +201,9 @@ def test_plots_are_drawn_as_png_too(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp_path: Path) -> None:
-    record(tmp_path / "whole", Settings(seed=1, updates=12))
+    record(tmp_path / "whole", Settings(seed=1, num_updates=12))
     for name, refused in (("diverged", 7), ("went-on", 5)):
-        run = record(tmp_path / name, Settings(seed=len(name), updates=12), updates=range(7))
+        run = record(tmp_path / name, Settings(seed=len(name), num_updates=12), updates=range(7))
         (run.path / f"refused_update_{refused:06d}_llm_2.safetensors").touch()
     places = [tmp_path / name for name in ("whole", "diverged", "went-on")]
     (arm,) = arms_of(read(places))
@@ -220,14 +222,14 @@ def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp
 
 def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -> None:
     for name in ("a/run", "b/run"):
-        record(tmp_path / name, Settings(num_agents=1, updates=12))
+        record(tmp_path / name, Settings(num_agents=1, num_updates=12))
     found = read([f"file://{tmp_path}/a/run", tmp_path / "b" / "run"])
     assert [(run.name, len(run.updates)) for run in found] == [("a/run", 13), ("b/run", 13)]
     assert names(["s3://bucket/one?region=here", "s3://bucket/two/?region=here"]) == ["one", "two"]
 
 
 def test_it_says_where_the_report_is(cory_here: Cory, tmp_path: Path) -> None:
-    record(tmp_path / "run", Settings(num_agents=1, updates=12)).unlock()
+    record(tmp_path / "run", Settings(num_agents=1, num_updates=12)).unlock()
     result = cory_here("report", "run", "--out", "made/here.html")
     assert (result.returncode, result.stdout) == (0, "made/here.html\n"), result.stderr
     assert [file.name for file in (tmp_path / "made").iterdir()] == ["here.html"]
@@ -237,12 +239,12 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record(tmp_path / "run", Settings(updates=12))
+    record(tmp_path / "run", Settings(num_updates=12))
     record(tmp_path / "empty", Settings(), updates=[])
     (tmp_path / "report.html").write_text("an older one")
-    record(tmp_path / "cut", Settings(updates=12)).final.write_text('{"update": 12, "pol')
+    record(tmp_path / "cut", Settings(num_updates=12)).final.write_text('{"update": 12, "pol')
     columns = {"update": 12, "policy": {"llm_1": {"query": [0], "figures": {"task_reward": [1.0]}}}}
-    record(tmp_path / "columns", Settings(updates=12)).final.write_text(json.dumps(columns))
+    record(tmp_path / "columns", Settings(num_updates=12)).final.write_text(json.dumps(columns))
     for words, reason in {
         ("run", "made"): "made is not a run's folder: it does not exist",
         ("run", "report.html"): "report.html is not a run's folder: it is a file",
@@ -260,7 +262,7 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_in_a_browser_the_page_is_as_wide_as_its_window(tmp_path: Path, width: int) -> None:
-    run = record(tmp_path / "run", Settings(num_agents=4, updates=12))
+    run = record(tmp_path / "run", Settings(num_agents=4, num_updates=12))
     sampled(run, 5, "x" * 300)
     page = written(tmp_path, run)
     script = """<script>onload = () => {

@@ -25,10 +25,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in range(3):
         good, bad = figures(1.0 + seed, 2.0), figures(1.0 + seed, 4.0)
         keep(folder, study_run("cory", seed, good, bad)._replace(label="CORY <1>"))
-        ppo = study_run("ppo", seed, figures(0.5 + seed, 8.0, repetition=0.3 if seed == 1 else 0.0), place=1)
+        ppo = study_run("ppo", seed, figures(0.5 + seed, 8.0, repetition=0.3 if seed == 1 else 0.0), arm_index=1)
         keep(folder, ppo._replace(label="PPO", against="cory"))
         changed: dict[str, Any] = {"kl_coef": 0.3, "eval_kl_coef": 0.1}
-        strict = study_run("cory-eta", seed, good, good, place=2, status="diverged" if seed == 2 else "done", **changed)
+        strict = study_run(
+            "cory-eta", seed, good, good, arm_index=2, status="diverged" if seed == 2 else "done", **changed
+        )
         keep(folder, strict._replace(label="CORY η", against="cory", reason="not finite" if seed == 2 else None))
     return folder
 
@@ -99,7 +101,7 @@ def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
     (plot,) = side_by_side(arms_of(read([study])))
     assert plot.name == "ablation" and plot.panels[0].says == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
     for place, tier in enumerate((1, 1, 2)):
-        run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, place=place)
+        run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, arm_index=place)
         keep(tmp_path, run._replace(tier=tier, label=f"arm {place}"))
     plots = side_by_side(arms_of(read([tmp_path])))
     assert [(plot.name, plot.title) for plot in plots] == [
@@ -111,7 +113,7 @@ def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
 
 def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_left_out(tmp_path: Path) -> None:
     for place in range(8):
-        run = study_run(f"arm-{place}", 0, figures(1.0, 1.0), place=place)
+        run = study_run(f"arm-{place}", 0, figures(1.0, 1.0), arm_index=place)
         keep(tmp_path, run._replace(metrics=run.metrics if place else []))
     drawn = comparisons(arms_of(read([tmp_path])))
     assert [[key.label for key in plot.legend] for plot in drawn] == [
@@ -124,7 +126,10 @@ def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_
 def test_every_arm_has_its_interval_in_the_curves_and_where_none_is_drawn_none_is_promised(tmp_path: Path) -> None:
     for place in range(6):
         for seed in range(3):
-            keep(tmp_path, study_run(f"arm-{place}", seed, figures(1.0, 1.0), place=place, training=(0.0, float(seed))))
+            keep(
+                tmp_path,
+                study_run(f"arm-{place}", seed, figures(1.0, 1.0), arm_index=place, training=(0.0, float(seed))),
+            )
     arms = arms_of(read([tmp_path]))
     (plot,) = comparisons(arms)
     assert "held-out queries" in plot.note and "95 % interval" in plot.note

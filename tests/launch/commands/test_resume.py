@@ -14,7 +14,7 @@ from policies.settings.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
 
-SETTINGS = Settings(updates=12)
+SETTINGS = Settings(num_updates=12)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_run_that_is_still_running_is_refused_with_its_process(run: Run) -> No
 
 
 def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(run: Run) -> None:
-    done = SETTINGS.model_copy(update={"updates": 6})
+    done = SETTINGS.model_copy(update={"num_updates": 6})
     assert reopen(run, done, "cory train") == 6
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
     assert reopen(run, done, "cory train") == 3
@@ -114,7 +114,7 @@ def test_settings_that_are_newer_than_the_run_take_their_defaults(run: Run) -> N
 def test_what_would_change_the_training_is_refused(run: Run, word: str) -> None:
     with pytest.raises(CommandError, match=r"holds a run with .*cannot change in .*, only .*updates.* or start a new"):
         _resumed(run, [word])
-    assert _resumed(run, ["updates=20", f"seed={SETTINGS.seed}"]).updates == 20
+    assert _resumed(run, ["num_updates=20", f"seed={SETTINGS.seed}"]).num_updates == 20
 
 
 def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
@@ -127,8 +127,8 @@ def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
 def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run: Run, tmp_path: Path) -> None:
     found = _find(str(run.path))
     assert found is not None
-    longer = _same(found, SETTINGS.model_copy(update={"updates": 20}))
-    assert (longer.updates, found.reached()) == (20, 6)
+    longer = _same(found, SETTINGS.model_copy(update={"num_updates": 20}))
+    assert (longer.num_updates, found.reached()) == (20, 6)
     with pytest.raises(CommandError, match="holds a run with lr="):
         _same(found, SETTINGS.model_copy(update={"lr": 0.5}))
     assert _find(str(tmp_path / "new")) is None

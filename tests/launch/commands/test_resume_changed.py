@@ -30,8 +30,15 @@ from tests.launch.conftest import record, write_policies
 ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {
     **{"task": "custom", "data": "q.jsonl", "reward": "kind_words:score", "model": "m", "backend": "transformers"},
-    **{"num_runners": 0, "queries": 4, "num_generations": 2, "minibatch": 8, "micro_batch": 8, "max_response": 8},
-    **{"eval_queries": 2, "updates": 4, "dtype": "fp32"},
+    **{
+        "num_runners": 0,
+        "queries_per_update": 4,
+        "num_generations": 2,
+        "minibatch_size": 8,
+        "micro_batch_size": 8,
+        "max_response_tokens": 8,
+    },
+    **{"eval_queries": 2, "num_updates": 4, "dtype": "fp32"},
 }
 
 
@@ -73,7 +80,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, output.err + output.out
 
 
-@pytest.mark.parametrize("words", [("--resume", "run"), ("-c", "same.yaml", "--out", "run", "--continue", "updates=5")])
+@pytest.mark.parametrize(
+    "words", [("--resume", "run"), ("-c", "same.yaml", "--out", "run", "--continue", "num_updates=5")]
+)
 def test_a_resume_with_other_queries_is_refused_and_the_run_stays_as_it_is(
     project: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record
 
-SETTINGS = Settings(updates=12)
+SETTINGS = Settings(num_updates=12)
 
 
 def made(folder: Path, done: int = 3, saved: int | None = None, **changes: object) -> Run:

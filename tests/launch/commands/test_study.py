@@ -27,18 +27,18 @@ settings:
   backend: transformers
   num_runners: 0
   dtype: fp32
-  self_test: false
+  check_weight_sync: false
   reward: my_rewards:brevity
-  updates: 2
-  queries: 4
-  minibatch: 4
-  micro_batch: 4
-  epochs: 1
+  num_updates: 2
+  queries_per_update: 4
+  minibatch_size: 4
+  micro_batch_size: 4
+  num_epochs: 1
   eval_queries: 4
   eval_every: 2
   samples_every: 1
-  max_response: 6
-  final_queries: 18
+  max_response_tokens: 6
+  test_queries: 18
 arms:
 """
 BROKEN = "  broken: {reward: 'my_rewards:broken'}\n"
@@ -142,7 +142,7 @@ def test_two_processes_share_a_study(cory: Cory, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    settings = STUDY.replace("updates: 2", "updates: 4")
+    settings = STUDY.replace("num_updates: 2", "num_updates: 4")
     (tmp_path / "mine.yaml").write_text(settings + "  cory: {}\n  wild: {lr: 1.0e+30, grad_clip: null}\n")
     process = begin(tmp_path, "study", "mine.yaml", "--out", "study")
     metrics = tmp_path / "study" / "runs" / "cory" / "seed_0" / "metrics.jsonl"
@@ -156,7 +156,9 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     stopped = [json.loads(line)["update"] for line in metrics.read_text().splitlines()]
     assert 1 <= stopped[-1] < 4
 
-    result = cory("study", "mine.yaml", "num_runners=1", "micro_batch=2", "--out", "study")  # as on another machine
+    result = cory(
+        "study", "mine.yaml", "num_runners=1", "micro_batch_size=2", "--out", "study"
+    )  # as on another machine
     assert result.returncode == 0, result.stderr
     trained, wild = read(tmp_path / "study")
     assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]

@@ -164,8 +164,8 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
     assert place == "s3://bucket/runs/first"
     assert job_command(TRAIN, "first", "s3://bucket/runs?scheme=http")[2] == "s3://bucket/runs/first?scheme=http"
-    words, name, place = job_command(["train", "--resume", "/shared/old", "updates=9"], None, None)
-    assert (words[-1], name, place) == ("updates=9", "old", "/shared/old")
+    words, name, place = job_command(["train", "--resume", "/shared/old", "num_updates=9"], None, None)
+    assert (words[-1], name, place) == ("num_updates=9", "old", "/shared/old")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=r"mine\.yaml does not exist"):
         job_command(["train", "mine.yaml"], None, "/shared")

@@ -32,7 +32,7 @@ def submitted(folder: Path, *words: str) -> None:
 
 COMMANDS = [
     ("train", "t.yaml"),
-    ("train", "-c", "t.yaml", "eval_data=held/out.jsonl?query=text"),
+    ("train", "-c", "t.yaml", "eval_data=held/out.jsonl?query_column=text"),
     ("train", "task=custom", "data=./data.jsonl", "model=[m,m]", "reward=['r:ok?a=b','mine.rewards:ok']"),
     ("tune", "t.yaml", "--over", "eval_data=data.jsonl,held/out.jsonl"),
     ("study", "study.yaml", "--out", "/shared/study"),
@@ -40,7 +40,7 @@ COMMANDS = [
     ("generate", "/shared/run", "--in", "data.jsonl", "--out", "/shared/answers.jsonl"),
     ("train", "imdb-tiny", "model=owner/model", "data=hub:owner/data?split=train", "reward=installed.module:f"),
     ("train", "t.yaml", "data=/shared/other.jsonl", "start_from=s3://bucket/run"),
-    ("train", "t.yaml", "stop=.", "system=runs"),  # text, although there are such folders
+    ("train", "t.yaml", "stop=.", "system_prompt=runs"),  # text, although there are such folders
 ]
 
 
@@ -98,18 +98,22 @@ def test_files_that_are_not_in_the_working_directory_are_refused(project: Path) 
 
 
 def test_data_that_is_not_there_is_refused_and_names_are_taken_whole(project: Path) -> None:
-    for words in (("data=nope.csv",), ("data=my data.csv?query=text",), ("--over", "eval_data=data.jsonl,nope.csv")):
+    for words in (
+        ("data=nope.csv",),
+        ("data=my data.csv?query_column=text",),
+        ("--over", "eval_data=data.jsonl,nope.csv"),
+    ):
         with pytest.raises(
             CommandError, match=r"There is no (nope|my data)\.csv in the working directory .*/project, "
         ):
             submitted(project, "tune", "t.yaml", *words)
     (project / "my data.csv").touch()
-    submitted(project, "train", "t.yaml", "data=my data.csv?query=text")
+    submitted(project, "train", "t.yaml", "data=my data.csv?query_column=text")
     (project / "t.yaml").write_text("data: nope.csv\n")
     submitted(project, "train", "t.yaml", "data=data.jsonl")  # the word wins
     (project / ".rayignore").write_text("my data.csv\n")
     with pytest.raises(CommandError, match=r"my data\.csv is left out"):
-        submitted(project, "train", "t.yaml", "data=my data.csv?query=text")
+        submitted(project, "train", "t.yaml", "data=my data.csv?query_column=text")
 
 
 def test_what_is_left_out_is_refused_before_anything_is_sent(

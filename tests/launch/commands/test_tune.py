@@ -84,8 +84,8 @@ def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial
 @pytest.mark.slow
 def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_better(cory: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    settings = (*SEARCH, "lr=1e-3", "updates=3", "eval_every=2", "keep_checkpoints=3")
-    population = ("--over", "clip=uniform:0.1:0.3", "--scheduler", "pbt", "--samples", "2")
+    settings = (*SEARCH, "lr=1e-3", "num_updates=3", "eval_every=2", "keep_checkpoints=3")
+    population = ("--over", "clip_ratio=uniform:0.1:0.3", "--scheduler", "pbt", "--samples", "2")
     result = cory("tune", *settings, *population, "--out", "found")
     assert result.returncode == 0, result.stderr
     reports = read_reports(tmp_path / "found")
@@ -94,13 +94,13 @@ def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_bet
     )
     worse, better = sorted(second, key=lambda trial: float(second[trial]["combined_reward"]))
     assert second[worse]["combined_reward"] < second[better]["combined_reward"]
-    # With one step per batch `clip` changes nothing, so the clone does what its donor does, with the donor's seed.
+    # With one step per batch `clip_ratio` changes nothing, so the clone does what its donor does, with the donor's seed.
     for key in ("roles", "exchanges", "policy", "evaluation"):
         assert third[worse]["cory"][key] == third[better]["cory"][key], key
     assert third[worse]["cory"]["exchanges"] == 3
-    values = {report["trial"]: params(tmp_path / "found" / report["trial"])["clip"] for report in reports}
+    values = {report["trial"]: params(tmp_path / "found" / report["trial"])["clip_ratio"] for report in reports}
     assert values[worse] != values[better]
-    assert second[worse]["values"]["clip"] != third[worse]["values"]["clip"] == values[worse]
+    assert second[worse]["values"]["clip_ratio"] != third[worse]["values"]["clip_ratio"] == values[worse]
 
 
 def params(trial: Path) -> dict[str, Any]:
@@ -124,10 +124,12 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
     asked.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"holds a search with over=\['lr=0\.000123456,0\.0001'\], seeds=2\. Ask"):
         check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
-    with pytest.raises(CommandError, match="holds a search with queries=256, minibatch=256"):
+    with pytest.raises(CommandError, match="holds a search with queries_per_update=256, minibatch_size=256"):
         check_same(
             tmp_path,
-            asked._replace(settings=pin_objective(Settings(queries=8, minibatch=8, backend="transformers"))),
+            asked._replace(
+                settings=pin_objective(Settings(queries_per_update=8, minibatch_size=8, backend="transformers"))
+            ),
         )
 
 
@@ -156,22 +158,25 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         ),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"), "stops a point's unlucky seeds"),
         (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
-        (("--over", "queries=128,256", "--scheduler", "pbt"), "cannot change queries while a trial runs"),
+        (("--over", "queries_per_update=128,256", "--scheduler", "pbt"), "cannot change queries while a trial runs"),
         (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
         (
             ("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),
-            "it needs one eval_every, below updates=45",
+            "it needs one eval_every, below num_updates=45",
         ),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
-        (("--over", "max_prompt=64,5"), "4000 of 4000 queries of train do not fit max_prompt = 5"),
+        (("--over", "max_prompt_tokens=64,5"), "4000 of 4000 queries of train do not fit max_prompt_tokens = 5"),
         (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
-        (("--over", "lora_targets=c_attn,q_proj", "weights=lora"), "has no linear layer 'q_proj' to adapt. It has c_"),
+        (
+            ("--over", "lora_target_modules=c_attn,q_proj", "weights=lora"),
+            "has no linear layer 'q_proj' to adapt. It has c_",
+        ),
         (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
         (("--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
         (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, and trials start"),
         (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it do not compare"),
-        (("--over", "eval_every=5,9", "--scheduler", "asha"), "it needs one eval_every, below updates=45"),
+        (("--over", "eval_every=5,9", "--scheduler", "asha"), "it needs one eval_every, below num_updates=45"),
         (("--resume", "taken"), "has no search.yaml"),
         (
             ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--continue"),
@@ -214,7 +219,7 @@ def test_a_search_by_optuna_that_cannot_be_is_refused(words: tuple[str, ...], sa
 
 def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    axes = ["--over", "lr=log:1e-5:1e-1", "--over", "epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
+    axes = ["--over", "lr=log:1e-5:1e-1", "--over", "num_epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
     search, _ = read_search(parsed("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"]))
     assert search.trials == 9
     search.write(tmp_path, "cory tune")
@@ -225,7 +230,7 @@ def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_pa
         tried.append(found)
         best.on_trial_complete(str(number), {"combined_reward": -abs(math.log10(found["lr"]) + 2)})
     assert {each["exchange_period"] for each in tried} == {1, 5, None}
-    assert {each["epochs"] for each in tried} == {1, 2, 3}
+    assert {each["num_epochs"] for each in tried} == {1, 2, 3}
     assert all(1e-5 <= each["lr"] <= 1e-1 for each in tried)
     far = [sum(abs(math.log10(each["lr"]) + 2) for each in part) for part in (tried[:10], tried[-10:])]
     assert far[1] < 0.75 * far[0]  # it learns where the best is
@@ -236,7 +241,7 @@ def test_a_search_by_optuna_stops_at_its_budget_and_goes_on(cory: Cory, tmp_path
     pytest.importorskip("optuna")
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     words = ("--over", "lr=log:1e-4:1e-2", "--search", "optuna", "--samples", "2", "--concurrent", "1")
-    settings = (*SEARCH, "updates=2", "wandb=true")
+    settings = (*SEARCH, "num_updates=2", "wandb=true")
     offline = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
     first = cory("tune", *settings, *words, "--max-updates", "3", "--out", "found", **offline)
     assert first.returncode == 0, first.stderr

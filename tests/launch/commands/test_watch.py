@@ -11,7 +11,7 @@ from launch.console.errors import CommandError
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, begin, record
 
-SETTINGS = Settings(updates=12)
+SETTINGS = Settings(num_updates=12)
 
 
 def rows(output: str) -> list[str]:
@@ -49,7 +49,7 @@ def test_a_run_that_nothing_trains_ends_the_watch_with_an_exit_code_of_its_own(
 
 def test_a_collapse_and_its_warning_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = record(tmp_path / "run", SETTINGS.model_copy(update={"stop_on_collapse": True}), updates=range(4))
-    warning = {"signature": "kl", "of": "llm_1", "text": "llm_1 is far.", "updates": 3}
+    warning = {"signature": "kl", "subject": "llm_1", "text": "llm_1 is far.", "updates": 3}
     for update, collapsed in ((4, False), (5, True)):
         line = {**run.updates()[3], "update": update, "health": [warning], "collapsed": collapsed}
         run.metrics.append(line)

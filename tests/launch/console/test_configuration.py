@@ -45,7 +45,7 @@ def test_imdb_tiny_is_the_arm_of_the_study_that_the_docs_say_it_is() -> None:
         resolve("imdb-tiny", [], []).model_dump(),
         study.settings(study.arms["own-rloo-along"], 0).model_dump(),
     )
-    measured = {"dtype", "eval_every", "eval_kl_coef", "evaluate_average", "final_queries", "validation"}
+    measured = {"dtype", "eval_every", "eval_kl_coef", "eval_average", "test_queries", "validation"}
     assert {key for key in preset if preset[key] != arm[key]} == measured
 
 
@@ -74,20 +74,27 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
     )
     assert parse_source(s.data or "") == ("hub:stanfordnlp/imdb", {"split": "train", "query": "text"})
     assert parse_source(s.eval_data or "")[0] == "hub:stanfordnlp/imdb"
-    assert (s.min_query, s.max_query, s.min_response, s.max_response) == (2, 8, 4, 15)
-    assert (s.updates, s.queries, s.minibatch, s.epochs, s.lr, s.kl_coef) == (100, 256, 256, 4, 1.41e-5, 0.3)
-    assert (s.gamma, s.lam, s.clip, s.value_clip, s.value_coef) == (1.0, 0.95, 0.2, 0.2, 0.1)
-    assert (s.kl_control, s.score_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
+    assert (s.min_query_tokens, s.max_query_tokens, s.min_response_tokens, s.max_response_tokens) == (2, 8, 4, 15)
+    assert (s.num_updates, s.queries_per_update, s.minibatch_size, s.num_epochs, s.lr, s.kl_coef) == (
+        100,
+        256,
+        256,
+        4,
+        1.41e-5,
+        0.3,
+    )
+    assert (s.gamma, s.lam, s.clip_ratio, s.value_clip, s.value_coef) == (1.0, 0.95, 0.2, 0.2, 0.1)
+    assert (s.kl_control, s.reward_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
 
 
 def test_imdb_paper_compat_changes_of_imdb_gpt2_what_the_released_code_does_otherwise_and_nothing_else() -> None:
     paper, code = (resolve(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
     assert {key: code[key] for key in code if code[key] != paper[key]} == {
-        "score_scaling": "normalize",
+        "reward_scaling": "normalize",
         "kl_control": "adaptive",
         "kl_estimator": "full",
         "reset_on_exchange": True,
-        "max_query": 7,
+        "max_query_tokens": 7,
         "grad_clip": None,
     }
     assert (code["kl_target"], code["kl_horizon"], code["exchange_period"]) == (6.0, 10000, 5)
@@ -116,12 +123,12 @@ def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
 
 
 def test_numbers_may_be_written_as_python_writes_them(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("lr: 1e-5\nupdates: 011\n")
-    found = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries=0128"])
-    assert (found.lr, found.updates, found.kl_coef, found.queries) == (1e-5, 11, 1e-2, 128)
+    (tmp_path / "mine.yaml").write_text("lr: 1e-5\nnum_updates: 011\n")
+    found = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries_per_update=0128"])
+    assert (found.lr, found.num_updates, found.kl_coef, found.queries_per_update) == (1e-5, 11, 1e-2, 128)
 
 
-@pytest.mark.parametrize("word", ["updates=1:30", "lr=yes", "chat=maybe"])
+@pytest.mark.parametrize("word", ["num_updates=1:30", "lr=yes", "chat=maybe"])
 def test_what_looks_like_a_number_or_a_truth_value_and_is_none_is_refused(word: str, tmp_path: Path) -> None:
     key, _, text = word.partition("=")
     (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
@@ -131,8 +138,8 @@ def test_what_looks_like_a_number_or_a_truth_value_and_is_none_is_refused(word: 
 
 
 def test_yes_and_no_are_truth_values_where_a_setting_is_one_and_text_where_it_is_text() -> None:
-    found = resolve("imdb-tiny", [], ["wandb=yes", "self_test=off", "chat=on", "system=no"])
-    assert (found.wandb, found.self_test, found.chat, found.system) == (True, False, True, "no")
+    found = resolve("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
+    assert (found.wandb, found.check_weight_sync, found.chat, found.system_prompt) == (True, False, True, "no")
 
 
 def test_models_are_a_list_in_a_file_or_a_word_and_come_back_as_they_are_written(tmp_path: Path) -> None:
@@ -149,8 +156,8 @@ def test_models_are_a_list_in_a_file_or_a_word_and_come_back_as_they_are_written
 
 def test_a_value_as_long_as_a_book_is_named_by_its_beginning() -> None:
     with pytest.raises(SettingsError) as raised:
-        resolve("imdb-tiny", [], ["updates=" + "9" * 10_000])
-    assert "Setting `updates`='999" in str(raised.value) and len(str(raised.value)) < 300
+        resolve("imdb-tiny", [], ["num_updates=" + "9" * 10_000])
+    assert "Setting `num_updates`='999" in str(raised.value) and len(str(raised.value)) < 300
 
 
 @pytest.mark.parametrize("first", range(len(AWKWARD)))
@@ -166,10 +173,12 @@ def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Pat
         "prompt": "{query}\n\nA: 'yes' # no",
         "stop": "no",
         "model": "1.5",
-        "data": "a.csv?query=q",
+        "data": "a.csv?query_column=q",
         "reward": "m:f",
     }
-    settings = make_settings({**texts, "lr": 1e-5, "kl_coef": 1e-06, "grad_clip": None, "chat": True, "system": "a: b"})
+    settings = make_settings(
+        {**texts, "lr": 1e-5, "kl_coef": 1e-06, "grad_clip": None, "chat": True, "system_prompt": "a: b"}
+    )
     lines = [
         yaml.safe_dump({name: value}, width=1000, allow_unicode=True).strip() + " # what it means"
         for name, value in settings.model_dump().items()
@@ -183,7 +192,10 @@ def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Pat
     [
         (["lora_rank=8"], "lora_rank=8 requires weights=lora"),
         (["chat_date=2024-07-26"], "chat_date=2024-07-26 requires chat=true"),
-        (["lora_targets=q_proj", "weights=full"], "requires weights=lora. Set that, or lora_targets=null."),
+        (
+            ["lora_target_modules=q_proj", "weights=full"],
+            "requires weights=lora. Set that, or lora_target_modules=null.",
+        ),
         (["lora_alpha=8", "weights=lora"], None),
         (["lora_rank=16"], None),  # the default, as in a file that lists every setting
     ],
@@ -206,7 +218,7 @@ def test_adapters_that_the_command_line_takes_away_may_be_described_by_a_preset_
         resolve("imdb-tiny", [mine], [])
 
 
-@pytest.mark.parametrize("word", ["updates", "=5"])
+@pytest.mark.parametrize("word", ["num_updates", "=5"])
 def test_a_word_that_is_no_key_with_a_value_is_refused(word: str) -> None:
     with pytest.raises(CommandError, match=f"`{word}` is not a setting; write key=value"):
         read_words([word])

@@ -16,7 +16,10 @@ from policies.models.model_check import ModelError
         (ModelError("no such layer"), "no such layer"),
         (EngineStartError("vLLM did not start"), "vLLM did not start"),
         (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # a trial's learner
-        (MemoryError(), "Memory ran out: MemoryError. Lower micro_batch, max_prompt or max_response."),
+        (
+            MemoryError(),
+            "Memory ran out: MemoryError. Lower micro_batch_size, max_prompt_tokens or max_response_tokens.",
+        ),
     ],
 )
 def test_an_actor_that_could_not_start_says_what_was_wrong(error: Exception, said: str) -> None:

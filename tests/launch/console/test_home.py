@@ -26,9 +26,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> None:
-    paths = {"data": "~/q.jsonl?query=text", "eval_data": "~/e.csv", "start_from": "~/runs/a"}
+    paths = {"data": "~/q.jsonl?query_column=text", "eval_data": "~/e.csv", "start_from": "~/runs/a"}
     settings = make_settings({"task": "custom", "model": ["~/m", "org/model"], **paths, "reward": "r:f"})
-    assert (settings.data, settings.eval_data) == (f"{home}/q.jsonl?query=text", f"{home}/e.csv")
+    assert (settings.data, settings.eval_data) == (f"{home}/q.jsonl?query_column=text", f"{home}/e.csv")
     assert (settings.model, settings.start_from) == ([f"{home}/m", "org/model"], f"{home}/runs/a")
     assert parse_source("hub:~/shards?split=test") == (f"hub:{home}/shards", {"split": "test"})
     assert make_settings({"start_from": "s3://bucket/~/run"}).start_from == "s3://bucket/~/run"

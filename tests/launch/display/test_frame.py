@@ -16,7 +16,7 @@ LINES: list[Any] = [
         "policy": {"llm_1": {"kl": 4.0, "response_length": 8.0}, "llm_2": {"kl": None, "response_length": 0.0}},
         "role": {"pioneer": {"kl": 4.0}},
         "evaluation": {"llm_1": {"kl": 1.0}, MEAN: {"kl": None}},
-        "last_answer": {"kl": 2.0},
+        "last_response": {"kl": 2.0},
         "tokens": 30,
         "exchanged": True,
         "seconds": {"total": 1.5},

@@ -17,7 +17,7 @@ def line(agents: int) -> Update:
 
 
 def test_two_agents_fit_a_terminal_of_80_columns() -> None:
-    rows = Rows(Settings(num_agents=2, updates=100), "→", width=80)
+    rows = Rows(Settings(num_agents=2, num_updates=100), "→", width=80)
     assert [len(row) for row in [*rows.heading(), rows.update(line(2))] if len(row) > 80] == []
     assert rows.update(line(2)).plain.split() == [
         *("99/100", "llm_1→llm_2", "-12.35", "123.45", "-99.99", "-12.35", "123.45", "-99.99", "12346", "123.4")
@@ -25,7 +25,7 @@ def test_two_agents_fit_a_terminal_of_80_columns() -> None:
 
 
 def test_heading_and_rows_line_up() -> None:
-    rows = Rows(Settings(num_agents=2, updates=100), "→")
+    rows = Rows(Settings(num_agents=2, num_updates=100), "→")
     assert len(rows.heading()[1]) == len(rows.update(line(2)))
 
 
@@ -44,7 +44,7 @@ def test_what_is_not_finite_is_a_dash() -> None:
 
 def test_an_evaluation_has_rows_of_the_policies_of_the_last_answer_and_of_the_mean_llm() -> None:
     evaluation = {**dict.fromkeys(("llm_1", "llm_2"), FIGURES), "llm_mean": {**FIGURES, "kl": None}}
-    rows = Rows(Settings(), "→").evaluation({"update": 6, "evaluation": evaluation, "last_answer": FIGURES})
+    rows = Rows(Settings(), "→").evaluation({"update": 6, "evaluation": evaluation, "last_response": FIGURES})
     assert [row.plain.split()[1:] for row in rows] == [
         ["held-out", *["-12.35", "123.45", "-99.99"] * 2],
         ["last", "answer", "-12.35", "123.45", "-99.99"],

@@ -46,7 +46,7 @@ ASKED = (
     "found",
 )
 FEW = (*IN_TRAINING, "--queries", "4", "--samples", "1", "--quiet")
-ALONE = ("self_test=false", "reward=my_rewards:brevity", "--queries", "2", "--samples", "3", "--out", "model")
+ALONE = ("check_weight_sync=false", "reward=my_rewards:brevity", "--queries", "2", "--samples", "3", "--out", "model")
 
 
 def scenario() -> None:
@@ -56,7 +56,7 @@ def scenario() -> None:
             [
                 "train",
                 *SMALL,
-                "updates=2",
+                "num_updates=2",
                 "lr=1e-3",
                 "exchange_period=null",
                 "validation=false",
@@ -89,13 +89,13 @@ def with_vllm() -> None:
 
 def untrained() -> None:
     """Evaluates policies before their first update."""
-    assert main(["train", *SMALL, "updates=1", "--quiet", "--out", "run"]) == 0
+    assert main(["train", *SMALL, "num_updates=1", "--quiet", "--out", "run"]) == 0
     assert main(["evaluate", "run", "--checkpoint", "0", *FEW]) == 0
 
 
 def of_three() -> None:
     """Trains a chain of three adapters and evaluates it."""
-    lora = ("weights=lora", "num_agents=3", "observed=best", "updates=1", "eval_every=1", "lr=1e-2")
+    lora = ("weights=lora", "num_agents=3", "observed=best", "num_updates=1", "eval_every=1", "lr=1e-2")
     assert main(["train", *SMALL, *lora, "--quiet", "--out", "run"]) == 0
     assert main(["evaluate", "run", "--checkpoint", "1", *FEW, "--out", "found"]) == 0
 

@@ -15,15 +15,22 @@ from tests.policies.conftest import TINY, ray_session
 __all__ = ["ray_session"]
 
 DONOR: dict[str, Any] = {
-    **{"updates": 9, "eval_every": 9, "exchange_period": 1, "minibatch": 4, "micro_batch": 8, "lr": 1e-3},
+    **{"num_updates": 9, "eval_every": 9, "exchange_period": 1, "minibatch_size": 4, "micro_batch_size": 8, "lr": 1e-3},
     **{"kl_control": "adaptive", "kl_horizon": 8, "eval_kl_coef": 0.3, "average_period": 2},
 }
 """Whose KL coefficient moves, whose roles are exchanged at once, and whose LLMs are averaged by the end."""
 CHANGED: dict[str, Any] = {
-    **{"exchange_period": 2, "reset_on_exchange": True, "partner_reward": 0.0, "minibatch": 8, "epochs": 1, "lr": 1e-4},
-    **{"temperature": 0.7, "kl_coef": 0.9, "kl_target": 1.0, "kl_horizon": 80, "score_scaling": "normalize"},
-    **{"gamma": 0.5, "lam": 0.5, "clip": 0.01, "value_clip": 0.01, "value_coef": 1.0, "grad_clip": 0.01},
-    **{"average_period": 3, "average_share": 0.5, "weight_decay": 0.5, "clip_high": 0.01},
+    **{
+        "exchange_period": 2,
+        "reset_on_exchange": True,
+        "partner_reward": 0.0,
+        "minibatch_size": 8,
+        "num_epochs": 1,
+        "lr": 1e-4,
+    },
+    **{"temperature": 0.7, "kl_coef": 0.9, "kl_target": 1.0, "kl_horizon": 80, "reward_scaling": "normalize"},
+    **{"gamma": 0.5, "lam": 0.5, "clip_ratio": 0.01, "value_clip": 0.01, "value_coef": 1.0, "grad_clip": 0.01},
+    **{"average_period": 3, "average_tau": 0.5, "weight_decay": 0.5, "clip_ratio_high": 0.01},
 }
 """A value that each such setting is changed to."""
 

@@ -26,7 +26,7 @@ def runs(arm: str, rewards: list[float], last: float | None = None) -> list[Stud
     if last is not None:
         for run, reward in zip(made, rewards, strict=True):
             assert run.final is not None
-            run.final["last_answer"] = figures(reward + last, 0.0)
+            run.final["last_response"] = figures(reward + last, 0.0)
     return made
 
 
@@ -62,14 +62,14 @@ def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> Non
 def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
     def trained(arm: str, tokens: int, reward: float) -> list[StudyRun]:
         made = runs(arm, [9.0, 9.0, 9.0])
-        made = [run._replace(settings=run.settings.model_copy(update={"updates": 4})) for run in made]
+        made = [run._replace(settings=run.settings.model_copy(update={"num_updates": 4})) for run in made]
         for run in made:
             run.metrics.clear()
             for update in range(5):
                 line: Any = {"update": update, "tokens": tokens * (update > 0)}
                 if update % 2 == 0:
                     line["evaluation"] = {"mean": figures(reward * update + run.seed, 0.0)}
-                    line["last_answer"] = figures(reward * update + run.seed + 0.5, 0.0)
+                    line["last_response"] = figures(reward * update + run.seed + 0.5, 0.0)
                 run.metrics.append(line)
         return made
 
@@ -91,8 +91,6 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
 
 def test_a_study_s_file_has_its_contrasts(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    head = (
-        "base: imdb-tiny-paper\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {}\n  two: {num_agents: 1}\n"
-    )
+    head = "base: imdb-tiny-paper\nsettings: {dtype: fp32, test_queries: 9}\narms:\n  one: {}\n  two: {num_agents: 1}\n"
     file.write_text(f"{head}contrasts:\n  - {{arm: two, of: last, against: one}}\n")
     assert load(str(file)).contrasts == (Contrast(arm="two", of="last", against="one"),)

@@ -49,7 +49,7 @@ def test_runs_are_compared_with_those_of_the_same_seed() -> None:
 def test_collapse_is_found_by_health_s_limits_in_either_policy() -> None:
     assert collapse(study_run("cory", 0, ONE, TWO)) == []
     repeating = study_run("cory", 0, ONE, figures(2.0, 8.0, repetition=0.21))
-    assert [(sign.signature, sign.of) for sign in collapse(repeating)] == [("repetition", "llm_2")]
+    assert [(sign.signature, sign.subject) for sign in collapse(repeating)] == [("repetition", "llm_2")]
     far = study_run("ppo", 0, figures(2.0, 20.1))  # of 10 tokens: 2.01 nats each
     endless = study_run("ppo", 1, figures(2.0, 8.0, eos_rate=0.09))  # 0.2 before training
     assert [sign.signature for run in (far, endless) for sign in collapse(run)] == ["kl", "eos"]

@@ -89,7 +89,7 @@ def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
     trial = Trial("cory", stub=True, trial_id="t")
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    known = trials(tmp_path, Settings(updates=9, stop_on_collapse=stop_on_collapse))
+    known = trials(tmp_path, Settings(num_updates=9, stop_on_collapse=stop_on_collapse))
     found = collect_results([trial], known, AXES, {}).iloc[0]
     assert (found["status"], found["updates"], found["combined_reward"]) == (status, 3, 0.5)
 
@@ -98,10 +98,10 @@ def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
 def test_the_figures_of_a_trial_are_of_those_whose_combined_reward_was_the_goal(
     select_by: str, task_reward: float, tmp_path: Path
 ) -> None:
-    settings = make_settings({"select_by": select_by, "evaluate_average": True, "backend": "transformers"})
+    settings = make_settings({"select_by": select_by, "eval_average": True, "backend": "transformers"})
     trial = Trial("cory", stub=True, trial_id="t")
     evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
-    report = {"evaluation": evaluation, "last_answer": {"task_reward": 2.0, "kl": 2.0}}
+    report = {"evaluation": evaluation, "last_response": {"task_reward": 2.0, "kl": 2.0}}
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
     found = collect_results([trial], trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED}).iloc[0]
     assert (found["task_reward"], found["kl"]) == (task_reward, task_reward)

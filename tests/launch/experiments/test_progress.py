@@ -20,7 +20,7 @@ def trial() -> Trial:
 
 
 def progress(journal: Journal, voice: Voice, updates: int) -> ProgressCallback:
-    trials = Trials(journal.path.parent, Settings(updates=updates), ["lr"], lambda settings: settings)
+    trials = Trials(journal.path.parent, Settings(num_updates=updates), ["lr"], lambda settings: settings)
     trials.values["a_00000"] = {"lr": 1e-4, "seed": 0}
     return ProgressCallback(journal, voice, trials)
 

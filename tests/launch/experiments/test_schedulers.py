@@ -82,7 +82,7 @@ def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_faile
     space = {"seed": 0, "lr": tune.grid_search([0.5, 0.4, 0.01])}
     trials, _ = climb(
         tmp_path / "climb",
-        population(3, updates=8, eval_every=2),
+        population(3, num_updates=8, eval_every=2),
         {"cory_settings": space},
         trainable=tune.with_resources(Climb, {"cpu": 2}),  # there is room for two of the three
     )
@@ -200,7 +200,7 @@ def test_a_search_that_is_stopped_saves_its_trials_and_resumes_in_another_folder
 
     space = {"lr": tune.grid_search([0.5, 0.01]), "seed": 0}
     whole = {"cory_settings": space, "callbacks_class": Climb}  # as RLlib's settings hold classes
-    search = population(2, updates=8, eval_every=3, checkpoint_every=100)
+    search = population(2, num_updates=8, eval_every=3, checkpoint_every=100)
     _, stop = climb(tmp_path / "climb", search, whole, Ask(), interrupts=interrupts)
     assert len(stop.statuses) == 2 and "TERMINATED" not in stop.statuses.values()
 

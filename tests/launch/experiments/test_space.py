@@ -16,7 +16,7 @@ from policies.settings.settings import Settings
 from tests.launch.experiments.test_schedulers import storage
 from tests.policies.settings.test_core_yaml import AWKWARD
 
-SETTINGS = Settings(updates=9, eval_every=1, kl_coef=0.1)
+SETTINGS = Settings(num_updates=9, eval_every=1, kl_coef=0.1)
 
 
 def test_lists_and_ranges_are_read_and_written_back() -> None:
@@ -47,7 +47,7 @@ def test_lists_and_ranges_are_read_and_written_back() -> None:
         (["exchange_period=uniform:0.5:3"], "both whole numbers"),
         (["lr=1e-5,0.00001"], "names a value twice"),
         (["lr=1e-5", "lr=1e-4"], "names lr twice"),
-        (["updates=10,20"], "trials that differ in it"),
+        (["num_updates=10,20"], "trials that differ in it"),
         (["model=[a,b"], "is no list of values as in YAML"),
         (["eval_kl_coef=0,1"], "trials that differ in it"),
     ],
@@ -59,12 +59,14 @@ def test_what_is_no_search_is_one_sentence(words: list[str], says: str) -> None:
 
 
 def test_every_point_of_a_search_must_be_settings() -> None:
-    good = read_axes(["num_agents=1,2", "minibatch=64,128"])
+    good = read_axes(["num_agents=1,2", "minibatch_size=64,128"])
     assert len(points(SETTINGS, good)) == 4
     with pytest.raises(CommandError, match="--over exchange_period=0: Setting `exchange_period`=0: Input should be"):
         points(SETTINGS, read_axes(["exchange_period=5,0"]))
-    with pytest.raises(CommandError, match=r"--over minibatch=100: minibatch=100 does not divide the 256 resp"):
-        points(SETTINGS, read_axes(["minibatch=64,100"]))
+    with pytest.raises(
+        CommandError, match=r"--over minibatch_size=100: minibatch_size=100 does not divide the 256 resp"
+    ):
+        points(SETTINGS, read_axes(["minibatch_size=64,100"]))
     with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 requires weights=lora"):
         points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
@@ -89,7 +91,7 @@ def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_text_with_a_comma_is_one_value_in_quotes() -> None:
-    (axis,) = read_axes(["""lora_targets='q_proj,v_proj', "it's, k",o_proj,null"""])
+    (axis,) = read_axes(["""lora_target_modules='q_proj,v_proj', "it's, k",o_proj,null"""])
     assert axis.values == ("q_proj,v_proj", "it's, k", "o_proj", None)
     (again,) = read_axes([axis.word])
     assert again == axis
@@ -114,12 +116,12 @@ def trials(tmp_path: Path) -> Trials:
 
 
 def test_values_of_clones_stay_in_their_range_and_are_moved_or_drawn(trials: Trials) -> None:
-    axes = read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries=1,2,3"])
+    axes = read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries_per_update=1,2,3"])
     scheduler = Population(trials, lambda: False, SETTINGS, axes)
-    values: dict[str, Value] = {"lr": 9e-5, "exchange_period": 1, "queries": 2, "seed": 3}
+    values: dict[str, Value] = {"lr": 9e-5, "exchange_period": 1, "queries_per_update": 2, "seed": 3}
     tried = [scheduler._explore(values) for _ in range(300)]
     assert all(one["seed"] == 3 for one in tried)
-    assert {one["queries"] for one in tried} == {1, 2, 3}
+    assert {one["queries_per_update"] for one in tried} == {1, 2, 3}
     assert {one["exchange_period"] for one in tried} == {1, 2, 3}
     rates = [float(cast(float, one["lr"])) for one in tried]
     assert all(1e-6 <= rate <= 1e-4 for rate in rates)

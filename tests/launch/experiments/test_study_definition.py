@@ -37,7 +37,7 @@ def test_ppo_and_cory_differ_in_the_number_of_agents_alone(name: str) -> None:
 def test_no_arm_moves_the_goal_or_the_held_out_queries(name: str) -> None:
     study = SHIPPED[name]
     settings = [study.settings(arm, 0) for arm in study.arms.values()]
-    assert len({(s.report_kl_coef, s.final_queries, s.eval_queries, s.eval_data) for s in settings}) == 1
+    assert len({(s.report_kl_coef, s.test_queries, s.eval_queries, s.eval_data) for s in settings}) == 1
     assert settings[0].eval_kl_coef == resolve(study.base, [], []).kl_coef
 
 
@@ -46,7 +46,7 @@ def test_arms_of_credit_have_equal_responses_and_equal_optimizer_steps_of_each_l
     study = SHIPPED[name]
     settings = {name: study.settings(arm, 0) for name, arm in study.arms.items()}
     assert {s.responses * len(s.modules) for s in settings.values()} == {256}
-    assert {s.hyperparameters.steps * s.epochs for s in settings.values()} == {4}
+    assert {s.hyperparameters.steps * s.num_epochs for s in settings.values()} == {4}
     assert {len(s.modules) for name, s in settings.items() if name.startswith("shared-")} == {1}
     assert all(name in settings for name in ("ppo", "rloo", "shared-own", "shared-own-rloo"))
 
@@ -60,7 +60,7 @@ def test_tier_1_has_five_seeds_and_the_six_arms_that_are_asked_for() -> None:
 
 
 def write(
-    folder: Path, arms: str, head: str = "base: imdb-tiny-paper\nsettings: {dtype: fp32, final_queries: 9}\nseeds: 2\n"
+    folder: Path, arms: str, head: str = "base: imdb-tiny-paper\nsettings: {dtype: fp32, test_queries: 9}\nseeds: 2\n"
 ) -> str:
     file = folder / "mine.yaml"
     file.write_text(f"{head}arms:\n  one: {{}}\n{arms}")
@@ -74,7 +74,7 @@ def write(
         ("  two: {}\n", "in nothing, but it differs in nothing"),
         ("  two: {num_agnets: 1}\n", "`num_agnets`. Did you mean `num_agents`"),
         ("  two: {num_agents: 0}\n", "mine.yaml, arm two: Setting `num_agents`=0"),
-        ("  two: {minibatch: 100}\n", "does not divide the 128 responses"),
+        ("  two: {minibatch_size: 100}\n", "does not divide the 128 responses"),
         ("  two: {lora_rank: 8}\n", "mine.yaml, arm two: lora_rank=8 requires weights=lora"),
         ("  two: {seed: 3}\n", "arm two sets seed, which all arms have in common"),
         ("  two: {eval_kl_coef: 0.3}\n", "sets eval_kl_coef"),
@@ -113,22 +113,22 @@ def test_a_tier_without_seeds_and_a_file_of_another_encoding_are_refused(tmp_pat
 
 def test_the_first_arm_is_the_base_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("base: imdb-tiny-paper\nsettings: {dtype: fp32, final_queries: 9}\narms:\n  one: {lr: 1.0e-5}\n")
+    file.write_text("base: imdb-tiny-paper\nsettings: {dtype: fp32, test_queries: 9}\narms:\n  one: {lr: 1.0e-5}\n")
     with pytest.raises(CommandError, match=r"arm one says that it differs from the base in lr, but .* no other"):
         load(str(file))
 
 
 def test_a_study_whose_dtype_would_depend_on_the_machine_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny-paper\n")
-    with pytest.raises(CommandError, match="must say dtype and final_queries"):
+    with pytest.raises(CommandError, match="must say dtype and test_queries"):
         load(file)
-    study = load(file, ["dtype=bf16", "final_queries=9"])
+    study = load(file, ["dtype=bf16", "test_queries=9"])
     assert {study.settings(arm, 0).dtype for arm in study.arms.values()} == {"bf16"}
 
 
 def test_a_study_that_would_measure_nothing_after_training_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny-paper\n")
-    with pytest.raises(CommandError, match="must say dtype and final_queries"):
+    with pytest.raises(CommandError, match="must say dtype and test_queries"):
         load(file, ["dtype=fp32"])
 
 
@@ -139,9 +139,9 @@ def test_an_arm_has_the_changes_of_the_one_it_is_held_against_too(tmp_path: Path
 
 
 def test_words_on_the_command_line_are_settings_of_all_arms(tmp_path: Path) -> None:
-    study = load(write(tmp_path, "  two: {num_agents: 1}\n"), ["updates=3", "kl_coef=0.7"])
+    study = load(write(tmp_path, "  two: {num_agents: 1}\n"), ["num_updates=3", "kl_coef=0.7"])
     found = [study.settings(arm, 0) for arm in study.arms.values()]
-    assert {(s.updates, s.kl_coef, s.eval_kl_coef) for s in found} == {(3, 0.7, 0.7)}
+    assert {(s.num_updates, s.kl_coef, s.eval_kl_coef) for s in found} == {(3, 0.7, 0.7)}
 
 
 @pytest.mark.parametrize(

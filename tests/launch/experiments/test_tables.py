@@ -34,8 +34,8 @@ def test_arms_are_shown_with_what_they_differ_in_and_how_much_of_them_is_done(tm
 def test_the_summary_has_each_arm_s_mean_with_its_interval_and_its_collapses() -> None:
     runs = [study_run("cory", seed, figures(1.0 + seed, 2.0)) for seed in (0, 1, 2)]
     runs += [
-        study_run("ppo", 0, figures(1.0, 60.0), place=1),
-        study_run("ppo", 1, figures(1.0, 2.0), status="diverged", place=1),
+        study_run("ppo", 0, figures(1.0, 60.0), arm_index=1),
+        study_run("ppo", 1, figures(1.0, 2.0), status="diverged", arm_index=1),
     ]
     cory, ppo = lines(_summary_table(runs))[2:]
     assert cory == ["cory", "3", "+2.00", "±", "2.48", "2.00", "±", "0.00", "+1.800", "±", "2.484", "0.2"]
@@ -44,7 +44,7 @@ def test_the_summary_has_each_arm_s_mean_with_its_interval_and_its_collapses() -
 
 
 def test_arms_that_had_the_same_place_in_different_versions_of_a_study_have_a_row_each() -> None:
-    runs = [study_run(arm, seed, figures(1.0, 2.0), place=7) for seed in (0, 1) for arm in ("older", "newer")]
+    runs = [study_run(arm, seed, figures(1.0, 2.0), arm_index=7) for seed in (0, 1) for arm in ("older", "newer")]
     assert [line[:2] for line in lines(_summary_table(runs))[2:]] == [["newer", "2"], ["older", "2"]]
 
 

@@ -36,7 +36,7 @@ tracked.on_experiment_end(trials)
 
 
 def test_trials_at_the_same_time_are_runs_of_one_group_and_one_that_fails_ends_no_other(tmp_path: Path) -> None:
-    updates = record(tmp_path / "run", Settings(updates=12), updates=range(3)).updates()[1:]
+    updates = record(tmp_path / "run", Settings(num_updates=12), updates=range(3)).updates()[1:]
     written = subprocess.run(
         [sys.executable, "-c", TRIALS, str(tmp_path / "search")],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},

@@ -58,7 +58,7 @@ def test_a_checkpoint_that_the_metrics_do_not_know_is_refused(run: Run) -> None:
 
 
 def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(tmp_path: Path) -> None:
-    run = record(tmp_path, Settings(num_agents=3, updates=6), updates=range(7))
+    run = record(tmp_path, Settings(num_agents=3, num_updates=6), updates=range(7))
     for update in (0, 4, 5, 6):
         run.checkpoints.save(update, lambda folder: (folder / "file").touch())
     players = [open_trained(tmp_path, wanted).players for wanted in ("0", "4", "5", "6")]

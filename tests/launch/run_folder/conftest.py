@@ -10,7 +10,7 @@ from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.run_folder.test_checkpoints import write
 
-SETTINGS = Settings(updates=12, keep_checkpoints=2)
+SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
 
 
 @pytest.fixture

@@ -220,7 +220,7 @@ def test_a_run_whose_machine_is_lost_is_continued_by_the_same_command_on_another
     place: Path, cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    words = ("train", *SMALL, "updates=4", "checkpoint_every=1", "--out", uri_of(place), "--continue")
+    words = ("train", *SMALL, "num_updates=4", "checkpoint_every=1", "--out", uri_of(place), "--continue")
     process = begin(tmp_path, *words, XDG_CACHE_HOME=str(tmp_path / "one"))
     assert process.stdout and process.stderr
     for line in process.stdout:

@@ -56,7 +56,7 @@ def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path,
 
 
 def test_a_report_of_a_run_in_storage_has_its_samples_and_last_figures(home: Path, tmp_path: Path) -> None:
-    settings = Settings(updates=6)
+    settings = Settings(num_updates=6)
     run = record(tmp_path / "run", settings, updates=range(7))
     sampled(run, 5, "a wonderful film")
     final.write(run.final, {**last_responses(settings, 4), "update": 6})

@@ -14,7 +14,7 @@ from launch.run_folder.run import Run
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record
 
-SETTINGS = Settings(updates=12)
+SETTINGS = Settings(num_updates=12)
 HOLD = """
 import sys
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
 
 def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
-    longer = SETTINGS.model_copy(update={"updates": 24})
+    longer = SETTINGS.model_copy(update={"num_updates": 24})
     run.write_settings(longer, "cory train --resume here 'prompt=a\nb: c'")
     assert run.settings() == longer
     lines = (tmp_path / "config.yaml").read_text().splitlines()

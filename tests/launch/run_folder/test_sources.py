@@ -291,7 +291,9 @@ def test_a_resume_is_refused_with_a_sentence_unless_changes_are_allowed(folder: 
 
 @pytest.mark.parametrize("task", ["arithmetic", "code", "drafts", "imdb"])
 def test_a_task_is_made_again_without_its_queries(task: str) -> None:
-    settings = make_settings({"task": task, "backend": "transformers", "max_prompt": 200, "max_response": 50})
+    settings = make_settings(
+        {"task": task, "backend": "transformers", "max_prompt_tokens": 200, "max_response_tokens": 50}
+    )
     whole, tokenizers = load_task(settings)
     kept = Sources(**json.loads(json.dumps(asdict(sources_of(settings, whole, tokenizers)))))
     alone = task_alone(kept)

@@ -17,7 +17,7 @@ from policies.settings.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
 
-SETTINGS = Settings(updates=12, keep_checkpoints=2)
+SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
 OWN = ["*"]
 """The files of a run beside its checkpoints."""
 

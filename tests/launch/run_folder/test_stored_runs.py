@@ -258,9 +258,9 @@ def test_what_was_drawn_after_the_last_checkpoint_arrived_is_not_lost_where_stor
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """`cory train` of what `stored_run` made, if that was to do 6 updates."""
     uri, settings = f"file://{tmp_path / 'storage' / 'run'}", tmp_path / "same.yaml"
-    settings.write_text(as_yaml(SETTINGS.model_copy(update={"updates": 6})))
+    settings.write_text(as_yaml(SETTINGS.model_copy(update={"num_updates": 6})))
     return (
-        ["--resume", uri, "updates=6", "--allow-changes"]
+        ["--resume", uri, "num_updates=6", "--allow-changes"]
         if request.param == "--resume"
         else ["-c", str(settings), "--out", uri, "--continue"]
     )

@@ -52,7 +52,7 @@ if __name__ == "__main__":
 
 def test_an_engine_that_is_killed_is_told_of_and_another_answers_alike(policies_run: Run, tmp_path: Path) -> None:
     run = shutil.copytree(policies_run.path, tmp_path / "run")
-    asked = {"backend": "vllm", "num_runners": 1, "runner_threads": 2, "tensor_parallel": 2}
+    asked = {"backend": "vllm", "num_runners": 1, "runner_threads": 2, "tensor_parallel_size": 2}
     config = run / CONFIG
     kept = [line for line in config.read_text().splitlines() if line.partition(":")[0] not in asked]
     config.write_text("\n".join([*kept, *(f"{name}: {value}" for name, value in asked.items()), ""]))

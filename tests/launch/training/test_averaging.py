@@ -17,8 +17,8 @@ QUERIES = 4
 
 def scenario() -> None:
     """Trains, evaluates and reports; the last update is an averaging part of the way."""
-    changed = ("lr=1e-3", "average_period=3", "average_share=0.5", "evaluate_average=true", "validation=false")
-    assert main(["train", *SMALL, *changed, f"final_queries={QUERIES}", "--out", "run"]) == 0
+    changed = ("lr=1e-3", "average_period=3", "average_tau=0.5", "eval_average=true", "validation=false")
+    assert main(["train", *SMALL, *changed, f"test_queries={QUERIES}", "--out", "run"]) == 0
     few = ("--queries", str(QUERIES), "--samples", "1", "--checkpoint", "latest", "--out", "run/evaluation/found")
     assert main(["evaluate", "run", *few]) == 0
     assert main(["report", "run", "--out", "report.html"]) == 0

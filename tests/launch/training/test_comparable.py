@@ -17,7 +17,7 @@ from policies.settings.settings import Settings, make_settings
 ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {
     **{"task": "custom", "data": "q.jsonl", "reward": "warm_words:score", "backend": "transformers", "dtype": "fp32"},
-    **{"final_queries": 2, "updates": 2, "num_runners": 0, "average_period": None, "eval_queries": 2},
+    **{"test_queries": 2, "num_updates": 2, "num_runners": 0, "average_period": None, "eval_queries": 2},
 }
 STUDY = "about: Two.\nbase: imdb-tiny\nsettings: {settings}\narms:\n  one: {{}}\n  two: {{num_agents: 1}}\n"
 
@@ -67,13 +67,13 @@ def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
 def test_trials_find_their_data_from_any_folder_but_in_a_job_in_that_of_each_node(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings({**VALUES, "data": "q.jsonl?query=want"})
+    settings = make_settings({**VALUES, "data": "q.jsonl?query_column=want"})
     check(None, settings)
     sources = read_comparable(folder).values()
-    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query=want"
+    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query_column=want"
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
-    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query=want"
+    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query_column=want"
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert placed_settings(settings, sources) == settings
 

@@ -76,11 +76,11 @@ class SignalledLate(int):
 
 
 def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: Path) -> None:
-    settings = Settings(updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignalledLate(10)})
-    run = record(tmp_path / "run", Settings(updates=12), updates=[0])
-    lines = iter(record(tmp_path / "other", Settings(updates=12)).updates()[1:])
+    settings = Settings(num_updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignalledLate(10)})
+    run = record(tmp_path / "run", Settings(num_updates=12), updates=[0])
+    lines = iter(record(tmp_path / "other", Settings(num_updates=12)).updates()[1:])
     algo = SimpleNamespace(
-        updates=0,
+        num_updates=0,
         get_state=lambda not_components: {},
         save_to_path=lambda folder, state: (Path(folder) / "weights").write_text("learned"),
         learners=SimpleNamespace(begin_save=lambda folder: None, saved=lambda: True, finish_save=lambda: None),
@@ -100,7 +100,7 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
 
 
 def test_a_run_whose_folder_is_renamed_or_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(updates=6), updates=[0])
+    run = record(tmp_path / "run", Settings(num_updates=6), updates=[0])
     run.path.rename(tmp_path / "kept")
     gone = pytest.raises(CommandError, match="run is gone: it was removed or renamed")
     with gone as raised, training._failure_explained(run):
@@ -125,13 +125,13 @@ def test_a_run_that_is_refused_removes_nothing_of_another_that_has_its_path_now(
 def test_the_summary_has_texts_the_best_update_and_what_does_not_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = record(tmp_path / "run", Settings(updates=12))
+    run = record(tmp_path / "run", Settings(num_updates=12))
     changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
     Sources({}, None, {}, {}, [], changes).write(run.path)
     for update, text in ((0, "before"), (12, "after")):
         response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
         run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
-    summarise(run, Settings(updates=12), Terminal(Settings(updates=12), sys.stdout, bar=False))
+    summarise(run, Settings(num_updates=12), Terminal(Settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
     assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output

@@ -31,7 +31,7 @@ session(first, *rest)  # goes on from a checkpoint before its first update
 
 
 def test_trackio_keeps_a_run_goes_on_with_it_and_holds_each_update_once(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(updates=12), updates=range(3))
+    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(3))
     environment = {**ENVIRONMENT, "TRACKIO_DIR": str(tmp_path / "kept"), "TRACKIO_PROJECT": "theirs"}
     written = subprocess.run(
         [sys.executable, "-c", TO_TRACKIO, str(run.path)],

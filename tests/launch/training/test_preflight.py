@@ -80,13 +80,18 @@ def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(
         return str(tmp_path / name)
 
     short, long = rows("short.jsonl", "One", "Two"), rows("long.jsonl", "One", "Two is " + "very " * 50 + "long")
-    own = {"task": "custom", "reward": "tests.cory_env.sample_rewards:length", "max_prompt": 32, "validation": False}
+    own = {
+        "task": "custom",
+        "reward": "tests.cory_env.sample_rewards:length",
+        "max_prompt_tokens": 32,
+        "validation": False,
+    }
     for files in ({"data": long, "eval_data": short}, {"data": short, "eval_data": long}):
         told = refusal(**own, **files)
         assert "1 of 2 queries of" in told and "the first is query 1, 'Two is very" in told
-    fitting = int(told.split("Raise max_prompt to ")[1].split(",")[0])
-    check(make_settings({**own, **files, "backend": "transformers", "max_prompt": fitting}))
-    assert f"Raise max_prompt to {fitting}" in refusal(**own | {"max_prompt": fitting - 1}, **files)
+    fitting = int(told.split("Raise max_prompt_tokens to ")[1].split(",")[0])
+    check(make_settings({**own, **files, "backend": "transformers", "max_prompt_tokens": fitting}))
+    assert f"Raise max_prompt_tokens to {fitting}" in refusal(**own | {"max_prompt_tokens": fitting - 1}, **files)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +107,12 @@ def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: s
 
 
 def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has() -> None:
-    said = refusal(weights="lora", lora_targets="c_attn,q_proj")
-    assert "has no linear layer 'q_proj' to adapt. It has c_attn, c_fc, c_proj; set lora_targets" in said
+    said = refusal(weights="lora", lora_target_modules="c_attn,q_proj")
+    assert "has no linear layer 'q_proj' to adapt. It has c_attn, c_fc, c_proj; set lora_target_modules" in said
 
 
 def test_a_reward_that_reads_tokens_is_refused_where_llms_have_different_ones() -> None:
-    mixed = {"task": "drafts", "model": ["drafts-llama-tiny", "imdb-gpt2-tiny"], "max_prompt": 48}
+    mixed = {"task": "drafts", "model": ["drafts-llama-tiny", "imdb-gpt2-tiny"], "max_prompt_tokens": 48}
     told = refusal(**mixed, reward="tests.cory_env.sample_rewards:trl_token_lengths")
     assert "asks for completion_ids, which are tokens, and the tokenizers of drafts-llama-tiny, imdb-gpt2-tiny" in told
 
@@ -130,12 +135,12 @@ def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch:
 
 
 def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["arithmetic", "digits=1", "operations=sums", "max_response=40"]
+    words = ["arithmetic", "digits=1", "operations=sums", "max_response_tokens=40"]
     assert main(["validate", *words]) == 0
     printed = capsys.readouterr().out
-    assert "46 of 46 gold answers score 1.0" in printed and "max_prompt is 64 unless it is set" in printed
-    needed = printed.split("Train with max_prompt=")[1].split(".")[0]
-    assert main(["validate", *words, f"max_prompt={needed}"]) == 0
+    assert "46 of 46 gold answers score 1.0" in printed and "max_prompt_tokens is 64 unless it is set" in printed
+    needed = printed.split("Train with max_prompt_tokens=")[1].split(".")[0]
+    assert main(["validate", *words, f"max_prompt_tokens={needed}"]) == 0
     assert "Warnings" not in capsys.readouterr().out
 
 
@@ -164,11 +169,27 @@ def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     chatty.chat_template = "{{ strftime_now('%Y') }} {% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     chatty.save_pretrained(model)
     data = f"data={tmp_path / 'texts.jsonl'}"
-    assert main(["validate", "summarize", data, f"model={model}", "max_prompt=96", "max_response=12"]) == 0
+    assert (
+        main(["validate", "summarize", data, f"model={model}", "max_prompt_tokens=96", "max_response_tokens=12"]) == 0
+    )
     assert "Another summary:" in capsys.readouterr().out
 
-    small = ("backend=transformers", "num_runners=0", "self_test=false", "weights=full", "max_prompt=96", "epochs=1")
-    sizes = ("max_response=12", "updates=1", "queries=4", "minibatch=4", "eval_queries=2", "eval_every=1")
+    small = (
+        "backend=transformers",
+        "num_runners=0",
+        "check_weight_sync=false",
+        "weights=full",
+        "max_prompt_tokens=96",
+        "num_epochs=1",
+    )
+    sizes = (
+        "max_response_tokens=12",
+        "num_updates=1",
+        "queries_per_update=4",
+        "minibatch_size=4",
+        "eval_queries=2",
+        "eval_every=1",
+    )
     result = cory("train", "summarize", data, f"model={model}", *small, *sizes, "--out", "run")
     assert result.returncode == 0, result.stderr
     assert Run(tmp_path / "run").settings().chat_date == date.today().isoformat()
@@ -187,7 +208,13 @@ def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
     judge = save_chat_judge(tmp_path / "judge")
     reward = f"reward=cory_env.rewards.preference:score?model={judge}"
-    words = [f"data={tmp_path / 'talks.jsonl'}", f"model={judge}", reward, "max_prompt=96", "max_response=12"]
+    words = [
+        f"data={tmp_path / 'talks.jsonl'}",
+        f"model={judge}",
+        reward,
+        "max_prompt_tokens=96",
+        "max_response_tokens=12",
+    ]
     assert main(["validate", "dialogue", *words]) == 0
     assert "Another assistant answered:" in capsys.readouterr().out
 

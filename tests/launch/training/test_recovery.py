@@ -60,7 +60,7 @@ def test_what_would_only_come_again_may_not(error: Exception) -> None:
 
 
 def test_a_run_goes_on_from_its_latest_whole_checkpoint(tmp_path: Path) -> None:
-    run: Run = record(tmp_path / "run", Settings(updates=12), updates=range(7))
+    run: Run = record(tmp_path / "run", Settings(num_updates=12), updates=range(7))
     told: list[str] = []
     assert last_whole(run, told.append) is None and not told
     for update in (3, 6):

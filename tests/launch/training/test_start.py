@@ -21,7 +21,7 @@ from policies.settings.settings import Settings, make_settings
 from tests.launch.conftest import Cory, record
 from tests.launch.training.test_training import BREVITY, SMALL
 
-THEIRS = {"task": "imdb", "advantage": "rloo", "num_generations": 2, "queries": 4, "minibatch": 8}
+THEIRS = {"task": "imdb", "advantage": "rloo", "num_generations": 2, "queries_per_update": 4, "minibatch_size": 8}
 
 
 def _write(folder: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_run_starts_from_another_ones_policies_and_keeps_the_model_as_its_refe
     cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    words = (*SMALL, "updates=1", "lr=1e-3", "eval_every=1", "dtype=fp32", "--quiet")
+    words = (*SMALL, "num_updates=1", "lr=1e-3", "eval_every=1", "dtype=fp32", "--quiet")
     assert cory("train", *words, "--out", "first").returncode == 0
     (tmp_path / "first" / "checkpoints" / BEST).unlink()  # so that the latest is taken
     begun = cory("train", *words, "start_from=first", "--out", "second")
@@ -119,5 +119,5 @@ def test_a_run_trains_with_the_date_that_its_folder_keeps(
     monkeypatch.setattr("launch.training.training.train", note)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    assert main(["train", *SMALL, f"model={model}", "chat=true", "max_prompt=64", "--out", "run"]) == 0
+    assert main(["train", *SMALL, f"model={model}", "chat=true", "max_prompt_tokens=64", "--out", "run"]) == 0
     assert [settings.chat_date for settings in taken] == ["2030-01-01"]

@@ -31,7 +31,7 @@ for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was
 
 
 def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(updates=12), updates=range(3))
+    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(3))
     written = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "HOME": str(tmp_path)},
@@ -56,7 +56,7 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
 
 
 def test_the_variables_of_weights_and_biases_say_where_and_how_a_run_is_kept_but_not_its_id(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(updates=12), updates=range(2))
+    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(2))
     own = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
     own |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "kept")}
     (tmp_path / "kept").mkdir()
@@ -116,7 +116,7 @@ with warnings_told(print):
 
 
 def test_a_tracker_whose_process_is_killed_is_left_out_with_a_warning_and_the_others_go_on(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(updates=12), updates=range(4))
+    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(4))
     written = subprocess.run(
         [sys.executable, "-c", KILLED, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},

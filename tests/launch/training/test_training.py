@@ -16,9 +16,16 @@ from tests.launch.conftest import Cory, begin
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
-    *("backend=transformers", "num_runners=0", "updates=3", "queries=2", "num_generations=2", "minibatch=4"),
-    *("micro_batch=4", "epochs=1", "eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1"),
-    *("max_response=6", "self_test=false", "reward=my_rewards:brevity"),
+    *(
+        "backend=transformers",
+        "num_runners=0",
+        "num_updates=3",
+        "queries_per_update=2",
+        "num_generations=2",
+        "minibatch_size=4",
+    ),
+    *("micro_batch_size=4", "num_epochs=1", "eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1"),
+    *("max_response_tokens=6", "check_weight_sync=false", "reward=my_rewards:brevity"),
 )
 
 
@@ -52,7 +59,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
     # As if killed between the metrics and the checkpoint of the next update.
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
-    other = ("num_runners=1", "micro_batch=2")  # as on another machine
+    other = ("num_runners=1", "micro_batch_size=2")  # as on another machine
     resumed = cory_forked("train", "--resume", "run", *other, **cluster)
     assert resumed.returncode == 0, resumed.stderr
     assert f"going on after update {stopped[-1]}" in resumed.stdout
@@ -69,7 +76,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
     assert list((run / "tensorboard").iterdir())
 
     again = cory_here("train", "--resume", "run")
-    assert again.returncode == 0 and "is done" in again.stdout and "updates=6" in again.stdout
+    assert again.returncode == 0 and "is done" in again.stdout and "num_updates=6" in again.stdout
 
     # What was trained answers held-out queries as the run's last evaluation has it.
     last = [sample for sample in samples if sample["held_out"] and sample["update"] == 3]
@@ -92,7 +99,7 @@ def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_
     cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    strict = ("stop_on_collapse=true", "health_patience=1", "max_token_kl=1e-6", "lr=1e-3", "updates=9")
+    strict = ("stop_on_collapse=true", "health_patience=1", "max_token_kl=1e-6", "lr=1e-3", "num_updates=9")
     result = cory("train", *SMALL, *strict, "--out", "run")
     assert result.returncode == 3, result.stderr
     assert "is far from its initial policy" in result.stdout
@@ -107,7 +114,7 @@ def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_
 def test_a_run_stopped_as_ray_stops_a_job_is_saved_although_what_sends_its_numbers_is_ended_too(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     tracked = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    process = begin(tmp_path, "train", *SMALL, "wandb=true", "updates=50", "--out", "run", **tracked)
+    process = begin(tmp_path, "train", *SMALL, "wandb=true", "num_updates=50", "--out", "run", **tracked)
     assert process.stdout and process.stderr
     seen: list[str] = []
     while not seen or not seen[-1].lstrip().startswith("1/50"):

@@ -17,7 +17,7 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Weights
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.policies.conftest import make_model, weights_of
 from tests.policies.generation.test_model_families import check, follow, save_model
 from tests.policies.generation.test_vllm_generator import close
@@ -38,7 +38,7 @@ def engines() -> Iterator[list[VLLMGenerator]]:
 
 
 def start(engines: list[VLLMGenerator], path: str, **settings: Any) -> VLLMGenerator:
-    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
     engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=torch.device("cpu"), **shape, **settings))
     return engines[-1]
 

@@ -21,8 +21,8 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.rows import make_rows
 from policies.models.lora import Lora
 from policies.models.weights import checksum
-from policies.self_test import perturb
 from policies.settings.settings import make_settings
+from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory, make_model, weights_of
 from tests.policies.generation.test_vllm_generator import close
 
@@ -143,7 +143,7 @@ def test_vllm_follows_new_weights(
     engines: list[VLLMGenerator], tmp_path: Path, way: str, family: str, tied: bool
 ) -> None:
     path = save_model(tmp_path, family, tied)
-    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
     engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(way), **shape))
     check(follow(engines[-1], path, way))
 
@@ -155,7 +155,7 @@ def test_a_family_that_vllm_runs_by_transformers_is_learned_beside_its_engine(
     engines: list[VLLMGenerator], tmp_path: Path, family: str, way: str
 ) -> None:
     path = save_model(tmp_path, family, False)
-    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
     engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(way), **shape))
     check(follow(engines[-1], path, way))  # whose learner is built now, in the engine's process
 
@@ -166,7 +166,7 @@ def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:
     before = checksum(algorithm.weights("llm_1"))
     first, second = (algorithm.train()["cory"] for _ in range(2))
     assert abs(first["policy"]["llm_1"]["kl"]) < 1e-6 < 1e-3 < second["policy"]["llm_1"]["kl"]
-    assert max(first["sampler_gap_max"], second["sampler_gap_max"]) < 1e-4
+    assert max(first["logprob_diff_max"], second["logprob_diff_max"]) < 1e-4
     assert checksum(algorithm.weights("llm_1")) != before
     return algorithm
 
@@ -191,9 +191,9 @@ def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either
     turns = [{"role": "assistant", "content": "What can I do?"}, {"role": "user", "content": "Name a fruit."}]
     data = tmp_path / "rows.jsonl"
     data.write_text(f"{json.dumps({'prompt': turns})}\n" * 8)
-    source = f"{data}?query=prompt"
+    source = f"{data}?query_column=prompt"
     settings = {"data": source, "eval_data": source, "reward": "tests.cory_env.sample_rewards:conversational"}
-    algorithm = train_twice(make_cory, path, task="custom", chat=True, system="Be brief.", **settings)
+    algorithm = train_twice(make_cory, path, task="custom", chat=True, system_prompt="Be brief.", **settings)
     chain = algorithm.env_runner_group.local_env_runner.env
     prompt = ChainEpisode(chain, algorithm.settings.make_task().train[0]).prompt_ids()
     assert tokenizer.decode(prompt) == (

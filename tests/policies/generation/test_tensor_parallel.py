@@ -45,12 +45,17 @@ class Seen(NamedTuple):
 
 def observe(path: str, way: str, parts: int) -> Seen:
     """Runs in a process of its own: vLLM decides once per process where its engines run."""
-    settings: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4, "lora": lora_of(way)}
+    settings: dict[str, Any] = {
+        "max_prompt_tokens": 64,
+        "max_response_tokens": 8,
+        "max_sequences": 4,
+        "lora": lora_of(way),
+    }
     generator = VLLMGenerator(
         {"llm_1": path},
         dtype="fp32",
         device=torch.device("cpu"),
-        tensor_parallel=parts,
+        tensor_parallel_size=parts,
         **settings,
     )
     sampling = Sampling(1.0, 8, range(len(PROMPTS)), [0])
@@ -96,8 +101,8 @@ def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_
 
 @pytest.mark.parametrize("way", [{"weights": "full"}, {"weight_transfer": "gloo"}, {"weights": "lora"}])
 def test_a_runner_trains_with_an_engine_over_two_devices(make_cory: MakeCory, way: dict[str, Any]) -> None:
-    settings = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel": 2}
-    algorithm = make_cory(**settings, **way, self_test=True, lr=1e-3)
+    settings = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel_size": 2}
+    algorithm = make_cory(**settings, **way, check_weight_sync=True, lr=1e-3)
     assert algorithm.sync_check.probes["llm_1"].perturbed < 1e-3 < algorithm.sync_check.probes["llm_1"].moved
     for report in [algorithm.train()["cory"] for _ in range(2)]:
-        assert report["sampler_gap_max"] < 1e-3 and report["weight_version_lag"] == 0
+        assert report["logprob_diff_max"] < 1e-3 and report["weight_version_lag"] == 0

@@ -52,7 +52,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch, memory: float, **settings: Any) -
     monkeypatch.setattr("vllm.LLM", engine)
     monkeypatch.setattr("policies.generation.vllm_generator.share_groups", lambda engine: None)
     models = dict.fromkeys(("llm_1", "llm_2"), MODEL)
-    common: dict[str, Any] = {"dtype": "fp32", "max_prompt": 52, "max_response": 12, "max_sequences": 128}
+    common: dict[str, Any] = {"dtype": "fp32", "max_prompt_tokens": 52, "max_response_tokens": 12, "max_sequences": 128}
     VLLMGenerator(models, device=GPU, **{**common, **settings})
     return told
 
@@ -70,10 +70,10 @@ def test_an_engine_on_a_gpu_takes_the_cache_that_it_needs_within_its_share(monke
 
 def test_a_cache_that_does_not_fit_is_left_to_vllm_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [given["kv_cache_memory_bytes"] for given in arguments(monkeypatch, 0.2e9)] == [None, None]
-    many = arguments(monkeypatch, 80e9, max_prompt=4000, max_sequences=100_000)
+    many = arguments(monkeypatch, 80e9, max_prompt_tokens=4000, max_sequences=100_000)
     assert [given["kv_cache_memory_bytes"] for given in many] == [None, None]
     assert [given["max_num_batched_tokens"] for given in many] == [4096, 4096]
-    (given, _) = arguments(monkeypatch, 80e9, max_prompt=6000)
+    (given, _) = arguments(monkeypatch, 80e9, max_prompt_tokens=6000)
     assert given["max_num_batched_tokens"] == 6012
 
 
@@ -96,10 +96,12 @@ def test_an_engine_that_does_not_start_on_a_gpu_names_the_settings_of_gpus(monke
     monkeypatch.setattr(type(current_platform), "get_device_total_memory", classmethod(lambda cls, n=0: 16 << 30))
     monkeypatch.setattr("vllm.LLM", refuse)
     with pytest.raises(EngineStartError) as raised:
-        VLLMGenerator({"llm_1": MODEL}, device=GPU, dtype="fp32", max_prompt=8, max_response=8, max_sequences=4)
+        VLLMGenerator(
+            {"llm_1": MODEL}, device=GPU, dtype="fp32", max_prompt_tokens=8, max_response_tokens=8, max_sequences=4
+        )
     assert str(raised.value).endswith(
         "ValueError: Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired. If memory is short, "
-        "raise gpus_per_runner or tensor_parallel, or lower max_prompt, max_response, queries or num_agents; if not, "
+        "raise gpus_per_runner or tensor_parallel_size, or lower max_prompt_tokens, max_response_tokens, queries or num_agents; if not, "
         "backend=transformers may do."
     )
 
@@ -130,7 +132,7 @@ def test_adapters_in_fp32_are_refused_on_a_gpu(
 
 
 def test_a_device_that_the_build_cannot_use_is_refused_by_the_engines_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    common: dict[str, Any] = {"dtype": "fp32", "max_prompt": 8, "max_response": 8, "max_sequences": 4}
+    common: dict[str, Any] = {"dtype": "fp32", "max_prompt_tokens": 8, "max_response_tokens": 8, "max_sequences": 4}
     with pytest.raises(DeviceError, match="vLLM is installed for CUDA"):
         VLLMGenerator({"llm_1": MODEL}, device=torch.device("cpu"), **common)
     monkeypatch.setattr(installed, "version", lambda name: "0.32.0+cpu")

@@ -24,15 +24,17 @@ pytestmark = [
 
 
 def start(path: Path, **settings: Any) -> None:
-    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
     VLLMGenerator({"llm_1": str(path)}, dtype="fp32", device=torch.device("cpu"), **{**shape, **settings}).close()
 
 
 def test_why_an_engine_does_not_start_is_one_sentence_with_what_may_help(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(str(DEFAULT_TOKENIZER), folder)
-    with pytest.raises(EngineStartError, match=r"max_model_len \(308\).* lower max_prompt, max_response") as raised:
-        start(folder, max_prompt=300)
+    with pytest.raises(
+        EngineStartError, match=r"max_model_len \(308\).* lower max_prompt_tokens, max_response_tokens"
+    ) as raised:
+        start(folder, max_prompt_tokens=300)
     message = str(raised.value)
     assert message.endswith("backend=transformers may do.") and "\n" not in message and len(message) < 600
     (folder / "model.safetensors").unlink()
@@ -47,7 +49,7 @@ def test_a_family_that_takes_no_adapters_in_vllm_is_told(tmp_path: Path) -> None
 
 
 def test_weights_that_vllm_has_no_place_for_are_told_in_a_sentence() -> None:
-    shape: dict[str, Any] = {"max_prompt": 64, "max_response": 8, "max_sequences": 4}
+    shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
     engine = VLLMGenerator({"llm_1": str(DEFAULT_TOKENIZER)}, dtype="fp32", device=torch.device("cpu"), **shape)
     try:
         with pytest.raises(

@@ -23,7 +23,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
 from policies.models.weights import Weights, checksum
-from policies.self_test import Probe, SelfTestFailure, perturb, self_test
+from policies.sync_check import Probe, SelfTestFailure, check_weight_sync, perturb
 from tests.policies.conftest import make_model, weights_of
 
 pytestmark = [
@@ -40,8 +40,8 @@ def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLM
     arguments: dict[str, Any] = {
         "dtype": "fp32",
         "device": torch.device("cpu"),
-        "max_prompt": MAX_PROMPT,
-        "max_response": 8,
+        "max_prompt_tokens": MAX_PROMPT,
+        "max_response_tokens": 8,
         "max_sequences": 64,
         **settings,
     }
@@ -113,7 +113,7 @@ def run_self_test(
     def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
         return generator.generate(prompts, "llm_1", sampling(prompts))
 
-    return self_test(weights, prompts, load, generate, scorer(learner), "llm_1")
+    return check_weight_sync(weights, prompts, load, generate, scorer(learner), "llm_1")
 
 
 def test_log_probabilities_agree_with_the_learner(
@@ -314,13 +314,13 @@ def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
 
 
 def test_caches_beyond_the_free_memory_are_refused_with_what_to_lower() -> None:
-    with pytest.raises(EngineStartError, match=r"KV caches .* GiB of memory are free\. Lower max_prompt"):
-        make_generator(max_prompt=10**9)
+    with pytest.raises(EngineStartError, match=r"KV caches .* GiB of memory are free\. Lower max_prompt_tokens"):
+        make_generator(max_prompt_tokens=10**9)
 
 
 def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
     with pytest.raises(EngineStartError, match=r"could not start an engine .*max_model_len") as raised:
-        make_generator(max_prompt=300)  # the bundled model has 256 positions
+        make_generator(max_prompt_tokens=300)  # the bundled model has 256 positions
     assert "\n" not in str(raised.value)
 
 
@@ -340,4 +340,4 @@ def test_the_number_of_devices_reaches_the_engine() -> None:
     with pytest.raises(
         EngineStartError, match=r"attention heads \(4\) must be divisible by tensor parallel size \(3\)"
     ):
-        make_generator(tensor_parallel=3)
+        make_generator(tensor_parallel_size=3)

@@ -18,7 +18,7 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Digest, Weights
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.policies.conftest import make_model, weights_of
 from tests.policies.generation.test_vllm_generator import MODEL, close, make_generator
 
@@ -34,7 +34,7 @@ PROMPTS = [[5, 6, 7], [8, 9]]
 
 @pytest.fixture(scope="module")
 def generator() -> Iterator[VLLMGenerator]:
-    found = make_generator(weight_transfer="gloo", max_prompt=16)
+    found = make_generator(weight_transfer="gloo", max_prompt_tokens=16)
     yield found
     close([found])
 

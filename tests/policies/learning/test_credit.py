@@ -62,7 +62,7 @@ def test_a_pioneer_is_paid_the_mean_over_the_chains_that_go_on_from_its_response
     found = pay(llms, Credit(partner_reward=0.5), {})
     assert found["llm_1"].tolist() == [1 + 0.5 * 15, 5 + 0.5 * 3]
     assert found["llm_2"].tolist() == [10.5, 20.5, 3.5, 4.5, 8.5]
-    found = pay(llms, Credit(rewarded="last"), {})
+    found = pay(llms, Credit(reward_scope="last"), {})
     assert found["llm_1"].tolist() == [15, 3] and found["llm_2"].tolist() == [10, 20, 1, 2, 6]
 
 
@@ -131,21 +131,21 @@ def test_the_chain_without_what_comes_after_is_the_sum_without_a_share() -> None
 
 
 def test_a_team_reward_is_the_last_answers_alone_and_reaches_the_others_by_the_scheme() -> None:
-    everyone = pay(CHAINS, Credit(rewarded="last"), {})
+    everyone = pay(CHAINS, Credit(reward_scope="last"), {})
     assert everyone["llm_2"].tolist() == [5.0, 2.0] and everyone["llm_1"].tolist() == [2.0, 5.0]
-    halves = pay(CHAINS, Credit(partner_reward=0.5, rewarded="last"), {})
+    halves = pay(CHAINS, Credit(partner_reward=0.5, reward_scope="last"), {})
     assert halves["llm_2"].tolist() == [2.5, 2.0] and halves["llm_1"].tolist() == [1.0, 5.0]
-    to_go = pay(CHAINS, Credit("chain", rewarded="last"), estimations())
+    to_go = pay(CHAINS, Credit("chain", reward_scope="last"), estimations())
     assert to_go["llm_2"].tolist() == pytest.approx([5 - 2 * 0.2, 2.0])
     assert to_go["llm_1"].tolist() == pytest.approx([2 - 2 * 0.1, 5.0])
-    expected = pay(CHAINS, Credit("chain", chain_lam=0.0, rewarded="last"), estimations())
+    expected = pay(CHAINS, Credit("chain", chain_lam=0.0, reward_scope="last"), estimations())
     assert expected["llm_2"].tolist() == pytest.approx([7.0, 2.0])  # what the observer's critic expects
     assert CHAINS["llm_2"]["task_rewards"].tolist() == [1.0, 2.0]  # what is reported stays as it was
 
 
 def test_an_agent_alone_is_the_last_one() -> None:
     alone = {"llm_1": rows([0, 1], [0, 0], [3.0, 4.0])}
-    assert pay(alone, Credit(rewarded="last"), {})["llm_1"].tolist() == [3.0, 4.0]
+    assert pay(alone, Credit(reward_scope="last"), {})["llm_1"].tolist() == [3.0, 4.0]
 
 
 SCHEMES = """
@@ -180,7 +180,7 @@ def test_a_scheme_of_one_s_own_is_a_function_in_a_file(tmp_path: Path, monkeypat
     played = {"llm_1": rows([0, 1], [0, 0], [1.0, 2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0])}
     paid = pay(played, own("improvement?share=0.5"), {})
     assert paid["llm_1"].tolist() == [1.0, 2.0] and paid["llm_2"].tolist() == [5.5, -1.0]
-    last = pay(played, own("improvement")._replace(rewarded="last"), {})
+    last = pay(played, own("improvement")._replace(reward_scope="last"), {})
     assert last["llm_1"].tolist() == [0.0, 0.0] and last["llm_2"].tolist() == [8.0, 0.0]
     forked = {"llm_1": rows([0], [0], [2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0], forks=[0, 0])}
     assert pay(forked, own("of_team"), {})["llm_2"].tolist() == [3.0, 1.0]  # though what it returns shares memory

@@ -64,7 +64,7 @@ def test_with_a_critic_advantages_are_whitened_gae_and_the_kl_is_in_the_reward(e
     assert (columns["advantages"] * (1 - mask) == 0).all()
     assert figures == {
         "kl_coef": 0.5,
-        "score_mean": pytest.approx(sum(SCORES) / 6),
+        "credited_reward": pytest.approx(sum(SCORES) / 6),
         "explained_variance": token_ppo.explained_variance(rows["values"], returns, mask),
     }
 
@@ -85,7 +85,7 @@ def test_reinforce_pays_each_token_the_score_less_the_kl_to_come_and_whitens_ove
     expected = torch.tensor(to_come)
     expected = (expected - expected.mean()) / expected.std()
     torch.testing.assert_close(columns["advantages"][rows["mask"].bool()], expected, rtol=1e-4, atol=1e-4)
-    assert columns.keys() == {"kl", "advantages"} and figures.keys() == {"kl_coef", "score_mean"}
+    assert columns.keys() == {"kl", "advantages"} and figures.keys() == {"kl_coef", "credited_reward"}
 
 
 @pytest.mark.parametrize(("advantage", "deviations"), [("grpo", (13**0.5, 3**0.5)), ("dr_grpo", (1.0, 1.0))])
@@ -122,9 +122,9 @@ def test_score_scaling_changes_what_is_trained_on_and_not_what_is_reported() -> 
     rows, without_kl = scored([-1.0, 3.0, 7.0, 11.0]), {"kl_coef": 0.0, "lam": 1.0}  # deviation sqrt(80 / 3), mean 5
     returns, means = {}, set()
     for mode in ("none", "scale", "normalize"):
-        columns, figures = estimation(**without_kl, score_scaling=mode).estimate(rows)
+        columns, figures = estimation(**without_kl, reward_scaling=mode).estimate(rows)
         returns[mode] = columns["returns"][:, 0]
-        means.add(figures["score_mean"])
+        means.add(figures["credited_reward"])
     assert means == {5.0}
     torch.testing.assert_close(returns["none"], rows["rewards"])
     torch.testing.assert_close(returns["scale"], rows["rewards"] / (80 / 3) ** 0.5)
@@ -132,7 +132,7 @@ def test_score_scaling_changes_what_is_trained_on_and_not_what_is_reported() -> 
 
 
 def test_a_state_holds_coefficient_and_moments_and_a_fixed_coefficient_stays_that_of_the_settings() -> None:
-    adaptive = {"kl_control": "adaptive", "kl_horizon": 40, "score_scaling": "normalize"}
+    adaptive = {"kl_control": "adaptive", "kl_horizon": 40, "reward_scaling": "normalize"}
     first, second = estimation(**adaptive), estimation(**adaptive)
     first.adapt(first.estimate(scored())[0]["kl"])
     second.load(first.state())

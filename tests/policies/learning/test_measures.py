@@ -28,7 +28,7 @@ def test_a_batch_has_means_over_responses_or_over_tokens() -> None:
     assert found["task_reward"] == 4.0 and found["task_reward_std"] == 2.0
     assert found["kl"] == pytest.approx(0.55)
     assert found["entropy"] == pytest.approx(12.0 / 4)
-    assert found["sampler_gap_mean"] == pytest.approx(0.6 / 4) and found["sampler_gap_max"] == pytest.approx(0.5)
+    assert found["logprob_diff_mean"] == pytest.approx(0.6 / 4) and found["logprob_diff_max"] == pytest.approx(0.5)
 
 
 def test_a_critic_is_measured_where_returns_were_estimated() -> None:

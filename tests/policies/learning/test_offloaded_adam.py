@@ -22,7 +22,7 @@ def test_a_learner_steps_to_the_bit_as_with_plain_adamw_and_each_goes_on_from_th
     path: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offloaded_adam, "AT_ONCE", 128)  # so most weights are taken in parts
-    others: dict[str, Any] = {"steps": 2, "epochs": 2, "weight_decay": 0.1, "grad_clip": 0.5}
+    others: dict[str, Any] = {"steps": 2, "num_epochs": 2, "weight_decay": 0.1, "grad_clip": 0.5}
     plain, offloaded = (make_learner(path, weights, offload_optimizer=offload, **others) for offload in (False, True))
     assert type(plain.optimizer) is AdamW and type(offloaded.optimizer) is OffloadedAdamW
     for number, learner in enumerate((plain, offloaded)):

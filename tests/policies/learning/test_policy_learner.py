@@ -24,7 +24,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import NonFiniteUpdate, Rows, make_rows
 from policies.models.lora import Lora
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.forked import run_ranks
 
 VOCAB = 64
@@ -48,7 +48,7 @@ def make_learner(
     path: str, weights: str, stream: int = 0, group: dist.ProcessGroup | None = None, seed: int = 0, **others: Any
 ) -> PolicyLearner:
     """A learner whose LLM differs from the reference, the same one every time."""
-    hyper = Hyperparameters(**{"lr": 1e-3, "epochs": 1, "grad_clip": None, "kl_estimator": "full", **others})
+    hyper = Hyperparameters(**{"lr": 1e-3, "num_epochs": 1, "grad_clip": None, "kl_estimator": "full", **others})
     model = PolicyModel(path, dtype="fp32", critic=hyper.critic, lora=Lora(4, 8.0) if weights == "lora" else None)
     model.load(perturb(model.state(), seed))
     if hyper.critic:
@@ -97,31 +97,31 @@ def mean_loss(learner: PolicyLearner, rows: Rows) -> Tensor:
     """The loss as a masked mean over all tokens, from one padded forward pass over all rows."""
     h, mask = learner.hyperparameters, rows["mask"]
     logprobs, values = learner.model(rows)
-    policy, _ = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip)
+    policy, _ = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip_ratio)
     value = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
     return ((policy + h.value_coef * value) * mask).sum() / mask.sum()
 
 
 def dealt(learner: PolicyLearner, update: int, count: int = 6) -> list[list[int]]:
     """The places of the rows of an update's mini-batches."""
-    epochs = range(learner.hyperparameters.epochs)
+    epochs = range(learner.hyperparameters.num_epochs)
     return [part.tolist() for epoch in epochs for part in learner._minibatches(count, update, epoch)]
 
 
 def test_the_learning_rate_rises_and_then_falls_by_the_schedule() -> None:
     def rates(**others: Any) -> list[float]:
-        h = Hyperparameters(lr=8.0, updates=6, **others)
+        h = Hyperparameters(lr=8.0, num_updates=6, **others)
         return [round(h.lr_at(update), 6) for update in range(6)]
 
     assert rates() == [8.0] * 6
-    assert rates(warmup=3) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
-    assert rates(lr_schedule="linear", warmup=2) == [2.666667, 5.333333, 8.0, 6.0, 4.0, 2.0]
+    assert rates(warmup_updates=3) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
+    assert rates(lr_schedule="linear", warmup_updates=2) == [2.666667, 5.333333, 8.0, 6.0, 4.0, 2.0]
     assert rates(lr_schedule="cosine") == [8.0, 7.464102, 6.0, 4.0, 2.0, 0.535898]
 
 
 def test_an_update_learns_by_its_own_rate_and_decays_weights_by_it(path: str) -> None:
     """With a rate of 0 nothing moves; with rewards that teach nothing, decay alone moves weights."""
-    learner = make_learner(path, "full", lr_schedule="linear", updates=2, advantage="rloo", weight_decay=0.5)
+    learner = make_learner(path, "full", lr_schedule="linear", num_updates=2, advantage="rloo", weight_decay=0.5)
     before = learner.model.state()
     flat = {**played(), "groups": torch.zeros(6, dtype=torch.int64), "rewards": torch.ones(6)}
     rows = ready(learner, flat) | {"advantages": torch.zeros_like(flat["mask"])}
@@ -134,7 +134,7 @@ def test_an_update_learns_by_its_own_rate_and_decays_weights_by_it(path: str) ->
 
 
 def test_tokens_weigh_by_what_the_sampler_gave_them(path: str) -> None:
-    learner = make_learner(path, "full", importance_cap=2.0)
+    learner = make_learner(path, "full", importance_sampling_clip_max=2.0)
     rows = ready(learner) | {"advantages": played()["mask"]}
     same = rows | {"sampler_logprobs": rows["logprobs"]}
     half = rows | {"sampler_logprobs": rows["logprobs"] + np.log(2.0)}
@@ -153,7 +153,7 @@ def test_an_update_without_rows_changes_nothing(path: str) -> None:
 
 
 def test_scores_are_those_of_one_padded_forward_pass_and_zero_outside_the_mask(build: Build) -> None:
-    learner, rows = build(micro_batch=2), played()
+    learner, rows = build(micro_batch_size=2), played()
     scores, whole = learner.score(rows), learner.model.score(rows)
     assert scores.keys() == whole.keys()
     for name, column in scores.items():
@@ -161,11 +161,11 @@ def test_scores_are_those_of_one_padded_forward_pass_and_zero_outside_the_mask(b
         assert (column * (1 - rows["mask"]) == 0).all()
 
 
-@pytest.mark.parametrize(("micro_batch", "tokens"), [(1, None), (3, None), (64, None), (64, 16)])
+@pytest.mark.parametrize(("micro_batch_size", "tokens"), [(1, None), (3, None), (64, None), (64, 16)])
 def test_micro_batches_leave_loss_and_gradient_those_of_one_mean_over_tokens(
-    build: Build, micro_batch: int, tokens: int | None
+    build: Build, micro_batch_size: int, tokens: int | None
 ) -> None:
-    learner = build(micro_batch=micro_batch, micro_batch_tokens=tokens)
+    learner = build(micro_batch_size=micro_batch_size, micro_batch_tokens=tokens)
     rows = ready(learner)
     loss = mean_loss(learner, rows)
     loss.backward()
@@ -181,7 +181,7 @@ def test_micro_batches_leave_loss_and_gradient_those_of_one_mean_over_tokens(
 
 
 def test_each_mini_batch_is_divided_by_its_own_tokens(build: Build) -> None:
-    learner = build(steps=3, micro_batch=1, lr=1e-12)  # so that weights stand still
+    learner = build(steps=3, micro_batch_size=1, lr=1e-12)  # so that weights stand still
     rows = ready(learner)
     parts = [{name: column[part] for name, column in rows.items()} for part in dealt(learner, 0)]
     tokens = [float(part["mask"].sum()) for part in parts]
@@ -204,7 +204,7 @@ def test_adam_takes_a_step_per_mini_batch_and_keeps_its_moments_from_update_to_u
     for moment, state, grad in zip(first, moments(learner), gradients(learner).values(), strict=True):
         torch.testing.assert_close(state["exp_avg"], 0.9 * moment + 0.1 * grad)
         assert float(state["step"]) == 2
-    learner = build(epochs=3, steps=2)
+    learner = build(num_epochs=3, steps=2)
     learner.update(ready(learner), 0)
     assert {float(state["step"]) for state in moments(learner)} == {6.0}
     learner.forget()
@@ -236,7 +236,7 @@ def test_the_kl_can_be_in_the_loss(path: str, advantage: str) -> None:
 
 
 def test_a_learner_that_restores_a_state_goes_on_exactly_as_the_first_would_have(build: Build, tmp_path: Path) -> None:
-    first, second = build(steps=2, epochs=2), build(steps=2, epochs=2)
+    first, second = build(steps=2, num_epochs=2), build(steps=2, num_epochs=2)
     first.update(ready(first), 0)
     folders = str(tmp_path / "weights"), str(tmp_path / "moments")
     first.save(*folders)
@@ -280,7 +280,7 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes_and_names
 
 def test_mini_batches_depend_on_seed_update_and_stream_alone_and_hold_every_row_once_per_epoch(path: str) -> None:
     def deal(update: int, **others: Any) -> list[list[int]]:
-        return dealt(make_learner(path, "lora", steps=3, epochs=2, **others), update)
+        return dealt(make_learner(path, "lora", steps=3, num_epochs=2, **others), update)
 
     batches = deal(3)
     for epoch in (batches[:3], batches[3:]):
@@ -328,7 +328,7 @@ def test_weights_are_streamed_by_hugging_face_names_without_the_value_head(path:
 def rank(number: int, ranks: int, path: str, weights: str, store: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=ranks)
-    learner = make_learner(path, weights, group=dist.group.WORLD, seed=number, steps=2, epochs=2, lr=1e-4)
+    learner = make_learner(path, weights, group=dist.group.WORLD, seed=number, steps=2, num_epochs=2, lr=1e-4)
     figures = []
     for update, count in enumerate((6, 6, 1)):  # of one row, all ranks but one get none
         figures.append(learner.update(ready(learner, played(count)), update))
@@ -339,7 +339,7 @@ def rank(number: int, ranks: int, path: str, weights: str, store: str, out: str)
 @pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_ranks_share_the_work_and_end_as_one_alone_would(path: str, weights: str, tmp_path: Path) -> None:
     run_ranks(rank, 3, 3, path, weights, str(tmp_path / "store"), str(tmp_path))
-    alone = make_learner(path, weights, steps=2, epochs=2, lr=1e-4)  # ranks start from the first one's weights
+    alone = make_learner(path, weights, steps=2, num_epochs=2, lr=1e-4)  # ranks start from the first one's weights
     figures = [alone.update(ready(alone, played(count)), update) for update, count in enumerate((6, 6, 1))]
     outcomes = [torch.load(tmp_path / str(number), weights_only=False) for number in range(3)]
     # Not the weights: the gradient of GPT-2's key biases is nothing but rounding, which Adam scales up.

@@ -25,7 +25,7 @@ from policies.learning.policy_model import PolicyModel, ValueHead
 from policies.learning.rows import Rows, make_rows
 from policies.models.language_model import shared_base
 from policies.models.model_check import ModelError
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.policies.conftest import make_model
 
 BUNDLED = str(DEFAULT_TOKENIZER)
@@ -300,7 +300,7 @@ def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
 def test_a_run_has_one_attention_so_that_a_row_scores_alike_whatever_is_beside_it(
     dtype: str, longest: int, plain: bool
 ) -> None:
-    module = build(BUNDLED, dtype=dtype, max_prompt=longest - 15, max_response=15)
+    module = build(BUNDLED, dtype=dtype, max_prompt_tokens=longest - 15, max_response_tokens=15)
     prompts, responses = [[*range(30, 52)], [*range(100, 96 + longest - 8)]], [[61, 7, 940, 12], [5, 6, 7, 8]]
     nothing = [[0.0] * 4] * 2
     alone = make_rows(prompts[:1], responses[:1], nothing[:1], [0.0], [False])

@@ -25,7 +25,7 @@ from policies.models.language_model import hollow_language_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import VOCAB, path, played, ready
 
@@ -59,7 +59,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def make_learner(path: str, weights: str, mesh: Any = None, dtype: str = "fp32", **others: Any) -> PolicyLearner:
     hyper = Hyperparameters(
-        **{"lr": 1e-4, "epochs": 2, "steps": 2, "grad_clip": 0.5, "micro_batch": 2, "kl_estimator": "full", **others}
+        **{
+            "lr": 1e-4,
+            "num_epochs": 2,
+            "steps": 2,
+            "grad_clip": 0.5,
+            "micro_batch_size": 2,
+            "kl_estimator": "full",
+            **others,
+        }
     )
     lora = Lora(4, 8.0) if weights == "lora" else None
     model = PolicyModel(

@@ -64,7 +64,7 @@ def test_ids_beyond_the_tokenizer_are_trained_on_and_shown_as_nothing(make_cory:
     report = make_cory(model=str(tmp_path), reward="tests.policies.sample_rewards:commas").train()["cory"]
     texts = [response["text"] for sample in report["samples"] for response in sample["responses"]]
     assert set(texts) == {""} and report["tokens"] == 8 * 2 * 6  # all six tokens of each, none of them the end
-    assert report["sampler_gap_max"] < 1e-4
+    assert report["logprob_diff_max"] < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from policies.settings.settings import make_settings
 
 def chain_of(num_agents: int, **more: Any) -> tuple[Chain, RoleMapping]:
     """The bundled task's chain and its first mapping."""
-    settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt": 128, **more})
+    settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt_tokens": 128, **more})
     chain = settings.make_chain(settings.make_task(), settings.make_tokenizers())
     return chain, RoleMapping(settings.roles, settings.modules)
 

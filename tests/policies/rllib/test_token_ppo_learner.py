@@ -22,11 +22,11 @@ from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
 from policies.rollout.role_mapping import RoleMapping
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.policies.conftest import TINY
 
 BOTH = ("llm_1", "llm_2")
-SETTINGS = {**TINY, "queries": 4, "minibatch": 4, "epochs": 1, "lr": 1e-3, "max_response": 8}
+SETTINGS = {**TINY, "queries_per_update": 4, "minibatch_size": 4, "num_epochs": 1, "lr": 1e-3, "max_response_tokens": 8}
 REVIEW = " a film that nobody who likes films should miss, made by people who care about what they do"
 LENGTHS = [1, 8, 3, 5, 2, 7, 4]
 
@@ -61,7 +61,7 @@ def play(
     mapping = RoleMapping(chain.roles, tuple(modules))
     words = chain.tokenizer(REVIEW)["input_ids"]
     episodes = []
-    for query in range(s.queries):
+    for query in range(s.queries_per_update):
         episode, sampled = ChainEpisode(chain, chain.task.train[query]), []
         for position in range(len(modules)):
             start = query + (3 + shift) * position
@@ -118,7 +118,7 @@ def test_an_llm_learns_the_same_whatever_the_other_one_is_taught(weights: str) -
 
 
 def test_a_restored_learner_goes_on_exactly_as_the_first_would_have(weights: str, tmp_path: Path) -> None:
-    settings = {"weights": weights, "minibatch": 2, "epochs": 2}
+    settings = {"weights": weights, "minibatch_size": 2, "num_epochs": 2}
     first, second = build(**settings), build(**settings)
     update(first, play(first))
     first.begin_save(str(tmp_path))
@@ -156,15 +156,15 @@ def test_a_gradient_that_is_not_finite_names_its_llm() -> None:
 
 
 def test_llms_draw_different_mini_batches_and_have_settings_in_common() -> None:
-    learner = build(seed=3, clip=0.3)
+    learner = build(seed=3, clip_ratio=0.3)
     assert [policy.stream for policy in learner.policies.values()] == [0, 1]
     assert {policy.hyperparameters for policy in learner.policies.values()} == {learner.settings.hyperparameters}
-    assert (learner.settings.hyperparameters.seed, learner.settings.hyperparameters.clip) == (3, 0.3)
+    assert (learner.settings.hyperparameters.seed, learner.settings.hyperparameters.clip_ratio) == (3, 0.3)
 
 
 @pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_without_a_critic_there_is_no_value_head_in_memory_state_optimizer_or_figures(weights: str) -> None:
-    groups = {"weights": weights, "num_generations": 2, "queries": 2}
+    groups = {"weights": weights, "num_generations": 2, "queries_per_update": 2}
     learners = [build(**groups), build(**groups, advantage="rloo")]
     figures = [update(learner, play(learner))["llm_1"] for learner in learners]
     names = [set(state(learner, "llm_1")) for learner in learners]

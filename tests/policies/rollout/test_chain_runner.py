@@ -159,7 +159,7 @@ def test_episodes_remember_which_llm_played_which_role(runner: ChainRunner) -> N
 def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_queries_take_the_longest(
     ray_session: None,
 ) -> None:
-    runner = make_runner(min_response=2, max_response=6, reward="tests.cory_env.sample_rewards:length")
+    runner = make_runner(min_response_tokens=2, max_response_tokens=6, reward="tests.cory_env.sample_rewards:length")
     deals = [Deal(query) for query in range(8)]
     limits = []
     for update in range(6):

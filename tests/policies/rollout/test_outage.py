@@ -22,7 +22,14 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     data = tmp_path / "queries.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     reward = {"reward": "tests.policies.sample_rewards:unless_broken", "on_reward_error": "skip"}
-    sizes = {"queries": SIZE, "minibatch": SIZE, "updates": 3, "eval_every": 100, "exchange_period": 1, "epochs": 1}
+    sizes = {
+        "queries_per_update": SIZE,
+        "minibatch_size": SIZE,
+        "num_updates": 3,
+        "eval_every": 100,
+        "exchange_period": 1,
+        "num_epochs": 1,
+    }
     return {"data": str(data), "eval_data": str(data), "lr_schedule": "linear", **reward, **sizes}
 
 

@@ -15,7 +15,7 @@ from policies.generation.installed import vllm_installed
 from policies.models.model_check import ModelError
 from policies.rollout.dealing import Deal
 from policies.rollout.runners import TaskChangedError, split
-from policies.self_test import perturb
+from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory
 from tests.policies.models.test_language_model import deeper_than_its_weights
 
@@ -49,7 +49,12 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
     flag, data = tmp_path / "die", tmp_path / "data.jsonl"
     rows = [f'{{"query": "This film, number {number},"}}\n' for number in range(20)]
     data.write_text("".join(rows))
-    settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": f"{REWARDS}:deadly?flag={flag}"}
+    settings = {
+        "queries_per_update": 4,
+        "minibatch_size": 4,
+        "exchange_period": 1,
+        "reward": f"{REWARDS}:deadly?flag={flag}",
+    }
     settings["data"] = str(data)
     calm = make_cory(num_runners=calm_runners, backend=backend, **settings)
     shaken = make_cory(num_runners=runners, backend=backend, **settings, **way)
@@ -81,7 +86,7 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
 def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them_all_the_same(
     make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    algorithm = make_cory(num_runners=0, queries=2, minibatch=2)
+    algorithm = make_cory(num_runners=0, queries_per_update=2, minibatch_size=2)
     runner = algorithm.env_runner_group.local_env_runner
     load = runner.load_weights
     lost: list[Any] = []
@@ -105,7 +110,7 @@ def texts(report: dict[str, Any]) -> list[list[str]]:
 @pytest.mark.slow
 def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_same(make_cory: MakeCory) -> None:
     hanging = {"reward": f"{REWARDS}:hang", "reward_timeout": 5.0, "generation_timeout": 8.0}
-    algorithm = make_cory(num_runners=1, queries=2, minibatch=2, **hanging)
+    algorithm = make_cory(num_runners=1, queries_per_update=2, minibatch_size=2, **hanging)
     with pytest.raises(RewardError, match=r"sample_rewards:hang failed .* it ran longer than its time limit of 5 s"):
         algorithm.train()
 
@@ -120,7 +125,7 @@ def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path
 
 @pytest.mark.slow
 def test_queries_that_end_every_runner_are_given_up(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_runners=1, queries=2, minibatch=2, reward=f"{REWARDS}:kill_runner")
+    algorithm = make_cory(num_runners=1, queries_per_update=2, minibatch_size=2, reward=f"{REWARDS}:kill_runner")
     with pytest.raises(GenerationError, match="All runners failed 3 times in a row on the same queries"):
         algorithm.train()
 
@@ -128,7 +133,7 @@ def test_queries_that_end_every_runner_are_given_up(make_cory: MakeCory) -> None
 def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
     make_cory: MakeCory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries=2, minibatch=2)
+    algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries_per_update=2, minibatch_size=2)
     figures = algorithm.evaluator.held_out()["evaluation"]
     assert set(figures) == {"llm_1", "llm_2", "mean"}
     assert all(math.isnan(value) for policy in figures.values() for value in policy.values())

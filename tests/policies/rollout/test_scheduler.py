@@ -15,7 +15,14 @@ from policies.rollout.role_mapping import RoleMapping
 from tests.policies.conftest import MakeCory
 from tests.policies.rollout.test_runners import REWARDS, texts
 
-AHEAD: dict[str, Any] = {"num_runners": 1, "max_lag": 1, "queries": 4, "minibatch": 4, "lr": 1e-3, "eval_every": 100}
+AHEAD: dict[str, Any] = {
+    "num_runners": 1,
+    "max_lag": 1,
+    "queries_per_update": 4,
+    "minibatch_size": 4,
+    "lr": 1e-3,
+    "eval_every": 100,
+}
 
 
 def played_by(algorithm: Cory, update: int, mapping: RoleMapping) -> list[list[str]]:
@@ -26,18 +33,18 @@ def played_by(algorithm: Cory, update: int, mapping: RoleMapping) -> list[list[s
 @pytest.mark.parametrize(
     "settings",
     [
-        {"exchange_period": 2, "average_period": 1, "num_policies": 4, "minibatch": 2},
+        {"exchange_period": 2, "average_period": 1, "num_policies": 4, "minibatch_size": 2},
         # The others show the same one by one.
         pytest.param({"exchange_period": 1}, marks=pytest.mark.slow),
         pytest.param({"exchange_period": 2, "average_period": 1}, marks=pytest.mark.slow),
-        pytest.param({"exchange_period": 1, "num_policies": 4, "minibatch": 2}, marks=pytest.mark.slow),
+        pytest.param({"exchange_period": 1, "num_policies": 4, "minibatch_size": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_an_update_is_played_by_the_weights_before_the_last_update_in_the_roles_of_its_own(
     make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    ahead = make_cory(**{**AHEAD, "updates": 3, **settings})
-    calm = make_cory(**{**AHEAD, "num_runners": 0, "max_lag": 0, "updates": 3, **settings})
+    ahead = make_cory(**{**AHEAD, "num_updates": 3, **settings})
+    calm = make_cory(**{**AHEAD, "num_runners": 0, "max_lag": 0, "num_updates": 3, **settings})
     period = settings["exchange_period"]
     roles = [calm.mapping]
     for update in (1, 2):
@@ -57,7 +64,7 @@ def test_an_update_is_played_by_the_weights_before_the_last_update_in_the_roles_
     assert [report["roles"] for report in found] == [mapping.as_dict() for mapping in roles]
     assert [report["weight_version_lag"] for report in found] == [0, 1, 1]
     for report, rollout in zip(found, taken, strict=True):
-        off = [abs(figures["importance"] - 1) for figures in report["policy"].values()]
+        off = [abs(figures["importance_sampling_ratio"] - 1) for figures in report["policy"].values()]
         assert max(off) < 1e-5 if report["weight_version_lag"] == 0 else min(off) > 1e-3
         total, *phases = (report["seconds"][name] for name in ("total", "rollout", "reward", "learn", "sync"))
         assert min(phases) >= 0 and sum(phases) <= total

@@ -14,7 +14,12 @@ from tests.policies.rollout.test_runners import texts
 
 @pytest.mark.slow
 def test_a_runner_that_stands_still_is_given_up_replaced_and_its_queries_played(make_cory: MakeCory) -> None:
-    settings = {"queries": 4, "minibatch": 4, "exchange_period": 1, "reward": "tests.policies.sample_rewards:longer"}
+    settings = {
+        "queries_per_update": 4,
+        "minibatch_size": 4,
+        "exchange_period": 1,
+        "reward": "tests.policies.sample_rewards:longer",
+    }
     settings |= {"generation_timeout": 8.0, "reward_timeout": 10.0}
     calm, shaken = make_cory(num_runners=0, **settings), make_cory(num_runners=2, **settings)
     expected = [calm.train()["cory"] for _ in range(3)]

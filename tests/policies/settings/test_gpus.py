@@ -74,9 +74,9 @@ def test_the_build_of_vllm_is_known_by_its_package(machine: Machine, packages: d
         (CUDA, {"gpus_per_learner": 0, "backend": "transformers"}, 0, 0),
         (CUDA, {"gpus_per_runner": 1}, 1, 0),
         (CUDA, {"gpus_per_learner": 1, "num_learners": 1}, 0, 1),
-        (CUDA, {"num_learners": 2, "minibatch": 64}, 0, 0),
+        (CUDA, {"num_learners": 2, "minibatch_size": 64}, 0, 0),
         (CUDA, {"shards_per_policy": 2, "num_learners": 4}, 0, 0),
-        (CUDA, {"tensor_parallel": 2, "runner_threads": 2, "backend": "vllm"}, 0, 0),
+        (CUDA, {"tensor_parallel_size": 2, "runner_threads": 2, "backend": "vllm"}, 0, 0),
     ],
 )
 def test_learner_and_runners_share_a_gpu_unless_something_else_is_asked_for(
@@ -149,7 +149,12 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
             {"gpus_per_learner": 0.5},
             r"installed for CUDA and cannot generate on a CPU\. Set gpus_per_runner",
         ),
-        (CUDA, True, {"num_learners": 2, "minibatch": 64}, "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU"),
+        (
+            CUDA,
+            True,
+            {"num_learners": 2, "minibatch_size": 64},
+            "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU",
+        ),
         (CUDA, False, {}, r"for CUDA, but PyTorch says: .*, or backend=transformers\.$"),
         (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but PyTorch says: "),
         (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),

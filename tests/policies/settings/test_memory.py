@@ -65,8 +65,14 @@ CONFIGS = {
 
 def settings_of(path: Path, config: PreTrainedConfig, **values: Any) -> Settings:
     config.save_pretrained(path)
-    same = {"model": str(path), "num_agents": 1, "queries": ROWS, "minibatch": ROWS, "micro_batch": ROWS}
-    return make_settings({**same, "max_prompt": PROMPT, "max_response": RESPONSE, **values})
+    same = {
+        "model": str(path),
+        "num_agents": 1,
+        "queries_per_update": ROWS,
+        "minibatch_size": ROWS,
+        "micro_batch_size": ROWS,
+    }
+    return make_settings({**same, "max_prompt_tokens": PROMPT, "max_response_tokens": RESPONSE, **values})
 
 
 def kept_bytes(path: str, settings: Settings) -> float:

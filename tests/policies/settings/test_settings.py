@@ -22,8 +22,15 @@ from policies.settings.settings import SettingsError, changed_settings, make_set
 
 def test_defaults_are_the_papers() -> None:
     s = make_settings({})
-    assert (s.lr, s.kl_coef, s.queries, s.minibatch, s.epochs) == (1.41e-5, 0.3, 256, 256, 4)
-    assert (s.gamma, s.lam, s.clip, s.value_clip, s.value_coef, s.exchange_period) == (1.0, 0.95, 0.2, 0.2, 0.1, 5)
+    assert (s.lr, s.kl_coef, s.queries_per_update, s.minibatch_size, s.num_epochs) == (1.41e-5, 0.3, 256, 256, 4)
+    assert (s.gamma, s.lam, s.clip_ratio, s.value_clip, s.value_coef, s.exchange_period) == (
+        1.0,
+        0.95,
+        0.2,
+        0.2,
+        0.1,
+        5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,16 +38,28 @@ def test_defaults_are_the_papers() -> None:
     [
         ({"kl_coeff": 0.1}, "Unknown setting `kl_coeff`. Did you mean `kl_coef`?"),
         ({"lr": -1}, "Setting `lr`=-1: Input should be greater than 0."),
-        ({"updates": "many"}, "Setting `updates`='many'"),
+        ({"num_updates": "many"}, "Setting `num_updates`='many'"),
         ({"lr": float("inf")}, "Setting `lr`=inf: Input should be a finite number."),
         ({"backend": "triton"}, "'vllm' or 'transformers'"),
-        ({"queries": 12, "minibatch": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
-        ({"queries": 3, "num_generations": 2, "minibatch": 4}, "does not divide the 6 responses of a policy to quer"),
-        ({"queries": 3, "num_generations": 2, "minibatch": 4}, "=3. Mini-batches that would work: 1, 2, 3, 6."),
+        ({"queries_per_update": 12, "minibatch_size": 8}, "Mini-batches that would work: 1, 2, 3, 4, 6, 12."),
+        (
+            {"queries_per_update": 3, "num_generations": 2, "minibatch_size": 4},
+            "does not divide the 6 responses of a policy to quer",
+        ),
+        (
+            {"queries_per_update": 3, "num_generations": 2, "minibatch_size": 4},
+            "=3. Mini-batches that would work: 1, 2, 3, 6.",
+        ),
         ({"num_agents": 4, "num_policies": 3}, "num_agents=4 roles in equal numbers. Set num_policies to a divisor or"),
-        ({"num_policies": 8, "queries": 6, "minibatch": 1}, "cannot be dealt to 4 teams in equal numbers. Set a mul"),
-        ({"num_policies": 8, "queries": 32, "num_generations": 2, "minibatch": 3}, "divide the 16 responses"),
-        ({"num_policies": 1, "queries": 3, "minibatch": 4}, "divide the 6 responses"),
+        (
+            {"num_policies": 8, "queries_per_update": 6, "minibatch_size": 1},
+            "cannot be dealt to 4 teams in equal numbers. Set a mul",
+        ),
+        (
+            {"num_policies": 8, "queries_per_update": 32, "num_generations": 2, "minibatch_size": 3},
+            "divide the 16 responses",
+        ),
+        ({"num_policies": 1, "queries_per_update": 3, "minibatch_size": 4}, "divide the 6 responses"),
         ({"credit": "chain", "partner_reward": 0.5}, "partner_reward=0.5 requires credit=sum. Set that, or partner"),
         ({"credit": "own"}, "credit=own is unknown. Set it to sum, chain, or a function of your own"),
         (
@@ -48,8 +67,8 @@ def test_defaults_are_the_papers() -> None:
             "chain_gamma=0.5 requires credit=chain. Set that, or chain_gamma=1.0.",
         ),
         (
-            {"credit": "own:scheme", "rewarded": "last", "knowledge_transfer": False},
-            "rewarded=last requires that agents see each other",
+            {"credit": "own:scheme", "reward_scope": "last", "knowledge_transfer": False},
+            "reward_scope=last requires that agents see each other",
         ),
         ({"chain_lam": 0.5}, "chain_lam=0.5 requires credit=chain. Set that, or chain_lam=1.0."),
         (
@@ -57,20 +76,23 @@ def test_defaults_are_the_papers() -> None:
             "credit=chain with chain_gamma above 0 requires that agents see",
         ),
         (
-            {"rewarded": "last", "partner_reward": 0},
+            {"reward_scope": "last", "partner_reward": 0},
             "earlier agents nothing with partner_reward=0. Set partner_reward above",
         ),
-        ({"rewarded": "last", "credit": "chain", "chain_gamma": 0}, "nothing with chain_gamma=0"),
-        ({"rewarded": "last", "knowledge_transfer": False}, "that agents see each other. Set knowledge_transfer=true."),
-        ({"credit": "chain", "score_scaling": "scale"}, "score_scaling=scale conflicts with credit=chain"),
+        ({"reward_scope": "last", "credit": "chain", "chain_gamma": 0}, "nothing with chain_gamma=0"),
+        (
+            {"reward_scope": "last", "knowledge_transfer": False},
+            "that agents see each other. Set knowledge_transfer=true.",
+        ),
+        ({"credit": "chain", "reward_scaling": "scale"}, "reward_scaling=scale conflicts with credit=chain"),
         (
             {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},
             "chain_lam=0.5 requires advantage=gae. Set that, or chain_lam=1.0.",
         ),
-        ({"select_by": "mean"}, "select_by=mean requires evaluate_average=true. Set that, or select_by=bare."),
+        ({"select_by": "mean"}, "select_by=mean requires eval_average=true. Set that, or select_by=bare."),
         ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires two agents and knowledge_transfer=true."),
-        ({"warmup": 5, "updates": 5}, "warmup=5 takes all updates=5. Set warmup to 4 or less."),
-        ({"drop_flat_groups": True}, "drop_flat_groups=true requires advantage=rloo, grpo or dr_grpo. Set"),
+        ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 takes all num_updates=5. Set warmup to 4 or less."),
+        ({"drop_zero_std_groups": True}, "drop_zero_std_groups=true requires advantage=rloo, grpo or dr_grpo. Set"),
         ({"num_agents": 1, "critic_inputs": "chain"}, "critic_inputs=chain requires advantage=gae and two agents"),
         ({"advantage": "rloo"}, "advantage=rloo requires num_generations of 2 or more (4 or 8 are usual), not 1."),
         (
@@ -86,15 +108,18 @@ def test_defaults_are_the_papers() -> None:
             "max_lag=1 requires num_runners of 1 or more. Set that, or max_lag=0.",
         ),
         (
-            {"max_lag": 1, "importance_cap": None},
-            "max_lag=1 requires importance_cap. Set it to 1 or more (2 is usual)",
+            {"max_lag": 1, "importance_sampling_clip_max": None},
+            "max_lag=1 requires importance_sampling_clip_max. Set it to 1 or more (2 is usual)",
         ),
-        ({"min_response": 9, "max_response": 8}, "min_response=9, but max_response=8. Set max_response to 9 or more."),
+        (
+            {"min_response_tokens": 9, "max_response_tokens": 8},
+            "min_response_tokens=9, but max_response_tokens=8. Set max_response_tokens to 9 or more.",
+        ),
         ({"temperature": 0.005, "backend": "vllm"}, "vLLM samples at 0.01 or above"),
         ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
         ({"kl_control": "adaptive", "kl_coef": 0}, "Set kl_coef above 0, or kl_control=fixed."),
-        ({"min_query": 2}, "min_query=2 requires max_query. Set that, or min_query=null."),
-        ({"system": "Be kind."}, "system=Be kind. requires chat=true. Set that, or system=null."),
+        ({"min_query_tokens": 2}, "min_query_tokens=2 requires max_query_tokens. Set that, or min_query_tokens=null."),
+        ({"system_prompt": "Be kind."}, "system_prompt=Be kind. requires chat=true. Set that, or system_prompt=null."),
         ({"stop": ""}, "Setting `stop`='': String should have at least 1 character."),
         ({"quantization": "nf4", "backend": "transformers"}, "quantization=nf4 requires weights=lora."),
         ({"quantization": "nf4", "weights": "lora"}, "nf4 is not in vLLM 0.32. Set backend=transformers"),
@@ -108,11 +133,11 @@ def test_defaults_are_the_papers() -> None:
         ({"model": ["a", "\ud83d"]}, "should be text in UTF-8"),
         ({"chat": True, "chat_date": "2026-99-99"}, "Setting `chat_date`='2026-99-99': month must be in 1..12."),
         ({"average_period": 5, "num_agents": 1}, "average_period=5 requires two LLMs that start from one model."),
-        ({"average_period": 5, "num_policies": 1, "minibatch": 512}, "Set that, or average_period=null."),
-        ({"evaluate_average": True, "num_agents": 1}, "evaluate_average=true requires two LLMs that start from"),
-        ({"average_share": 0.5}, "average_share=0.5 requires average_period. Set that, or average_share=1.0."),
+        ({"average_period": 5, "num_policies": 1, "minibatch_size": 512}, "Set that, or average_period=null."),
+        ({"eval_average": True, "num_agents": 1}, "eval_average=true requires two LLMs that start from"),
+        ({"average_tau": 0.5}, "average_tau=0.5 requires average_period. Set that, or average_tau=1.0."),
         ({"lora_rank": 8}, "lora_rank=8 requires weights=lora. Set that, or lora_rank=16."),
-        ({"average_period": 2, "average_share": 0}, "Setting `average_share`=0: Input should be greater than 0"),
+        ({"average_period": 2, "average_tau": 0}, "Setting `average_tau`=0: Input should be greater than 0"),
         ({"model": ["a", "b"], "num_agents": 3}, "model lists 2 for 3 LLMs. List one for each, or name a single one"),
         ({"model": [], "num_agents": 1}, "model lists 0 for 1 LLM. List one"),
         ({"model": ["a", 1]}, "Setting `model`=['a', 1]: Input should be a valid string."),
@@ -122,10 +147,10 @@ def test_defaults_are_the_papers() -> None:
         ),
         ({"model": ["a", "b"], "average_period": 2}, "average_period=2 requires two LLMs that start from one model"),
         (
-            {"model": ["a", "b"], "evaluate_average": True, "select_by": "mean"},
-            "evaluate_average=true requires two LLMs that start from one model.",
+            {"model": ["a", "b"], "eval_average": True, "select_by": "mean"},
+            "eval_average=true requires two LLMs that start from one model.",
         ),
-        ({"num_learners": 3, "queries": 8, "minibatch": 8}, "not divisible by num_learners=3"),
+        ({"num_learners": 3, "queries_per_update": 8, "minibatch_size": 8}, "not divisible by num_learners=3"),
         ({"offload_optimizer": True}, "offload_optimizer=true requires gpus_per_learner."),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "gpus_per_learner=0.5 is refused by NCCL. Set it to 1"),
         (
@@ -144,8 +169,8 @@ def test_defaults_are_the_papers() -> None:
         ({"runner_resources": "GPU=1"}, "have settings of their own"),
         ({"learner_resources": "big=1"}, "learner_resources=big=1 requires num_learners of 1 or more"),
         (
-            {"tensor_parallel": 2, "backend": "transformers"},
-            "tensor_parallel=2 requires backend=vllm. Set that, or tensor_p",
+            {"tensor_parallel_size": 2, "backend": "transformers"},
+            "tensor_parallel_size=2 requires backend=vllm. Set that, or tensor_p",
         ),
         (
             {"weight_transfer": "gloo", "weights": "lora"},
@@ -161,8 +186,8 @@ def test_defaults_are_the_papers() -> None:
             "weight_transfer=ipc requires one learner and one engine",
         ),
         (
-            {"tensor_parallel": 2, "num_runners": 0, "gpus_per_runner": 2},
-            "tensor_parallel=2 requires num_runners of 1 or more",
+            {"tensor_parallel_size": 2, "num_runners": 0, "gpus_per_runner": 2},
+            "tensor_parallel_size=2 requires num_runners of 1 or more",
         ),
         (
             {"num_runners": 0, "gpus_per_runner": 1, "gpus_per_learner": 0.5},
@@ -176,9 +201,12 @@ def test_defaults_are_the_papers() -> None:
             {"weights": "lora", "gpus_per_runner": 0.5, "dtype": "fp32", "backend": "vllm"},
             "dtype=fp32 is not in vLLM 0.32 on a GPU. Set dtype=bf16, or backend=transformers.",
         ),
-        ({"tensor_parallel": 2, "gpus_per_runner": 0.5}, "Set gpus_per_runner=2, or lower tensor_parallel."),
-        ({"tensor_parallel": 2, "gpus_per_runner": 4}, "an engine is split over whole GPUs. Set gpus_per_runner=2"),
-        ({"tensor_parallel": 2}, "Set runner_threads to 2 or more, or gpus_per_runner=2."),
+        ({"tensor_parallel_size": 2, "gpus_per_runner": 0.5}, "Set gpus_per_runner=2, or lower tensor_parallel_size."),
+        (
+            {"tensor_parallel_size": 2, "gpus_per_runner": 4},
+            "an engine is split over whole GPUs. Set gpus_per_runner=2",
+        ),
+        ({"tensor_parallel_size": 2}, "Set runner_threads to 2 or more, or gpus_per_runner=2."),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_sentence_that_names_it(values: dict[str, object], message: str) -> None:
@@ -202,7 +230,7 @@ def test_a_model_that_is_not_there_and_a_context_too_long_are_named() -> None:
     assert check_model(path, 80) == 4096
     with pytest.raises(ModelError, match="no-such-model"):
         check_model("./no-such-model", 80)
-    with pytest.raises(ModelError, match="max_prompt \\+ max_response is 10000 tokens"):
+    with pytest.raises(ModelError, match="max_prompt_tokens \\+ max_response_tokens is 10000 tokens"):
         check_model(path, 10_000)
 
 
@@ -216,17 +244,17 @@ def test_a_number_of_devices_that_cannot_share_a_model_s_heads_is_refused_with_t
     config = LlamaConfig(hidden_size=8 * heads, num_attention_heads=heads, num_key_value_heads=groups)
     for parts in fitting.split(", "):
         check_split(config, int(parts))
-    with pytest.raises(ModelError, match=f"tensor_parallel=5 .* {heads} attention heads .*: {fitting}\\."):
+    with pytest.raises(ModelError, match=f"tensor_parallel_size=5 .* {heads} attention heads .*: {fitting}\\."):
         check_split(config, 5)
 
 
 def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is_fixed_unless_asked_for() -> None:
-    assert {make_settings({"max_response": 9}).response_limit(update) for update in range(50)} == {9}
-    s = make_settings({"min_response": 4, "max_response": 15, "seed": 1})
+    assert {make_settings({"max_response_tokens": 9}).response_limit(update) for update in range(50)} == {9}
+    s = make_settings({"min_response_tokens": 4, "max_response_tokens": 15, "seed": 1})
     drawn = [s.response_limit(update) for update in range(400)]
     assert set(drawn) == set(range(4, 16))
     assert drawn == [make_settings(s.model_dump()).response_limit(update) for update in range(400)]
-    other = make_settings({"min_response": 4, "max_response": 15, "seed": 2})
+    other = make_settings({"min_response_tokens": 4, "max_response_tokens": 15, "seed": 2})
     assert drawn != [other.response_limit(update) for update in range(400)]
 
 
@@ -320,14 +348,16 @@ def test_another_special_token_is_a_difference() -> None:
 
 
 def test_minibatches_may_divide_all_responses_of_an_update_and_a_kl_weight_of_0_needs_no_estimator() -> None:
-    s = make_settings({"queries": 3, "num_generations": 4, "minibatch": 6, "advantage": "dr_grpo", "kl_coef": 0.0})
+    s = make_settings(
+        {"queries_per_update": 3, "num_generations": 4, "minibatch_size": 6, "advantage": "dr_grpo", "kl_coef": 0.0}
+    )
     assert (s.responses, s.critic, s.algorithm) == (12, False, "Dr. GRPO")
     assert make_settings({}).critic and make_settings({}).algorithm == "PPO"
 
 
 def test_the_layers_of_adapters_are_a_list_with_commas() -> None:
     assert make_settings({}).lora is None
-    lora = make_settings({"weights": "lora", "lora_rank": 2, "lora_targets": "q_proj, v_proj", "seed": 7}).lora
+    lora = make_settings({"weights": "lora", "lora_rank": 2, "lora_target_modules": "q_proj, v_proj", "seed": 7}).lora
     assert lora is not None and (lora.rank, lora.targets, lora.seed) == (2, ("q_proj", "v_proj"), 7)
 
 

@@ -84,7 +84,7 @@ class SyncCheck:
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
         self._followed = False
         """Whether an engine has been seen to sample by weights that were learned."""
-        self.probes = {name: self._test(name) for name in settings.modules} if settings.self_test else {}
+        self.probes = {name: self._test(name) for name in settings.modules} if settings.check_weight_sync else {}
         """What the test at start found, by LLM."""
 
     def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:
@@ -126,24 +126,26 @@ class SyncCheck:
         if not rows["logprobs"].isfinite().all():
             return
         diff = _mean_diff(rows, rows["logprobs"])
-        limit = self.settings.max_sampler_gap or default_max_diff(self._dtype(name), self.settings)
+        limit = self.settings.max_logprob_diff or default_max_diff(self._dtype(name), self.settings)
         if not diff <= limit:  # nor is NaN
             raise WeightSyncError(
                 f"The generation engine of {name} does not sample by the weights that {name} learns: mean |sampler - "
-                f"learner| log-probability is {diff:.2g} nats a token, and max_sampler_gap is {limit:g}. If the two "
-                f"only round differently, raise max_sampler_gap; else use another backend, and report this."
+                f"learner| log-probability is {diff:.2g} nats a token, and max_logprob_diff is {limit:g}. If the two "
+                f"only round differently, raise max_logprob_diff; else use another backend, and report this."
             )
 
     def _test(self, name: str) -> Probe:
         prompts = self._prompts(name)
-        longest = self.settings.max_prompt
+        longest = self.settings.max_prompt_tokens
         prompts.append([token for prompt in prompts * longest for token in prompt][:longest])
 
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
             return self.learners.score_under(name, weights, rows)["logprobs"]
 
         load, generate = partial(self.runners.load_one, name), partial(self._generate, name)
-        return self_test(self.learners.weights(name), prompts, load, generate, score, name, _ALLOWED[self._dtype(name)])
+        return check_weight_sync(
+            self.learners.weights(name), prompts, load, generate, score, name, _ALLOWED[self._dtype(name)]
+        )
 
     def _prompts(self, name: str) -> list[list[int]]:
         chain = self.settings.make_chain(self.task, self.settings.make_tokenizers(), (name,))
@@ -163,7 +165,7 @@ class SyncCheck:
 
 
 def default_max_diff(dtype: torch.dtype, settings: Settings) -> float:
-    """Returns the limit of mean |sampler - learner| log-probability, in nats per token, if `max_sampler_gap` is null.
+    """Returns the limit of mean |sampler - learner| log-probability, in nats per token, if `max_logprob_diff` is null.
 
     Args:
         dtype: the compute type of the learner.
@@ -173,7 +175,7 @@ def default_max_diff(dtype: torch.dtype, settings: Settings) -> float:
     return _MAX_DIFF_TF32 if tf32 else _MAX_DIFF[dtype]
 
 
-def self_test(
+def check_weight_sync(
     weights: Weights,
     prompts: Sequence[Sequence[int]],
     load: Callable[[Weights], None],

@@ -12,8 +12,8 @@ from policies.generation.transformers_generator import TransformersGenerator
 from policies.learning.rows import Rows, make_rows
 from policies.models.weights import Weights, checksum
 from policies.rollout.runners import WeightSyncError
-from policies.self_test import default_max_diff, perturb
 from policies.settings.settings import make_settings
+from policies.sync_check import default_max_diff, perturb
 from tests.policies.conftest import MakeCory
 
 
@@ -29,16 +29,16 @@ def deafen(runner: Any) -> None:
 
 
 STALE = (
-    r"engine of llm_1 does not sample by the weights that llm_1 learns: .* is 0\.\d+ nats a token, and max_sampler_gap "
+    r"engine of llm_1 does not sample by the weights that llm_1 learns: .* is 0\.\d+ nats a token, and max_logprob_diff "
     r"is 0\.001\. If"
 )
 
 
-@pytest.mark.parametrize("self_test", [True, False])
+@pytest.mark.parametrize("check_weight_sync", [True, False])
 def test_an_engine_that_ignores_new_weights_after_the_start_ends_the_run_in_the_next_update(
-    make_cory: MakeCory, self_test: bool
+    make_cory: MakeCory, check_weight_sync: bool
 ) -> None:
-    algorithm = make_cory(self_test=self_test, eval_every=100)
+    algorithm = make_cory(check_weight_sync=check_weight_sync, eval_every=100)
     algorithm.env_runner_group.foreach_env_runner(deafen)
     algorithm.train()  # by the initial weights, which it has
     with pytest.raises(WeightSyncError, match=STALE):
@@ -47,7 +47,7 @@ def test_an_engine_that_ignores_new_weights_after_the_start_ends_the_run_in_the_
 
 
 def test_with_max_lag_it_ends_as_soon_as_it_should_have_new_weights(make_cory: MakeCory) -> None:
-    algorithm = make_cory(self_test=True, max_lag=1, num_runners=1, eval_every=100)
+    algorithm = make_cory(check_weight_sync=True, max_lag=1, num_runners=1, eval_every=100)
     algorithm.env_runner_group.foreach_env_runner(deafen)
     with pytest.raises(WeightSyncError, match=STALE):
         algorithm.train()
@@ -93,8 +93,8 @@ def test_the_limit_follows_the_compute_type_unless_it_is_set(make_cory: MakeCory
     strict.check_rows("llm_1", rows_apart(0.0009))
     strict.check_rows("llm_1", rows_apart(0.0, logprob=float("nan")))  # the learner's own; its update is refused
     for diff in (0.0011, float("nan")):
-        with pytest.raises(WeightSyncError, match=r"max_sampler_gap is 0\.001"):
+        with pytest.raises(WeightSyncError, match=r"max_logprob_diff is 0\.001"):
             strict.check_rows("llm_1", rows_apart(diff))
-    with pytest.raises(WeightSyncError, match=r"max_sampler_gap is 0\.05"):
+    with pytest.raises(WeightSyncError, match=r"max_logprob_diff is 0\.05"):
         make_cory(dtype="bf16").sync_check.check_rows("llm_1", rows_apart(0.06))
-    make_cory(max_sampler_gap=0.2).sync_check.check_rows("llm_1", rows_apart(0.1))
+    make_cory(max_logprob_diff=0.2).sync_check.check_rows("llm_1", rows_apart(0.1))
