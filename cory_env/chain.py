@@ -103,7 +103,8 @@ class ChainSettings:
     def __post_init__(self) -> None:
         if self.max_prompt_tokens < 1 or self.max_response_tokens < 1:
             raise ValueError(
-                f"max_prompt_tokens is {self.max_prompt_tokens} and max_response_tokens {self.max_response_tokens}, but both must be at least 1 "
+                f"max_prompt_tokens is {self.max_prompt_tokens} and max_response_tokens {self.max_response_tokens}, "
+                "but both must be at least 1 "
                 "token."
             )
         if self.observed not in get_args(Observed):
@@ -320,7 +321,8 @@ class Chain:
     ) -> tuple[list[int], bool]:
         """Builds the prompt of an agent that sees `responses`.
 
-        A prompt that would not fit `max_prompt_tokens` is cut: the query is kept whole, and the reference loses tokens from
+        A prompt that would not fit `max_prompt_tokens` is cut: the query is kept whole, and the reference loses
+        tokens from
         its end (the last response first) until the prompt fits. A response that has lost all of them is left out.
 
         Args:
@@ -362,6 +364,7 @@ class Chain:
     def _too_long(self, query: Query, length: int) -> QueryTooLong:
         return QueryTooLong(
             f"Query {query.id} of task {self.task.name} needs a prompt of {length} tokens without any reference, but "
-            f"max_prompt_tokens is {self.max_prompt_tokens}: {query.text[:80]!r}. Raise max_prompt_tokens to at least {length}, or shorten "
+            f"max_prompt_tokens is {self.max_prompt_tokens}: {query.text[:80]!r}. Raise max_prompt_tokens to at least "
+            f"{length}, or shorten "
             "or remove the query."
         )

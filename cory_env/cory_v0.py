@@ -10,9 +10,10 @@
     env.close()
 
 - Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
-- Observation: the prompt, `Dict(tokens: int32 [max_prompt_tokens] padded on the right, length)`; length 0 before the turn.
-- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response_tokens), length)`; tokens past `length` or past what
-  ends a response are ignored.
+- Observation: the prompt, `Dict(tokens: int32 [max_prompt_tokens] padded on the right, length)`; before the turn,
+  length 0.
+- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response_tokens), length)`; tokens past `length` or
+  past what ends a response are ignored.
 - Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
 - Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
 

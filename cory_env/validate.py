@@ -266,7 +266,8 @@ def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
         lengths = map(len, chain.control.encode_text([gold for _, gold in answers]))
         if too_long := [length for length in lengths if length > chain.max_response_tokens]:
             report.warnings.append(
-                f"{len(too_long)} gold answers of {split} do not fit max_response_tokens = {chain.max_response_tokens}. Raise it to "
+                f"{len(too_long)} gold answers of {split} do not fit max_response_tokens = "
+                f"{chain.max_response_tokens}. Raise it to "
                 f"{max(too_long)} or more."
             )
         following = [gold for _, gold in [*answers[1:], answers[0]]]

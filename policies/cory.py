@@ -50,7 +50,7 @@ _COUNTERS = ("updates", "updates_since_exchange", "exchanges", "combined_reward"
 class CoryConfig(ChainConfig):
     """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
 
-        config = CoryConfig.from_preset("imdb-tiny", num_updates=60)  # or from the paper's settings: CoryConfig().cory(...)
+        config = CoryConfig.from_preset("imdb-tiny", num_updates=60)  # or the paper's settings: CoryConfig().cory(...)
         algorithm = config.build_algo()
 
     A setting may be a Tune search space (docs/tune.md):
@@ -120,14 +120,14 @@ class Cory(TemporaryLogdir, Algorithm):
     def step(self) -> dict[str, Any]:
         """RLlib's iteration; the result holds this update's report under `cory`, and `done` when it was the last.
 
-        For Tune, `num_updates` and the held-out `combined_reward` (by `select_by`) lie beside it. The latter is of the last
-        evaluation (NaN before the first), so schedulers should decide where `num_updates` is a multiple of `eval_every`.
+        For Tune, `updates` and the held-out `combined_reward` (by `select_by`) lie beside it. The latter is of
+        the last
+        evaluation (NaN before the first), so schedulers should decide where `updates` is a multiple of
+        `eval_every`.
         """
         self.start.check()
         result: dict[str, Any] = super().step()
-        result.update(
-            cory=self._report, num_updates=self.updates, combined_reward=self.combined_reward, done=self._ended()
-        )
+        result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=self._ended())
         return result
 
     def _ended(self) -> bool:

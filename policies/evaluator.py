@@ -60,7 +60,8 @@ class Evaluator:
             `evaluation`: `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of each
             policy on the bare query; with `eval_average` those of the `AVERAGE` of the LLMs; and the `mean` of the
             LLMs' figures, which the average has no part in. NaN where the reward failed on every query
-            (`on_reward_error: skip`). `last_response`, where later agents see the earlier responses: the same figures of
+            (`on_reward_error: skip`). `last_response`, where later agents see the earlier responses: the same figures
+            of
             the last answer, a mean over the orders. Its `kl` is to the reference on the bare query, which is what
             someone who asks the chain gets, and `in_chain_kl` to the reference in the last agent's prompt, as it is
             trained: that flatters, as what stands in the prompt has moved the reference too.

@@ -4,7 +4,7 @@
 |-----------------|---------|----------------------------------------------------------------------------------------|
 | `repetition`    | policy  | responses repeat their own words: the distribution has collapsed                       |
 | `eos`           | policy  | the end-of-sequence rate has fallen far below that of the first update: endless text;  |
-|                 |         | not with `min_response_tokens`, which changes the rate from update to update by itself        |
+|                 |         | not with `min_response_tokens`, which changes the rate by itself                       |
 | `kl`            | policy  | KL to the reference per token beyond its limit: the language of the base model is lost |
 | `dragged_down`  | role    | a later role does worse than the pioneer, whose response it sees: it is misled by it   |
 | `one_sided`     | role    | one role earns far more than another: it takes all the reward                          |

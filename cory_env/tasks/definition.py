@@ -25,7 +25,8 @@ class TaskSettings:
         reward: The reward function as `module:function`.
         prompt: Template of the pioneer's prompt, with `{query}` and any column of the data.
         observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}` and any column.
-        min_query_tokens: With `max_query_tokens`: each query's length is drawn from these two; by default all get `max_query_tokens`.
+        min_query_tokens: With `max_query_tokens`: each query's length is drawn from these two; by default all get
+        `max_query_tokens`.
         max_query_tokens: Cut queries to their first tokens, at most so many; None leaves them whole.
         digits: For `arithmetic`: digits of each number.
         operations: For `arithmetic`: what is asked.
@@ -60,7 +61,8 @@ class TaskSettings:
             self.max_query_tokens is None or self.min_query_tokens > self.max_query_tokens
         ):
             raise ValueError(
-                f"min_query_tokens={self.min_query_tokens}, but max_query_tokens={self.max_query_tokens}. Set max_query_tokens to {self.min_query_tokens} or "
+                f"min_query_tokens={self.min_query_tokens}, but max_query_tokens={self.max_query_tokens}. Set "
+                f"max_query_tokens to {self.min_query_tokens} or "
                 "more."
             )
 

@@ -6,7 +6,8 @@ reward and the templates. A query is text, or a conversation that ends with the 
 
     questions.jsonl                                 also .json, .csv and .parquet
     questions.csv?query_column=question                    another column is the query
-    hub:stanfordnlp/imdb?split=train&query_column=text     also config=… and revision=…; a folder instead of a name works too
+    hub:stanfordnlp/imdb?split=train&query_column=text     also config=… and revision=…; a folder instead of a name
+    works too
 """
 
 import json

@@ -89,7 +89,7 @@ def evaluate(
       cory evaluate runs/NAME --samples 16 --checkpoint latest
       cory evaluate runs/NAME data=other.jsonl temperature=0.7
       cory evaluate runs/ALONE --agents 2          # a policy never trained in a chain, as the observer of itself
-      cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score max_response_tokens=12 --solved-at 1
+      cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score --solved-at 1
       cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # other people's tasks (docs/evaluations.md)
     """
     from launch.cluster import session

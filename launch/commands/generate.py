@@ -47,7 +47,8 @@ def generate(
     with chat=true that is a conversation: each query continues what was said; /new begins another one.
 
     --in FILE answers all rows of a file of data into the file of --out, many at once: by vLLM if it is installed, and
-    never half a file. FILE?query_column=COLUMN names the column of the query (default: query), which may be a list of messages
+    never half a file. FILE?query_column=COLUMN names the column of the query (default: query), which may be a list of
+    messages
     if the run has chat=true; other columns are copied, and fill in prompts that hold them. Killed or stopped, the same
     command continues. A line of it: {"row": 0, "sample": 0, "query": ..., "responses": [{"role": ..., "policy": ...,
     "text": ...}, ...]}; the last of the responses is the chain's.

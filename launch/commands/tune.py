@@ -211,7 +211,8 @@ def read_search(options: Any) -> "tuple[Search, str]":
         "--scheduler pbt cannot change kl_coef if a controller does. Set kl_control=fixed, or search over kl_target.": (
             pbt and "kl_coef" in keys and settings.kl_control == "adaptive"
         ),
-        f"--scheduler compares trials after evaluations: it needs one eval_every, below num_updates={settings.num_updates}.": (
+        f"--scheduler compares trials after evaluations: it needs one eval_every, below "
+        f"num_updates={settings.num_updates}.": (
             options.scheduler and ("eval_every" in keys or settings.eval_every >= settings.num_updates)
         ),
         "--search optuna needs the package optuna. Run `pip install optuna`.": (

@@ -11,7 +11,8 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
 
     The first word is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, or your own), a preset, or a file of
     settings. It reads every query, shows each role's prompt, and calls the reward in its own process: on a few
-    responses, and on all gold answers of a task that has them. Without max_prompt_tokens, it says which one the task needs.
+    responses, and on all gold answers of a task that has them. Without max_prompt_tokens, it says which one the task
+    needs.
 
     Examples:
       cory validate arithmetic digits=3 operations=sums
@@ -54,7 +55,8 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
         report.facts += dict.fromkeys(f"model family {families[name]}" for name in readers)
         if "max_prompt_tokens" not in given and report.max_prompt_tokens > settings.max_prompt_tokens:
             report.warnings.append(
-                f"max_prompt_tokens is {settings.max_prompt_tokens} unless it is set, too little for some prompts with full-length "
+                f"max_prompt_tokens is {settings.max_prompt_tokens} unless it is set, too little for some prompts "
+                "with full-length "
                 f"references. Train with max_prompt_tokens={report.max_prompt_tokens}."
             )
         if len(readers) < len(families):

@@ -44,7 +44,7 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
         run=trained.name,
         base_model=Path(base).name if Path(base).is_dir() else base,
         base_path=base_path(trained, policy),
-        num_updates=trained.update,
+        updates=trained.update,
         version=own_version(),
         llms=settings.modules,
         teams=len(settings.modules) // settings.num_agents,

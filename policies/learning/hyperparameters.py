@@ -59,7 +59,8 @@ class Hyperparameters:
     reward_scaling: Literal["none", "scale", "normalize"] = "none"
 
     def lr_at(self, update: int) -> float:
-        """The learning rate of an update, counted from 0: it rises over the first `warmup_updates` ones, and then falls, by the
+        """The learning rate of an update, counted from 0: it rises over the first `warmup_updates` ones, and then
+        falls, by the
         schedule, to what would be 0 after the last.
         """
         if update < self.warmup_updates:

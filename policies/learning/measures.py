@@ -43,7 +43,8 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     Returns:
         The means over responses of what `measure_responses` gives; means over tokens of `entropy`, of
         `logprob_diff_mean` (|sampler - learner| log-probability), and `logprob_diff_max`, its largest, and of
-        `importance_sampling_ratio` (learner's / sampler's probability, before it is capped); the deviation `task_reward_std`; of rows
+        `importance_sampling_ratio` (learner's / sampler's probability, before it is capped); the deviation
+        `task_reward_std`; of rows
         whose `returns` are estimated, `explained_variance`.
     """
     mask, tokens = rows["mask"], rows["mask"].sum()

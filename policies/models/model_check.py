@@ -46,7 +46,8 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and context > positions:
         raise ModelError(
-            f"max_prompt_tokens + max_response_tokens is {context} tokens, but `{path}` has {positions} positions. Lower them to fit."
+            f"max_prompt_tokens + max_response_tokens is {context} tokens, but `{path}` has {positions} positions. "
+            "Lower them to fit."
         )
     check_split(config, tensor_parallel_size)
     return int(config.vocab_size)

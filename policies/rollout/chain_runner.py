@@ -106,7 +106,8 @@ class ChainRunner(StatelessRunner):
 
         Args:
             deals: the queries; each is answered by the pioneer once.
-            stream: what the sampling seeds, and with `min_response_tokens` the longest response, are drawn from: the update's
+            stream: what the sampling seeds, and with `min_response_tokens` the longest response, are drawn from: the
+            update's
                 number.
             mapping: who plays which role, all of them or the pioneer's alone.
             version: version of the weights that must be loaded.

@@ -31,7 +31,10 @@ def _chain(s: Fields) -> Iterator[str]:
             "a divisor or a multiple of num_agents."
         )
     if s.queries_per_update % s.teams:
-        yield f"queries_per_update={s.queries_per_update} cannot be dealt to {s.teams} teams in equal numbers. Set a multiple of {s.teams}."
+        yield (
+            f"queries_per_update={s.queries_per_update} cannot be dealt to {s.teams} teams in equal numbers. Set a "
+            f"multiple of {s.teams}."
+        )
     if not isinstance(s.model, str) and len(s.model) != policies:
         yield (
             f"model lists {len(s.model)} for {policies} LLM{'s' * (policies > 1)}. List one for each, or name a single "
@@ -47,13 +50,17 @@ def _chain(s: Fields) -> Iterator[str]:
     if agents == 1:
         return
     if s.reward_scope == "last" and share is not None and getattr(s, share) == 0:
-        yield f"reward_scope=last leaves earlier agents nothing with {share}=0. Set {share} above 0, or reward_scope=all."
+        yield (
+            f"reward_scope=last leaves earlier agents nothing with {share}=0. Set {share} above 0, or reward_scope=all."
+        )
     along_chain = s.credit == "chain" and s.chain_gamma > 0
     if not s.knowledge_transfer and (s.reward_scope == "last" or along_chain):
         name = "reward_scope=last" if s.reward_scope == "last" else "credit=chain with chain_gamma above 0"
         yield f"{name} requires that agents see each other. Set knowledge_transfer=true."
     if along_chain and s.reward_scaling != "none":
-        yield f"reward_scaling={s.reward_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
+        yield (
+            f"reward_scaling={s.reward_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
+        )
 
 
 def _batch(s: Fields) -> Iterator[str]:
@@ -62,14 +69,18 @@ def _batch(s: Fields) -> Iterator[str]:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
         fitting = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))
         yield (
-            f"minibatch_size={s.minibatch_size} does not divide the {s.responses} responses of a policy to queries_per_update={s.queries_per_update}. "
+            f"minibatch_size={s.minibatch_size} does not divide the {s.responses} responses of a policy to "
+            f"queries_per_update={s.queries_per_update}. "
             f"Mini-batches that would work: {fitting}."
         )
     learners = max(s.num_learners, 1)
     if s.shards_per_policy is None and s.minibatch_size % learners:
         yield f"minibatch_size={s.minibatch_size} is not divisible by num_learners={learners}. Set a multiple of it."
     if s.warmup_updates >= s.num_updates:
-        yield f"warmup_updates={s.warmup_updates} takes all num_updates={s.num_updates}. Set warmup to {s.num_updates - 1} or less."
+        yield (
+            f"warmup_updates={s.warmup_updates} takes all num_updates={s.num_updates}. "
+            f"Set warmup_updates to {s.num_updates - 1} or less."
+        )
     for name, low, high in (
         ("query", s.min_query_tokens, s.max_query_tokens),
         ("response", s.min_response_tokens, s.max_response_tokens),
@@ -105,7 +116,8 @@ def _engines(s: Fields) -> Iterator[str]:
         yield f"quantization={s.quantization} is not in vLLM 0.32. Set backend=transformers, or quantization=none."
     if parts > 1 and s.gpus_per_runner not in (0, parts):
         yield (
-            f"gpus_per_runner={s.gpus_per_runner:g} with tensor_parallel_size={parts}: an engine is split over whole GPUs. "
+            f"gpus_per_runner={s.gpus_per_runner:g} with tensor_parallel_size={parts}: an engine is split over whole "
+            "GPUs. "
             f"Set gpus_per_runner={parts}, or lower tensor_parallel_size."
         )
     if parts > 1 and s.gpus_per_runner == 0 and s.runner_threads < parts:
@@ -131,7 +143,10 @@ def _processes(s: Fields) -> Iterator[str]:
     if s.num_learners > 1 and 0 < s.gpus_per_learner < 1:
         yield f"gpus_per_learner={s.gpus_per_learner:g} is refused by NCCL. Set it to 1, or num_learners=1."
     if s.max_lag and s.importance_sampling_clip_max is None:
-        yield f"max_lag={s.max_lag} requires importance_sampling_clip_max. Set it to 1 or more (2 is usual), or max_lag=0."
+        yield (
+            f"max_lag={s.max_lag} requires importance_sampling_clip_max. Set it to 1 or more (2 is usual), or "
+            "max_lag=0."
+        )
     in_driver = s.gpus_per_runner + (s.gpus_per_learner if s.num_learners == 0 else 0)
     if s.num_runners == 0 and s.gpus_per_runner and in_driver > 1:
         yield f"num_runners=0 generates in the driver, on one GPU, of which it asks {in_driver:g}. Set num_runners=1."

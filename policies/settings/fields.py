@@ -39,7 +39,8 @@ class Fields(BaseModel):
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
     data: str | None = of_task(None, content=True)
     """The training queries, instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME`
-    or `hub:FOLDER`. Settings may follow: `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
+    or `hub:FOLDER`. Settings may follow: `?query_column=COLUMN`, for `hub:` also
+    `&split=train&config=...&revision=...`."""
     eval_data: str | None = of_task(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
     validation: bool = of_task(True)
@@ -177,7 +178,8 @@ class Fields(BaseModel):
     """Updates of the whole run."""
     max_lag: int = of_learning(0, ge=0, le=1)
     """With 1, runners play the next update while learners learn the present one, so with weights an update older, which
-    `importance_sampling_clip_max` corrects (docs/plan.md). A run that goes on from a checkpoint is then not exactly the one that was
+    `importance_sampling_clip_max` corrects (docs/plan.md). A run that goes on from a checkpoint is then not exactly
+    the one that was
     not interrupted: its first update is played with the present weights."""
     queries_per_update: int = of_learning(256, ge=1)
     """Queries per update."""
@@ -197,7 +199,8 @@ class Fields(BaseModel):
     lr: float = of_learning(1.41e-5, gt=0, clone=True)
     """AdamW's learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = of_learning("constant")
-    """How the learning rate falls over the run's `num_updates`, after `warmup_updates`: not, or to 0 after the last one. A resume
+    """How the learning rate falls over the run's `num_updates`, after `warmup_updates`: not, or to 0 after the last
+    one. A resume
     with other `num_updates` changes it."""
     warmup_updates: int = of_learning(0, ge=0)
     """Updates over which the learning rate rises to `lr`."""
@@ -208,7 +211,8 @@ class Fields(BaseModel):
     max_response_tokens: int = of_sampling(15, ge=1)
     """Longest response, in tokens."""
     min_response_tokens: int | None = of_sampling(None, ge=1)
-    """Draw each training update's longest response from `min_response_tokens` to `max_response_tokens`; null: always the latter."""
+    """Draw each training update's longest response from `min_response_tokens` to `max_response_tokens`; null: always
+    the latter."""
     temperature: float = of_sampling(1.0, gt=0, clone=True)
     """Sampling temperature; also divides the logits that are trained."""
 

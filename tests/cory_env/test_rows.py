@@ -223,7 +223,7 @@ def test_a_hub_data_set_is_read_by_split_and_column(hub: Callable[[str], list[Qu
         ("?config=de&query_column=text", r"\(split=train, config=de\) cannot be loaded: .*'de' not found"),
         ("?query_column=question", r"row 1 has no column 'question' \(it has text, label\)"),
         ("/nowhere?query_column=text", "There is no data set hub:.*/nowhere"),
-        ("?column=text", "It may have: query, split, config, revision"),
+        ("?column=text", "It may have: query_column, split, config, revision"),
     ],
 )
 def test_what_a_hub_data_set_lacks_is_named(hub: Callable[[str], list[Query]], tail: str, message: str) -> None:

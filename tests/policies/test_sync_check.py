@@ -29,7 +29,8 @@ def deafen(runner: Any) -> None:
 
 
 STALE = (
-    r"engine of llm_1 does not sample by the weights that llm_1 learns: .* is 0\.\d+ nats a token, and max_logprob_diff "
+    r"engine of llm_1 does not sample by the weights that llm_1 learns: .* is 0\.\d+ nats a token, and "
+    r"max_logprob_diff "
     r"is 0\.001\. If"
 )
 

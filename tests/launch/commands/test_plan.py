@@ -144,14 +144,16 @@ def test_presets_for_large_machines_fit_on_them_and_split_their_llms_no_more_tha
         pytest.param(
             "70B",
             [],
-            "A runner's engines fit on GPUs of 80 GB with tensor_parallel_size=8 gpus_per_runner=8.\nLearners fit on GPUs "
+            "A runner's engines fit on GPUs of 80 GB with tensor_parallel_size=8 gpus_per_runner=8.\nLearners fit on "
+            "GPUs "
             "of 80 GB with shards_per_policy=32 num_learners=64",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "70B",
             ["weights=lora", "shards_per_policy=2", "num_learners=4"],
-            "A runner's engines fit on GPUs of 80 GB with tensor_parallel_size=4 gpus_per_runner=4.\nLearners fit on GPUs "
+            "A runner's engines fit on GPUs of 80 GB with tensor_parallel_size=4 gpus_per_runner=4.\nLearners fit on "
+            "GPUs "
             "of 80 GB with shards_per_policy=4 num_learners=8 gpus_per_learner=1.",
             marks=pytest.mark.slow,
         ),

@@ -94,7 +94,7 @@ def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_bet
     )
     worse, better = sorted(second, key=lambda trial: float(second[trial]["combined_reward"]))
     assert second[worse]["combined_reward"] < second[better]["combined_reward"]
-    # With one step per batch `clip_ratio` changes nothing, so the clone does what its donor does, with the donor's seed.
+    # With one step per batch `clip_ratio` changes nothing, so the clone does what its donor did, with the donor's seed.
     for key in ("roles", "exchanges", "policy", "evaluation"):
         assert third[worse]["cory"][key] == third[better]["cory"][key], key
     assert third[worse]["cory"]["exchanges"] == 3

@@ -22,7 +22,8 @@ def test_the_preset_trains_and_its_programs_are_tested(tmp_path: Path) -> None:
     except (smollm2.SmolLM2Error, SandboxError) as error:
         pytest.skip(str(error))
     out = tmp_path / "run"
-    words = "backend=transformers num_runners=0 num_updates=1 queries_per_update=2 minibatch_size=8 eval_every=1 eval_queries=2 samples_every=1"
+    words = "backend=transformers num_runners=0 num_updates=1 queries_per_update=2 minibatch_size=8"
+    words += " eval_every=1 eval_queries=2 samples_every=1"
     done = subprocess.run(
         [sys.executable, "-m", "cory_rllib", "train", "code-smollm2", *words.split(), "--out", str(out)],
         capture_output=True,

@@ -101,7 +101,8 @@ def test_an_engine_that_does_not_start_on_a_gpu_names_the_settings_of_gpus(monke
         )
     assert str(raised.value).endswith(
         "ValueError: Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired. If memory is short, "
-        "raise gpus_per_runner or tensor_parallel_size, or lower max_prompt_tokens, max_response_tokens, queries or num_agents; if not, "
+        "raise gpus_per_runner or tensor_parallel_size, or lower max_prompt_tokens, max_response_tokens, queries or "
+        "num_agents; if not, "
         "backend=transformers may do."
     )
 

@@ -91,7 +91,10 @@ def test_defaults_are_the_papers() -> None:
         ),
         ({"select_by": "mean"}, "select_by=mean requires eval_average=true. Set that, or select_by=bare."),
         ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires two agents and knowledge_transfer=true."),
-        ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 takes all num_updates=5. Set warmup to 4 or less."),
+        (
+            {"warmup_updates": 5, "num_updates": 5},
+            "warmup_updates=5 takes all num_updates=5. Set warmup_updates to 4 or less.",
+        ),
         ({"drop_zero_std_groups": True}, "drop_zero_std_groups=true requires advantage=rloo, grpo or dr_grpo. Set"),
         ({"num_agents": 1, "critic_inputs": "chain"}, "critic_inputs=chain requires advantage=gae and two agents"),
         ({"advantage": "rloo"}, "advantage=rloo requires num_generations of 2 or more (4 or 8 are usual), not 1."),
