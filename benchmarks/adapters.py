@@ -23,7 +23,7 @@ from policies.cory import CoryConfig
 from policies.generation.generator import Generator, Sampling
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.generation.vllm_generator import VLLMGenerator
-from policies.models.adapters import adapted
+from policies.models.adapters import add_lora
 from policies.models.language_model import shared_base
 from policies.models.lora import Lora
 
@@ -111,7 +111,7 @@ def rollouts(path: str, vocabulary: int, count: int, rounds: int) -> list[Figure
         "vllm": VLLMGenerator(dict.fromkeys(MODULES, path), **common, **sizes),
         "transformers": TransformersGenerator(dict.fromkeys(MODULES, path), **common),
     }
-    initial = adapted(shared_base(path, torch.device("cpu")), LORA).named_parameters()
+    initial = add_lora(shared_base(path, torch.device("cpu")), LORA).named_parameters()
     weights = {name: parameter.detach().numpy() for name, parameter in initial if parameter.requires_grad}
     tokens: dict[str, list[int]] = {name: [] for name in backends}
 

@@ -180,7 +180,7 @@ def _rounded(value: float | None) -> float | None:
 
 def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> float:
     """Writes a policy that is far from its base as `cory export` does, loads it, and compares the two."""
-    from launch.models.export import whole_model, write_weights
+    from launch.models.export import merged_model, write_weights
     from launch.models.trained import PolicySet
     from policies.learning.rows import make_rows
     from policies.settings.settings import make_settings
@@ -194,7 +194,7 @@ def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> fl
 
     own = make_settings({"model": path, "dtype": "fp32", **settings})
     trained = PolicySet(own, 1, [], ("llm_1",), "the sweep", "the sweep", "the sweep", read)
-    model, tensors = whole_model(trained, "llm_1")
+    model, tensors = merged_model(trained, "llm_1")
     os.makedirs(folder)
     model.save_pretrained(folder, state_dict={})
     write_weights(model, tensors, Path(folder))

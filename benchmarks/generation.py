@@ -15,8 +15,8 @@ from policies.cory import CoryConfig
 from policies.generation.generator import sampling_seed
 from policies.generation.vllm_generator import VLLMGenerator
 from policies.rollout.chain_runner import ChainRunner
-from policies.rollout.dealing import Deal
 from policies.rollout.episodes import Rollout
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
 if TYPE_CHECKING:
@@ -61,16 +61,16 @@ def run(folder: Path, quick: bool) -> Record:
 def measure(runner: ChainRunner, size: str, rounds: int, detail: dict[str, Any]) -> list[Figure]:
     """Times one model; `detail` gets the seconds."""
     s = runner.settings
-    runner._versions = dict.fromkeys(s.modules, 0)  # the initial weights, loaded by the engines themselves
-    mapping = RoleMapping(s.roles, s.modules)
-    deals = [Deal(query) for query in range(s.queries_per_update)]
+    runner._versions = dict.fromkeys(s.policy_ids, 0)  # the initial weights, loaded by the engines themselves
+    mapping = RoleMapping(s.roles, s.policy_ids)
+    prompt_refs = [PromptRef(query) for query in range(s.queries_per_update)]
     rollouts: list[Rollout] = []
 
     def ours() -> None:
-        rollouts.append(runner.sample(deals=deals, mapping=mapping, version=0))
+        rollouts.append(runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0))
 
     ours()
-    turns = [bare_turn(runner, rollouts[0], role, deals, mapping) for role in s.roles]
+    turns = [bare_turn(runner, rollouts[0], role, prompt_refs, mapping) for role in s.roles]
     for turn in turns:
         if turn.generate() != turn.tokens:
             raise RuntimeError("Bare vLLM generated other tokens than the rollout: the two sides differ in their work.")
@@ -90,7 +90,9 @@ def measure(runner: ChainRunner, size: str, rounds: int, detail: dict[str, Any])
     ]
 
 
-def bare_turn(runner: ChainRunner, rollout: Rollout, role: str, deals: list[Deal], mapping: RoleMapping) -> Turn:
+def bare_turn(
+    runner: ChainRunner, rollout: Rollout, role: str, prompt_refs: list[PromptRef], mapping: RoleMapping
+) -> Turn:
     """The prompts, lengths and seeds of one role in a rollout, ready for vLLM: building them is not timed."""
     s, chain = runner.settings, runner.env
     assert isinstance(runner.generator, VLLMGenerator)
@@ -103,11 +105,11 @@ def bare_turn(runner: ChainRunner, rollout: Rollout, role: str, deals: list[Deal
             SamplingParams(
                 temperature=s.temperature,
                 max_tokens=s.max_response_tokens,
-                seed=sampling_seed(s.seed, 0, deal.query, chain.roles.index(role)),
+                seed=sampling_seed(s.seed, 0, prompt_ref.query, chain.roles.index(role)),
                 stop_token_ids=list(chain.at[chain.roles.index(role)].stop_token_ids),
                 detokenize=False,
             )
-            for deal in deals
+            for prompt_ref in prompt_refs
         ],
         tokens=[agent.actions[0]["tokens"] for agent in agents],
     )

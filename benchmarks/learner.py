@@ -20,9 +20,9 @@ from cory_env.episode import ChainEpisode
 from launch.console.configuration import read_preset
 from policies.cory import CoryConfig
 from policies.generation.generator import Response
-from policies.learning.credit import pay
+from policies.learning.credit import assign_credit
 from policies.learning.estimation import Estimation
-from policies.learning.measures import measure as measure_rows
+from policies.learning.metrics import measure as measure_rows
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows
@@ -30,8 +30,8 @@ from policies.models.language_model import compute_dtype
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import module_config
 from policies.rllib.token_batch import rows_of
-from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -84,13 +84,13 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
     """
     learners = build(s)
     played, samples = play(s)
-    reference = learners[s.modules[0]].model.reference()
-    bare = {module_id: BarePPO(s, reference) for module_id in s.modules}
+    reference = learners[s.policy_ids[0]].model.reference()
+    bare = {policy_id: BarePPO(s, reference) for policy_id in s.policy_ids}
     updates = iter(range(1_000_000))
 
     def plain(reported: bool) -> None:
-        for module_id, policy in bare.items():
-            policy.update(samples[module_id], reported)
+        for policy_id, policy in bare.items():
+            policy.update(samples[policy_id], reported)
 
     turns = alternate(
         {
@@ -145,7 +145,7 @@ def build(s: Settings) -> dict[str, PolicyLearner]:
     path = model_path(told.pop("model"))
     return {
         name: PolicyLearner(PolicyModel(path, **told), s.hyperparameters, name=name, stream=stream)
-        for stream, name in enumerate(s.modules)
+        for stream, name in enumerate(s.policy_ids)
     }
 
 
@@ -153,7 +153,7 @@ def learn(learners: Mapping[str, PolicyLearner], played: Mapping[str, Rows], s: 
     """One update, in the three steps of `Cory.training_step`."""
     rows = {name: {**each, **learners[name].score(each)} for name, each in played.items()}
     estimations = {name: Estimation(s.hyperparameters) for name in rows}
-    for name, rewards in pay(rows, s.credited, estimations).items():
+    for name, rewards in assign_credit(rows, s.credit_assignment, estimations).items():
         rows[name]["rewards"] = rewards
         measure_rows(rows[name], s.report_kl_coef)
         rows[name] |= estimations[name].estimate(rows[name])[0]
@@ -165,7 +165,7 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
     early, at a random length.
     """
     chain = s.make_chain(s.make_task(), s.make_tokenizers())
-    mapping = RoleMapping(chain.roles, s.modules)
+    mapping = RoleMapping(chain.roles, s.policy_ids)
     random = np.random.default_rng(0)
     episodes = []
     for query in range(s.queries_per_update):
@@ -179,7 +179,7 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
             responses.append(Response(tokens, [-8.0] * length))
         episodes.append(
             as_rllib_episode(
-                Deal(episode.query.id, query),
+                PromptRef(episode.query.id, query),
                 episode,
                 responses,
                 random.normal(size=len(chain.roles)).tolist(),
@@ -191,5 +191,5 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
         for agent in each.agent_episodes.values():
             seen, response = agent.observations[0], agent.actions[0]
             prompt = seen["tokens"][: seen["length"]].tolist()
-            samples.setdefault(agent.module_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
+            samples.setdefault(agent.policy_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
     return rows_of(episodes), samples

@@ -17,12 +17,12 @@ from policies.cory import CoryConfig
 from policies.generation.generator import Generator
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.generation.vllm_generator import VLLMGenerator
-from policies.models.adapters import adapted
+from policies.models.adapters import add_lora
 from policies.models.language_model import shared_base
 from policies.models.weights import Weights
 from policies.rollout.chain_runner import ChainRunner
-from policies.rollout.dealing import Deal
 from policies.rollout.episodes import Rollout
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
 CLAIM = "rollouts of ragged responses take fewer steps than in lockstep; none take longer"
@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 class Lockstep:
     """A backend that has vLLM generate as `transformers` does: all that waits for one LLM at once."""
 
-    converse = TransformersGenerator.converse
+    run_requests = TransformersGenerator.run_requests
 
     def __init__(self, generator: VLLMGenerator) -> None:
         """Takes vLLM's."""
@@ -70,10 +70,13 @@ def measure(runner: ChainRunner, label: str, rounds: int, detail: dict[str, Any]
     """Times one case; `detail` gets the seconds and steps."""
     s, generator = runner.settings, runner.generator
     assert isinstance(generator, VLLMGenerator)
-    runner._versions = dict.fromkeys(s.modules, 0)
-    for module_id in s.modules if s.lora else ():
-        generator.load(module_id, initial(runner, module_id), 0)
-    mapping, deals = RoleMapping(s.roles, s.modules), [Deal(query) for query in range(s.queries_per_update)]
+    runner._versions = dict.fromkeys(s.policy_ids, 0)
+    for policy_id in s.policy_ids if s.lora else ():
+        generator.load(policy_id, initial(runner, policy_id), 0)
+    mapping, prompt_refs = (
+        RoleMapping(s.roles, s.policy_ids),
+        [PromptRef(query) for query in range(s.queries_per_update)],
+    )
     taken = [0]
     for engine in generator.engines.values():
         engine.llm_engine.step = counted(engine.llm_engine.step, taken)
@@ -83,7 +86,7 @@ def measure(runner: ChainRunner, label: str, rounds: int, detail: dict[str, Any]
 
     def play(way: str) -> None:
         taken[0], runner.generator = 0, cast(Generator, ways[way])
-        rollouts[way].append(runner.sample(deals=deals, mapping=mapping, version=0))
+        rollouts[way].append(runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0))
         steps[way] = taken[0]
 
     took = alternate({way: partial(play, way) for way in ways}, rounds)
@@ -119,9 +122,9 @@ def counted(step: Callable[[], Any], taken: list[int]) -> Callable[[], Any]:
     return counting
 
 
-def initial(runner: ChainRunner, module_id: str) -> Weights:
+def initial(runner: ChainRunner, policy_id: str) -> Weights:
     """An adapter's weights at the start."""
     s = runner.settings
     assert s.lora is not None
-    model = adapted(shared_base(s.model_paths[module_id], torch.device("cpu")), s.lora)
+    model = add_lora(shared_base(s.model_paths[policy_id], torch.device("cpu")), s.lora)
     return {name: p.detach().numpy() for name, p in model.named_parameters() if p.requires_grad}

@@ -58,4 +58,4 @@ def measure(algorithm: Cory, size: str) -> list[Figure]:
 
 def _weights(algorithm: Cory) -> list[int]:
     """Checksums of what each LLM's learner holds."""
-    return [checksum(algorithm.weights(module_id)) for module_id in algorithm.settings.modules]
+    return [checksum(algorithm.weights(policy_id)) for policy_id in algorithm.settings.policy_ids]

@@ -136,7 +136,7 @@ def least_gpus(path: Path, weights: str) -> int | None:
 
 def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:
     """Seconds of each part of one update."""
-    ranks, llms = s.shards_per_policy or 1, len(s.modules)
+    ranks, llms = s.shards_per_policy or 1, len(s.policy_ids)
     tokens = s.responses * (s.max_prompt_tokens / 2 + s.max_response_tokens) / ranks
     at_once = s.micro_batch_size * (s.max_prompt_tokens / 2 + s.max_response_tokens)
     turns = 1 if s.shards_per_policy else llms  # one learner that has all LLMs takes one after another
@@ -186,7 +186,7 @@ def spent(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, 
     learning = parts["score"] + parts["learn"]
     late = (uneven(s) - 1.0) * learning
     trained = model.parameters if s.lora is None else model.adapter
-    save = 12.0 * trained * len(s.modules) / (machine.disk * nodes) / s.checkpoint_every
+    save = 12.0 * trained * len(s.policy_ids) / (machine.disk * nodes) / s.checkpoint_every
     seconds = {
         "products": one + learned,
         "decode": parts["rollout"] * runners - one,

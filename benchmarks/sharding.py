@@ -24,7 +24,7 @@ from benchmarks.record import Figure, Record
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.sharding import learner_mesh
-from policies.models.language_model import empty_language_model
+from policies.models.language_model import meta_model
 from policies.models.model_names import BUNDLED_LM
 from policies.settings import memory
 from policies.settings.settings import make_settings
@@ -137,7 +137,7 @@ def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: 
 
 def warm_up(settings: dict[str, Any]) -> None:
     """Loads what comes with the first model of a process, and is none of its memory."""
-    empty_language_model(make_settings(settings).model_paths["llm_1"])
+    meta_model(make_settings(settings).model_paths["llm_1"])
     alone = {"model": BUNDLED_LM, "shards_per_policy": None, "num_learners": 0}
     s = make_settings(settings | alone)
     learn(build(s), play(s)[0], s, 0)

@@ -39,11 +39,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def steps(trained: PolicySet) -> list[Vector]:
     """Returns the step from the base to each LLM of a run, all weights in one row."""
-    base = load_language_model(trained.settings.model_paths[trained.settings.modules[0]]).named_parameters()
+    base = load_language_model(trained.settings.model_paths[trained.settings.policy_ids[0]]).named_parameters()
     start = {name: parameter.detach().double().numpy() for name, parameter in base}
     return [
         np.concatenate([(weights[name] - start[name]).ravel() for name in start])
-        for weights in map(trained.weights, trained.settings.modules)
+        for weights in map(trained.weights, trained.settings.policy_ids)
     ]
 
 

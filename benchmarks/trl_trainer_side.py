@@ -22,7 +22,7 @@ from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query
 from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.learning.measures import measure_responses
+from policies.learning.metrics import measure_responses
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import make_rows
 from policies.settings.settings import Settings, make_settings

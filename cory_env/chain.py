@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from gymnasium import spaces
 
-from cory_env.chat import ChatFormat, refuse_conversations
+from cory_env.chat import ChatFormat, reject_conversations
 from cory_env.control_tokens import ControlTokens
 from cory_env.message import Message
 from cory_env.tasks.task import Query, Task, literals, placeholders
@@ -155,7 +155,7 @@ class Chain:
                 "ever end. Set its eos_token."
             )
         if not s.chat:
-            refuse_conversations(task)
+            reject_conversations(task)
         self.task = task
         self.tokenizer = tokenizer
         self.roles = role_names(s.num_agents)

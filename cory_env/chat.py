@@ -176,7 +176,7 @@ class ChatFormat:
         return tokens
 
 
-def refuse_conversations(task: Task) -> None:
+def reject_conversations(task: Task) -> None:
     """Raises ChatError where a query is a conversation, which nothing but a chat template can render."""
     for query in task.all_queries():
         if query.history is not None:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from functools import partial
 
 PICKLED = "pickled"
-LARGEST = 64 * 1024
+MAX_CHARACTERS = 64 * 1024
 """Characters of a code, at most: it stands in every settings file."""
 
 _CODE = re.compile(rf"\b{PICKLED}:(\w+):[\w=-]*")
 
 
-def name_of(function: Callable[..., object]) -> str:
+def spec_of(function: Callable[..., object]) -> str:
     """Names a function, as settings do.
 
     Raises:
@@ -40,10 +40,10 @@ def name_of(function: Callable[..., object]) -> str:
             f"the function {name} cannot be sent to the process that computes rewards, as what it refers to cannot be "
             f"pickled ({error}); make that inside the function, or {advice}"
         ) from error
-    if len(code) > LARGEST:
+    if len(code) > MAX_CHARACTERS:
         raise ValueError(
             f"the function {name} and what it refers to are {len(code):,} characters when pickled, more than "
-            f"{LARGEST:,}; load inside the function what is large, or {advice}"
+            f"{MAX_CHARACTERS:,}; load inside the function what is large, or {advice}"
         )
     return f"{PICKLED}:{name}:{code}"
 
@@ -71,7 +71,7 @@ def is_pickled(spec: str) -> bool:
     return _CODE.fullmatch(spec) is not None
 
 
-def shown(spec: str) -> str:
+def display_name(spec: str) -> str:
     """Returns a reward's name, or that of a sum of several, as messages have it: without code."""
     return _CODE.sub(r"\1", spec)
 

@@ -130,7 +130,7 @@ def chain_of(
         warnings.warn(text, stacklevel=3)
     return TrainedChain(
         policies,
-        policies.players if roles is None else policies.named(roles),
+        policies.policy_ids if roles is None else policies.named(roles),
         settings.temperature if temperature is None else temperature,
         settings.seed if seed is None else seed,
     )
@@ -159,7 +159,7 @@ def start_ray(config: CoryConfig) -> None:
         SettingsError: a setting is wrong or contradicts another.
         CommandError: the cluster does not answer or has no room, or Ray did not start in time.
     """
-    from policies.settings.placement import processes
+    from policies.settings.processes import processes
 
     asked = processes(config.settings)
     session.quiet_libraries(debug=True)

@@ -15,8 +15,8 @@ from cory_rllib.runs import Run, chain_of, load_run
 from launch.console.errors import CommandError
 from launch.evaluation.figures import PolicyScores, summarise
 from launch.models.trained import PolicySet, policies_of
-from launch.run_folder.records import Answered, Batch
-from launch.run_folder.storage import check_place
+from launch.run_folder.records import Batch, RawSample
+from launch.run_folder.storage import check_location
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import make_settings
 
@@ -32,7 +32,7 @@ def generate(
     checkpoint: str | int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
-) -> list[Answered]:
+) -> list[RawSample]:
     """Lets the chain answer queries, or one policy alone, by `transformers` in this process.
 
     Args:
@@ -147,7 +147,7 @@ def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> 
 
 def _local_path(out: str | Path, what: str) -> Path:
     path = expand_home(str(out))
-    check_place(path, what)
+    check_location(path, what)
     return Path(path)
 
 
@@ -166,11 +166,11 @@ def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split:
     task, checkpoint = algorithm.task, (algorithm.updates, Path())
     plan = make_plan(algorithm.settings, task, None, split, queries, samples, checkpoint)
     batches: list[Batch] = []
-    for lineup, deals in plan.batches():
+    for lineup, prompt_refs in plan.batches():
         if lineup.trained:
-            average = algorithm.evaluator.average() if AVERAGE in lineup.modules else contextlib.nullcontext()
+            average = algorithm.evaluator.average() if AVERAGE in lineup.policy_ids else contextlib.nullcontext()
             with average:
-                batches.append(Batch(batch=len(batches), chains=answers(algorithm, lineup, deals, split)))
+                batches.append(Batch(batch=len(batches), chains=answers(algorithm, lineup, prompt_refs, split)))
     return summarise(batches, plan.scoring(task.solved_at))
 
 

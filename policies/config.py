@@ -24,8 +24,8 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.settings.files import DEFAULT_PRESET, read_preset
 from policies.settings.gpus import GPU_SETTINGS
 from policies.settings.overrides import apply_overrides
-from policies.settings.placement import named_resources, processes
-from policies.settings.settings import Settings, SettingsError, make_settings, refuse_unknown
+from policies.settings.processes import named_resources, processes
+from policies.settings.settings import Settings, SettingsError, make_settings, reject_unknown_settings
 from policies.settings.start import find_start
 from policies.worker_setup import check_workers
 
@@ -57,8 +57,8 @@ class ChainConfig(AlgorithmConfig):
         Raises:
             SettingsError: a key is unknown; values are checked when the algorithm is built.
         """
-        refuse_unknown(settings)
-        self.cory_settings = alike_measured(self.cory_settings, settings)
+        reject_unknown_settings(settings)
+        self.cory_settings = pin_eval_kl_coef(self.cory_settings, settings)
         return self
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Algorithm:
@@ -80,7 +80,7 @@ class ChainConfig(AlgorithmConfig):
         Raises:
             SettingsError: a value is wrong, contradicts another, or is a search space.
         """
-        refuse_search_spaces(self.cory_settings)
+        reject_search_spaces(self.cory_settings)
         return make_settings(self.cory_settings)
 
     def training(self, **settings: Any) -> Self:
@@ -124,12 +124,12 @@ class ChainConfig(AlgorithmConfig):
         self.environment(ENV, env_config=s.env_settings())
         self.framework("torch")
         self.debugging(seed=s.seed)
-        self.multi_agent(policies=set(s.modules), policy_mapping_fn=RoleMapping(s.roles, s.modules))
+        self.multi_agent(policies=set(s.policy_ids), policy_mapping_fn=RoleMapping(s.roles, s.policy_ids))
         self.rl_module(
             rl_module_spec=MultiRLModuleSpec(
                 rl_module_specs={
-                    module_id: RLModuleSpec(module_class=CausalLMModule, model_config=module_config(s, module_id))
-                    for module_id in s.modules
+                    policy_id: RLModuleSpec(module_class=CausalLMModule, model_config=module_config(s, policy_id))
+                    for policy_id in s.policy_ids
                 }
             )
         )
@@ -162,7 +162,7 @@ class ChainConfig(AlgorithmConfig):
         self.callbacks(RoleExchange)
 
 
-def alike_measured(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def pin_eval_kl_coef(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Puts changes over settings, so that all trials of a search are measured alike.
 
     A search over `kl_coef` leaves `eval_kl_coef`, unless that is set, at the `kl_coef` from before: else each trial
@@ -174,7 +174,7 @@ def alike_measured(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     return found
 
 
-def refuse_search_spaces(values: Mapping[str, Any]) -> None:
+def reject_search_spaces(values: Mapping[str, Any]) -> None:
     """Refuses settings of which Tune has yet to choose a value.
 
     Raises:

@@ -1,7 +1,7 @@
 """Cory: sequential cooperative multi-agent PPO for language models, as an RLlib Algorithm (paper Algorithm 1).
 
 for each update:
-    deal queries to the runners
+    send queries to the runners
     play the chain: pioneer answers the query, observer answers it seeing the pioneer's answer, both are paid
     with `max_lag` 1: begin to play the next update's chains
     every LLM: token-level PPO on its own responses
@@ -26,9 +26,9 @@ from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import warn_if_vllm_missing
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import check_scheme, pay
+from policies.learning.credit import assign_credit, check_scheme
 from policies.learning.estimation import Estimation
-from policies.learning.measures import measure
+from policies.learning.metrics import measure
 from policies.learning.rows import Rows
 from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, log_update, measure_roles, update_report
@@ -86,12 +86,12 @@ class Cory(TemporaryLogdir, Algorithm):
     def setup(self, config: Any) -> None:
         """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""
         s = self.settings = self.config.settings
-        check_scheme(s.credited, s.num_agents)
-        self.mapping = RoleMapping(s.roles, s.modules)
+        check_scheme(s.credit_assignment, s.num_agents)
+        self.mapping = RoleMapping(s.roles, s.policy_ids)
         self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # held out, by `select_by`, at the last evaluation
         self.health = Health(s)
-        self.estimations = {name: Estimation(s.hyperparameters) for name in s.modules}
+        self.estimations = {name: Estimation(s.hyperparameters) for name in s.policy_ids}
         self._report: dict[str, Any] = {}
         self.task = s.make_task()
         warn_if_vllm_missing(s.backend)
@@ -164,7 +164,7 @@ class Cory(TemporaryLogdir, Algorithm):
             figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
             self.sync_check.check_update(rows, rollout, update)
             columns: dict[str, Rows] = {}
-            for name, rewards in pay(rows, s.credited, self.estimations).items():
+            for name, rewards in assign_credit(rows, s.credit_assignment, self.estimations).items():
                 columns[name], estimated = self.estimations[name].estimate(rows[name] | {"rewards": rewards})
                 columns[name]["rewards"] = rewards
                 rows[name] |= columns[name]
@@ -206,7 +206,7 @@ class Cory(TemporaryLogdir, Algorithm):
         if self.updates % s.eval_every == 0 or self._ended():
             with timer.phase("evaluate"):
                 self._report |= self.evaluator.held_out()
-            self.combined_reward = s.worth(self._report)
+            self.combined_reward = s.selection_score(self._report)
         self._report["seconds"] = timer.seconds(rollout.counters)
 
     def exchange_roles(self) -> None:
@@ -225,9 +225,9 @@ class Cory(TemporaryLogdir, Algorithm):
         """Finds runners that came back, and gives them the present weights."""
         return self.runners.restore_runners()
 
-    def weights(self, module_id: str) -> Weights:
+    def weights(self, policy_id: str) -> Weights:
         """An LLM's present weights, without its value head, by Hugging Face names."""
-        return self.learners.weights(module_id)
+        return self.learners.weights(policy_id)
 
     # State, and the end.
 
@@ -264,7 +264,7 @@ class Cory(TemporaryLogdir, Algorithm):
                 setattr(self, name, kept[name])
             self.health.state = kept["health"]
             self.scheduler.skipped_batches = kept["skipped_batches"]
-            self.mapping = RoleMapping(self.settings.roles, self.settings.modules, kept["rotation"])
+            self.mapping = RoleMapping(self.settings.roles, self.settings.policy_ids, kept["rotation"])
             for name, estimation in kept["estimations"].items():
                 self.estimations[name].load(estimation)
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_STREAM
-from policies.learning.measures import MEASURED, mean_of, measure_responses
+from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, measure_responses
 from policies.learning.rows import Rows, at_position
 from policies.models.language_model import left_padded
 from policies.models.model_names import AVERAGE
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_of
-from policies.rollout.dealing import Deal
 from policies.rollout.episodes import Rollout
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners
 from policies.settings.settings import Settings
@@ -29,7 +29,7 @@ from policies.sync_check import SyncCheck
 logger = logging.getLogger(__name__)
 
 Known = dict[tuple[tuple[str, str, int], ...], dict[str, dict[str, float]]]
-"""Means by role, of chains that were played: by role, its player's model and the checksum of the weights."""
+"""Means by role, of chains that were played: by role, its policy_id's model and the checksum of the weights."""
 
 
 class Evaluator:
@@ -68,18 +68,18 @@ class Evaluator:
         """
         alone, last = {}, []
         known: Known = {}
-        for name in self.settings.modules:
-            mapping = self.led_by(name)
+        for name in self.settings.policy_ids:
+            mapping = self.with_pioneer(name)
             figures = self._means(name, mapping, known)
-            alone[name] = {figure: figures[mapping.roles[0]][figure] for figure in MEASURED}
+            alone[name] = {figure: figures[mapping.roles[0]][figure] for figure in RESPONSE_METRICS}
             if len(mapping.roles) > 1:
                 last.append(figures[mapping.roles[-1]])
-        mean = mean_of(list(alone.values()))
+        mean = mean_metrics(list(alone.values()))
         if self.settings.eval_average:
             with self.average() as mapping:
                 alone[AVERAGE] = self._means(AVERAGE, mapping, known)[mapping.roles[0]]
         found = {"evaluation": {**alone, "mean": mean}}
-        return {**found, "last_response": mean_of(last)} if last else found
+        return {**found, "last_response": mean_metrics(last)} if last else found
 
     def _means(self, name: str, mapping: RoleMapping, known: Known) -> dict[str, dict[str, float]]:
         """Means of each role's figures on the validation queries, by role; `name` is whom a warning names.
@@ -87,27 +87,28 @@ class Evaluator:
         Players with the weights of those in `known`, as at the start or right after all were averaged, answer alike, so
         are not asked again.
         """
-        players = tuple(
+        policy_ids = tuple(
             (role, self.settings.models[llm], self.runners.sent[llm]) for role, llm in mapping.as_dict().items()
         )
-        if players not in known:
+        if policy_ids not in known:
             count = min(self.settings.eval_queries, len(self.task.queries("validation")))
-            _, figures = self.measure([Deal(query) for query in range(count)], mapping, "validation")
+            _, figures = self.measure([PromptRef(query) for query in range(count)], mapping, "validation")
             if not figures:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
                 figures = {
-                    role: dict.fromkeys((*MEASURED, "in_chain_kl"), np.full(1, np.nan)) for role in mapping.roles
+                    role: dict.fromkeys((*RESPONSE_METRICS, "in_chain_kl"), np.full(1, np.nan))
+                    for role in mapping.roles
                 }
-            known[players] = {
+            known[policy_ids] = {
                 role: {key: float(each.mean()) for key, each in of.items()} for role, of in figures.items()
             }
-        return known[players]
+        return known[policy_ids]
 
-    def led_by(self, name: str) -> RoleMapping:
+    def with_pioneer(self, name: str) -> RoleMapping:
         """Who plays when an LLM is the pioneer: the chain, or that LLM alone where nobody sees its response."""
         s = self.settings
         if s.num_agents > 1 and s.knowledge_transfer:
-            return RoleMapping(s.roles, s.modules).led_by(name)
+            return RoleMapping(s.roles, s.policy_ids).with_pioneer(name)
         return RoleMapping(("pioneer",), (name,))
 
     @contextmanager
@@ -120,7 +121,7 @@ class Evaluator:
         Yields:
             Who plays: it alone.
         """
-        first = self.settings.modules[0]
+        first = self.settings.policy_ids[0]
         try:
             with self.learners.lent(first):
                 self.runners.send(self.runners.version, [first])
@@ -129,12 +130,12 @@ class Evaluator:
             self.runners.send(self.runners.version, [first])
 
     def measure(
-        self, deals: Sequence[Deal], mapping: RoleMapping, split: Split
+        self, prompt_refs: Sequence[PromptRef], mapping: RoleMapping, split: Split
     ) -> tuple[Rollout, dict[str, dict[str, np.ndarray]]]:
         """Plays queries and measures every response.
 
         Args:
-            deals: the queries. Sampling seeds follow from them and the settings' seed alone.
+            prompt_refs: the queries. Sampling seeds follow from them and the settings' seed alone.
             mapping: all roles, or the first one alone, and who plays them.
             split: of the task.
 
@@ -143,7 +144,7 @@ class Evaluator:
             nothing where the reward failed on every query. Of a chain's last role `kl` is to the reference on the bare
             query, from the sampled tokens, and `in_chain_kl` to that in the role's own prompt.
         """
-        rollout = self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split=split)
+        rollout = self.runners.play(prompt_refs, stream=EVALUATION_STREAM, mapping=mapping, split=split)
         rows = rows_of(rollout.episodes)
         scored = {name: rows[name] | scores for name, scores in self.learners.score(rows).items()}
         for name, each in scored.items():
@@ -163,16 +164,16 @@ class Evaluator:
 
     def _bare_kl(self, rollout: Rollout, last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
         """KL of the last responses to the reference that is asked the bare query; `[C]`, sampled."""
-        player, queries = mapping(mapping.roles[-1]), self.task.queries(split)
-        if player not in self._bare:
-            self._bare[player] = self.settings.make_chain(self.task, self.tokenizers, (player,))
-        prompts = self._bare[player].encode_first([queries[deal.query] for deal in rollout.deals])
+        policy_id, queries = mapping(mapping.roles[-1]), self.task.queries(split)
+        if policy_id not in self._bare:
+            self._bare[policy_id] = self.settings.make_chain(self.task, self.tokenizers, (policy_id,))
+        prompts = self._bare[policy_id].encode_first([queries[prompt_ref.query] for prompt_ref in rollout.prompt_refs])
         asked = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
         asked |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
-        (scores,) = self.learners.score({player: asked}).values()
+        (scores,) = self.learners.score({policy_id: asked}).values()
         return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
         """The chain on the first `count` validation queries, as text."""
-        deals = [Deal(query) for query in range(min(count, len(self.task.queries("validation"))))]
-        return self.runners.play(deals, stream=EVALUATION_STREAM, mapping=mapping, split="validation").samples
+        prompt_refs = [PromptRef(query) for query in range(min(count, len(self.task.queries("validation"))))]
+        return self.runners.play(prompt_refs, stream=EVALUATION_STREAM, mapping=mapping, split="validation").samples

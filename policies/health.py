@@ -55,8 +55,8 @@ class Health:
             The warnings that stand: `signature`, `subject`, `text` and `updates`, for how many in a row it has held.
         """
         first = self.state["first_eos_rate"]
-        for module_id, figures in report["policy"].items():
-            first.setdefault(module_id, figures["eos_rate"])
+        for policy_id, figures in report["policy"].items():
+            first.setdefault(policy_id, figures["eos_rate"])
         found = {f"{sign.signature}/{sign.subject}": sign for sign in self._signs(report)}
         held = {key: self.state["held"].get(key, 0) + 1 for key in found}
         self.state["held"] = held
@@ -68,9 +68,9 @@ class Health:
         return warnings
 
     def _signs(self, report: dict[str, Any]) -> Iterator[Sign]:
-        for module_id, figures in report["policy"].items():
-            first = self.state["first_eos_rate"][module_id]
-            yield from signs_of_collapse(self.settings, module_id, figures, first, self.settings.responses)
+        for policy_id, figures in report["policy"].items():
+            first = self.state["first_eos_rate"][policy_id]
+            yield from signs_of_collapse(self.settings, policy_id, figures, first, self.settings.responses)
         yield from self._signs_of_roles(report["role"])
 
     def _signs_of_roles(self, roles: dict[str, dict[str, float]]) -> Iterator[Sign]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from policies.cory import Cory
 from policies.generation.generator import EVALUATION_STREAM
-from policies.rollout.dealing import Deal
+from policies.rollout.prompt_sampling import PromptRef
 
 _RESAMPLES = 1000
 
@@ -90,13 +90,13 @@ def measure_influence(
         RewardError: the reward failed.
     """
     count = min(queries, len(algorithm.task.test))
-    deals = [Deal(query, sample) for query in range(count) for sample in range(drafts)]
+    prompt_refs = [PromptRef(query, sample) for query in range(count) for sample in range(drafts)]
     rollout = algorithm.runners.play(
-        deals, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split="test", siblings=drafts
+        prompt_refs, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split="test", siblings=drafts
     )
     chains: dict[int, list[list[float]]] = {}
-    for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
-        chains.setdefault(deal.query, []).append([response["task_reward"] for response in sample["responses"]])
+    for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):
+        chains.setdefault(prompt_ref.query, []).append([response["task_reward"] for response in sample["responses"]])
     whole = [chain for chain in chains.values() if len(chain) == drafts**2]
     rewards = np.array(whole).reshape(len(whole), drafts, drafts, len(algorithm.mapping.roles))
     return rewards[:, :, 0, 0], rewards[..., 1]

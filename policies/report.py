@@ -16,14 +16,14 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from policies.learning.measures import MEASURED, mean_of, measure
+from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, measure
 from policies.learning.rows import Rows, at_position
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 SAMPLES_SHOWN = 4
-OF_ROLE = (*MEASURED, "task_reward_std", "explained_variance")
+OF_ROLE = (*RESPONSE_METRICS, "task_reward_std", "explained_variance")
 """What is reported of a role, the last with a critic alone."""
 
 
@@ -113,7 +113,7 @@ def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: 
     """
     teams = mapping.teams()
     return {
-        role: mean_of([measure(at_position(rows[team(role)], position), eval_kl_coef) for team in teams])
+        role: mean_metrics([measure(at_position(rows[team(role)], position), eval_kl_coef) for team in teams])
         for position, role in enumerate(mapping.roles)
     }
 
@@ -192,9 +192,9 @@ def _parts(samples: Sequence[Mapping[str, Any]], role: str) -> dict[str, float]:
 def _samples(rollout: Rollout) -> list[dict[str, Any]]:
     """The first chains of a few queries, of as many teams as these can show."""
     by_players: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for deal, sample in zip(rollout.deals, rollout.samples, strict=True):
-        if deal.sample == deal.sibling == 0:
-            players = tuple(response["policy"] for response in sample["responses"])
-            by_players.setdefault(players, []).append(sample)
+    for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):
+        if prompt_ref.sample == prompt_ref.sibling == 0:
+            policy_ids = tuple(response["policy"] for response in sample["responses"])
+            by_players.setdefault(policy_ids, []).append(sample)
     each = SAMPLES_SHOWN // min(len(by_players), SAMPLES_SHOWN) if by_players else 0
     return [sample for samples in by_players.values() for sample in samples[:each]][:SAMPLES_SHOWN]

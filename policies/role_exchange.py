@@ -14,7 +14,7 @@ def exchange_due(settings: Settings, updates: int) -> bool:
     """Whether roles are exchanged so many updates after they last were; one LLM alone has nobody to exchange with, one
     role nothing.
     """
-    alone = 1 in (settings.num_agents, len(settings.modules))
+    alone = 1 in (settings.num_agents, len(settings.policy_ids))
     return settings.exchange_period is not None and updates >= settings.exchange_period and not alone
 
 

@@ -84,7 +84,7 @@ class SyncCheck:
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
         self._followed = False
         """Whether an engine has been seen to sample by weights that were learned."""
-        self.probes = {name: self._test(name) for name in settings.modules} if settings.check_weight_sync else {}
+        self.probes = {name: self._test(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
         """What the test at start found, by LLM."""
 
     def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:
@@ -109,7 +109,7 @@ class SyncCheck:
             WeightSyncError: an engine samples by other probabilities.
         """
         if self.settings.max_lag and not self._followed:
-            for name in self.settings.modules:
+            for name in self.settings.policy_ids:
                 prompts = self._prompts(name)
                 rows = _rows(prompts, self._generate(name, prompts))
                 self.check_rows(name, rows | self.learners.score({name: rows})[name])
@@ -153,7 +153,7 @@ class SyncCheck:
 
     def _generate(self, name: str, prompts: Sequence[Sequence[int]]) -> list[Response]:
         responses: list[Response] = self.runners.call_one(
-            "probe", module_id=name, prompts=prompts, seeds=range(len(prompts))
+            "probe", policy_id=name, prompts=prompts, seeds=range(len(prompts))
         )
         return responses
 

@@ -25,7 +25,7 @@ FLOORS = {
             "role_exchange",
             "evaluator",
         ),
-        *("check_weight_sync", "report", "health", "meanings", "worker_setup"),
+        *("sync_check", "report", "health", "metric_docs", "worker_setup"),
         *("rollout", "rllib", "settings", "generation", "learning", "models", "compat"),
     ),
     "cory_env": (
@@ -41,7 +41,7 @@ FLOORS = {
         "control_tokens",
         "message",
         "tokenizer",
-        "named",
+        "functions",
         "shadowing",
         "pickled",
         "home",
@@ -126,7 +126,7 @@ def rooms() -> dict[str, list[Path]]:
     return found
 
 
-@pytest.mark.parametrize("room", sorted(rooms()))
+@pytest.mark.parametrize("placement", sorted(rooms()))
 def test_a_room_tells_one_story(room: str) -> None:
     assert len(rooms()[room]) <= (COMMANDS if room == "launch/commands" else FILES)
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from benchmarks.reproduction.claims import Judged, judge_all
 from launch.experiments.results import StudyRun, read
-from launch.run_folder.journal import replace_text
+from launch.run_folder.journal import atomic_write
 
 
 class JudgedClaim(TypedDict):
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to")
     options = parser.parse_args(argv)
     judged = claims([run for study in options.studies for run in read(study)])
-    replace_text(options.out, json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
+    atomic_write(options.out, json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
     print(options.out)
 
 

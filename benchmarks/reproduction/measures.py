@@ -89,7 +89,7 @@ def unsteadiness(metrics: StudyMetrics) -> "pd.Series[float]":
     deviations = {}
     for name, run in metrics.runs.items():
         found = []
-        for policy in run.settings.modules:
+        for policy in run.settings.policy_ids:
             rewards = metrics.get("train", "task_reward", policy)
             rewards = rewards[rewards.index.get_level_values("run") == name]
             playing = pd.Series([roles.get(key) for key in rewards.index], rewards.index, dtype=object)

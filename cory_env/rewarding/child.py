@@ -24,8 +24,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import NamedTuple, SupportsFloat
 
-from cory_env.named import SpecError, load_function
-from cory_env.pickled import shown
+from cory_env.functions import SpecError, load_function
+from cory_env.pickled import display_name
 from cory_env.rewarding.process import Batch, Reply, Request, Reward
 from cory_env.rewarding.spec import parse_sum, short_names
 from cory_env.shadowing import UsersModulesFirst
@@ -70,7 +70,7 @@ def call_all(parts: Sequence[Part], batch: Batch) -> Reply:
         return call(parts[0].function, batch)
     replies = []
     for part in parts:
-        reply = call(part.function, batch, f"asks {shown(part.spec)}, which ")
+        reply = call(part.function, batch, f"asks {display_name(part.spec)}, which ")
         if reply.error:
             return reply
         replies.append(reply)

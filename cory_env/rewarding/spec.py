@@ -1,16 +1,16 @@
-"""The name of a reward: one function's (`cory_env.named`), or the weighted sum of several,
+"""The name of a reward: one function's (`cory_env.functions`), or the weighted sum of several,
 `1.0 * my_rewards:right + -0.1 * my_rewards:length`.
 """
 
 from collections.abc import Sequence
 
-from cory_env.named import SpecError, parse_spec
-from cory_env.pickled import is_pickled, shown
+from cory_env.functions import SpecError, parse_spec
+from cory_env.pickled import display_name, is_pickled
 
 PLUS, TIMES = " + ", " * "
 
 
-def weighted(specs: Sequence[str], weights: Sequence[float] | None = None) -> str:
+def weighted_sum(specs: Sequence[str], weights: Sequence[float] | None = None) -> str:
     """Returns the name of the weighted sum of functions, as TRL's `reward_funcs` and `reward_weights` give it.
 
     Args:
@@ -44,11 +44,11 @@ def parse_sum(spec: str) -> list[tuple[str, float]]:
             parts.append((name, float(weight)) if times else (part, 1.0))
         except ValueError as error:
             raise SpecError(
-                f"The reward {shown(spec)!r} has {weight!r} before {TIMES.strip()!r}, which is no number."
+                f"The reward {display_name(spec)!r} has {weight!r} before {TIMES.strip()!r}, which is no number."
             ) from error
         parse_spec(parts[-1][0])
     if len({name for name, _ in parts}) < len(parts):
-        raise SpecError(f"The reward {shown(spec)!r} names a function twice. Add up its weights.")
+        raise SpecError(f"The reward {display_name(spec)!r} names a function twice. Add up its weights.")
     return parts
 
 

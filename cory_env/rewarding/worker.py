@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from cory_env.pickled import shown
+from cory_env.pickled import display_name
 from cory_env.rewarding.process import Batch, Reply, RewardProcess
 from cory_env.rewarding.spec import parse_sum
 
@@ -55,7 +55,7 @@ class RewardWorker:
         parse_sum(spec)
         if not timeout > 0:
             raise ValueError(f"The reward's time limit is {timeout} s, but must be more than 0. Set reward_timeout.")
-        self.name = shown(spec)
+        self.name = display_name(spec)
         self.timeout = timeout
         self.on_error = on_error
         self.skipped = 0

@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any
 
 from cory_env.message import Message
-from cory_env.rewards.prepared import TIMEOUT, checked_by
+from cory_env.rewards.prepared import TIMEOUT, check_with
 from cory_env.sandbox.grading import Limits, Submission, grade
 
 SHARE = 0.8  # of the time that one call of the reward may take, for programs
@@ -33,7 +33,7 @@ def check(sandbox: str = "required", seconds: str = "10", memory: str = "512") -
     grade([], _limits(seconds, memory), sandbox)
 
 
-@checked_by(check)
+@check_with(check)
 def share_passed(
     completions: Sequence[str | list[Message]],
     tests: Sequence[Sequence[str] | str],

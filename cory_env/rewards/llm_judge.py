@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cory_env.message import Message
-from cory_env.rewards.prepared import checked_by, import_extra
+from cory_env.rewards.prepared import check_with, import_extra
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -113,7 +113,7 @@ def check(**settings: str) -> None:
     import_extra("openai", "judge")
 
 
-@checked_by(check)
+@check_with(check)
 async def score(
     prompts: Sequence[str | list[Message]],
     completions: Sequence[str | list[Message]],

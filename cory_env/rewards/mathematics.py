@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cory_env.message import Message
 from cory_env.rewards.number import answer_text
-from cory_env.rewards.prepared import TIMEOUT, checked_by, import_extra
+from cory_env.rewards.prepared import TIMEOUT, check_with, import_extra
 from cory_env.sandbox.grading import Allowance
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check() -> None:
     _library()
 
 
-@checked_by(check)
+@check_with(check)
 def same_value(completions: Sequence[str | list[Message]], answer: Sequence[object]) -> list[float]:
     r"""Returns 1.0 where a completion's answer has the value of the right one, else 0.0.
 

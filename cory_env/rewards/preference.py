@@ -5,10 +5,10 @@ from typing import cast
 
 from cory_env.message import Message
 from cory_env.rewards import classifier
-from cory_env.rewards.prepared import prepared_by
+from cory_env.rewards.prepared import prepare_with
 
 
-@prepared_by(classifier.load)
+@prepare_with(classifier.load)
 def score(
     prompts: Sequence[str | list[Message]],
     completions: Sequence[str | list[Message]],

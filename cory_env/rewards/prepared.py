@@ -10,7 +10,7 @@ TIMEOUT = "CORY_REWARD_TIMEOUT"
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def prepared_by(prepare: Callable[..., object]) -> Callable[[Function], Function]:
+def prepare_with(prepare: Callable[..., object]) -> Callable[[Function], Function]:
     """Marks a reward with what it can load ahead, such as a model, while the engines of a run still start.
 
     Args:
@@ -25,7 +25,7 @@ def prepared_by(prepare: Callable[..., object]) -> Callable[[Function], Function
     return mark
 
 
-def checked_by(check: Callable[..., object]) -> Callable[[Function], Function]:
+def check_with(check: Callable[..., object]) -> Callable[[Function], Function]:
     """Marks a reward with what finds out whether it can be used on a machine at all.
 
     Args:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cory_env.rewards import classifier
-from cory_env.rewards.prepared import prepared_by
+from cory_env.rewards.prepared import prepare_with
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,7 +16,7 @@ def _load(model: str = "", device: str = "") -> tuple["PreTrainedTokenizerBase",
     return classifier.load(model or str(BUNDLED), device)
 
 
-@prepared_by(_load)
+@prepare_with(_load)
 def positive_logit(prompts: list[str], completions: list[str], model: str = "", device: str = "") -> list[float]:
     """Returns the classifier's raw logit (no probability) of the label POSITIVE on prompt + completion.
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cory_env.functions import load_function
 from cory_env.message import Message
-from cory_env.named import load_function
 from cory_env.tasks.arithmetic import ARITHMETIC
 from cory_env.tasks.code import CODE
 from cory_env.tasks.definition import Operations, TaskDefinition, TaskSettings

@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cory_env.functions import split_settings
 from cory_env.home import HomeError, expand_home
 from cory_env.message import Message
-from cory_env.named import split_settings
 from cory_env.tasks.readers import HUB_SETTINGS, READERS, DataError, Row, read_hub
 from cory_env.tasks.task import Query
 

@@ -14,12 +14,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from launch.console.cli import COMMANDS, command
-from policies.meanings import FIGURES, PHASES
+from policies.metric_docs import METRICS, PHASES
 from policies.models.families import ENGINE_LIMIT, LIMIT, read_table
 from policies.settings import fields
-from policies.settings.core_yaml import spelled
 from policies.settings.files import presets as preset_names
-from policies.settings.settings import ABOUT, Settings
+from policies.settings.settings import METADATA, Settings
+from policies.settings.yaml12 import to_yaml
 
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", NoneType: "null"}
 LISTS = {list[str]: "list of texts", list[float]: "list of numbers"}
@@ -33,10 +33,10 @@ def settings() -> str:
     for name, field in Settings.model_fields.items():
         if name in heads:
             parts.append(f"## {heads[name]}\n")
-        known = ABOUT[name]
+        known = METADATA[name]
         may = [said for said, can in (("resume", known.resume), ("search", known.search), ("PBT", known.clone)) if can]
-        text = f"{_linked(field.description or '')}\n\n*Of {'; '.join([known.decides, *may])}.*"
-        default = f"`{spelled(field.default)}`"
+        text = f"{_linked(field.description or '')}\n\n*Of {'; '.join([known.category, *may])}.*"
+        default = f"`{to_yaml(field.default)}`"
         parts.append(_directive("confval", name, text, type=kind(field), default=default))
     return "\n".join(parts)
 
@@ -150,7 +150,7 @@ def presets() -> str:
 def metrics() -> str:
     """Every figure of an update: of LLMs, roles and evaluations, and of the update as a whole."""
     parts = []
-    for head, meanings in (("Figures", FIGURES), ("Of an update", dict(_report())), ("Seconds", PHASES)):
+    for head, meanings in (("Figures", METRICS), ("Of an update", dict(_report())), ("Seconds", PHASES)):
         rows = [f"| `{name}` | {_linked(meaning)} |" for name, meaning in meanings.items()]
         parts.append("\n".join([f"## {head}", "", "| name | meaning |", "|---|---|", *rows, ""]))
     return "\n".join(parts)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from launch.cluster.room import Node, node
+from launch.cluster.placement import Node, make_node
 from launch.console.errors import CommandError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ No more than a bound on a driver that hangs: updates of large models take many m
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Unanswered(CommandError):
+class ClusterUnavailableError(CommandError):
     """A cluster does not answer, or not as it should, which may pass; the message says what to do."""
 
 
@@ -71,7 +71,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
 
 
 @contextlib.contextmanager
-def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Iterator[None]:
+def cluster_errors(client: "JobSubmissionClient", job: str | None = None) -> Iterator[None]:
     """Turns what a cluster answers where it does not do as it is asked into a sentence.
 
     Args:
@@ -91,12 +91,12 @@ def answers_told(client: "JobSubmissionClient", job: str | None = None) -> Itera
         if job is not None and "status code 404" in lines[0]:
             raise CommandError(f"There is no job {job}; `cory jobs list` shows all.") from error
         reason = " ".join(dict.fromkeys((lines[0], lines[-1])))
-        raise Unanswered(
+        raise ClusterUnavailableError(
             f"The cluster at {client.get_address()} refuses: {reason}. The logs of its dashboard, on the "
             "head, say more."
         ) from error
     except (RequestException, ConnectionError) as error:
-        raise Unanswered(
+        raise ClusterUnavailableError(
             f"The cluster at {client.get_address()} no longer answers. If it is gone, so is the job: submit it "
             "again, to another cluster too, with the same --name and --storage, and it goes on where it was saved."
         ) from error
@@ -115,4 +115,4 @@ def nodes(address: str) -> list[Node]:
         states = list_nodes(address, filters=[("state", "=", "ALIVE")], limit=10_000, raise_on_missing_output=False)
     except RayStateApiException as error:
         raise CommandError(f"{address} does not say what the cluster has: {str(error).splitlines()[0]}") from error
-    return [node(state.node_ip, state.resources_total or {}) for state in states]
+    return [make_node(state.node_ip, state.resources_total or {}) for state in states]

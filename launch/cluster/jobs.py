@@ -5,9 +5,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launch.cluster.client import Unanswered, answers_told
+from launch.cluster.client import ClusterUnavailableError, cluster_errors
 from launch.console.errors import CommandError
-from launch.console.patience import PATIENCE, patiently
+from launch.console.retry import RETRY_SECONDS, retry
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -23,7 +23,7 @@ def check_free(client: "JobSubmissionClient", place: str) -> None:
         CommandError: such a job, which is named.
         Unanswered: the cluster refuses to say, or is gone.
     """
-    with answers_told(client):
+    with cluster_errors(client):
         jobs = client.list_jobs()
     for job in jobs:
         other = (job.metadata or {}).get("run")
@@ -46,7 +46,7 @@ def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
         CommandError: there is no such job.
         Unanswered: the cluster refuses to say, or is gone.
     """
-    with answers_told(client, job):
+    with cluster_errors(client, job):
         return client.get_job_info(job)
 
 
@@ -62,7 +62,7 @@ def later_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
         print(f"Warning: {error} Asking again for a minute.", file=sys.stderr, flush=True)
 
     time.sleep(0.5)
-    return patiently(lambda: details(client, job), PATIENCE, Unanswered, tell)
+    return retry(lambda: details(client, job), RETRY_SECONDS, ClusterUnavailableError, tell)
 
 
 def follow(client: "JobSubmissionClient", job: str) -> int:

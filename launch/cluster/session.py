@@ -16,14 +16,14 @@ from urllib.parse import SplitResult, urlsplit
 from filelock import FileLock
 
 from cory_env.shadowing import shadowing_modules
-from launch.cluster import room
+from launch.cluster import placement
 from launch.cluster.client import settle_authentication
 from launch.console.credentials import on_workers
 from launch.console.errors import IN_JOB, CommandError, is_defect
 from launch.console.interrupts import hangup_blocked
-from launch.console.patience import patiently
+from launch.console.retry import retry
 from policies.compat.ray import lean_start, patient_start
-from policies.settings.placement import Process, cpus, processes
+from policies.settings.processes import Process, cpus, processes
 from policies.settings.settings import Settings
 
 QUIET = {
@@ -123,22 +123,22 @@ def ray_session(asked: Sequence[Process], debug: bool, patience: float = 0.0) ->
         def begin() -> None:
             try:
                 with hangup_blocked():
-                    join(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
+                    init_ray(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **where)
                 _check_room(asked)
             except Exception:
                 ray.shutdown()
                 raise
 
-        patiently(begin, patience)
+        retry(begin, patience)
         yield
 
 
 def _check_room(asked: Sequence[Process]) -> None:
     if UNCHECKED not in os.environ:
-        room.check(asked, room.living_nodes())
+        placement.check_placement(asked, placement.alive_nodes())
 
 
-def join(**options: Any) -> None:
+def init_ray(**options: Any) -> None:
     """Calls `ray.init`.
 
     Args:

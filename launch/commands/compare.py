@@ -41,7 +41,7 @@ def compare(
       cory compare runs/a runs/b
       cory compare runs/tried/* --json
     """
-    from launch.display.tables import print_whole
+    from launch.display.tables import print_tables
     from launch.report.runs import read
     from launch.report.tables import estimates_at_end
 
@@ -52,12 +52,12 @@ def compare(
     if as_json:
         print(json.dumps(_as_json(recorded, ends), indent=1))
     else:
-        print_whole(sys.stdout, *_tables(recorded, ends))
+        print_tables(sys.stdout, *_tables(recorded, ends))
 
 
 def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
     from launch.report.runs import values_that_differ
-    from launch.run_folder.records import plain
+    from launch.run_folder.records import to_json
 
     return {
         "settings": values_that_differ(runs),
@@ -68,7 +68,7 @@ def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
                 "update": run.updates[-1]["update"] if run.updates else 0,
                 "updates": run.settings.num_updates,
                 "held_out_at": run.result.final and run.result.final["update"],
-                "held_out": plain(
+                "held_out": to_json(
                     {who: {name: each._asdict() for name, each in of.items()} for who, of in end.items()}
                 ),
                 "tokens": run.result.cost["tokens"],
@@ -80,7 +80,7 @@ def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
 
 
 def _tables(runs: Sequence[Run], ends: Sequence[Ends]) -> list[Table]:
-    from launch.display.tables import FINE, MAIN, shown, table
+    from launch.display.tables import FINE, MAIN_METRICS, metric_format, table
     from launch.experiments.space import show_value
     from launch.report.runs import values_that_differ
 
@@ -89,16 +89,16 @@ def _tables(runs: Sequence[Run], ends: Sequence[Ends]) -> list[Table]:
         settings.add_row(key, *map(show_value, values))
     if not settings.row_count:
         settings = table(["All settings are the same."], [])
-    figures = table(["held out", ""], ["update", *(shown(name).heading for name in MAIN)])
+    figures = table(["held out", ""], ["update", *(metric_format(name).heading for name in MAIN_METRICS)])
     took = table(["run", "state"], ["update", "response tokens", "seconds of updates"])
     for run, end in zip(runs, ends, strict=True):
         if run.result.final is None:
-            figures.add_row(run.name, "not evaluated", *["-"] * (1 + len(MAIN)))
+            figures.add_row(run.name, "not evaluated", *["-"] * (1 + len(MAIN_METRICS)))
         else:
             first = run.name, str(run.result.final["update"])
             for number, (who, estimates) in enumerate(end.items()):
                 name, update = ("", "") if number else first
-                figures.add_row(name, who, update, *(estimates[metric].shown(FINE[metric]) for metric in MAIN))
+                figures.add_row(name, who, update, *(estimates[metric].shown(FINE[metric]) for metric in MAIN_METRICS))
         done, cost = run.updates[-1]["update"] if run.updates else 0, run.result.cost
         updates = f"{done}/{run.settings.num_updates}"
         took.add_row(run.name, run.state, updates, f"{cost['tokens']:,}", f"{cost['seconds']:,.0f}")

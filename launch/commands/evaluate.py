@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from launch.run_folder.run import Run
-    from policies.settings.core_yaml import Value
     from policies.settings.settings import Settings
+    from policies.settings.yaml12 import Value
 
 DRAWN = ("digits", "operations")
 """Settings that say which queries a task draws, where no data brings them."""
@@ -93,7 +93,7 @@ def evaluate(
       cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # other people's tasks (docs/evaluations.md)
     """
     from launch.cluster import session
-    from launch.display.tables import print_whole
+    from launch.display.tables import print_tables
     from launch.evaluation import evaluation
     from launch.evaluation.figures import tables
     from launch.run_folder.layout import POLICIES
@@ -120,7 +120,7 @@ def evaluate(
     scores = evaluation.evaluate(plan, out, command, solved_at=solved_at, quiet=quiet, debug=debug, warn=_warn)
     if not quiet:
         figures = next(iter(scores.values()))["figures"]
-        print_whole(sys.stdout, *tables(scores, list(figures)))
+        print_tables(sys.stdout, *tables(scores, list(figures)))
     print(f"Results     {out / 'evaluation.json'}")
 
 
@@ -146,7 +146,7 @@ def _lm_eval(
     from launch.console import output
     from launch.console.errors import make_folder
     from launch.console.interrupts import Interrupts
-    from launch.display.tables import print_whole
+    from launch.display.tables import print_tables
     from launch.evaluation.evaluation import default_folder
     from launch.models import lm_eval
     from launch.models.trained import open_trained
@@ -160,12 +160,12 @@ def _lm_eval(
     suite = lm_eval.Suite(tuple(tasks), folder, limit)
     out = out or default_folder(target, trained.run, trained.folder, suite.fingerprint(trained))
     make_folder(out)
-    console = output.own_output()
-    log = contextlib.nullcontext() if debug else output.output_into(out / "log.txt")
+    console = output.dup_stdout()
+    log = contextlib.nullcontext() if debug else output.redirect_output(out / "log.txt")
     with lock_folder(out), log, Interrupts(lambda: None):
         results = lm_eval.measure(trained, suite, out, console, quiet)
     if not quiet:
-        print_whole(sys.stdout, lm_eval.results_table(results))
+        print_tables(sys.stdout, lm_eval.results_table(results))
     print(f"Results     {out}")
 
 
@@ -196,10 +196,10 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
     from launch.console.configuration import DEFAULT_PRESET, read_preset, read_words
     from launch.evaluation.evaluation import located_settings
     from policies.settings.overrides import apply_overrides
-    from policies.settings.settings import deciding, make_settings
+    from policies.settings.settings import make_settings, settings_in
 
     given = read_words(words)
-    if fixed := deciding("policy") & given.keys():
+    if fixed := settings_in("policy") & given.keys():
         raise CommandError(f"`{min(fixed)}` cannot be set here: what the policies are comes with {target}.")
     if ("data" in given) != ("eval_data" in given):  # one file, all of it
         given["data"] = given["eval_data"] = given.get("data", given.get("eval_data"))
@@ -208,7 +208,7 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
     policy: dict[str, Value] = {"model": target, "num_agents": 1}
     if run is not None:
         own = located_settings(run, given).model_dump()
-        policy = {key: own[key] for key in deciding("policy")}
+        policy = {key: own[key] for key in settings_in("policy")}
     if agents is not None:  # critics, which a chain of another length would not fit, play no part
         policies = policy.get("num_policies") or policy["num_agents"]
         policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
@@ -218,10 +218,10 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
                 f"How long may responses to task {given['task']} be? Add max_response_tokens=TOKENS; {target} brings "
                 f"{own.get('max_response_tokens')}, from another task."
             )
-        own = {key: value for key, value in own.items() if key == "task" or key not in deciding("task")}
+        own = {key: value for key, value in own.items() if key == "task" or key not in settings_in("task")}
     if "data" in given:
         own = {key: value for key, value in own.items() if key not in DRAWN}
-    values = {key: value for key, value in {**own, **given}.items() if key not in deciding("policy")}
+    values = {key: value for key, value in {**own, **given}.items() if key not in settings_in("policy")}
     if "queries_per_update" in given or agents is not None:
         values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # nothing is trained or divided
         roles = cast(int, policy["num_agents"])

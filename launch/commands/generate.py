@@ -81,11 +81,11 @@ def generate(
         check_free(out)
     trained = open_trained(run, checkpoint)
     settings = trained.settings
-    players = trained.players if roles is None else trained.named(roles.split(","))
-    print(f"{' then '.join(players)}, after update {trained.update} of {run}", file=sys.stderr)
+    policy_ids = trained.policy_ids if roles is None else trained.named(roles.split(","))
+    print(f"{' then '.join(policy_ids)}, after update {trained.update} of {run}", file=sys.stderr)
     engine = "transformers" if source is None else choose_backend(backend, settings)
     temperature = settings.temperature if temperature is None else temperature
-    chain = TrainedChain(trained, players, temperature, settings.seed if seed is None else seed, engine)
+    chain = TrainedChain(trained, policy_ids, temperature, settings.seed if seed is None else seed, engine)
     for change in trained.changes():
         print(f"Warning: {change}", file=sys.stderr)
     if source is None or out is None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from launch.cluster.client import STOP_WAIT, answers_told, connect
+from launch.cluster.client import STOP_WAIT, cluster_errors, connect
 from launch.cluster.jobs import details, follow, later_details
 from launch.console.cli import Address, Debug
 from launch.console.errors import CommandError
@@ -42,7 +42,7 @@ def _list(client: "JobSubmissionClient") -> int:
     from rich.console import Console
     from rich.table import Table
 
-    with answers_told(client):
+    with cluster_errors(client):
         known = client.list_jobs()
     table = Table("job", "name", "status", "started", "command", box=None, pad_edge=False)
     for job in sorted((job for job in known if job.submission_id), key=lambda job: job.start_time or 0):
@@ -58,7 +58,7 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
     if info.status.is_terminal():
         print(f"{job} has ended already: {info.status.value}.")
         return 0
-    with answers_told(client, job):
+    with cluster_errors(client, job):
         client.stop_job(job)
     waits = STOP_WAIT in (info.runtime_env or {}).get("env_vars", {})  # as `cory submit` asks; else Ray kills it soon
     told = f"{job} is told to end." + (" A training finishes its update and saves it first." if waits else "")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launch.cluster.room import GB, Node, counted, living_nodes, pack
+from launch.cluster.placement import GB, Node, alive_nodes, count_noun, pack
 from launch.console.cli import ConfigFiles, Debug, Words
 
 if TYPE_CHECKING:
     from policies.settings.memory import Memory, Shape
-    from policies.settings.placement import Process
+    from policies.settings.processes import Process
     from policies.settings.settings import Settings
 
 LACKING = 1
@@ -44,12 +44,12 @@ def plan(
     """
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus
-    from launch.console.configuration import asked
+    from launch.console.configuration import split_words
     from policies.models.model_check import check_folder
     from policies.settings.memory import shapes
-    from policies.settings.placement import processes
+    from policies.settings.processes import processes
 
-    settings = asked(words or (), config or ()).settings()
+    settings = split_words(words or (), config or ()).settings()
     options = {"cpus": cpus, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     imagined = nodes is not None or bool(given)
@@ -57,7 +57,7 @@ def plan(
     for path in settings.model_paths.values():
         check_folder(path, weights=not imagined)  # machines that need not be there need not have them
     tokenizers = settings.make_tokenizers()
-    for policy in settings.modules:
+    for policy in settings.policy_ids:
         settings.vocab_size(tokenizers, policy)
     settings.chat_formats(tokenizers)
     models = shapes(settings)
@@ -86,7 +86,7 @@ def plan(
     gpu = max((node.gpu_memory or 0.0 for node in machines), default=0.0)
     for lack in lacking:
         why = "; ".join(lack.reasons) or "the cluster has no nodes"
-        print(f"Lacking: no room for {lack.left} of {counted(lack.kind.count, lack.kind.name)}: {why}.")
+        print(f"Lacking: no room for {lack.left} of {count_noun(lack.kind.count, lack.kind.name)}: {why}.")
     for lack in lacking if gpu else ():
         if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > gpu * lack.kind.gpus:
             print(_what_fits(settings, lack.kind.name, gpu))
@@ -129,17 +129,17 @@ def _what_fits(settings: Settings, kind: str, room: float) -> str:
     shards = memory.least_shards(settings, room)
     if shards is None:
         return f"Learners fit on no number of {gpus} up to {memory.SPLITS[-1]} for each LLM."
-    count = shards * len(settings.modules)
+    count = shards * len(settings.policy_ids)
     return f"Learners fit on {gpus} with shards_per_policy={shards} num_learners={count} gpus_per_learner=1."
 
 
 def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:
-    engines = 1 if settings.weights == "lora" else len(settings.modules)
+    engines = 1 if settings.weights == "lora" else len(settings.policy_ids)
     work = {
         "driver": " and ".join(
             ["leads"] + ["learns"] * (settings.num_learners == 0) + ["generates"] * (settings.num_runners == 0)
         ),
-        "runner": counted(engines, "vLLM engine") if settings.backend == "vllm" else "transformers",
+        "runner": count_noun(engines, "vLLM engine") if settings.backend == "vllm" else "transformers",
         "learner": "learns",
     }
     print(f"{'process':<16}{'CPUs':>5}{'GPUs':>6}  memory of each, estimated (GB)")
@@ -147,7 +147,7 @@ def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[s
         custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
         sizes = " + ".join(_size(need, kind) for need in needs[kind.name])
         print(
-            f"{counted(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {sizes} ({work[kind.name]}{custom})"
+            f"{count_noun(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {sizes} ({work[kind.name]}{custom})"
         )
         for need in needs[kind.name]:
             parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in need.parts.items() if size >= 5e6)
@@ -166,7 +166,7 @@ def _this_machine(settings: Settings) -> Node:
     import psutil
     import torch
 
-    from policies.settings.placement import cpus, processes
+    from policies.settings.processes import cpus, processes
 
     count, own, wanted = torch.cuda.device_count(), os.cpu_count() or 1, cpus(processes(settings))
     shared = f", shared by processes that ask for {wanted}" if wanted > own else ""
@@ -183,12 +183,12 @@ def _cluster() -> list[Node]:
     """
     import ray
 
-    from launch.cluster.session import join
+    from launch.cluster.session import init_ray
 
     if ray.is_initialized():
-        return living_nodes()
-    join(log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        return alive_nodes()
+    init_ray(log_to_driver=False, logging_level="ERROR", configure_logging=False)
     try:
-        return living_nodes()
+        return alive_nodes()
     finally:
         ray.shutdown()

@@ -68,7 +68,7 @@ def _draw(place: str, out: Path | None) -> None:
 def _write_csv(places: Sequence[str], file: Path) -> None:
     from launch.display.frame import as_csv
     from launch.report.runs import names
-    from launch.run_folder.journal import replace_text
+    from launch.run_folder.journal import atomic_write
 
     if file.is_dir():
         raise CommandError(f"{file} is a folder: name a file with --csv.")
@@ -78,7 +78,7 @@ def _write_csv(places: Sequence[str], file: Path) -> None:
         print(text, end="")
     else:
         make_folder(file.parent)
-        replace_text(file, text)
+        atomic_write(file, text)
         print(file)
 
 

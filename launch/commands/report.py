@@ -29,12 +29,12 @@ def report(
     """
     from launch.report.page import page
     from launch.report.runs import read
-    from launch.run_folder.journal import replace_text
-    from launch.run_folder.storage import check_place
+    from launch.run_folder.journal import atomic_write
+    from launch.run_folder.storage import check_location
 
     out = out or Path("report.html")
     for folder in (out.parent, png or out.parent):
-        check_place(str(folder), "report")
+        check_location(str(folder), "report")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / 'report.html'}.")
     recorded = read(runs)
@@ -42,7 +42,7 @@ def report(
         raise CommandError(f"{runs[0]} has no metrics yet: its first update is not finished. Try again in a while.")
     html, plots = page(recorded)
     make_folder(out.parent)
-    replace_text(out, html)
+    atomic_write(out, html)
     print(out)
     if png is not None:
         make_folder(png)

@@ -41,7 +41,7 @@ def runs(
       cory runs runs/study
       cory runs s3://bucket/runs --json
     """
-    from launch.display.tables import print_whole
+    from launch.display.tables import print_tables
     from launch.report.listing import list_runs
     from launch.run_folder.layout import RUNS
 
@@ -52,18 +52,20 @@ def runs(
     if as_json:
         print(json.dumps([row._asdict() for row in rows], indent=1))
     elif rows:
-        print_whole(sys.stdout, _table(rows))
+        print_tables(sys.stdout, _table(rows))
     else:
         print(f"There are no runs in {folder or RUNS}.", file=sys.stderr)
 
 
 def _table(rows: list[ListedRun]) -> Table:
-    from launch.display.tables import FINE, show, table
+    from launch.display.tables import FINE, format_number, table
 
     made = table(["run", "state", "task"], ["update", "best", "at", "last update"])
     for row in rows:
         done = "-" if row.update is None else f"{row.update}/{row.updates}"
         at = "-" if row.best_update is None else str(row.best_update)
         written = "-" if row.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written))
-        made.add_row(row.run, row.state, row.task or "-", done, show(row.best, FINE["combined_reward"]), at, written)
+        made.add_row(
+            row.run, row.state, row.task or "-", done, format_number(row.best, FINE["combined_reward"]), at, written
+        )
     return made

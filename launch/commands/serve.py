@@ -67,8 +67,8 @@ def serve(
     from launch.serving.responses import ServedModel
 
     policies = open_trained(run, checkpoint)
-    players = policies.players if roles is None else policies.named(roles.split(","))
-    names = tuple(dict.fromkeys(players))
+    policy_ids = policies.policy_ids if roles is None else policies.named(roles.split(","))
+    names = tuple(dict.fromkeys(policy_ids))
     engine = choose_backend(backend, policies.settings)
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -78,13 +78,13 @@ def serve(
         ) from error
     with sock:
         models = {name: ServedModel(name, (name,), chain_of(policies, [name])) for name in names}
-        if len(players) > 1:
-            models[CHAIN] = ServedModel(CHAIN, players, chain_of(policies, players))
+        if len(policy_ids) > 1:
+            models[CHAIN] = ServedModel(CHAIN, policy_ids, chain_of(policies, policy_ids))
         for change in policies.changes():
             print(f"Warning: {change}", file=sys.stderr)
-        print(f"{' then '.join(players)}, after update {policies.update} of {run}: loading.", file=sys.stderr)
+        print(f"{' then '.join(policy_ids)}, after update {policies.update} of {run}: loading.", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
-        with contextlib.nullcontext() if debug else output.output_into(Path(os.devnull)):
+        with contextlib.nullcontext() if debug else output.redirect_output(Path(os.devnull)):
             generator = load_generator(policies, names, engine, AT_ONCE)
             queue = RequestQueue(make_backend(generator, names, AT_ONCE))
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from launch.display.terminal import Voice
+    from launch.display.terminal import ProgressPrinter
     from launch.experiments.results import StudyRun
     from launch.experiments.study import Study
     from launch.experiments.study_runs import Job
@@ -56,15 +56,15 @@ def study(
     """
     from launch.cluster import session
     from launch.console.errors import make_folder
-    from launch.console.output import own_output
-    from launch.display.terminal import Voice
+    from launch.console.output import dup_stdout
+    from launch.display.terminal import ProgressPrinter
     from launch.experiments.study import load, studies
     from launch.experiments.study_runs import jobs
     from launch.run_folder.layout import SOURCES
-    from launch.run_folder.storage import check_place
+    from launch.run_folder.storage import check_location
     from launch.training.comparable import check_comparable, write_comparable
     from launch.training.preflight import load_task
-    from policies.models.cached_folder import locked
+    from policies.models.cache import locked
 
     names = [word for word in words or () if "=" not in word]
     if list_ and not names:
@@ -83,23 +83,23 @@ def study(
     if not asked:
         raise CommandError(f"{plan.name} has no such arm, or what they need is missing: see `cory study --list`.")
     if list_ or out is None:
-        voice = Voice(own_output(), 0)
-        voice.say(plan.about)
-        voice.say(_arms_table(plan, asked))
+        voice = ProgressPrinter(dup_stdout(), 0)
+        voice.print(plan.about)
+        voice.print(_arms_table(plan, asked))
         return 0
-    check_place(str(out), "study")
+    check_location(str(out), "study")
     make_folder(out)
     _describe_results(plan, out)
     todo = [job for job in asked if job.read() is None]
-    voice = Voice(own_output(), len(asked), done=len(asked) - len(todo), quiet=quiet)
-    voice.say(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(asked)} runs to do")
+    voice = ProgressPrinter(dup_stdout(), len(asked), done=len(asked) - len(todo), quiet=quiet)
+    voice.print(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(asked)} runs to do")
     for arm in arms:
         if arm.missing is not None:
-            voice.say(f"Left out: {arm.missing}", True)
+            voice.print(f"Left out: {arm.missing}", True)
     session.quiet_libraries(debug)
     asked_for = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
     with locked(out / f".{SOURCES}.lock"):  # other processes may share the study
-        sources = check_comparable(out, asked_for, load_task, lambda text: voice.say(text, True), allow_changes)
+        sources = check_comparable(out, asked_for, load_task, lambda text: voice.print(text, True), allow_changes)
         write_comparable(out, sources)
     return _perform(todo, asked, voice, ["--allow-changes"] if allow_changes else [])
 
@@ -123,7 +123,7 @@ def _describe_results(plan: "Study", folder: Path) -> None:
                     write(job.result, described)
 
 
-def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice", options: "Sequence[str]") -> int:
+def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "ProgressPrinter", options: "Sequence[str]") -> int:
     """Does what is to be done and no other process does, and shows what was found.
 
     Args:
@@ -136,7 +136,7 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice", opti
     from launch.experiments.study_runs import STOPPED, Trainer, collect
 
     stopping = "Finishing this update, then saving. Ctrl-C again aborts at once."
-    trainer = Trainer(lambda: voice.say(stopping, True))
+    trainer = Trainer(lambda: voice.print(stopping, True))
     failures: list[str] = []
     elsewhere = stopped = 0
     with voice, trainer.interrupts:
@@ -159,38 +159,38 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "Voice", opti
                 try:
                     run = collect(job, ended)
                     write(job.result, run)
-                    voice.say(f"{_result_line(run)}  {voice.advance()}")
+                    voice.print(f"{_result_line(run)}  {voice.advance()}")
                 except CommandError as error:
                     failures.append(f"{job.arm.name}, seed {job.seed}, failed: {error}")
-                    voice.say(failures[-1])
+                    voice.print(failures[-1])
             if requested:
                 stopped = trainer.interrupts.exit_code
                 break
     done = _report(asked, voice)
     for failure in failures:
-        voice.say(failure, True)
+        voice.print(failure, True)
     if stopped:
-        voice.say(f"Stopped: {done} of {len(asked)} runs are done. The same command continues.", True)
+        voice.print(f"Stopped: {done} of {len(asked)} runs are done. The same command continues.", True)
         return stopped
     if elsewhere:
-        voice.say(f"Nothing is left to begin: other processes of this study do {elsewhere} of the runs.", True)
+        voice.print(f"Nothing is left to begin: other processes of this study do {elsewhere} of the runs.", True)
     return 1 if failures else 0
 
 
-def _report(asked: "Sequence[Job]", voice: "Voice") -> int:
+def _report(asked: "Sequence[Job]", voice: "ProgressPrinter") -> int:
     """Shows what was found, and returns of how many runs."""
-    from launch.display.tables import shown
+    from launch.display.tables import metric_format
     from launch.experiments.contrasts import FIGURE, answers, contrasts_table
 
     runs = [run for job in asked if (run := job.read()) is not None]
     if runs:
-        voice.say()
-        voice.say(_summary_table(runs), True)
+        voice.print()
+        voice.print(_summary_table(runs), True)
         contrasts = asked[0].study.contrasts
         if found := answers(contrasts, runs):
-            heading = shown(FIGURE).heading
-            voice.say(f"Contrasts, {heading}, paired by seed; p by sign flips, after Holm for {len(contrasts)}:")
-            voice.say(contrasts_table(found), True)
+            heading = metric_format(FIGURE).heading
+            voice.print(f"Contrasts, {heading}, paired by seed; p by sign flips, after Holm for {len(contrasts)}:")
+            voice.print(contrasts_table(found), True)
     return len(runs)
 
 
@@ -211,10 +211,12 @@ def _arms_table(plan: "Study", asked: "Sequence[Job]") -> "Table":
 
 def _result_line(run: "StudyRun") -> str:
     """Returns what a run that has just ended found."""
-    from launch.display.tables import FINE, MAIN, show, shown
+    from launch.display.tables import FINE, MAIN_METRICS, format_number, metric_format
 
     means = {} if run.final is None else run.final["mean"]
-    figures = "  ".join(f"{shown(key).heading} {show(means.get(key), FINE[key]):>6}" for key in MAIN)
+    figures = "  ".join(
+        f"{metric_format(key).heading} {format_number(means.get(key), FINE[key]):>6}" for key in MAIN_METRICS
+    )
     return f"{run.arm:<18} seed {run.seed}  {figures}  {_remark(run)}"
 
 
@@ -222,7 +224,7 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
     """Returns each arm's figures after training, over seeds."""
     import pandas as pd
 
-    from launch.display.tables import MAIN
+    from launch.display.tables import MAIN_METRICS
     from launch.experiments.measures import at_end, metrics_of
     from launch.experiments.tables import points_table
 
@@ -230,7 +232,9 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm)), lambda run: run.arm):
         arm = list(group)
         metrics = metrics_of(arm)
-        frame = pd.DataFrame({key: at_end(key)(metrics) for key in MAIN}).reindex([str(run.seed) for run in arm])
+        frame = pd.DataFrame({key: at_end(key)(metrics) for key in MAIN_METRICS}).reindex(
+            [str(run.seed) for run in arm]
+        )
         frame = frame.assign(
             whole=True, seconds=[run.cost["seconds"] for run in arm], remark=[_remark(run) for run in arm]
         )

@@ -15,15 +15,15 @@ from typing import Annotated
 import typer
 
 from cory_env.tasks.rows import HUB
-from launch.cluster import room
-from launch.cluster.client import STOP_SECONDS, STOP_WAIT, answers_told, connect, nodes
+from launch.cluster import placement
+from launch.cluster.client import STOP_SECONDS, STOP_WAIT, cluster_errors, connect, nodes
 from launch.cluster.jobs import check_free, follow
 from launch.cluster.upload import check_size, check_uploaded, uploaded_sizes
 from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parsed, path_or_uri
 from launch.console.credentials import FILE, is_secret, secret_in
 from launch.console.errors import CommandError
-from policies.settings.core_yaml import read_yaml, scalar
-from policies.settings.placement import Process
+from policies.settings.processes import Process
+from policies.settings.yaml12 import read_yaml, scalar
 
 KEPT = {"train": "run", "tune": "search"}
 """Commands that keep what they do, and go on with it."""
@@ -93,7 +93,7 @@ def submit(
             check_cluster(words, process, nodes(client.get_address()))
     if place is not None:
         check_free(client, place)
-    with answers_told(client):
+    with cluster_errors(client):
         job = client.submit_job(
             entrypoint=shlex.join(["python", "-m", "cory_rllib", *words]),
             runtime_env={"working_dir": str(folder), "env_vars": environment},
@@ -135,19 +135,19 @@ def job_command(words: Sequence[str], name: str | None, storage: str | None) -> 
     now = time.strftime("%Y%m%d-%H%M%S")
     if words[0] not in KEPT:
         return [*words], name or f"{words[0]}-{now}", None
-    from launch.console.configuration import asked
-    from launch.run_folder.storage import check_place, child, is_uri
+    from launch.console.configuration import split_words
+    from launch.run_folder.storage import check_location, child, is_uri
 
     kind, options = KEPT[words[0]], parsed(words[0], words[1:])
     own = str(options.out or options.resume or "")
     if bool(own) == bool(storage):
         raise CommandError(f"Say once where the {kind} is kept: --storage, or --out or --resume after `--`.")
-    stem = asked(options.words or (), options.config or ()).name
+    stem = split_words(options.words or (), options.config or ()).name
     name = name or (Path(own).name if own else f"{'' if kind == 'run' else 'tune-'}{stem}-{now}")
     place = own or child(str(storage), name)
     if is_uri(place) and words[0] == "tune":
         raise CommandError(f"{place} is a URI, and a search needs a folder: name a --storage that all nodes share.")
-    check_place(place, kind)
+    check_location(place, kind)
     if not is_uri(place) and not os.path.isabs(place):
         raise CommandError(
             f"{place} is relative, and the job's working directory goes when it ends. Name an absolute path that all "
@@ -182,7 +182,7 @@ def job_environment(pairs: Sequence[str], secrets: str | None, unchecked: bool) 
 
 
 def _custom_resources(text: str | None) -> dict[str, float]:
-    from policies.settings.placement import named_resources
+    from policies.settings.processes import named_resources
 
     try:
         return named_resources("--resources", text)
@@ -239,7 +239,7 @@ def _settings_in(value: object, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[room.Node]) -> None:
+def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[placement.Node]) -> None:
     """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
 
     Args:
@@ -252,7 +252,7 @@ def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[room.Nod
     """
     if not cluster:
         return
-    room.check([job], cluster)
+    placement.check_placement([job], cluster)
     if words[0] not in KEPT:
         return
     options = parsed(words[0], words[1:])
@@ -264,18 +264,18 @@ def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[room.Nod
         (_check_search if words[0] == "tune" else _check_run)(options, job, cluster)
 
 
-def _check_run(options: SimpleNamespace, job: Process, cluster: Sequence[room.Node]) -> None:
+def _check_run(options: SimpleNamespace, job: Process, cluster: Sequence[placement.Node]) -> None:
     from launch.cluster.session import check_driver
-    from launch.console.configuration import asked
-    from policies.settings.placement import processes
+    from launch.console.configuration import split_words
+    from policies.settings.processes import processes
 
-    settings = asked(options.words or (), options.config or ()).settings()
+    settings = split_words(options.words or (), options.config or ()).settings()
     check_driver(settings, job.gpus)
     driver, *others = processes(settings)  # the job's own process is the driver
-    room.check([replace(job, gpus=max(job.gpus, driver.gpus)), *others], cluster)
+    placement.check_placement([replace(job, gpus=max(job.gpus, driver.gpus)), *others], cluster)
 
 
-def _check_search(options: SimpleNamespace, job: Process, cluster: Sequence[room.Node]) -> None:
+def _check_search(options: SimpleNamespace, job: Process, cluster: Sequence[placement.Node]) -> None:
     from launch.commands.tune import read_search
     from launch.experiments.search import check_room
     from launch.experiments.space import points

@@ -77,9 +77,9 @@ def train(
     Exit codes:
       0 all updates are done; 2 a user error; 3 stop_on_collapse ended the run; 129, 130, 143 a signal did.
     """
-    from launch.console.configuration import as_yaml, asked
+    from launch.console.configuration import as_yaml, split_words
 
-    request = asked(words or (), config or ())
+    request = split_words(words or (), config or ())
     if resume and (request.preset or request.files or out):
         raise CommandError("--resume takes its settings from the run: leave out the preset, files and --out.")
     if continue_ and not out:
@@ -98,14 +98,16 @@ def train(
             return 0
         from launch.cluster import session
         from launch.run_folder import environment
-        from launch.training.steps import tell_done, train_run
+        from launch.training.steps import print_done, train_run
 
         session.quiet_libraries(debug)
         if continue_ and out and (run := _find(out)):
             stack.callback(run.unlock)
             settings = _same(run, settings)
-            if (reached := run.reached()) >= settings.num_updates:  # without its checkpoint, which may be far away
-                tell_done(run, reached)
+            if (
+                reached := run.latest_checkpoint()
+            ) >= settings.num_updates:  # without its checkpoint, which may be far away
+                print_done(run, reached)
                 return 0
         _, code = train_run(
             settings,
@@ -124,9 +126,9 @@ def train(
 def _open(place: str, stack: contextlib.ExitStack) -> "Run":
     """Opens a run to continue it; `stack` unlocks it."""
     from launch.run_folder.run import Run
-    from launch.run_folder.storage import check_place
+    from launch.run_folder.storage import check_location
 
-    check_place(place)
+    check_location(place)
     run = Run.open(place)
     stack.callback(run.unlock)
     return run
@@ -138,27 +140,29 @@ def _find(place: str) -> "Run | None":
     One in storage is waited for as long as a process that was killed may seem to train it: nobody may be there to ask
     again.
     """
-    from launch.console.patience import patiently
-    from launch.run_folder.lease import STALE, Held
+    from launch.console.retry import retry
+    from launch.run_folder.lease import STALE, LeaseHeldError
     from launch.run_folder.run import Run, is_begun
-    from launch.run_folder.storage import check_place
+    from launch.run_folder.storage import check_location
 
     def tell(error: Exception) -> None:
         print(f"Warning: {error} Trying again until then.", file=sys.stderr, flush=True)
 
-    check_place(place)
-    return patiently(lambda: Run.open(place), STALE, Held, tell) if is_begun(place) else None
+    check_location(place)
+    return retry(lambda: Run.open(place), STALE, LeaseHeldError, tell) if is_begun(place) else None
 
 
 def _same(run: "Run", settings: "Settings") -> "Settings":
     """Returns a run's settings with those of `settings` that may change; the others must be equal."""
-    from cory_env.pickled import shown
-    from policies.settings.core_yaml import as_word
+    from cory_env.pickled import display_name
     from policies.settings.settings import changed_settings, make_settings
+    from policies.settings.yaml12 import to_cli
 
     kept = run.settings()
     old, new = kept.model_dump(), settings.model_dump()
-    other = [f"{key}={shown(as_word(old[key]))}" for key in changed_settings(kept, settings) if key not in CHANGEABLE]
+    other = [
+        f"{key}={display_name(to_cli(old[key]))}" for key in changed_settings(kept, settings) if key not in CHANGEABLE
+    ]
     if other:
         raise CommandError(
             f"{run.place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on, only "

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from launch.cluster.room import counted
+from launch.cluster.placement import count_noun
 from launch.console.cli import AllowChanges, ConfigFiles, Continue, Debug, Quiet, Words, local_path
 from launch.console.errors import CommandError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from launch.display.terminal import Voice
+    from launch.display.terminal import ProgressPrinter
     from launch.experiments.search import Search
 
 WITH_RESUME = ("resume", "max_updates", "max_minutes", "allow_changes", "quiet", "debug")
@@ -86,13 +86,21 @@ def tune(
     from launch.cluster.gpus import check_gpus
     from launch.console import output
     from launch.console.interrupts import Interrupts
-    from launch.display.terminal import Voice
-    from launch.experiments.search import Search, begun, check_same, create, read_reports, resolve_start, resume_command
+    from launch.display.terminal import ProgressPrinter
+    from launch.experiments.search import (
+        Search,
+        check_same,
+        create,
+        is_resumable,
+        read_reports,
+        resolve_start,
+        resume_command,
+    )
     from launch.experiments.space import points, unique_kinds
     from launch.run_folder.layout import RUNS, new_folder
     from launch.run_folder.locks import lock_folder
     from launch.run_folder.manifest import own_version
-    from launch.run_folder.storage import check_place
+    from launch.run_folder.storage import check_location
     from launch.training import preflight, tracking
     from launch.training.comparable import check_comparable, placed_settings, write_comparable
 
@@ -109,8 +117,8 @@ def tune(
     else:
         search, name = read_search(SimpleNamespace(**ctx.params))
         name = f"tune-{name}"
-        check_place(str(folder or RUNS / name), "search")
-        if folder and continue_ and begun(folder):
+        check_location(str(folder or RUNS / name), "search")
+        if folder and continue_ and is_resumable(folder):
             check_same(folder, search)
             search, resuming = Search.read(folder), True  # with the date and the checkpoint of its start
         else:
@@ -137,13 +145,13 @@ def tune(
         command = shlex.join(["cory", "tune", *ctx.meta["words"]])
         lock = create(folder, search, f"{command}  # cory-rllib {own_version()}")
     stopping = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
-    interrupts = Interrupts(lambda: voice.say(stopping, True))
+    interrupts = Interrupts(lambda: voice.print(stopping, True))
     with lock, interrupts:
         write_comparable(folder, sources)
         past, total = len(read_reports(folder)), search.trials * search.settings.num_updates
-        voice = Voice(output.own_output(), total, done=past, quiet=quiet, bar=not debug)
-        voice.say(_describe(search))
-        voice.say(f"Search folder: {folder}")
+        voice = ProgressPrinter(output.dup_stdout(), total, done=past, quiet=quiet, bar=not debug)
+        voice.print(_describe(search))
+        voice.print(f"Search folder: {folder}")
         hint = f"Continue with:\n  {resume_command(folder)}"
         try:
             from launch.experiments.callbacks import StopCallback
@@ -155,12 +163,12 @@ def tune(
             results = run_search(search, folder, locate, voice, stop, debug)
             exit_code = _report(results, search, folder, voice)
         except KeyboardInterrupt:
-            voice.say(f"Aborted. {hint}" if begun(folder) else "Aborted.", True)
+            voice.print(f"Aborted. {hint}" if is_resumable(folder) else "Aborted.", True)
             return interrupts.exit_code
     if len(results) < search.trials or (results["status"] == UNFINISHED).any():
         is_spent = interrupts.requested is None and stop.is_spent
-        reason = f"The budget is spent after {counted(stop.done.total(), 'update')}." if is_spent else "Stopped."
-        voice.say(f"{reason} {hint}", True)
+        reason = f"The budget is spent after {count_noun(stop.done.total(), 'update')}." if is_spent else "Stopped."
+        voice.print(f"{reason} {hint}", True)
         return exit_code if is_spent else interrupts.exit_code
     return exit_code
 
@@ -174,19 +182,19 @@ def read_search(options: Any) -> "tuple[Search, str]":
     Raises:
         CommandError: they describe none that could be run.
     """
-    from launch.console.configuration import asked
+    from launch.console.configuration import split_words
     from launch.experiments.search import Search
     from launch.experiments.space import SEED, pin_objective, read_axes
-    from policies.settings.settings import ABOUT
+    from policies.settings.settings import METADATA
 
-    request = asked(options.words or (), options.config or ())
+    request = split_words(options.words or (), options.config or ())
     settings = request.settings()
     axes = read_axes(options.over or ())
     keys = {axis.key for axis in axes}
     pbt, asha = options.scheduler == "pbt", options.scheduler == "asha"
     optuna, seeds = options.algorithm == "optuna", options.seeds or 1
     is_grid = all(axis.scale is None for axis in axes) and not (pbt or optuna)
-    fixed = ", ".join(sorted(key for key in keys if not ABOUT[key].clone))
+    fixed = ", ".join(sorted(key for key in keys if not METADATA[key].clone))
     rules = {
         "Nothing to search: name a setting and its values, such as --over exchange_period=1,5,null.": not axes,
         "--samples is for ranges, and --over lists its values. To repeat points, use --seeds.": (
@@ -234,13 +242,13 @@ def _describe(search: "Search") -> str:
     seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
     measured = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
     return (
-        f"A search over {axes}: {search.trials} trials{seeds}, {counted(settings.num_updates, 'update')} of "
+        f"A search over {axes}: {search.trials} trials{seeds}, {count_noun(settings.num_updates, 'update')} of "
         f"{settings.queries_per_update} queries each.\n"
         f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {measured[settings.select_by]}."
     )
 
 
-def _report(results: "pd.DataFrame", search: "Search", folder: Path, voice: "Voice") -> int:
+def _report(results: "pd.DataFrame", search: "Search", folder: Path, voice: "ProgressPrinter") -> int:
     """Prints what was found, and writes it into the search's folder.
 
     Returns:
@@ -251,7 +259,7 @@ def _report(results: "pd.DataFrame", search: "Search", folder: Path, voice: "Voi
     from launch.experiments.search import RESULTS
     from launch.experiments.space import show_point, show_value
     from launch.experiments.tables import points_table
-    from launch.run_folder.journal import replace_text
+    from launch.run_folder.journal import atomic_write
     from policies.settings.settings import make_settings
 
     keys = [axis.key for axis in search.axes]
@@ -259,19 +267,19 @@ def _report(results: "pd.DataFrame", search: "Search", folder: Path, voice: "Voi
     if results.empty:
         return 0
     points = group_points(results, keys, apart=search.scheduler == "pbt")
-    voice.say()
-    voice.say(points_table(keys, [([*map(show_value, point.iloc[0][keys])], point) for point in points]), True)
-    voice.say("", True)
+    voice.print()
+    voice.print(points_table(keys, [([*map(show_value, point.iloc[0][keys])], point) for point in points]), True)
+    voice.print("", True)
     failed = results[results["status"] == FAILED]
     for _, trial in failed.iterrows():
-        voice.say(f"{trial['trial']} failed ({show_point(trial[[*keys, 'seed']])}): {trial['reason']}", True)
+        voice.print(f"{trial['trial']} failed ({show_point(trial[[*keys, 'seed']])}): {trial['reason']}", True)
     best = points[0]
     if not best["whole"].all():
-        voice.say("Best      none: of no point all trials ran to their end", True)
+        voice.print("Best      none: of no point all trials ran to their end", True)
     else:
         values = best.iloc[0][keys].to_dict()
         chosen = make_settings({**search.settings.model_dump(), **values})
-        replace_text(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
-        voice.say(f"Best      {show_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
-    voice.say(f"Results   {folder / RESULTS}", True)
+        atomic_write(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
+        voice.print(f"Best      {show_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
+    voice.print(f"Results   {folder / RESULTS}", True)
     return int(not failed.empty)

@@ -24,10 +24,10 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
       0 the task is sound; 2 it is not, or cannot be read.
     """
     from launch.cluster import session
-    from launch.console.configuration import asked, presets, read_file, read_words
+    from launch.console.configuration import presets, read_file, read_words, split_words
 
     session.quiet_libraries(debug)
-    request = asked(words or (), config or ())
+    request = split_words(words or (), config or ())
     if request.preset is not None and request.preset not in presets():
         request = request._replace(preset=None, pairs=[f"task={request.preset}", *request.pairs])
     given = {*read_words(request.pairs), *(name for file in request.files for name in read_file(file))}

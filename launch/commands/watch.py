@@ -39,7 +39,7 @@ def watch(
     Of a run in storage a process is seen by its lease, two minutes longer than it lives, so such a run is watched until
     it is done.
     """
-    from launch.console.patience import PATIENCE, patiently
+    from launch.console.retry import RETRY_SECONDS, retry
     from launch.display.terminal import Terminal
     from launch.run_folder.status import read_status
     from launch.run_folder.storage import StorageError
@@ -51,7 +51,7 @@ def watch(
         training: bool | None = None
 
         def tell(error: Exception) -> None:
-            terminal.say(f"Warning: {error} Looking again for a minute.")
+            terminal.print(f"Warning: {error} Looking again for a minute.")
 
         while True:
             _show_new(terminal, shown, status)
@@ -60,12 +60,12 @@ def watch(
             if terminal.has_bar and not last:
                 terminal.stage(_state(status))
             elif last or training != bool(status.process):
-                terminal.say(_state(status))
+                terminal.print(_state(status))
             training = bool(status.process)
             if last:
                 return COLLAPSED if status.collapsed else 0 if status.done or status.process else STOPPED
             time.sleep(STORAGE_SECONDS if status.stored else SECONDS)
-            status = patiently(lambda: read_status(run), PATIENCE, StorageError, tell)
+            status = retry(lambda: read_status(run), RETRY_SECONDS, StorageError, tell)
 
 
 def _show_new(terminal: Terminal, shown: list[Update], status: RunStatus) -> None:
@@ -75,13 +75,13 @@ def _show_new(terminal: Terminal, shown: list[Update], status: RunStatus) -> Non
     done = shown[kept - 1]["update"] if kept else 0
     terminal.set_settings(status.settings, done)
     if kept < len(shown):
-        terminal.say(f"Going on after update {done}.")
+        terminal.print(f"Going on after update {done}.")
     before = shown[kept - 1].get("health", []) if kept else []
     for line in status.updates[kept:]:
         terminal.update(line)
         for warning in line.get("health", []):
             if _name(warning) not in map(_name, before):
-                terminal.say(f"Warning: Update {line['update']}: {warning['text']}")
+                terminal.print(f"Warning: Update {line['update']}: {warning['text']}")
         before = line.get("health", [])
 
 

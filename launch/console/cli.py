@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cory_env.home import HomeError, expand_home
-from launch.console.errors import cause, sentence
+from launch.console.errors import cause, user_message
 
 COMMANDS = {
     "train": "Train a chain of language models; continue a run.",
@@ -188,7 +188,7 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         print("Aborted.", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else INTERRUPTED
     except Exception as error:
-        message = sentence(cause(error))
+        message = user_message(cause(error))
         if message is None:
             raise
         if debug:

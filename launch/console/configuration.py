@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from cory_env.home import expand_home
 from launch.console.errors import CommandError
-from policies.settings.core_yaml import Value, scalar, spelled
 from policies.settings.files import DEFAULT_PRESET, presets, read_file, read_preset, takes_lists
 from policies.settings.overrides import apply_overrides
-from policies.settings.settings import Settings, make_settings, refuse_unknown
+from policies.settings.settings import Settings, make_settings, reject_unknown_settings
+from policies.settings.yaml12 import Value, scalar, to_yaml
 
 
-class Asked(NamedTuple):
+class SettingsWords(NamedTuple):
     """What a command's words and `-c` files ask for."""
 
     preset: str | None
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
         return resolve(self.preset or DEFAULT_PRESET, self.files, self.pairs)
 
 
-def asked(words: Sequence[str], files: Sequence[Path] = ()) -> Asked:
+def split_words(words: Sequence[str], files: Sequence[Path] = ()) -> SettingsWords:
     """Sorts a command's words: a preset, or else a file of settings, and `key=value`.
 
     Args:
@@ -45,8 +45,8 @@ def asked(words: Sequence[str], files: Sequence[Path] = ()) -> Asked:
     if len(named) > 1:
         raise CommandError(f"One preset or file: {' and '.join(named)} cannot be combined. Add files with -c FILE.")
     if named and is_file(named[0]):
-        return Asked(None, [Path(named[0]), *files], pairs)
-    return Asked(named[0] if named else None, [*files], pairs)
+        return SettingsWords(None, [Path(named[0]), *files], pairs)
+    return SettingsWords(named[0] if named else None, [*files], pairs)
 
 
 def is_file(word: str) -> bool:
@@ -95,7 +95,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
         key, equals, text = word.partition("=")
         if not key or not equals:
             raise CommandError(f"`{word}` is not a setting; write key=value, such as lr=1e-5.")
-        refuse_unknown([key], " on the command line")
+        reject_unknown_settings([key], " on the command line")
         if not text:
             raise CommandError(
                 f"`{word}` has no value: is a shell variable not set? Write {key}=null if it is to be none."
@@ -108,7 +108,7 @@ def as_yaml(settings: Settings) -> str:
     """Returns every setting as YAML, each with its meaning in a comment, ready for `-c`."""
     lines = []
     for name, field in Settings.model_fields.items():
-        line = f"{name}: {spelled(getattr(settings, name))}"
+        line = f"{name}: {to_yaml(getattr(settings, name))}"
         meaning = " ".join((field.description or "").replace("`", "").split())
         lines.append(f"{line:<33} # {meaning}" if meaning else line)
     return "\n".join(lines) + "\n"

@@ -17,19 +17,19 @@ class CommandError(Exception):
     """Something that the user can put right; the message says what, where, and how."""
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns in one sentence what an exception says, a defect too."""
     found = cause(error)
     lines = str(found).strip().splitlines()
-    return sentence(found) or f"{type(found).__name__}: {lines[-1] if lines else 'no more is known'}"
+    return user_message(found) or f"{type(found).__name__}: {lines[-1] if lines else 'no more is known'}"
 
 
 def is_defect(error: Exception) -> bool:
     """Tells whether an exception is nothing that the user could put right."""
-    return sentence(cause(error)) is None
+    return user_message(cause(error)) is None
 
 
-def sentence(error: BaseException) -> str | None:
+def user_message(error: BaseException) -> str | None:
     """Returns what the user can put right, or None where the error is a defect."""
     if type(error).__module__.partition(".")[0] in OWN_PACKAGES:
         return str(error)
@@ -39,7 +39,7 @@ def sentence(error: BaseException) -> str | None:
     if _is_lack_of_memory(error):
         what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return f"Memory ran out: {what}. Lower micro_batch_size, max_prompt_tokens or max_response_tokens."
-    if is_loss(error):
+    if is_process_loss(error):
         what = str(error).strip().splitlines()[0].rstrip(".:")
         return f"A process or a machine of the Ray cluster was lost: {what}."
     return None
@@ -56,7 +56,7 @@ def _is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
-def is_loss(error: BaseException) -> bool:
+def is_process_loss(error: BaseException) -> bool:
     """Tells whether Ray reports by this that a process, a machine or what it held is gone."""
     if "ray" not in sys.modules:
         return False

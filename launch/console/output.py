@@ -83,7 +83,7 @@ class _RunOutput(io.FileIO):
             return len(data)
 
 
-def own_output() -> TextIO:
+def dup_stdout() -> TextIO:
     """Returns a stream of its own to standard output, or what a notebook puts there; `output_into` leaves it alone.
 
     For commands whose work is worth more than what they print: what cannot be written is left out.
@@ -97,7 +97,7 @@ def own_output() -> TextIO:
 
 
 @contextlib.contextmanager
-def output_into(file: Path) -> Iterator[None]:
+def redirect_output(file: Path) -> Iterator[None]:
     """Appends what this process and its children print to a file: the C++ and threads of Ray heed no other setting.
 
     A notebook's streams lead elsewhere; meanwhile Python's own take their place.
@@ -137,7 +137,7 @@ class WarningHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
+def forward_warnings(tell: Callable[[str], None]) -> Iterator[None]:
     """Lets `tell` hear the warnings that this project's packages log in this process."""
     handler = WarningHandler(tell)
     loggers = [logging.getLogger(name) for name in OWN_PACKAGES]

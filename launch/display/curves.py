@@ -20,7 +20,7 @@ from launch.display.drawing import (
 )
 from launch.display.frame import FEWEST, MEAN, TOKEN_KL, Metrics, metric_rows, over_seeds
 from launch.display.plot import KEYS, Key, Panel, Plot
-from launch.display.texts import method
+from launch.display.texts import algorithm_name
 from launch.run_folder.records import Update
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
@@ -74,7 +74,7 @@ class Member(NamedTuple):
 
 def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: Settings) -> Plot:
     """Returns the curves of each policy of one run, or of runs that differ in their seed."""
-    policies = [*settings.modules, *([AVERAGE] if AVERAGE in set(metrics.frame["policy"]) else [])]
+    policies = [*settings.policy_ids, *([AVERAGE] if AVERAGE in set(metrics.frame["policy"]) else [])]
     members = {policy: Member(metrics, policy, trained=policy != AVERAGE) for policy in policies}
     return over_updates(name, title, note, members, [settings], events=metrics)
 
@@ -180,5 +180,5 @@ def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
     """
     metrics = Metrics([("run", settings.seed, *row) for row in metric_rows(updates)])
     names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))
-    title = f"{method(settings)}  ·  {settings.task}  ·  {names}"
+    title = f"{algorithm_name(settings)}  ·  {settings.task}  ·  {names}"
     policy_curves("curves", title, "", metrics, settings).save(file)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from launch.display.tables import written
+from launch.display.tables import format_metric
 from launch.run_folder.records import Figures, Update, mean_over_policies
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
@@ -31,14 +31,14 @@ class Rows:
             arrow: stands between the LLMs of a chain.
             width: that rows may take, at most; policies that do not fit are shown as their mean.
         """
-        self._modules = settings.modules
+        self._modules = settings.policy_ids
         self._roles = settings.roles
         self._updates = settings.num_updates
         self._arrow = arrow
         self._digits = max(len(str(settings.num_updates)), 3)
         self.indent = 2 * self._digits + 2
-        players = RoleMapping(settings.roles, settings.modules).as_dict()
-        self._chain = max(len(self.chain(players)) + 1, CHAIN)
+        policy_ids = RoleMapping(settings.roles, settings.policy_ids).as_dict()
+        self._chain = max(len(self.chain(policy_ids)) + 1, CHAIN)
         room = math.inf if width is None else width - self.indent - self._chain - SPEED
         self._shown = self._modules if GROUP * len(self._modules) <= room else ()
 
@@ -64,7 +64,7 @@ class Rows:
         rows[0].append_text(self._figures(line["evaluation"]))
         for label, figures in (("last answer", line.get("last_response")), (AVERAGE, line["evaluation"].get(AVERAGE))):
             if figures is not None:
-                group = "".join(f"{written(key, figures[key]):>{width}}" for key, _, width in COLUMNS)
+                group = "".join(f"{format_metric(key, figures[key]):>{width}}" for key, _, width in COLUMNS)
                 rows.append(Text(f"{self._number(line)}{label:<{self._chain}}{group}", style="bold"))
         return rows
 
@@ -85,5 +85,5 @@ class Rows:
         for group in groups if self._shown else [mean_over_policies(groups)]:
             for key, _, width in COLUMNS:
                 style = "bold green" if key == "combined_reward" else ""
-                text.append(f"{written(key, group[key]):>{width}}", style=style)
+                text.append(f"{format_metric(key, group[key]):>{width}}", style=style)
         return text

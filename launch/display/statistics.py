@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from launch.display.tables import show
+from launch.display.tables import format_number
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
@@ -37,7 +37,7 @@ class Estimate(NamedTuple):
 
     def shown(self, pattern: str) -> str:
         """Returns `mean [low, high]`, or the mean alone where there is no interval."""
-        mean = show(self.mean, pattern)
+        mean = format_number(self.mean, pattern)
         if self.low is None or self.high is None:
             return mean
         return f"{mean} [{pattern.format(self.low)}, {pattern.format(self.high)}]"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 
-class Shown(NamedTuple):
+class MetricFormat(NamedTuple):
     """How a figure is shown."""
 
     heading: str
@@ -17,34 +17,34 @@ class Shown(NamedTuple):
     """Of its numbers."""
 
 
-FIGURES = {
-    "task_reward": Shown("task reward", "{:+.2f}"),
-    "kl": Shown("KL", "{:.2f}"),
-    "combined_reward": Shown("combined", "{:+.2f}"),
-    "response_length": Shown("length", "{:.1f}"),
-    "eos_rate": Shown("EOS rate", "{:.2f}"),
-    "distinct_1": Shown("distinct-1", "{:.2f}"),
-    "distinct_2": Shown("distinct-2", "{:.2f}"),
+METRIC_FORMATS = {
+    "task_reward": MetricFormat("task reward", "{:+.2f}"),
+    "kl": MetricFormat("KL", "{:.2f}"),
+    "combined_reward": MetricFormat("combined", "{:+.2f}"),
+    "response_length": MetricFormat("length", "{:.1f}"),
+    "eos_rate": MetricFormat("EOS rate", "{:.2f}"),
+    "distinct_1": MetricFormat("distinct-1", "{:.2f}"),
+    "distinct_2": MetricFormat("distinct-2", "{:.2f}"),
 }
-MAIN = ("task_reward", "kl", "combined_reward")
+MAIN_METRICS = ("task_reward", "kl", "combined_reward")
 """The figures that are shown everywhere."""
-FINE = {**{name: FIGURES[name].pattern for name in MAIN}, "combined_reward": "{:+.3f}"}
+FINE = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
 """Their patterns where runs are compared: combined rewards often differ in the third digit alone."""
 
 
-def shown(name: str) -> Shown:
+def metric_format(name: str) -> MetricFormat:
     """Returns how a figure is shown; one that has no heading, such as pass@4, by its name."""
-    return FIGURES.get(name, Shown(name, "{:.2f}"))
+    return METRIC_FORMATS.get(name, MetricFormat(name, "{:.2f}"))
 
 
-def show(value: float | None, pattern: str) -> str:
+def format_number(value: float | None, pattern: str) -> str:
     """Returns a number in a format, or a dash for one that is not known."""
     return "-" if value is None or math.isnan(value) else pattern.format(value)
 
 
-def written(name: str, value: float | None) -> str:
+def format_metric(name: str, value: float | None) -> str:
     """Returns a number as that figure's are written."""
-    return show(value, shown(name).pattern)
+    return format_number(value, metric_format(name).pattern)
 
 
 def table(left: Sequence[str], right: Sequence[str]) -> Table:
@@ -62,7 +62,7 @@ def table(left: Sequence[str], right: Sequence[str]) -> Table:
     return made
 
 
-def print_whole(output: TextIO, *tables: Table) -> None:
+def print_tables(output: TextIO, *tables: Table) -> None:
     """Prints tables in which nothing is cut off, however narrow the terminal: their names are to be copied."""
     console = Console(file=output, highlight=False, soft_wrap=True, markup=False, emoji=False)
     for number, made in enumerate(tables):

@@ -23,7 +23,7 @@ FADING = 0.8
 """Weight of the past in the running mean of a step's seconds."""
 
 
-class Voice:
+class ProgressPrinter:
     """Says lines, and how far the work is. A context: the bar lives inside it."""
 
     def __init__(self, output: TextIO, total: int, *, done: int = 0, quiet: bool = False, bar: bool = True) -> None:
@@ -70,7 +70,7 @@ class Voice:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def say(self, text: str | Text | Table = "", always: bool = False) -> None:
+    def print(self, text: str | Text | Table = "", always: bool = False) -> None:
         """Prints a line or a table, even when quiet if it must `always` be seen."""
         if always or not self._quiet:
             self.console.print(text, markup=False)
@@ -85,13 +85,13 @@ class Voice:
         if self.has_bar:
             self._bar.update(self._task, description=text)
         else:
-            self.say(text)
+            self.print(text)
 
     def begin(self) -> None:
         """Starts the clock of the first step."""
         self._last = time.monotonic()
 
-    def set_back(self, done: int) -> None:
+    def rewind(self, done: int) -> None:
         """Counts only `done` steps as done: those after them will be done again."""
         self._done = done
         self._bar.update(self._task, completed=done, left="")
@@ -112,13 +112,13 @@ class Voice:
         return left
 
 
-class Terminal(Voice):
+class Terminal(ProgressPrinter):
     """A run's voice: a step is an update."""
 
     def __init__(
         self, settings: Settings, output: TextIO, *, done: int = 0, quiet: bool = False, bar: bool = True
     ) -> None:
-        """Notes what will be shown; see `Voice`."""
+        """Notes what will be shown; see `ProgressPrinter`."""
         super().__init__(output, settings.num_updates, done=done, quiet=quiet, bar=bar)
         self._settings = settings
         self._rows = Rows(settings, self.arrow, self.console.width)
@@ -135,22 +135,22 @@ class Terminal(Voice):
         """Shows the row of one update, if the line has one, and of the evaluation in it."""
         if self._shown % HEADING_EVERY == 0:
             for heading in self._rows.heading():
-                self.say(heading)
+                self.print(heading)
         self._shown += 1
         if "policy" in line:
             left = self.advance(line["seconds"]["total"])
             row = self._rows.update(line)
-            self.say(row if self.has_bar else row.append(f"  {left}"))
+            self.print(row if self.has_bar else row.append(f"  {left}"))
         for row in self._rows.evaluation(line) if "evaluation" in line else ():
-            self.say(row)
+            self.print(row)
         for event, text in (("exchanged", "roles exchanged"), ("averaged", "LLMs averaged")):
             if line.get(event):
-                self.say(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
+                self.print(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Shows a few chains of this update's training queries, one where chains are long."""
         for sample in samples[: 2 if self._settings.num_agents < 4 else 1]:
-            self.say(chain_text(sample, self._rows.indent))
+            self.print(chain_text(sample, self._rows.indent))
 
 
 def clock(seconds: float) -> str:

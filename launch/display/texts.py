@@ -4,20 +4,20 @@ import re
 
 from rich.text import Text
 
-from launch.display.tables import written
+from launch.display.tables import format_metric
 from launch.run_folder.records import Response, Sample
 from policies.settings.settings import Settings
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters but tab and line feed; halves
 
 
-def method(settings: Settings) -> str:
+def algorithm_name(settings: Settings) -> str:
     """Returns what a run's algorithm is called."""
     if settings.num_agents == 1:
-        return f"{settings.algorithm}{f' by {len(settings.modules)} LLMs' * (len(settings.modules) > 1)}"
+        return f"{settings.algorithm}{f' by {len(settings.policy_ids)} LLMs' * (len(settings.policy_ids) > 1)}"
     agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
-    if len(settings.modules) != settings.num_agents:
-        agents += f" by {len(settings.modules)} LLM{'s' * (len(settings.modules) > 1)}"
+    if len(settings.policy_ids) != settings.num_agents:
+        agents += f" by {len(settings.policy_ids)} LLM{'s' * (len(settings.policy_ids) > 1)}"
     learner = "" if settings.algorithm == "PPO" else f" with {settings.algorithm}"
     return f"CORY{agents}{learner}"
 
@@ -44,7 +44,7 @@ def before_and_after(earlier: Sample, earlier_label: str, later: Sample, later_l
 
 def response_text(response: Response, margin: str) -> Text:
     """Returns a response as one line: role, policy, task reward, text."""
-    reward = written("task_reward", response["task_reward"])
+    reward = format_metric("task_reward", response["task_reward"])
     text = Text().append(f"{margin}{response['role']:<10} {response['policy']} {reward:>6}  ", style="dim")
     return text.append(one_line(response["text"]) or "(empty)")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from launch.console.errors import CommandError
-from launch.display.terminal import Voice
+from launch.display.terminal import ProgressPrinter
 from launch.run_folder.journal import Journal
 
 PROGRESS_LINES = 20
@@ -58,7 +58,7 @@ class Batches(Generic[T]):
         """What was kept of each batch that is done, in order."""
         return self._journal.read()[1:]
 
-    def run(self, do: Callable[[T], Mapping[str, object]], voice: Voice) -> None:
+    def run(self, do: Callable[[T], Mapping[str, object]], voice: ProgressPrinter) -> None:
         """Does what is left to do.
 
         Args:
@@ -79,9 +79,9 @@ class Batches(Generic[T]):
                     not voice.has_bar
                     and self.done * PROGRESS_LINES // total > (self.done - 1) * PROGRESS_LINES // total
                 ):
-                    voice.say(f"  {self.done}/{total} batches  {left}")
+                    voice.print(f"  {self.done}/{total} batches  {left}")
         except KeyboardInterrupt:
-            voice.say(f"{self.done} of {total} batches are kept in {self.path}; the same command continues.", True)
+            voice.print(f"{self.done} of {total} batches are kept in {self.path}; the same command continues.", True)
             raise
 
 

@@ -21,29 +21,29 @@ from launch.cluster.gpus import check_gpus
 from launch.console import output
 from launch.console.errors import CommandError, make_folder
 from launch.console.interrupts import Interrupts
-from launch.display.terminal import Voice
+from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.evaluation.figures import BASE, PolicyScores, Scoring, summarise
 from launch.run_folder import manifest
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
-from launch.run_folder.journal import replace_text
+from launch.run_folder.journal import atomic_write
 from launch.run_folder.locations import NAMED, add_module_folders, located
 from launch.run_folder.locks import lock_folder
-from launch.run_folder.records import Batch, Evaluation, plain
+from launch.run_folder.records import Batch, Evaluation, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names, sources_of
-from launch.run_folder.storage import check_place
+from launch.run_folder.storage import check_location
 from launch.training import preflight
 from policies.models.model_names import AVERAGE
 from policies.rollout.role_mapping import RoleMapping
-from policies.settings.placement import processes
-from policies.settings.settings import BY_CONTENT, Settings, deciding
+from policies.settings.processes import processes
+from policies.settings.settings import BY_CONTENT, Settings, settings_in
 
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-ASKED = set(deciding("task", "policy", "sampling")) - {*NAMED}
+ASKED = set(settings_in("task", "policy", "sampling")) - {*NAMED}
 """Settings that responses, or measures of them, depend on, but for names of files: `Sources` has what these hold."""
 
 
@@ -51,7 +51,7 @@ class Lineup(NamedTuple):
     """Who answers: one policy alone, or the whole chain in some order. A pioneer's answers are those it gives alone."""
 
     trained: bool
-    modules: tuple[str, ...]
+    policy_ids: tuple[str, ...]
     """By position."""
     names: tuple[str, ...]
     """The same as results call them."""
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
         LLMs that start from one model are one and the same before anything is trained, the base. Where they start from
         different ones their bases play in the same orders, each called after the first LLM that started from it.
         """
-        modules = self.settings.modules
+        modules = self.settings.policy_ids
         orders: list[tuple[str, ...]] = [(module,) for module in modules]
         if self.settings.knowledge_transfer:  # else nobody sees another's response
             turns = (RoleMapping(self.settings.roles, modules, turn) for turn in range(len(modules)))
@@ -104,8 +104,8 @@ class Plan(NamedTuple):
     def batches(self) -> list[Work]:
         """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has chains."""
         size = self.settings.chains
-        deals = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
-        parts = [deals[start : start + size] for start in range(0, len(deals), size)]
+        prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
+        parts = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
         return [(lineup, part) for lineup in self.lineups for part in parts]
 
     def identity(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Plan(NamedTuple):
         average = {"average": True} if self.settings.eval_average else {}  # else as earlier versions wrote it
         return {
             **average,
-            "settings": {name: value for name, value in self.settings.told().items() if name in ASKED}
+            "settings": {name: value for name, value in self.settings.public_dict().items() if name in ASKED}
             | {"eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.chains,
             "functions": self.sources.functions,
@@ -214,7 +214,7 @@ def evaluate(
             on every response.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; what is done is kept.
     """
-    check_place(str(path), "evaluation")
+    check_location(str(path), "evaluation")
     make_folder(path)
     responses = path / "responses.jsonl"
     if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
@@ -222,15 +222,15 @@ def evaluate(
     identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
     with lock_folder(path):
         batches = Batches(responses, identity, plan.batches())
-        voice = Voice(output.own_output(), len(batches.work), done=batches.done, quiet=quiet, bar=not debug)
-        voice.say(
+        voice = ProgressPrinter(output.dup_stdout(), len(batches.work), done=batches.done, quiet=quiet, bar=not debug)
+        voice.print(
             f"Folder: {path}" + (f" ({batches.done} of {len(batches.work)} batches are done)" * bool(batches.done))
         )
         if batches.done < len(batches.work):
             with contextlib.ExitStack() as stack:
                 if not debug:
-                    stack.enter_context(output.output_into(path / "log.txt"))
-                stack.enter_context(output.warnings_told(lambda text: voice.say(text, True)))
+                    stack.enter_context(output.redirect_output(path / "log.txt"))
+                stack.enter_context(output.forward_warnings(lambda text: voice.print(text, True)))
                 stack.enter_context(voice)
                 interrupts = stack.enter_context(Interrupts(lambda: None))
                 voice.stage("Starting Ray")
@@ -257,11 +257,11 @@ def evaluate(
                 for label, each in scores.items()
             },
         }
-        replace_text(path / "evaluation.json", json.dumps(plain(record), indent=1, ensure_ascii=False) + "\n")
+        atomic_write(path / "evaluation.json", json.dumps(to_json(record), indent=1, ensure_ascii=False) + "\n")
     return scores
 
 
-def _play(plan: Plan, batches: Batches[Work], voice: Voice) -> None:
+def _play(plan: Plan, batches: Batches[Work], voice: ProgressPrinter) -> None:
     """Plays what is left: the batches of the base, then, with a checkpoint's weights, all others."""
     from policies.cory import CoryConfig
 
@@ -273,7 +273,7 @@ def _play(plan: Plan, batches: Batches[Work], voice: Voice) -> None:
 
     def play(batch: Work) -> dict[str, object]:
         nonlocal present
-        lineup, deals = batch
+        lineup, prompt_refs = batch
         if lineup != present:
             weights.close()
             if lineup.trained and not (present and present.trained) and plan.checkpoint is not None:
@@ -282,26 +282,30 @@ def _play(plan: Plan, batches: Batches[Work], voice: Voice) -> None:
                     raise CommandError(f"{checkpoint} is gone: the run went on and dropped it. Evaluate a later one.")
                 algo.load_policies(checkpoint, update)
             voice.stage(f" {voice.arrow} ".join(lineup.names))
-            if AVERAGE in lineup.modules:
+            if AVERAGE in lineup.policy_ids:
                 weights.enter_context(algo.evaluator.average())
             present = lineup
-        return {"chains": answers(algo, lineup, deals, plan.split)}
+        return {"chains": answers(algo, lineup, prompt_refs, plan.split)}
 
     batches.run(play, voice)
     algo.stop()
 
 
-def answers(algo: "Cory", lineup: Lineup, deals: Sequence[tuple[int, int]], split: Split) -> list[list[Evaluation]]:
+def answers(
+    algo: "Cory", lineup: Lineup, prompt_refs: Sequence[tuple[int, int]], split: Split
+) -> list[list[Evaluation]]:
     """Plays a batch with an algorithm that holds the lineup's weights; for the `AVERAGE` within `Evaluator.average`.
 
     See `measure_chains`.
     """
-    from policies.rollout.dealing import Deal
+    from policies.rollout.prompt_sampling import PromptRef
 
-    first = algo.settings.modules[0]  # which holds the mean while that is in the lineup
-    players = tuple(first if module == AVERAGE else module for module in lineup.modules)
-    mapping = RoleMapping(role_names(len(players)), players)
-    return measure_chains(algo, mapping, lineup.names, [Deal(query, sample) for query, sample in deals], split)
+    first = algo.settings.policy_ids[0]  # which holds the mean while that is in the lineup
+    policy_ids = tuple(first if module == AVERAGE else module for module in lineup.policy_ids)
+    mapping = RoleMapping(role_names(len(policy_ids)), policy_ids)
+    return measure_chains(
+        algo, mapping, lineup.names, [PromptRef(query, sample) for query, sample in prompt_refs], split
+    )
 
 
 def default_folder(target: str, run: Run | None, checkpoint: Path | None, fingerprint: str) -> Path:
@@ -325,7 +329,7 @@ def located_settings(run: Run, given: Container[str] = ()) -> Settings:
     settings, sources = run.settings(), Sources.read(run.path)
     if sources is None:
         return settings
-    add_module_folders(function_names(settings, settings.whole_reward), sources.paths)
+    add_module_folders(function_names(settings, settings.reward_spec), sources.paths)
     data = () if "task" in given else tuple(key for key in ("data", "eval_data") if key not in given)
     return located(settings, sources.paths, needed=("model", *data), settable=data)
 
@@ -343,7 +347,7 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     if before is None:
         return []
     own = located(run.settings(), before.paths, needed=())
-    same_task = all(getattr(own, key) == getattr(settings, key) for key in deciding("task"))
+    same_task = all(getattr(own, key) == getattr(settings, key) for key in settings_in("task"))
     leak = " So queries that are asked may have been trained on."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cory_env.chain import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
-from launch.display.tables import FIGURES, shown, table
+from launch.display.tables import METRIC_FORMATS, metric_format, table
 from launch.run_folder.records import Batch, Evaluation
 
 AMOUNTS = ("kl", "response_length")
@@ -36,7 +36,7 @@ class Scoring(NamedTuple):
     @property
     def names(self) -> list[str]:
         """The figures, in order."""
-        return [*FIGURES, *(f"pass@{k}" for k in self.ks)]
+        return [*METRIC_FORMATS, *(f"pass@{k}" for k in self.ks)]
 
 
 class PolicyScores(TypedDict):
@@ -119,7 +119,7 @@ def tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Tab
         of_role = {label: each["figures"] for label, each in scores.items() if each["role"] == role}
         tables.append(table([role], list(of_role)))
         for name in names:
-            heading, pattern = shown(name)
+            heading, pattern = metric_format(name)
             tables[-1].add_row(heading, *(figures[name].shown(pattern) for figures in of_role.values()))
     return tables
 

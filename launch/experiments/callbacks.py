@@ -15,12 +15,12 @@ from ray.tune.experiment import Trial
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.rows import COLUMNS
-from launch.display.tables import written
-from launch.display.terminal import Voice
+from launch.display.tables import format_metric
+from launch.display.terminal import ProgressPrinter
 from launch.experiments.space import METRIC, TIME, show_point
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
-from launch.run_folder.records import Figures, Sample, Update, plain
+from launch.run_folder.records import Figures, Sample, Update, to_json
 from launch.training.tracking import Trackers, end_services, figures_of, open_services
 from policies.settings.settings import make_settings
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class ProgressCallback(Callback):
     """Shows a line per evaluation, and keeps a report per update. A step of the bar is an update."""
 
-    def __init__(self, journal: Journal, voice: Voice, trials: Trials) -> None:
+    def __init__(self, journal: Journal, voice: ProgressPrinter, trials: Trials) -> None:
         """Takes what keeps reports, what shows them, and the trials.
 
         Tune's own result.json loses reports where a trial is paused or its driver killed.
@@ -55,21 +55,21 @@ class ProgressCallback(Callback):
         self._reported.add(update)
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
-            figures = cast(Figures, plain(dict(settings.choosing(result["cory"]))))
-            text = "  ".join(f"{label} {written(key, figures[key]):>6}" for key, label, _ in COLUMNS)
+            figures = cast(Figures, to_json(dict(settings.selection_metrics(result["cory"]))))
+            text = "  ".join(f"{label} {format_metric(key, figures[key]):>6}" for key, label, _ in COLUMNS)
             done = f"{result[TIME]:>4}/{settings.num_updates:<4}"
-            self.voice.say(f"{trial}  {done} {text}  {show_point(values)}  {left}")
+            self.voice.print(f"{trial}  {done} {text}  {show_point(values)}  {left}")
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Shows that a trial continues from a checkpoint: its own, or under PBT another trial's."""
         if (origin := self.trials.origin(trial)) is not None:
             update = trial.latest_checkpoint_result.metrics[TIME]
             values = show_point(self.trials.values[trial.trial_id])
-            self.voice.say(f"{trial}  continues from {origin} after update {update}  {values}")
+            self.voice.print(f"{trial}  continues from {origin} after update {update}  {values}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Shows that a trial failed; Tune tells why only afterwards."""
-        self.voice.say(f"{trial}  failed  {show_point(self.trials.values[trial.trial_id])}")
+        self.voice.print(f"{trial}  failed  {show_point(self.trials.values[trial.trial_id])}")
 
 
 class TrackerCallback(Callback):
@@ -88,7 +88,7 @@ class TrackerCallback(Callback):
     ) -> None:
         """Sends an update's numbers and samples."""
         trackers = self._of(trial)
-        report = cast(dict[str, Any], plain(result["cory"]))
+        report = cast(dict[str, Any], to_json(result["cory"]))
         samples, update = cast(list[Sample], report.pop("samples", [])), report["update"]
         if samples and update % trial.config["cory_settings"]["samples_every"] == 0:
             trackers.show(update, samples, held_out=False)

@@ -131,7 +131,7 @@ def collapse(run: StudyRun) -> list[Sign]:
         first, last = evaluated[0]["evaluation"], dict(evaluated[-1]["evaluation"])
         if run.final is not None:
             last |= run.final["policy"]
-        for policy in run.settings.modules:
+        for policy in run.settings.policy_ids:
             figures = {name: value for name, value in last[policy].items() if value is not None}
             if figures.keys() >= SHOWS_COLLAPSE:  # runs of before had fewer
                 rate = first[policy].get("eos_rate") or 0.0

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.console.errors import reason
-from launch.display.tables import FINE, show
+from launch.console.errors import describe_error
+from launch.display.tables import FINE, format_number
 from launch.experiments.space import METRIC, SEED, TIME, Axis, exact_value
-from launch.run_folder.journal import replace_text
+from launch.run_folder.journal import atomic_write
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ def _row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
     report, done, why = last.get("cory", {}), last.get(TIME, 0), ""
     if status == trial.ERROR:
         error = trial.get_pickled_error()
-        status, why = FAILED, reason(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
+        status, why = FAILED, describe_error(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
     elif status != trial.TERMINATED:
         status = UNFINISHED
     elif done >= settings.num_updates:
@@ -61,7 +61,7 @@ def _row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
         **trials.values[trial.trial_id],
         "status": status,
         TIME: done,
-        **(settings.choosing(report) if "evaluation" in report else {}),
+        **(settings.selection_metrics(report) if "evaluation" in report else {}),
         METRIC: last.get(METRIC),
         "exchanges": report.get("exchanges", 0),
         "seconds": last.get("time_total_s", 0.0),
@@ -93,7 +93,7 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], apart: bool = Fals
 
 def _remark(trial: Mapping[str, Any]) -> str:
     if trial["status"] in (STOPPED, COLLAPSED):
-        reached = show(trial[METRIC], FINE[METRIC])
+        reached = format_number(trial[METRIC], FINE[METRIC])
         return f"{trial['trial']} {trial['status']} at update {trial[TIME]}, {reached}"
     return "" if trial["status"] == DONE else f"{trial['trial']} {trial['status']}"
 
@@ -101,4 +101,4 @@ def _remark(trial: Mapping[str, Any]) -> str:
 def write_csv(trials: "pd.DataFrame", keys: Sequence[str], file: Path) -> None:
     """Writes a line per trial; what is not known is empty."""
     exact = {key: trials[key].map(exact_value) for key in keys}
-    replace_text(file, trials.assign(**exact).to_csv(index=False, lineterminator="\n"))
+    atomic_write(file, trials.assign(**exact).to_csv(index=False, lineterminator="\n"))

@@ -12,16 +12,16 @@ from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
-from launch.run_folder.journal import replace_text
-from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, plain
-from policies.settings.settings import Settings, deciding, make_settings
+from launch.run_folder.journal import atomic_write
+from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, to_json
+from policies.settings.settings import Settings, make_settings, settings_in
 
 Status = Literal["done", "collapsed", "diverged"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results."""
 
 DIGITS, FEWER = 5, 3
 """Significant digits of figures; of seconds."""
-NO_MATTER = deciding("computing", "writing")
+NO_MATTER = settings_in("computing", "writing")
 """Settings that may differ between the machines on which a study goes on."""
 _POLICY = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
@@ -162,7 +162,7 @@ def write(file: Path, run: StudyRun) -> None:
         rows = [_compact(row) for row in value] if key in ("metrics", "samples") else None
         lines.append(f'"{key}": ' + ("[\n  " + ",\n  ".join(rows) + "\n ]" if rows else _compact(value)))
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(file, "{\n " + ",\n ".join(lines) + "\n}\n")
+    atomic_write(file, "{\n " + ",\n ".join(lines) + "\n}\n")
 
 
 def _compact(value: object) -> str:
@@ -213,7 +213,7 @@ def _means(responses: Sequence[Evaluation]) -> Figures:
 
 def rounded(value: object, digits: int = DIGITS) -> object:
     """Returns `value` with all its fractions rounded to so many significant digits; NaN and infinity become None."""
-    value = plain(value)
+    value = to_json(value)
     if isinstance(value, dict):
         return {key: rounded(entry, digits) for key, entry in value.items()}
     if isinstance(value, list):

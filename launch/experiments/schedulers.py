@@ -11,8 +11,8 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 
 from launch.experiments.space import METRIC, TIME, Axis
 from launch.experiments.trials import Trials
-from policies.settings.core_yaml import Value
 from policies.settings.settings import Settings
+from policies.settings.yaml12 import Value
 
 REDUCTION = 3
 """ASHA lets the best third go on at each rung."""

@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cory_env.pickled import shown
-from launch.cluster import room
+from cory_env.pickled import display_name
+from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
 from launch.experiments.space import SEED, TIME, Axis, points, read_axes, unique_kinds
-from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.journal import Journal, atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.storage import is_uri
 from launch.training.start import starting_policies
-from policies.settings.core_yaml import as_word, read_yaml, write_yaml
-from policies.settings.placement import Process, processes
+from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
+from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
 SEARCH = "search.yaml"
 ORIGIN = "# cory tune"
@@ -85,7 +85,7 @@ class Search(NamedTuple):
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`; its first line is the command."""
         values = {**self.options, "settings": self.settings.model_dump()}
-        replace_text(folder / SEARCH, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
+        atomic_write(folder / SEARCH, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
 
     @classmethod
     def read(cls, folder: Path) -> "Search":
@@ -132,15 +132,15 @@ def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
     """
     make_folder(folder)
     is_free = (folder / SEARCH).exists() or all(entry.name == LOCK for entry in folder.iterdir())
-    if begun(folder) or not is_free:
-        hint = f"Continue it by `{resume_command(folder)}`, or name" if begun(folder) else "Name"
+    if is_resumable(folder) or not is_free:
+        hint = f"Continue it by `{resume_command(folder)}`, or name" if is_resumable(folder) else "Name"
         raise CommandError(f"{folder} is not empty. {hint} another folder with --out.")
     lock = lock_folder(folder)
     search.write(folder, origin)
     return lock
 
 
-def begun(folder: Path) -> bool:
+def is_resumable(folder: Path) -> bool:
     """Tells whether a folder has a search that can go on."""
     return any(folder.glob(STATE))
 
@@ -158,7 +158,7 @@ def check_same(folder: Path, search: Search) -> None:
     for key in changed_settings(before.settings, search.settings):
         # The search keeps a checkpoint of the run that it starts from.
         if key != "start_from" or not start or not Path(str(kept[key])).is_relative_to(Path(start).resolve()):
-            changes.append(f"{key}={shown(as_word(kept[key]))}")
+            changes.append(f"{key}={display_name(to_cli(kept[key]))}")
     if changes:
         raise CommandError(
             f"{folder} holds a search with {', '.join(changes)}. Ask for just that, or name another folder with --out."
@@ -176,7 +176,7 @@ def read_reports(folder: Path) -> list[dict[str, Any]]:
     return list(reports.values())
 
 
-def check_room(settings: Sequence[Settings], nodes: Sequence[room.Node], beside: Sequence[Process] = ()) -> None:
+def check_room(settings: Sequence[Settings], nodes: Sequence[placement.Node], beside: Sequence[Process] = ()) -> None:
     """Refuses trials of which not even one has room; Tune would wait for it without a word.
 
     Args:
@@ -188,4 +188,4 @@ def check_room(settings: Sequence[Settings], nodes: Sequence[room.Node], beside:
         CommandError: a trial asks for more than there is.
     """
     for trial in settings:
-        room.check([*beside, *processes(trial, trial=True)], nodes)
+        placement.check_placement([*beside, *processes(trial, trial=True)], nodes)

@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cory_env.pickled import shown
+from cory_env.pickled import display_name
 from launch.console.errors import CommandError
-from policies.settings.core_yaml import Value, as_word, scalar, write_yaml
-from policies.settings.settings import ABOUT, Settings, SettingsError, deciding, make_settings, nearest_key
+from policies.settings.settings import METADATA, Settings, SettingsError, make_settings, nearest_key, settings_in
+from policies.settings.yaml12 import Value, scalar, to_cli, write_yaml
 
 SEED = "seed"
 TIME = "updates"
@@ -62,7 +62,7 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
             )
         if key not in Settings.model_fields:
             raise CommandError(f"Unknown setting `{key}` in --over.{nearest_key(key, list(Settings.model_fields))}")
-        if not ABOUT[key].search:
+        if not METADATA[key].search:
             raise CommandError(f"--over {key}: trials that differ in it do not compare. Set {key}=X for all instead.")
         if key in axes:
             raise CommandError(f"--over names {key} twice. Name all its values at once.")
@@ -120,7 +120,7 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
 
 def unique_kinds(found: Sequence[Settings]) -> list[Settings]:
     """Returns of many settings those that differ in what is asked, who answers, or how: one of each kind."""
-    keys = sorted(deciding("task", "policy", "sampling"))
+    keys = sorted(settings_in("task", "policy", "sampling"))
     return list({repr([getattr(each, key) for key in keys]): each for each in found}.values())
 
 
@@ -131,9 +131,9 @@ def show_point(point: Mapping[str, Value]) -> str:
 
 def show_value(value: Value) -> str:
     """Returns a value as it is written on the command line, numbers with four digits at most, a reward without code."""
-    return f"{value:.4g}" if isinstance(value, float) else shown(as_word(value))
+    return f"{value:.4g}" if isinstance(value, float) else display_name(to_cli(value))
 
 
 def exact_value(value: Value) -> str:
     """Returns a value as it is written in the list of an axis, with all its digits."""
-    return as_word(value) if isinstance(value, int | float | None) else write_yaml([value], flow=True).strip()[1:-1]
+    return to_cli(value) if isinstance(value, int | float | None) else write_yaml([value], flow=True).strip()[1:-1]

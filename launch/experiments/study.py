@@ -32,13 +32,13 @@ from cory_env.home import expand_home
 from launch.console.configuration import read_preset, read_words
 from launch.console.errors import CommandError
 from launch.experiments.contrasts import Contrast
-from policies.settings.core_yaml import Value, as_word, read_yaml
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
+from policies.settings.yaml12 import Value, read_yaml, to_cli
 
 _FOLDER = files("launch.experiments") / "studies"
 _SHARED = ("seed", "eval_kl_coef")
-"""Settings that no arm may differ in: a study deals the seeds, and has one goal."""
+"""Settings that no arm may differ in: a study sets the seeds, and has one goal."""
 
 
 def _seeds(value: object) -> object:
@@ -202,7 +202,7 @@ def _check(study: Study, arm: Arm, where: str) -> None:
 
 def word(key: str, value: Value) -> str:
     """Returns a setting as `key=value`, which `configuration.read_words` reads back."""
-    return f"{key}={as_word(value)}"
+    return f"{key}={to_cli(value)}"
 
 
 def _resolve(base: str, values: dict[str, Value]) -> Settings:

@@ -215,7 +215,7 @@ def collect(job: Job, ended: Ended) -> StudyRun:
         cost=cast(Cost, rounded(cost)),
         metrics=lines,
         samples=cast(list[SampleLine], rounded([line for line in run.samples.read() if line["held_out"]])),
-        final=None if last is None or status == "diverged" else final_figures(last, settings.modules),
+        final=None if last is None or status == "diverged" else final_figures(last, settings.policy_ids),
     )
 
 

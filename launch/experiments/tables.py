@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from launch.display.statistics import mean_ci
-from launch.display.tables import FINE, MAIN, shown, table
+from launch.display.tables import FINE, MAIN_METRICS, metric_format, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,14 +20,14 @@ def points_table(keys: Sequence[str], points: "Iterable[tuple[Sequence[str], pd.
         points: what stands in these columns, and the point's runs: a row each, with `whole`, the figures of `MAIN`,
             `seconds`, and a `remark` or nothing.
     """
-    made = table(keys, ["seeds", *(shown(key).heading for key in MAIN), "minutes"])
+    made = table(keys, ["seeds", *(metric_format(key).heading for key in MAIN_METRICS), "minutes"])
     made.add_column("")
     for cells, runs in points:
         whole = runs[runs["whole"]]
         made.add_row(
             *cells,
             f"{len(whole)}" if len(whole) == len(runs) else f"{len(whole)} of {len(runs)}",
-            *(_mean(whole[key].astype(float), FINE[key]) for key in MAIN),
+            *(_mean(whole[key].astype(float), FINE[key]) for key in MAIN_METRICS),
             f"{runs['seconds'].mean() / 60:.1f}",
             ", ".join(filter(None, runs["remark"])),
         )

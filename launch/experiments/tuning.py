@@ -11,25 +11,25 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import BasicVariantGenerator
 
-from launch.cluster import room, session
+from launch.cluster import placement, session
 from launch.console import output
-from launch.display.terminal import Voice
+from launch.display.terminal import ProgressPrinter
 from launch.experiments.callbacks import ProgressCallback, StopCallback, TrackerCallback
 from launch.experiments.outcome import collect_results
 from launch.experiments.schedulers import Asha, Fifo, Population, Reports, Stopping
-from launch.experiments.search import LOG, REPORTS, Search, begun, check_room, read_reports
+from launch.experiments.search import LOG, REPORTS, Search, check_room, is_resumable, read_reports
 from launch.experiments.space import METRIC, TIME, points
 from launch.experiments.trials import Locate, Trials
 from launch.run_folder.journal import Journal
 from policies.cory import Cory, CoryConfig
-from policies.settings.placement import cpus, processes
+from policies.settings.processes import cpus, processes
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def run_search(
-    search: Search, folder: Path, locate: Locate, voice: Voice, stop: StopCallback, debug: bool
+    search: Search, folder: Path, locate: Locate, voice: ProgressPrinter, stop: StopCallback, debug: bool
 ) -> "pd.DataFrame":
     """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
 
@@ -55,13 +55,13 @@ def run_search(
     largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
     with contextlib.ExitStack() as stack:
         if not debug:
-            stack.enter_context(output.output_into(folder / LOG))
+            stack.enter_context(output.redirect_output(folder / LOG))
         stack.enter_context(voice)
         voice.stage("Starting Ray")
         stack.enter_context(session.ray_session(largest, debug))
         stop.interrupts.install()  # Ray took SIGTERM
         if session.UNCHECKED not in os.environ:
-            check_room(checked, room.living_nodes())
+            check_room(checked, placement.alive_nodes())
         voice.stage("Running trials")
         reports = Journal(folder / REPORTS, TIME)
         reports.cut_after(search.settings.num_updates)  # what a kill left of a line
@@ -120,7 +120,7 @@ def run_trials(
         callbacks=[*callbacks, stop],
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
-        resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME) if begun(folder) else None,
+        resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME) if is_resumable(folder) else None,
         raise_on_failed_trial=False,
         verbose=0,
     ).trials

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cory_env.tasks import Query
 from launch.console.errors import CommandError, make_folder
-from launch.display.terminal import Voice
+from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.models.trained import PolicySet
 from launch.models.trained_chain import AT_ONCE, TrainedChain
-from launch.run_folder.journal import replace_text
+from launch.run_folder.journal import atomic_write
 from launch.run_folder.locks import try_lock
-from launch.run_folder.storage import check_place
+from launch.run_folder.storage import check_location
 
 
 def check_free(out: Path) -> None:
@@ -23,7 +23,7 @@ def check_free(out: Path) -> None:
     Raises:
         CommandError: something is there, its name says that it is no JSON Lines, or it would be gone with a job.
     """
-    check_place(str(out), "file")
+    check_location(str(out), "file")
     if out.suffix in (".csv", ".parquet", ".json"):
         raise CommandError(f"{out}: answers are written as JSON Lines. End its name in .jsonl.")
     if out.exists():
@@ -49,13 +49,13 @@ def answer_file(
         CommandError: another process is at it, the folder cannot be made, or the policies cannot be loaded.
         GenerationError, EngineStartError: the engine failed.
     """
-    deals = [(query, sample) for query in queries for sample in range(samples)]
+    prompt_refs = [(query, sample) for query in queries for sample in range(samples)]
     size = AT_ONCE[chain.backend]
-    work = [deals[start : start + size] for start in range(0, len(deals), size)]
+    work = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
     identity = {
         "run": trained.place,
         "checkpoint": trained.lines[-1],
-        "roles": list(chain.players),
+        "roles": list(chain.policy_ids),
         "temperature": chain.temperature,
         "seed": chain.seed,
         "samples": samples,
@@ -69,18 +69,18 @@ def answer_file(
         raise CommandError(f"Another process writes {out}. Wait for it, or name another file with --out.")
     with lock:
         batches = Batches(part, identity, work, restart=True)
-        with Voice(sys.stderr, len(work), done=batches.done, bar=bar) as voice:
+        with ProgressPrinter(sys.stderr, len(work), done=batches.done, bar=bar) as voice:
             voice.stage("Answering")
-            batches.run(lambda deals: {"rows": _rows(deals, chain)}, voice)
+            batches.run(lambda prompt_refs: {"rows": _rows(prompt_refs, chain)}, voice)
         rows = [row for batch in batches.results for row in batch["rows"]]
-        replace_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        atomic_write(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         part.unlink()
         lock_file.unlink()
 
 
-def _rows(deals: Sequence[tuple[Query, int]], chain: TrainedChain) -> list[dict[str, object]]:
+def _rows(prompt_refs: Sequence[tuple[Query, int]], chain: TrainedChain) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for (query, sample), answered in zip(deals, chain.answer_all(deals), strict=True):
+    for (query, sample), answered in zip(prompt_refs, chain.answer_all(prompt_refs), strict=True):
         columns = json.loads(json.dumps(query.columns, default=str))  # a table may hold dates and the like
         rows.append({"row": query.id, "sample": sample, **({"columns": columns} if columns else {}), **answered})
     return rows

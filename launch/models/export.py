@@ -21,13 +21,13 @@ from cory_env.tokenizer import load_tokenizer
 from launch.console.errors import CommandError, make_folder
 from launch.models.model_card import base_path, model_card
 from launch.models.trained import PolicySet, trainable
-from launch.run_folder.storage import check_place
+from launch.run_folder.storage import check_location
 from policies.compat.transformers import unsaved_weights
-from policies.models.adapters import adapted, added, peft_config, peft_names
-from policies.models.language_model import empty_language_model, load_language_model
+from policies.models.adapters import add_lora, lora_delta, peft_config, peft_names
+from policies.models.atomic import atomic_dir
+from policies.models.language_model import load_language_model, meta_model
 from policies.models.model_names import model_path
 from policies.models.stored_weights import StoredWeights
-from policies.models.whole_folder import whole_folder
 from policies.settings.settings import Settings, Tokenizers
 
 Tensors = Callable[[str], Tensor]
@@ -68,7 +68,7 @@ def check_free_folder(out: Path) -> None:
     Raises:
         CommandError: something is in its place, it would be gone with a job, or it is a URI.
     """
-    check_place(str(out), "model")
+    check_location(str(out), "model")
     if out.exists() and (not out.is_dir() or out.is_mount() or any(out.iterdir())):  # a mount cannot be renamed to
         raise CommandError(f"{out} is not a new folder: name another one with --out.")
 
@@ -99,12 +99,12 @@ def write(trained: PolicySet, policy: str, out: Path, dtype: str = "fp32", merge
         tokenizers = settings.make_tokenizers()
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
-    sampling = generation_config(settings, tokenizers, policy if policy in tokenizers else settings.modules[0])
+    sampling = generation_config(settings, tokenizers, policy if policy in tokenizers else settings.policy_ids[0])
     is_adapter = settings.lora is not None and not merge
-    whole = None if is_adapter else whole_model(trained, policy)
+    whole = None if is_adapter else merged_model(trained, policy)
     card = model_card(trained, policy, _health(trained, policy), adapter=is_adapter)
     try:
-        with whole_folder(out) as folder:
+        with atomic_dir(out) as folder:
             tokenizer.save_pretrained(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
             if whole is None:
@@ -124,7 +124,7 @@ def write(trained: PolicySet, policy: str, out: Path, dtype: str = "fp32", merge
         raise
 
 
-def whole_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, Tensors]:
+def merged_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, Tensors]:
     """Returns the base model with the base's own configuration, on the meta device, and a policy's weights for it.
 
     Those are fp32, by the model's names, each made when it is asked for. An adapter is merged into its base.
@@ -147,7 +147,7 @@ def whole_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, Tenso
     model = load_language_model(path, settings.trust_remote_code, device="meta")
     base = _base_tensors(path, settings.trust_remote_code, model)
     weights, lora = trained.weights(policy), trained.lora(policy)
-    skeleton = model if lora is None else adapted(model.requires_grad_(False), lora)
+    skeleton = model if lora is None else add_lora(model.requires_grad_(False), lora)
     trained.check_base(policy, weights, trainable(skeleton))
     first = {id(parameter): name for name, parameter in model.named_parameters()}  # of the names of tied weights
 
@@ -161,7 +161,7 @@ def whole_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, Tenso
             for factor in weights
             if factor.startswith(f"{layer}.lora_")
         }
-        return base(name) + added(skeleton, layer, factors) if factors else base(name)
+        return base(name) + lora_delta(skeleton, layer, factors) if factors else base(name)
 
     # Training switches dropout off in the configuration; who trains on may want it back.
     model.config = AutoConfig.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
@@ -240,8 +240,8 @@ def save_adapter(trained: PolicySet, policy: str, folder: Path, dtype: torch.dty
     """
     lora, weights = trained.lora(policy), trained.weights(policy)
     assert lora is not None
-    base = empty_language_model(model_path(trained.base(policy)), trained.settings.trust_remote_code)
-    trained.check_base(policy, weights, trainable(adapted(base, lora)))
+    base = meta_model(model_path(trained.base(policy)), trained.settings.trust_remote_code)
+    trained.check_base(policy, weights, trainable(add_lora(base, lora)))
     config = peft_config(base, lora)
     config.base_model_name_or_path = base_path(trained, policy)
     config.inference_mode = True

@@ -71,7 +71,7 @@ def load_generator(
     from policies.generation.vllm_generator import VLLMGenerator
 
     for policy in policies:  # before engines start, which takes long
-        trained.check_base(policy, weights[policy], trainable(trained.skeleton(policy)))
+        trained.check_base(policy, weights[policy], trainable(trained.meta_model(policy)))
     generator = VLLMGenerator(
         models,
         **common,

@@ -18,7 +18,7 @@ import torch
 
 from launch.console.errors import CommandError
 from launch.display.tables import table
-from launch.display.terminal import Voice
+from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.models.export import write
 from launch.models.trained import PolicySet
@@ -88,7 +88,7 @@ def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet:
         )
     models = dict.fromkeys(trained.settings.models.values())
     bases = {BASE if len(models) == 1 else f"{BASE} {name}": name for name in models}
-    batches = Batches(out / "results.jsonl", suite.identity(trained), (*bases, *trained.settings.modules))
+    batches = Batches(out / "results.jsonl", suite.identity(trained), (*bases, *trained.settings.policy_ids))
 
     def run(label: str) -> dict[str, object]:
         voice.stage(f"Measuring {label}")
@@ -99,7 +99,7 @@ def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet:
             results = _run(path, trained.settings.trust_remote_code, suite, manager)
         return {"model": label, **json.loads(json.dumps(results, default=_plain))}
 
-    with Voice(console, len(batches.work), done=batches.done, quiet=quiet, bar=False) as voice:
+    with ProgressPrinter(console, len(batches.work), done=batches.done, quiet=quiet, bar=False) as voice:
         batches.run(run, voice)
     return {results["model"]: results for results in batches.results}
 

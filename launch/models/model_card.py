@@ -9,17 +9,17 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.utils import cached_file
 
-from cory_env.pickled import shown as without_code
-from launch.display.tables import shown, written
+from cory_env.pickled import display_name as without_code
+from launch.display.tables import format_metric, metric_format
 from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
-from launch.run_folder.sources import task_alone
+from launch.run_folder.sources import task_without_queries
 from launch.training.summary import COLUMNS
 from policies.generation.vllm_lora import MOST, room
 from policies.models.model_names import AVERAGE, model_path
-from policies.settings.core_yaml import write_yaml
-from policies.settings.settings import Settings, deciding
+from policies.settings.settings import Settings, settings_in
+from policies.settings.yaml12 import write_yaml
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 """The card's text, as a Jinja template."""
@@ -46,8 +46,8 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
         base_path=base_path(trained, policy),
         updates=trained.update,
         version=own_version(),
-        llms=settings.modules,
-        teams=len(settings.modules) // settings.num_agents,
+        llms=settings.policy_ids,
+        teams=len(settings.policy_ids) // settings.num_agents,
         is_mean=policy == AVERAGE,
         warnings=warnings,
         adapter=adapter,
@@ -72,8 +72,8 @@ def base_path(trained: PolicySet, policy: str) -> str:
 
 def _training(settings: Settings) -> dict[str, object]:
     """Returns the settings that say what was learned, without those that are unset."""
-    told = deciding("task", "policy", "sampling", "learning")
-    return {name: value for name, value in settings.told().items() if name in told and value is not None}
+    told = settings_in("task", "policy", "sampling", "learning")
+    return {name: value for name, value in settings.public_dict().items() if name in told and value is not None}
 
 
 def _header(settings: Settings, model: str, adapter: bool) -> ModelCardData:
@@ -107,7 +107,7 @@ def _prompts(trained: PolicySet) -> str:
     """Returns the templates that the policy was trained with; those of a task are known only where its data is."""
     settings = trained.settings
     try:
-        task = task_alone(trained.sources) or settings.make_task()
+        task = task_without_queries(trained.sources) or settings.make_task()
     except (ValueError, OSError):
         return f"Those of the task `{settings.task}`."
     prompts = {"pioneer": task.prompt_template}
@@ -128,7 +128,10 @@ def _results(trained: PolicySet, policy: str) -> str:
     if not columns:
         return "None: the run did not evaluate it (eval_average=true does). `cory evaluate FOLDER` can."
     heading = ["", *columns]
-    rows = [[shown(key).heading, *(written(key, figures[key]) for figures in columns.values())] for key in COLUMNS]
+    rows = [
+        [metric_format(key).heading, *(format_metric(key, figures[key]) for figures in columns.values())]
+        for key in COLUMNS
+    ]
     table = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 

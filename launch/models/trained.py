@@ -17,11 +17,11 @@ from launch.console.errors import CommandError
 from launch.run_folder.environment import in_words
 from launch.run_folder.layout import CONFIG, POLICIES
 from launch.run_folder.locations import add_module_folders, located
-from launch.run_folder.records import Update, plain
+from launch.run_folder.records import Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, compare_llms, llms_of
 from launch.run_folder.status import read_run
-from policies.models.average import mean_weights, stacked, stacked_lora
+from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE, model_path
 from policies.models.weights import LazyWeights, Weights, shapes
@@ -44,7 +44,7 @@ class PolicySet:
     """The updates that had been done."""
     lines: Sequence[Update]
     """The metrics up to that update, as far as they are known; the last line is its own."""
-    players: tuple[str, ...]
+    policy_ids: tuple[str, ...]
     """The policies in the order in which the chain's next query would have been answered."""
     place: str
     """How a user finds whose policies they are: a run's folder or URI."""
@@ -63,7 +63,7 @@ class PolicySet:
     @property
     def policies(self) -> tuple[str, ...]:
         """The names of its policies; with several LLMs that started from one model, also `AVERAGE`, their mean."""
-        modules = self.settings.modules
+        modules = self.settings.policy_ids
         return (*modules, AVERAGE) if len(modules) > 1 and len(set(self.settings.models.values())) == 1 else modules
 
     @property
@@ -92,19 +92,19 @@ class PolicySet:
             CommandError: the checkpoint is gone, or holds anything but arrays there.
         """
         if policy == AVERAGE:
-            weights = [self.weights(module) for module in self.settings.modules]
-            return mean_weights(weights) if self.settings.lora is None else stacked(weights)
+            weights = [self.weights(module) for module in self.settings.policy_ids]
+            return mean_weights(weights) if self.settings.lora is None else concat_lora(weights)
         return self.read(policy)
 
     def lora(self, policy: str) -> Lora | None:
         """What the adapter of a policy is like; None: there is none."""
         lora = self.settings.lora
-        return stacked_lora(lora, len(self.settings.modules)) if lora and policy == AVERAGE else lora
+        return concat_lora_config(lora, len(self.settings.policy_ids)) if lora and policy == AVERAGE else lora
 
     def base(self, policy: str) -> str:
         """The name of the model that a policy started from; that of an `AVERAGE` is everyone's."""
         models = self.settings.models
-        return models[self.settings.modules[0] if policy == AVERAGE else policy]
+        return models[self.settings.policy_ids[0] if policy == AVERAGE else policy]
 
     def changes(self) -> list[str]:
         """Returns a sentence on each model, tokenizer and chat template that is not what the policies learned with.
@@ -120,18 +120,18 @@ class PolicySet:
             raise CommandError(" ".join(str(error).split())) from error
         return [f"{change.text}." for change in compare_llms(self.sources, self.settings, now)]
 
-    def skeleton(self, policy: str) -> PreTrainedModel:
+    def meta_model(self, policy: str) -> PreTrainedModel:
         """Returns the model of a policy, with its adapter, without the memory for weights.
 
         Raises:
             ModelError: there is no base model any more.
         """
-        from policies.models.adapters import adapted  # brings transformers along
-        from policies.models.language_model import empty_language_model
+        from policies.models.adapters import add_lora  # brings transformers along
+        from policies.models.language_model import meta_model
 
-        model = empty_language_model(model_path(self.base(policy)), self.settings.trust_remote_code)
+        model = meta_model(model_path(self.base(policy)), self.settings.trust_remote_code)
         lora = self.lora(policy)
-        return cast("PreTrainedModel", model.requires_grad_(True)) if lora is None else adapted(model, lora)
+        return cast("PreTrainedModel", model.requires_grad_(True)) if lora is None else add_lora(model, lora)
 
     def check_base(self, policy: str, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
         """Refuses a base model that is not the one that training started from.
@@ -162,8 +162,8 @@ def policies_of(algorithm: Cory) -> PolicySet:
     return PolicySet(
         settings=algorithm.settings,
         update=algorithm.updates,
-        lines=[cast(Update, plain(report or {"update": algorithm.updates}))],
-        players=tuple(algorithm.mapping.as_dict().values()),
+        lines=[cast(Update, to_json(report or {"update": algorithm.updates}))],
+        policy_ids=tuple(algorithm.mapping.as_dict().values()),
         place="The algorithm",
         name=algorithm.settings.task,
         origin=f"an algorithm in Python  # {in_words()}",
@@ -200,7 +200,7 @@ def open_trained(place: str | Path, wanted: str | None = None) -> PolicySet:
         settings=settings,
         update=update,
         lines=lines,
-        players=_next_players(settings, lines[-1]),
+        policy_ids=_next_players(settings, lines[-1]),
         place=run.shown(run.path),
         name=run.path.resolve().name,
         origin="\n".join(line.removeprefix("# ") for line in commands if line.startswith("# ")),
@@ -212,9 +212,9 @@ def open_trained(place: str | Path, wanted: str | None = None) -> PolicySet:
 
 
 def _next_players(settings: Settings, line: Update) -> tuple[str, ...]:
-    mapping = RoleMapping(settings.roles, settings.modules)
+    mapping = RoleMapping(settings.roles, settings.policy_ids)
     if "roles" in line:  # else it is before the first update
-        mapping = mapping.led_by(line["roles"][settings.roles[0]])
+        mapping = mapping.with_pioneer(line["roles"][settings.roles[0]])
         mapping = mapping.rotated() if line["exchanged"] else mapping
     return tuple(mapping.as_dict().values())
 

@@ -17,15 +17,15 @@ from launch.console.errors import CommandError
 from launch.display.texts import visible
 from launch.models.generators import COLDEST, load_generator
 from launch.models.trained import PolicySet
-from launch.run_folder.records import Answer, Answered
-from launch.run_folder.sources import task_alone
+from launch.run_folder.records import RawResponse, RawSample
+from launch.run_folder.sources import task_without_queries
 from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_STREAM, Request, Sampling, sampling_seed
 from policies.generation.token_stream import Detokenizer, StepStreamer
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.model_names import AVERAGE
-from policies.rollout.dealing import Deal
-from policies.rollout.game import Game, InPlay
+from policies.rollout.chain_scheduler import ChainScheduler, ChainState
+from policies.rollout.prompt_sampling import PromptRef
 
 if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
@@ -53,7 +53,7 @@ class TokenPrinter:
         typer.secho(f"{role} ({policy}): ", self._output, dim=True, nl=False)
         self._begun = False
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Goes on with the response; spaces that it starts with are left out."""
         text = text if self._begun else text.lstrip()
         self._begun = self._begun or bool(text)
@@ -66,7 +66,7 @@ class TrainedChain:
     def __init__(
         self,
         trained: PolicySet,
-        players: Sequence[str],
+        policy_ids: Sequence[str],
         temperature: float,
         seed: int,
         backend: str = "transformers",
@@ -75,7 +75,7 @@ class TrainedChain:
 
         Args:
             trained: whose they are.
-            players: policies of the run, in the order they answer; the chain is as long.
+            policy_ids: policies of the run, in the order they answer; the chain is as long.
             temperature: of sampling.
             seed: of sampling; with the run's own and its temperature, query n gets the responses that evaluation
                 samples for held-out query n.
@@ -85,8 +85,8 @@ class TrainedChain:
             CommandError: the checkpoint or the task's data is not as it was.
             ModelError: there is no base model any more.
         """
-        self.chain = chain_of(trained, players)
-        self.players = players
+        self.chain = chain_of(trained, policy_ids)
+        self.policy_ids = policy_ids
         self.temperature = max(temperature, COLDEST)
         self.seed = seed
         self.backend = backend
@@ -101,7 +101,7 @@ class TrainedChain:
             EngineStartError: vLLM could not start.
             ModelError: there is no base model any more.
         """
-        return load_generator(self._trained, tuple(dict.fromkeys(self.players)), self.backend, AT_ONCE[self.backend])
+        return load_generator(self._trained, tuple(dict.fromkeys(self.policy_ids)), self.backend, AT_ONCE[self.backend])
 
     @property
     def columns(self) -> set[str]:
@@ -129,11 +129,11 @@ class TrainedChain:
             for reader in dict.fromkeys(self.chain.at[1:]):
                 reader.build_prompt(query, [[]])
 
-    def answer_all(self, deals: Sequence[tuple[Query, int]]) -> list[Answered]:
+    def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[RawSample]:
         """Lets the chain answer many queries at once, each at its own pace.
 
         Args:
-            deals: queries, and which sample of their answers each is.
+            prompt_refs: queries, and which sample of their answers each is.
 
         Returns:
             In the same order.
@@ -142,19 +142,21 @@ class TrainedChain:
             QueryTooLong: a query's prompt is longer than `max_prompt_tokens`.
             GenerationError: the engine failed.
         """
-        if len(deals) > (size := AT_ONCE[self.backend]):
-            batches = [deals[start : start + size] for start in range(0, len(deals), size)]
+        if len(prompt_refs) > (size := AT_ONCE[self.backend]):
+            batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
             return [answered for batch in batches for answered in self.answer_all(batch)]
 
-        def ask(index: int, playing: InPlay) -> Request:
-            deal, episode, responses = playing
+        def ask(index: int, playing: ChainState) -> Request:
+            prompt_ref, episode, responses = playing
             position = len(responses)
-            sampling = self._sampling(deal.query, position, deal.sample)
-            return Request(index, self.players[position], episode.prompt_ids(), sampling)
+            sampling = self._sampling(prompt_ref.query, position, prompt_ref.sample)
+            return Request(index, self.policy_ids[position], episode.prompt_ids(), sampling)
 
-        episodes = [(Deal(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in deals]
-        game = Game(episodes, 1, ask, lambda episodes: None)  # no prompt waits for rewards: `chain_of` refuses those
-        self.generator.converse(game.start(), game.follow)
+        episodes = [(PromptRef(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in prompt_refs]
+        game = ChainScheduler(
+            episodes, 1, ask, lambda episodes: None
+        )  # no prompt waits for rewards: `chain_of` refuses those
+        self.generator.run_requests(game.start(), game.follow)
         return [self._answered(playing.episode) for playing in game.chains]
 
     def answer(
@@ -165,7 +167,7 @@ class TrainedChain:
         *,
         history: Sequence[Message] | None = None,
         sample: int = 0,
-    ) -> Answered:
+    ) -> RawSample:
         """Lets the chain answer a query.
 
         Args:
@@ -185,7 +187,7 @@ class TrainedChain:
             return self.answer_all([(query, sample)])[0]
         printer.query(text)
         episode = ChainEpisode(self.chain, query)
-        for position, (role, policy) in enumerate(zip(self.chain.roles, self.players, strict=True)):
+        for position, (role, policy) in enumerate(zip(self.chain.roles, self.policy_ids, strict=True)):
             printer.turn(role, policy)
             chain = self.chain.at[position]
             detokenizer = Detokenizer(chain.decode_whole, chain.stops)
@@ -194,7 +196,7 @@ class TrainedChain:
                 [episode.prompt_ids()], policy, self._sampling(number, position, sample), streamer
             )
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-            printer.say(f"{detokenizer.end()}\n")
+            printer.print(f"{detokenizer.end()}\n")
         return self._answered(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
@@ -203,40 +205,42 @@ class TrainedChain:
             self.temperature, self.chain.max_response_tokens, [seed], self.chain.at[position].stop_token_ids
         )
 
-    def _answered(self, episode: ChainEpisode) -> Answered:
-        responses = zip(self.chain.roles, self.players, episode.completions, strict=True)
-        return Answered(
+    def _answered(self, episode: ChainEpisode) -> RawSample:
+        responses = zip(self.chain.roles, self.policy_ids, episode.completions, strict=True)
+        return RawSample(
             query=episode.query.raw,
-            responses=[Answer(role=role, policy=policy, text=text) for role, policy, text in responses],
+            responses=[RawResponse(role=role, policy=policy, text=text) for role, policy, text in responses],
         )
 
 
 def _print_tokens(printer: TokenPrinter, detokenizer: Detokenizer, tokens: list[int]) -> None:
-    printer.say(detokenizer.add(tokens))
+    printer.print(detokenizer.add(tokens))
 
 
-def chain_of(trained: PolicySet, players: Sequence[str]) -> Chain:
+def chain_of(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
     """Returns the chain that policies of a run play, as they read and write it.
 
     Args:
         trained: whose they are.
-        players: in the order they answer.
+        policy_ids: in the order they answer.
 
     Raises:
         CommandError: the task's data is not as it was, or one of the policies cannot answer.
         ModelError: there is no base model any more.
     """
     settings = trained.settings
-    task, tokenizers = load_task(settings, task_alone(trained.sources))
-    if settings.knowledge_transfer and settings.observed == "best" and len(players) > 2:
+    task, tokenizers = load_task(settings, task_without_queries(trained.sources))
+    if settings.knowledge_transfer and settings.observed == "best" and len(policy_ids) > 2:
         raise CommandError(
             "From the third one on, the policies of this run see the best of the earlier responses, and which one "
-            f"that is only the reward can tell. Let fewer answer: --roles {','.join(players[:2])}."
+            f"that is only the reward can tell. Let fewer answer: --roles {','.join(policy_ids[:2])}."
         )
-    if settings.lora is not None and AVERAGE in players:
+    if settings.lora is not None and AVERAGE in policy_ids:
         raise CommandError(
             "The mean of adapters has a higher rank than they, so it cannot answer here. Write it with `cory "
             "export --policy mean`, or name policies of the run with --roles."
         )
-    readers = [player if player in tokenizers else settings.modules[0] for player in players]  # the mean is no LLM
+    readers = [
+        policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids
+    ]  # the mean is no LLM
     return settings.make_chain(task, tokenizers, readers)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cory_env.pickled import shown
+from cory_env.pickled import display_name
 from launch.console.configuration import as_yaml
 from launch.display.plot import Plot
-from launch.display.tables import written
-from launch.display.texts import method, visible
+from launch.display.tables import format_metric
+from launch.display.texts import algorithm_name, visible
 from launch.experiments.space import show_value
 from launch.report import plots, tables
 from launch.report.runs import Arm, Run, arms_of, differing
@@ -37,7 +37,7 @@ def page(runs: Sequence[Run]) -> tuple[str, list[Plot]]:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters.update(visible=visible, reward=lambda value: written("task_reward", value))
+    environment.filters.update(visible=visible, reward=lambda value: format_metric("task_reward", value))
     html = environment.get_template("report.html").render(
         title=_title(arms),
         subtitle=_subtitle(runs),
@@ -53,7 +53,7 @@ def page(runs: Sequence[Run]) -> tuple[str, list[Plot]]:
         warnings=[(run.name, warnings) for run in ordered if (warnings := tables.warnings(run))],
         samples=[run for run in ordered if run.result.samples],
         differing=[(key, [_distinct(arm, key) for arm in arms]) for key in differing(ordered)],
-        settings=[(arm.label, shown(as_yaml(arm.settings))) for arm in arms],
+        settings=[(arm.label, display_name(as_yaml(arm.settings))) for arm in arms],
         environments=tables.environments(ordered),
         commands=[(run.name, run.commands) for run in ordered],
     )
@@ -69,12 +69,12 @@ def _title(arms: Sequence[Arm]) -> str:
     studies = list(dict.fromkeys(run.result.study for arm in arms for run in arm.runs if run.result.study))
     if studies:
         return f"Study {', '.join(studies)}"
-    return method(arms[0].settings) if len(arms) == 1 else f"{len(arms)} arms"
+    return algorithm_name(arms[0].settings) if len(arms) == 1 else f"{len(arms)} arms"
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
     tasks = ", ".join(dict.fromkeys(run.settings.task for run in runs))
-    models = ", ".join(dict.fromkeys(run.settings.started_from for run in runs))
+    models = ", ".join(dict.fromkeys(run.settings.model_names for run in runs))
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
 
 
@@ -93,6 +93,6 @@ def _caveats(arms: Sequence[Arm]) -> list[str]:
             f"Combined rewards weigh the KL differently here (η = {', '.join(f'{coef:g}' for coef in coefs)}), so they "
             "do not compare: set eval_kl_coef to the same in all runs. Task reward and KL do compare."
         )
-    if len({(arm.settings.task, arm.settings.data, arm.settings.whole_reward) for arm in arms}) > 1:
+    if len({(arm.settings.task, arm.settings.data, arm.settings.reward_spec) for arm in arms}) > 1:
         caveats.append("The runs are of different tasks, data or rewards: their figures do not compare.")
     return caveats

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pandas as pd
 
-from cory_env.pickled import shown
+from cory_env.pickled import display_name
 from launch.console.configuration import Value
 from launch.display.frame import MEAN
-from launch.display.texts import method
+from launch.display.texts import algorithm_name
 from launch.experiments import results
 from launch.experiments.measures import Measure, StudyMetrics, at_end
 from launch.experiments.results import NO_MATTER, Cost, FinalFigures, StudyRun, final_figures
@@ -24,7 +24,7 @@ from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.status import divergence
 from launch.run_folder.storage import REPORTED, is_uri
-from policies.settings.settings import Settings, deciding
+from policies.settings.settings import Settings, settings_in
 
 LABEL_LENGTH = 48
 """Letters of an arm's name for which plots have room; the table of settings has all."""
@@ -32,7 +32,7 @@ _OF_NO_STUDY: dict[str, Any] = {
     **{"study": "", "arm": "", "label": "", "tier": 1, "place": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
-NO_DIFFERENCE = {"seed", "num_updates", *deciding("writing")}
+NO_DIFFERENCE = {"seed", "num_updates", *settings_in("writing")}
 """Settings in which the runs of one arm may differ."""
 
 
@@ -167,7 +167,7 @@ def read_run(address: str | Path, name: str) -> Run:
     collapsed = settings.stop_on_collapse and any(line.get("collapsed") for line in updates[-1:])
     diverged = divergence(run)
     lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
-    origins = [shown(line).removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
+    origins = [display_name(line).removeprefix("# ").partition("  # ") for line in lines if line.startswith("# ")]
     machine = origins[-1][2] if origins else ""
     responses = None if diverged else _final_responses(run, updates)
     seconds = [line.get("seconds", {}) for line in updates]
@@ -205,7 +205,7 @@ def _final_responses(run: RunFolder, updates: Sequence[Update]) -> final.Final |
 def _final_figures(settings: Settings, updates: Sequence[Update], responses: final.Final | None) -> FinalFigures | None:
     """Returns the figures of a run's final responses, or else its last held-out evaluation."""
     if responses is not None:
-        return final_figures(responses, settings.modules)
+        return final_figures(responses, settings.policy_ids)
     for line in reversed(updates):
         if "evaluation" in line:
             policy = dict(line["evaluation"])
@@ -244,7 +244,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 def values_that_differ(runs: Sequence[Run]) -> dict[str, list[Value]]:
     """Returns each setting in which runs differ, with the value of each run."""
-    told = [run.settings.told() for run in runs]
+    told = [run.settings.public_dict() for run in runs]
     return {key: [settings[key] for settings in told] for key in differing(runs)}
 
 
@@ -286,7 +286,7 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
             for key, value, most in zip(keys, values, usual, strict=True)
             if key != "num_agents" and (value != most or len(keys) == 1)
         ]
-        names = [method(members[0].settings)] if "num_agents" in keys or not apart else []
+        names = [algorithm_name(members[0].settings)] if "num_agents" in keys or not apart else []
         label = shorten(", ".join([*names, *apart]), LABEL_LENGTH, placeholder=" …")
         arms.append(Arm(label, sorted(members, key=lambda run: run.settings.seed)))
     return arms

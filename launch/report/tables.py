@@ -9,7 +9,7 @@ import pandas as pd
 
 from launch.display.frame import LAST, MEAN
 from launch.display.statistics import Difference, Estimate, column_cis, mean_ci
-from launch.display.tables import MAIN, show, shown, written
+from launch.display.tables import MAIN_METRICS, format_metric, format_number, metric_format
 from launch.experiments.measures import (
     Measure,
     area,
@@ -24,7 +24,7 @@ from launch.experiments.measures import (
 from launch.report.runs import Arm, Run
 from launch.run_folder.records import Evaluation, HealthWarning, highest
 
-COMBINED = shown("combined_reward").pattern
+COMBINED = metric_format("combined_reward").pattern
 
 
 class Cell(NamedTuple):
@@ -44,7 +44,7 @@ def cell(values: Iterable[float], form: str, runs: int | None = None) -> Cell:
 
 
 def _interval(low: float | None, high: float | None, form: str) -> str:
-    return "" if low is None and high is None else f"{show(low, form)}\u00a0… {show(high, form)}"
+    return "" if low is None and high is None else f"{format_number(low, form)}\u00a0… {format_number(high, form)}"
 
 
 def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -58,11 +58,11 @@ def _arm_row(arm: Arm) -> dict[str, Any]:
     def cell_of(measure: Measure, form: str) -> Cell:
         return cell(arm.values(measure), form, count)
 
-    average = [cell_of(of_average(key), shown(key).pattern) for key in MAIN]
+    average = [cell_of(of_average(key), metric_format(key).pattern) for key in MAIN_METRICS]
     return {
         "label": arm.label,
         "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{count} of {len(arm.runs)}",
-        "figures": [cell_of(at_end(key), shown(key).pattern) for key in MAIN],
+        "figures": [cell_of(at_end(key), metric_format(key).pattern) for key in MAIN_METRICS],
         "average": average if any(figure.text != "-" for figure in average) else [],
         "collapsed": collapses(arm.results),
         "more": [
@@ -85,7 +85,7 @@ def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
         for other in others if result.study else arms[:1]:
             if other is None or other is arm:
                 continue
-            differences = [paired(arm.by_seed(at_end(key)), other.by_seed(at_end(key))) for key in MAIN]
+            differences = [paired(arm.by_seed(at_end(key)), other.by_seed(at_end(key))) for key in MAIN_METRICS]
             if any(differences):
                 rows.append(
                     {
@@ -114,7 +114,7 @@ def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
     Returns:
         By who answered, each figure; an interval is over queries, and absent if single responses are not kept.
     """
-    policies = run.settings.modules
+    policies = run.settings.policy_ids
     estimates: dict[str, dict[str, Estimate]] = {}
     if run.final_responses is not None:
         answers = {policy: [responses] for policy, responses in run.final_responses["policy"].items()}
@@ -126,7 +126,7 @@ def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
         final = run.result.final
         figures = {MEAN: final["mean"], **final["policy"]}
         figures |= {LAST: final["last_response"]} if "last_response" in final else {}
-        estimates = {who: {name: _alone(known.get(name)) for name in MAIN} for who, known in figures.items()}
+        estimates = {who: {name: _alone(known.get(name)) for name in MAIN_METRICS} for who, known in figures.items()}
     if len(policies) == 1:
         estimates.pop(MEAN, None)  # that of one policy says nothing
     rank = {MEAN: 0, LAST: 2}
@@ -143,9 +143,9 @@ def _over_queries(answers: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate
         pd.DataFrame([each["metrics"] for each in responses], index=[each["query"] for each in responses], dtype=float)
         for responses in answers
     ]
-    joined = pd.concat([table[list(MAIN)] for table in tables], axis=1, join="inner", keys=range(len(tables)))
+    joined = pd.concat([table[list(MAIN_METRICS)] for table in tables], axis=1, join="inner", keys=range(len(tables)))
     values = np.mean([joined[number].to_numpy() for number in range(len(tables))], axis=0)
-    return dict(zip(MAIN, column_cis(values, "bootstrap"), strict=True))
+    return dict(zip(MAIN_METRICS, column_cis(values, "bootstrap"), strict=True))
 
 
 def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -170,8 +170,8 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
         "state": run.state,
         "reason": run.result.reason or "",
         "signs": [sign.text for sign in collapse(run.result)],
-        "combined": written("combined_reward", None if final is None else final["mean"].get("combined_reward")),
-        "best": "-" if at_best is None else f"{written('combined_reward', at_best[1])} (update {at_best[0]})",
+        "combined": format_metric("combined_reward", None if final is None else final["mean"].get("combined_reward")),
+        "best": "-" if at_best is None else f"{format_metric('combined_reward', at_best[1])} (update {at_best[0]})",
         "seconds": cell(times, "{:.1f}").text,
     }
 

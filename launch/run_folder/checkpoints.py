@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launch.console.errors import CommandError
 from launch.run_folder import manifest
-from policies.models.whole_folder import UNFINISHED, sync, whole_folder
+from policies.models.atomic import UNFINISHED, atomic_dir, sync
 
 BEST = "best"
 _NAME = re.compile(r"update_(\d{6,})")
@@ -61,7 +61,7 @@ class Checkpoints:
             OSError: it could not be written, as on a full disk; what was written of it is gone again.
         """
         self.folder.mkdir(exist_ok=True)
-        with whole_folder(self.place(update)) as unfinished:
+        with atomic_dir(self.place(update)) as unfinished:
             yield unfinished
             manifest.write(unfinished)
 
@@ -137,7 +137,7 @@ class Checkpoints:
             sentences.append(f"{latest[1]} {fault}; it is now {aside.name}.")
         return sentences
 
-    def latest_whole(self) -> int:
+    def latest_valid(self) -> int:
         """Returns the update of the latest whole checkpoint; -1 if there is none.
 
         Raises:

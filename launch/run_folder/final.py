@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
-from launch.run_folder.journal import replace_text
-from launch.run_folder.records import Evaluation, plain
+from launch.run_folder.journal import atomic_write
+from launch.run_folder.records import Evaluation, to_json
 
 if TYPE_CHECKING:
     from policies.cory import Cory
-    from policies.rollout.dealing import Deal
+    from policies.rollout.prompt_sampling import PromptRef
     from policies.rollout.role_mapping import RoleMapping
 
 PROBED = 200
@@ -47,29 +47,29 @@ class Final(TypedDict):
 
 
 def measure_chains(
-    algo: "Cory", mapping: "RoleMapping", names: Sequence[str], deals: "Sequence[Deal]", split: Split
+    algo: "Cory", mapping: "RoleMapping", names: Sequence[str], prompt_refs: "Sequence[PromptRef]", split: Split
 ) -> list[list[Evaluation]]:
     """Lets policies answer held-out queries in turn, and measures every response.
 
     Args:
         algo: holds the policies.
         mapping: who plays: all roles, or the first one alone.
-        names: what the players are called, by position.
-        deals: queries of the split, and which sample of their responses each is.
+        names: what the policy_ids are called, by position.
+        prompt_refs: queries of the split, and which sample of their responses each is.
         split: of the task.
 
     Returns:
         Each chain's responses, in order. Chains whose reward failed are left out (`on_reward_error: skip`).
     """
-    rollout, metrics = algo.evaluator.measure(deals, mapping, split)
-    played = zip(rollout.deals, rollout.samples, rollout.episodes, strict=True)
+    rollout, metrics = algo.evaluator.measure(prompt_refs, mapping, split)
+    played = zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
     return [
         [
             Evaluation(
                 policy=name,
                 role=response["role"],
-                query=deal.query,
-                sample=deal.sample,
+                query=prompt_ref.query,
+                sample=prompt_ref.sample,
                 prompt=sample["query"],
                 text=response["text"],
                 tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
@@ -78,7 +78,7 @@ def measure_chains(
             )
             for name, response in zip(names, sample["responses"], strict=True)
         ]
-        for row, (deal, sample, episode) in enumerate(played)
+        for row, (prompt_ref, sample, episode) in enumerate(played)
     ]
 
 
@@ -90,20 +90,20 @@ def final_responses(algo: "Cory", count: int) -> Final:
         count: the first so many held-out queries, or all if there are fewer.
     """
     from policies.models.model_names import AVERAGE
-    from policies.rollout.dealing import Deal
+    from policies.rollout.prompt_sampling import PromptRef
 
-    deals = [Deal(query) for query in range(min(count, len(algo.task.test)))]
+    prompt_refs = [PromptRef(query) for query in range(min(count, len(algo.task.test)))]
     final = Final(update=algo.updates, policy={})
-    for module in algo.settings.modules:
-        mapping = algo.evaluator.led_by(module)
-        players = tuple(mapping.as_dict().values())
-        if chains := measure_chains(algo, mapping, players, deals, "test"):
+    for module in algo.settings.policy_ids:
+        mapping = algo.evaluator.with_pioneer(module)
+        policy_ids = tuple(mapping.as_dict().values())
+        if chains := measure_chains(algo, mapping, policy_ids, prompt_refs, "test"):
             final["policy"][module] = [chain[0] for chain in chains]
-            if len(players) > 1:
-                final.setdefault("last_response", {})[",".join(players)] = [chain[-1] for chain in chains]
+            if len(policy_ids) > 1:
+                final.setdefault("last_response", {})[",".join(policy_ids)] = [chain[-1] for chain in chains]
     if algo.settings.eval_average:
         with algo.evaluator.average() as alone:
-            if chains := measure_chains(algo, alone, (AVERAGE,), deals, "test"):
+            if chains := measure_chains(algo, alone, (AVERAGE,), prompt_refs, "test"):
                 final["policy"][AVERAGE] = [response for (response,) in chains]
     if "last_response" in final:
         final["influence"] = _influence(algo, min(count, PROBED))
@@ -122,7 +122,7 @@ def _influence(algo: "Cory", queries: int) -> FinalInfluence:
 
 def write(file: Path, final: Final) -> None:
     """Writes `final.json`, in one step."""
-    replace_text(file, json.dumps(plain(final), ensure_ascii=False) + "\n")
+    atomic_write(file, json.dumps(to_json(final), ensure_ascii=False) + "\n")
 
 
 def read(file: Path) -> Final | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.console.errors import CommandError
-from launch.run_folder.records import plain
-from policies.models.whole_folder import naming, sync
+from launch.run_folder.records import to_json
+from policies.models.atomic import named_errors, sync
 
 
 class Journal:
@@ -26,8 +26,8 @@ class Journal:
         Raises:
             CommandError: its folder is gone.
         """
-        line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
-        with _folder_needed(self.path), naming(self.path), self.path.open("a", encoding="utf-8") as file:
+        line = json.dumps(to_json(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
+        with _folder_needed(self.path), named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -54,10 +54,10 @@ class Journal:
     def cut_after(self, last: int) -> None:
         """Drops all records with a higher number, and what a kill left of a line, in one step."""
         kept = [record for record in self.read() if record[self.number] <= last]
-        replace_text(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+        atomic_write(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
 
 
-def replace_text(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """Gives a file new content, in one step: a reader, or a kill, finds the old content or the new.
 
     Raises:
@@ -65,7 +65,7 @@ def replace_text(path: Path, text: str) -> None:
     """
     beside = path.with_name(f".{path.name}.new")
     with _folder_needed(path):
-        with naming(path), beside.open("w", encoding="utf-8") as file:
+        with named_errors(path), beside.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -25,11 +25,11 @@ STALE = 120.0
 """Seconds after which one that was not renewed may be taken over."""
 
 
-class Held(CommandError):
+class LeaseHeldError(CommandError):
     """Another process has the lease; the message says which, and what to do."""
 
 
-class Lost(StorageError):
+class LeaseLostError(StorageError):
     """Another process has taken the lease over; the message says which, and where this one's run is."""
 
 
@@ -116,7 +116,7 @@ class Lease:
         owner = self._owner()
         if not self._is_owner(owner):  # none: who took it over has ended
             other = f"process {owner}" if owner else "another process"
-            raise Lost(
+            raise LeaseLostError(
                 f"{self._storage.uri} was taken over by {other}, as this one had not been heard of for {STALE:.0f} s. "
                 f"What this one did is in {self._folder} on {platform.node()}."
             )
@@ -131,7 +131,7 @@ class Lease:
         owner = self._owner()
         if owner is not None and owner.is_alive and not self._is_owner(owner):
             silent = max(time.time() - owner.time, 0.0)
-            raise Held(
+            raise LeaseHeldError(
                 f"{self._storage.uri} is in use by another run (process {owner}, heard of "
                 f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
                 f"{max(STALE - silent, 1.0):.0f} s."

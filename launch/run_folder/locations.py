@@ -6,8 +6,8 @@ import sys
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
-from cory_env.named import parse_spec, search_working_folder
-from cory_env.pickled import is_pickled, shown
+from cory_env.functions import parse_spec, search_working_folder
+from cory_env.pickled import display_name, is_pickled
 from cory_env.shadowing import ROOT
 from cory_env.tasks.rows import HUB
 from launch.console.errors import CommandError
@@ -57,7 +57,7 @@ def absolute_paths(settings: Settings, functions: Iterable[str]) -> dict[str, st
     values += [name for name in settings.models.values() if not is_bundled(name)]
     names = [path_in(value) for value in values if value is not None]
     paths = {name: os.path.abspath(name) for name in names if Path(name).exists()}
-    files = {shown(name): module_file(name) for name in functions}
+    files = {display_name(name): module_file(name) for name in functions}
     return paths | {name: os.path.abspath(file) for name, file in files.items() if file is not None}
 
 
@@ -95,7 +95,7 @@ def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> No
     sys.path[:] = [path for path in sys.path if path not in earlier]
     latest = []
     for name in functions:
-        recorded = paths.get(shown(name))
+        recorded = paths.get(display_name(name))
         if recorded is not None and module_file(name) is None and Path(recorded).is_file():
             latest.append(str(Path(recorded).parents[parse_spec(name)[0].count(".")]))
     _added[:] = dict.fromkeys([*latest, *earlier])

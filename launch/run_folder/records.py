@@ -11,7 +11,7 @@ Figures = dict[str, float | None]
 """Named numbers; None where one is not finite or could not be computed."""
 
 
-class Answer(TypedDict):
+class RawResponse(TypedDict):
     """One response of a chain, before it is rewarded."""
 
     role: str
@@ -19,14 +19,14 @@ class Answer(TypedDict):
     text: str
 
 
-class Answered(TypedDict):
+class RawSample(TypedDict):
     """One query, as its row holds it, and the chain's answers to it, in order."""
 
     query: str | list[Message]
-    responses: list[Answer]
+    responses: list[RawResponse]
 
 
-class Response(Answer):
+class Response(RawResponse):
     """One response of a chain."""
 
     task_reward: float | None
@@ -128,12 +128,12 @@ def highest(values: Mapping[int, float | None]) -> tuple[int, float] | None:
     return None if update is None else (update, known[update])
 
 
-def plain(value: object) -> object:
+def to_json(value: object) -> object:
     """Returns `value` as strict JSON can hold it: NumPy numbers as Python's, and NaN or infinity as None."""
     if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [to_json(entry) for entry in value]
     if isinstance(value, str | bool | int | None):
         return value
     number = float(value)  # type: ignore[arg-type]
@@ -142,4 +142,4 @@ def plain(value: object) -> object:
 
 def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
     """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
-    return highest({line["update"]: settings.worth(line) for line in lines if "evaluation" in line})
+    return highest({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})

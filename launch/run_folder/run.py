@@ -17,7 +17,7 @@ from launch.console.configuration import as_yaml, read_file
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints, name_of
-from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.journal import Journal, atomic_write
 from launch.run_folder.layout import (
     BEGUN,
     CHECKPOINTS,
@@ -33,7 +33,7 @@ from launch.run_folder.layout import (
     WRITERS,
     new_folder,
 )
-from launch.run_folder.lease import Lease, Lost
+from launch.run_folder.lease import Lease, LeaseLostError
 from launch.run_folder.locks import NoLocks, lock_folder
 from launch.run_folder.records import Update, best_of
 from launch.run_folder.storage import Storage, StorageError, is_uri, updates_in
@@ -128,7 +128,7 @@ class Run:
         storage = Storage(uri)
         run = cls._work_on(storage)
         is_same = run.read(RUN_ID) == storage.read(RUN_ID)
-        local, remote = run.checkpoints.latest_whole() if is_same else -1, max(storage.updates(), default=-1)
+        local, remote = run.checkpoints.latest_valid() if is_same else -1, max(storage.updates(), default=-1)
         latest = f"{CHECKPOINTS}/{name_of(local)}/{manifest.NAME}"
         # At equal updates: another machine may have been set back, and have done the last one anew.
         if remote < 0 or local > remote or (local == remote and run.read(latest) == storage.read(latest)):
@@ -191,7 +191,7 @@ class Run:
         file = self.path / CONFIG
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.splitlines())}"]
-        replace_text(file, "\n".join(comments) + "\n" + as_yaml(settings))
+        atomic_write(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:
         """Reads `config.yaml`; a setting that it lacks has its default.
@@ -237,7 +237,7 @@ class Run:
             return str(path)
         return self.storage.uri_of("" if path == self.path else path.relative_to(self.path).as_posix())
 
-    def reached(self) -> int:
+    def latest_checkpoint(self) -> int:
         """Returns the update of the latest checkpoint, here or in storage; -1 if there is none.
 
         Raises:
@@ -271,7 +271,7 @@ class Run:
         """Uploads what is new; if that fails, returns why, where everything is, and how it gets to storage."""
         try:
             self.upload()
-        except Lost as error:
+        except LeaseLostError as error:
             return str(error)
         except StorageError as error:
             return (

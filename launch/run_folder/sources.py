@@ -22,14 +22,14 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from cory_env.named import parse_spec, search_working_folder
-from cory_env.pickled import is_pickled, shown
+from cory_env.functions import parse_spec, search_working_folder
+from cory_env.pickled import display_name, is_pickled
 from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks import Task
 from cory_env.tasks.task import Split
 from cory_env.tokenizer import fingerprint
 from launch.console.errors import CommandError
-from launch.run_folder.journal import replace_text
+from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import absolute_paths, module_file, path_in
 from policies.models.fingerprint import COMMIT, HUB, model_files
@@ -116,7 +116,7 @@ class Sources:
 
     def write(self, folder: Path) -> None:
         """Writes `sources.json` atomically."""
-        replace_text(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        atomic_write(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     def continuing(self, before: Self, settings: Settings, changes: Sequence[Change], update: int) -> Self:
         """Returns what a run is made from that resumes after an update.
@@ -127,7 +127,7 @@ class Sources:
             changes: what the user has allowed to differ.
             update: the updates that are done.
         """
-        paths = absolute_paths(settings, function_names(settings, settings.whole_reward))
+        paths = absolute_paths(settings, function_names(settings, settings.reward_spec))
         noted = [{"update": update, "part": change.part, "text": change.text} for change in changes]
         return replace(self, paths={**before.paths, **paths}, changes=[*before.changes, *noted])
 
@@ -149,7 +149,7 @@ def sources_of(settings: Settings, task: Task, tokenizers: Tokenizers) -> Source
         task=_prompts(task),
         queries=queries_of(task),
         llms=llms_of(settings, tokenizers),
-        functions=[[shown(name), function_digest(name)] for name in names],
+        functions=[[display_name(name), function_digest(name)] for name in names],
         changes=[],
     )
 
@@ -222,7 +222,7 @@ def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) ->
     return list(changes)
 
 
-def task_alone(sources: Sources | None) -> Task | None:
+def task_without_queries(sources: Sources | None) -> Task | None:
     """Returns a run's task without any queries, which is what answering others needs; None where it is not known."""
     if sources is None or sources.task is None:
         return None

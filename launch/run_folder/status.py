@@ -13,8 +13,8 @@ from launch.run_folder.lease import Owner
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import Update, best_of
 from launch.run_folder.run import Run
-from launch.run_folder.storage import LOOKED_AT, REFUSED_FILES, Storage, check_place, is_uri, updates_in
-from policies.models.cached_folder import locked
+from launch.run_folder.storage import CACHED_FILES, REFUSED_FILES, Storage, check_location, is_uri, updates_in
+from policies.models.cache import locked
 from policies.settings.settings import Settings
 
 TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
@@ -75,7 +75,7 @@ class RunStatus:
         return best_of(self.updates, self.settings)
 
 
-def read_run(place: str | Path, files: Sequence[str] = LOOKED_AT) -> Run:
+def read_run(place: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
     """Returns a run to look at, not locked: its folder, or a copy in the user's cache of what storage has.
 
     Of the copy's checkpoints only those that are chosen (`Checkpoints.choose`) have files.
@@ -90,7 +90,7 @@ def read_run(place: str | Path, files: Sequence[str] = LOOKED_AT) -> Run:
     """
     if not is_uri(str(place)):
         return Run.open(place)
-    check_place(str(place))
+    check_location(str(place))
     storage = Storage(str(place))
     if storage.folder is not None:
         return Run.open(storage.folder)
@@ -124,7 +124,7 @@ def read_status(place: str | Path) -> RunStatus:
         CommandError: there is no run, or a file of it is damaged.
         StorageError: storage cannot be read.
     """
-    run = read_run(place, (*LOOKED_AT, REFUSED_FILES))
+    run = read_run(place, (*CACHED_FILES, REFUSED_FILES))
     # First: what a process records before it ends must not be missed.
     owner = Owner.read((run.storage or run).read(LEASE))
     process = lock_holder(run.path) if run.storage is None else None

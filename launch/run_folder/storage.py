@@ -19,15 +19,15 @@ from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, name_of, update_of
 from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, LEASE, METRICS, SAMPLES, SOURCES, WRITERS
-from policies.models.cached_folder import user_cache
+from policies.models.cache import user_cache
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
-LOOKED_AT = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
+CACHED_FILES = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
 """What is read of a run, beside a checkpoint."""
 REFUSED_FILES = "refused_update_*"
-REPORTED = (*LOOKED_AT, SAMPLES, FINAL, REFUSED_FILES)
+REPORTED = (*CACHED_FILES, SAMPLES, FINAL, REFUSED_FILES)
 """What a report reads of a run."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems on which a file appears when it is whole, and which have no folders."""
@@ -52,7 +52,7 @@ def child(place: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
-def check_place(place: str, what: str = "run") -> None:
+def check_location(place: str, what: str = "run") -> None:
     """Refuses a place for a run, or for `what` else, that would be gone, or would show a password, where it is used.
 
     Raises:

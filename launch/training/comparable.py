@@ -13,14 +13,14 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from cory_env.tasks import Task
-from launch.console.errors import IN_JOB, CommandError, is_defect, reason
-from launch.run_folder.journal import replace_text
+from launch.console.errors import IN_JOB, CommandError, describe_error, is_defect
+from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.sources import Change, Sources, compare, function_names, sources_of
-from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, deciding
+from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in
 
-OF_KIND = sorted(deciding("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
+OF_KIND = sorted(settings_in("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
 """Settings that decide what a training is made from."""
 Prepare = Callable[[Settings], tuple[Task, Tokenizers]]
 
@@ -93,14 +93,14 @@ def check_comparable(
         recorded = before.get(kind)
         actual = settings
         if recorded is not None:
-            add_module_folders(function_names(settings, settings.whole_reward), recorded.paths)
+            add_module_folders(function_names(settings, settings.reward_spec), recorded.paths)
             actual = located(settings, recorded.paths, settable=())
         try:
             prepared = prepare(actual)
         except Exception as error:
             if is_defect(error):
                 raise
-            raise CommandError(f"{who}: {reason(error)}") from error
+            raise CommandError(f"{who}: {describe_error(error)}") from error
         sources = present[kind] = sources_of(actual, *prepared)
         if recorded is None:
             continue
@@ -142,4 +142,4 @@ def read_comparable(folder: Path) -> dict[str, Sources]:
 def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:
     """Writes what each kind of training is made from, in one step."""
     values = {kind: asdict(each) for kind, each in sources.items()}
-    replace_text(folder / SOURCES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+    atomic_write(folder / SOURCES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")

@@ -2,7 +2,7 @@
 
 import sys
 
-from cory_env.pickled import shown
+from cory_env.pickled import display_name
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import Report, check_chat, check_columns, check_lengths
@@ -28,8 +28,8 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         check_folder(path)
     try:
         tokenizers = settings.make_tokenizers()
-        for module_id in settings.modules:
-            settings.vocab_size(tokenizers, module_id)
+        for policy_id in settings.policy_ids:
+            settings.vocab_size(tokenizers, policy_id)
         return task or settings.make_task(), tokenizers
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
@@ -53,17 +53,17 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
             "leave backend out, or set backend=transformers."
         )
     if settings.lora is not None and settings.lora.targets:
-        from policies.models.adapters import adapted  # brings PEFT along
-        from policies.models.language_model import empty_language_model
+        from policies.models.adapters import add_lora  # brings PEFT along
+        from policies.models.language_model import meta_model
 
         for path in set(settings.model_paths.values()):
-            adapted(empty_language_model(path, settings.trust_remote_code), settings.lora)
-    if (credit := settings.credited).own is not None:
+            add_lora(meta_model(path, settings.trust_remote_code), settings.lora)
+    if (credit := settings.credit_assignment).own is not None:
         from policies.learning.credit import check_scheme  # brings torch along
 
         check_scheme(credit, settings.num_agents)
     try:
-        first = {id(tokenizer): module_id for module_id, tokenizer in reversed(tokenizers.items())}
+        first = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
         chains = [settings.make_chain(task, tokenizers, [each] * settings.num_agents) for each in first.values()]
     except ValueError as error:
         raise CommandError(str(error)) from error
@@ -86,7 +86,7 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
         raise CommandError(" ".join(report.problems))
     if "completion_ids" in needed and len(chains) > 1:
         raise CommandError(
-            f"The reward {shown(task.reward)} asks for completion_ids, which are tokens, and the tokenizers of "
-            f"{settings.started_from} differ. Let it read the completions' text, or list models with one tokenizer."
+            f"The reward {display_name(task.reward)} asks for completion_ids, which are tokens, and the tokenizers of "
+            f"{settings.model_names} differ. Let it read the completions' text, or list models with one tokenizer."
         )
     return task, tokenizers

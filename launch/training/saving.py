@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from launch.run_folder.lease import Lost
+from launch.run_folder.lease import LeaseLostError
 from launch.run_folder.run import Run
 from launch.run_folder.storage import StorageError
 
@@ -103,7 +103,7 @@ class CheckpointWriter:
         self._run.checkpoints.prune(self._keep)
         try:
             self._run.upload()
-        except Lost:
+        except LeaseLostError:
             raise
         except StorageError as error:
             self._tell(f"Warning: {error} Training goes on; the next save copies what is missing.")

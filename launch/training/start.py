@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.console.errors import CommandError, cause, is_loss
+from launch.console.errors import CommandError, cause, is_process_loss
 from launch.run_folder import manifest
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.run import Run
@@ -11,7 +11,7 @@ from launch.run_folder.sources import Sources
 from launch.run_folder.status import read_run
 from launch.run_folder.storage import is_uri
 from policies.settings.settings import Settings
-from policies.settings.start import find_start, refuse_other_policies
+from policies.settings.start import find_start, reject_other_policies
 
 
 def create(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
@@ -61,11 +61,11 @@ def starting_policies(settings: Settings) -> Path | None:
             raise CommandError(f"start_from={settings.start_from} {fault}. Name another checkpoint.")
         return checkpoint
     run = read_run(settings.start_from)
-    refuse_other_policies(settings, run.settings())
+    reject_other_policies(settings, run.settings())
     return run.checkpoints.choose(None, POLICIES)[1].resolve()
 
 
-def last_whole(run: Run, tell: Callable[[str], None]) -> int | None:
+def latest_valid_checkpoint(run: Run, tell: Callable[[str], None]) -> int | None:
     """Finds the update of a locked run's latest whole checkpoint, if there is one.
 
     Args:
@@ -81,7 +81,7 @@ def last_whole(run: Run, tell: Callable[[str], None]) -> int | None:
     return None if latest is None else latest[0]
 
 
-def may_pass(error: Exception) -> bool:
+def is_retryable(error: Exception) -> bool:
     """Tells whether a run may get past this failure when it goes on from its checkpoint: processes or machines died.
 
     Not so an error of a reward itself, wrong settings, a gradient that is not finite or a full disk: they would only
@@ -92,4 +92,4 @@ def may_pass(error: Exception) -> bool:
     from policies.rllib.learners import LearnerError
 
     root = cause(error)
-    return isinstance(root, LearnerError | GenerationError | RewardKilled) or is_loss(root)
+    return isinstance(root, LearnerError | GenerationError | RewardKilled) or is_process_loss(root)

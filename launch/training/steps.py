@@ -10,10 +10,10 @@ from launch.run_folder.layout import RUNS, SOURCES
 from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, function_names, sources_of
-from launch.run_folder.storage import check_place
+from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
 from launch.training.comparable import check_sources, consequence
-from launch.training.start import create, last_whole, starting_policies
+from launch.training.start import create, latest_valid_checkpoint, starting_policies
 from policies.settings.settings import Settings
 
 
@@ -52,14 +52,14 @@ def train_run(
     before = None if run is None else Sources.read(run.path)
     present = settings
     if before is not None:  # the files may be where the run began, as its reward, credit and task may be
-        add_module_folders(function_names(settings, settings.whole_reward), before.paths)
+        add_module_folders(function_names(settings, settings.reward_spec), before.paths)
         present = located(settings, before.paths)
     if run is None:
-        check_place(place or str(RUNS / name))
+        check_location(place or str(RUNS / name))
     task, tokenizers = preflight.check(present)
     sources = sources_of(present, task, tokenizers)
     if run is not None and before is not None:
-        reached = run.reached()
+        reached = run.latest_checkpoint()
         changes = check_sources(before, settings, task, sources, run.place, allow_changes)
         for change in changes:
             print(consequence(change, reached), file=sys.stderr)
@@ -76,7 +76,7 @@ def train_run(
     if run is not None:
         done = reopen(run, settings, origin)
         if done >= settings.num_updates:
-            tell_done(run, done)
+            print_done(run, done)
             return run, 0
         sources.write(run.path)
     else:
@@ -105,7 +105,7 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
     """
     run.lock()
     run.download_checkpoint()
-    done = last_whole(run, lambda text: print(text, file=sys.stderr))
+    done = latest_valid_checkpoint(run, lambda text: print(text, file=sys.stderr))
     if done is None:
         raise CommandError(f"{run.place} has no checkpoint to go on from. Start a new run.")
     if done >= settings.num_updates:
@@ -116,7 +116,7 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
     return done
 
 
-def tell_done(run: Run, done: int) -> None:
+def print_done(run: Run, done: int) -> None:
     """Says that a run is done; of one in storage, which has all of it, nothing stays here."""
     run.remove_local()
     print(

@@ -5,7 +5,7 @@ from typing import cast
 from rich.table import Table
 from rich.text import Text
 
-from launch.display.tables import MAIN, shown, table, written
+from launch.display.tables import MAIN_METRICS, format_metric, metric_format, table
 from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after
 from launch.run_folder.records import SampleLine, Update
@@ -13,7 +13,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
 
-COLUMNS = (*MAIN, "response_length", "eos_rate")
+COLUMNS = (*MAIN_METRICS, "response_length", "eos_rate")
 NARROW = 78
 """Below so many characters of width only the main figures fit."""
 
@@ -23,32 +23,32 @@ def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
     evaluated = [line for line in run.updates() if "evaluation" in line]
     first, last = evaluated[0], evaluated[-1]
     updates = f"update {first['update']} {terminal.arrow} {last['update']}"
-    terminal.say()
+    terminal.print()
     chain = ", and the chain's last answer" if "last_response" in last else ""
-    terminal.say(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
-    terminal.say(before_and_after_table(first, last, terminal))
+    terminal.print(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
+    terminal.print(before_and_after_table(first, last, terminal))
     sources = Sources.read(run.path)
     changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
     for update, text in {change["update"]: change["text"] for change in changes}.items():
-        terminal.say(f"Warning: figures before and after update {update} do not compare. {text}.", True)
+        terminal.print(f"Warning: figures before and after update {update} do not compare. {text}.", True)
     samples = [sample for sample in cast(list[SampleLine], run.samples.read()) if sample["held_out"]]
     before, after = ([sample for sample in samples if sample["update"] == at["update"]] for at in (first, last))
     if before and after:
-        terminal.say(Text("\nThe chain on such queries, before and after", style="bold"))
+        terminal.print(Text("\nThe chain on such queries, before and after", style="bold"))
         for earlier, later in list(zip(before, after, strict=False))[: max(6 // settings.num_agents, 1)]:
-            terminal.say(before_and_after(earlier, f"update {first['update']}", later, f"update {last['update']}"))
+            terminal.print(before_and_after(earlier, f"update {first['update']}", later, f"update {last['update']}"))
     best = run.best_update()
-    terminal.say()
-    terminal.say(f"Curves      {run.shown(run.curves)}", True)
+    terminal.print()
+    terminal.print(f"Curves      {run.shown(run.curves)}", True)
     if best is not None:  # every evaluation's reward may have failed
-        terminal.say(f"Best        {run.shown(run.checkpoints.folder / 'best')}, from update {best}", True)
-    terminal.say(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
+        terminal.print(f"Best        {run.shown(run.checkpoints.folder / 'best')}, from update {best}", True)
+    terminal.print(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
 
 
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
     """Returns the held-out figures of each policy at two updates."""
-    columns = COLUMNS if terminal.console.width >= NARROW else MAIN
-    made = table([""], [shown(key).heading for key in columns])
+    columns = COLUMNS if terminal.console.width >= NARROW else MAIN_METRICS
+    made = table([""], [metric_format(key).heading for key in columns])
     names = list(last["evaluation"])
     rows = {
         name: (first["evaluation"][name], last["evaluation"][name])
@@ -57,6 +57,6 @@ def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> T
     if "last_response" in first and "last_response" in last:
         rows["last answer"] = (first["last_response"], last["last_response"])
     for name, (old, new) in rows.items():
-        pairs = ([written(key, figures[key]) for figures in (old, new)] for key in columns)
+        pairs = ([format_metric(key, figures[key]) for figures in (old, new)] for key in columns)
         made.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
     return made

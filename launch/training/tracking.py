@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from launch.console.credentials import without_passwords
-from launch.console.errors import CommandError, reason
+from launch.console.errors import CommandError, describe_error
 from launch.run_folder.layout import METRICS, TENSORBOARD, TRACKIO_ID, WANDB_ID
-from launch.run_folder.records import Sample, Update, plain
+from launch.run_folder.records import Sample, Update, to_json
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -104,7 +104,7 @@ class WeightsAndBiases(Tracker):
                 group=os.environ.get("WANDB_RUN_GROUP") or group,
                 reinit="create_new",  # others of its group may be open
                 dir=os.environ.get("WANDB_DIR") or str(folder),
-                config=settings.told(),
+                config=settings.public_dict(),
             )
         except wandb.Error as error:
             raise CommandError(
@@ -156,7 +156,7 @@ class Trackio(WeightsAndBiases):
                 project=os.environ.get("TRACKIO_PROJECT") or "cory",
                 name=file.read_text(encoding="utf-8") if known else folder.name,
                 group=group,
-                config=settings.told(),
+                config=settings.public_dict(),
                 resume="allow" if known else "never",
                 embed=False,
             )
@@ -217,7 +217,7 @@ class Trackers:
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    said = without_passwords(reason(error)).rstrip(".")
+    said = without_passwords(describe_error(error)).rstrip(".")
     logger.warning("%s has failed (%s). The run does without it; %s has all numbers.", tracker.name, said, METRICS)
 
 
@@ -277,7 +277,7 @@ def figures_of(line: Update) -> dict[str, float]:
         return figures
     roles = line["roles"]
     policies = sorted(line["policy"], key=lambda name: (len(name), name))  # llm_10 after llm_9
-    first = RoleMapping(tuple(roles), tuple(policies)).led_by(next(iter(roles.values())))
+    first = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
     places = {policy: k for team in first.teams() for k, policy in enumerate(team.as_dict().values())}
     return figures | {f"{POSITION}{policy}": float(place) for policy, place in places.items()}
 
@@ -288,6 +288,6 @@ def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}/")
         elif not isinstance(value, str | list | tuple | None):
-            number = plain(value)
+            number = to_json(value)
             if isinstance(number, int | float):
                 yield f"{prefix}{key}", float(number)

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, cast
 
 from cory_env.tasks import Task
 from launch.cluster import session
-from launch.cluster.room import counted
+from launch.cluster.placement import count_noun
 from launch.console import output
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.layout import REFUSED
-from launch.run_folder.records import Sample, Update, plain
+from launch.run_folder.records import Sample, Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, queries_of
 from launch.run_folder.storage import StorageError
 from launch.training.saving import CheckpointWriter
-from launch.training.start import last_whole, may_pass, starting_policies
+from launch.training.start import is_retryable, latest_valid_checkpoint, starting_policies
 from launch.training.tracking import Trackers, figures_of, open_trackers
-from policies.settings.placement import processes
+from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,29 +51,29 @@ def train(run: Run, settings: Settings, done: int | None, *, max_failures: int =
     Returns:
         0; 3 when a collapse ended the run (`stop_on_collapse`); 128 + the number of the signal that stopped it.
     """
-    terminal = Terminal(settings, output.own_output(), done=done or 0, quiet=quiet, bar=not debug)
+    terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
 
     def confirm() -> None:
-        terminal.say("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
+        terminal.print("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
         if interrupts.requested is not None and not debug:
             print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
 
     interrupts = Interrupts(confirm)
-    terminal.say(_describe(settings, terminal.arrow))
-    terminal.say(f"Run folder: {run.place}" + (f" (going on after update {done})" if done is not None else ""))
-    terminal.say()
+    terminal.print(_describe(settings, terminal.arrow))
+    terminal.print(f"Run folder: {run.place}" + (f" (going on after update {done})" if done is not None else ""))
+    terminal.print()
     with interrupts:
         try:
             with _failure_explained(run):
                 with contextlib.ExitStack() as around:
                     if not debug:
-                        around.enter_context(output.output_into(run.log))
-                    around.enter_context(output.warnings_told(lambda text: terminal.say(text, True)))
+                        around.enter_context(output.redirect_output(run.log))
+                    around.enter_context(output.forward_warnings(lambda text: terminal.print(text, True)))
                     around.enter_context(terminal)
                     reached = Trainer(run, settings, terminal, interrupts, debug).work(done, max_failures)
                 return _end(run, settings, terminal, interrupts, reached)
         except KeyboardInterrupt:
-            terminal.say(f"Aborted. {_how_to_resume(run)}", True)
+            terminal.print(f"Aborted. {_how_to_resume(run)}", True)
             return interrupts.exit_code
 
 
@@ -90,7 +90,7 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
 
     stopped = reached < settings.num_updates and interrupts.requested is not None
     if stopped:
-        terminal.say(f"Stopped. {_how_to_resume(run)}", True)
+        terminal.print(f"Stopped. {_how_to_resume(run)}", True)
     else:
         draw(run.updates(), settings, run.curves)
         summarise(run, settings, terminal)
@@ -98,7 +98,7 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
     if stopped:
         return interrupts.exit_code
     if reached < settings.num_updates:
-        terminal.say(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
+        terminal.print(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
         return COLLAPSED
     return 0
 
@@ -137,15 +137,15 @@ class Trainer:
                 return self._attempt(done, again=failures > 0)
             except Exception as error:
                 failures += 1
-                if failures > max_failures or self.interrupts.requested is not None or not may_pass(error):
+                if failures > max_failures or self.interrupts.requested is not None or not is_retryable(error):
                     raise
-                done = last_whole(self.run, self._warn)
+                done = latest_valid_checkpoint(self.run, self._warn)
                 if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
                     raise
                 message = (str(error).strip() or type(error).__name__).splitlines()[0]
             start = "Starting anew." if done is None else f"Going on after update {done}."
             self._warn(f"Failure {failures} of at most {max_failures}: {message} {start}")
-            self.terminal.set_back(done or 0)
+            self.terminal.rewind(done or 0)
             self.run.cut_after(-1 if done is None else done)
             self.interrupts.training = False
             gc.collect()  # the models of the attempt that failed, before those of the next one are loaded
@@ -195,7 +195,7 @@ class Trainer:
     def _start(self, algo: "Cory", saving: CheckpointWriter) -> None:
         """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
         self.terminal.stage("Evaluating the start")
-        line = cast(Update, plain({"update": 0, **algo.evaluator.held_out()}))
+        line = cast(Update, to_json({"update": 0, **algo.evaluator.held_out()}))
         self._keep(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
         self.terminal.update(line)
@@ -217,8 +217,8 @@ class Trainer:
             update, done = algo.updates, ended or algo.updates == settings.num_updates
             if done and "evaluation" not in result:
                 result = {**result, **algo.evaluator.held_out()}
-            samples = cast(list[Sample], plain(result["samples"]))
-            line = cast(Update, plain({key: value for key, value in result.items() if key != "samples"}))
+            samples = cast(list[Sample], to_json(result["samples"]))
+            line = cast(Update, to_json({key: value for key, value in result.items() if key != "samples"}))
             if update % settings.samples_every == 0:
                 self._keep(update, samples, held_out=False)
             if done:
@@ -239,14 +239,14 @@ class Trainer:
         saving.finish()
 
     def _warn(self, text: str) -> None:
-        self.terminal.say(text, True)
+        self.terminal.print(text, True)
 
     def _record(self, line: Update) -> None:
         self.run.metrics.append(line)
         self.trackers.log(line["update"], figures_of(line))
 
     def _keep(self, update: int, samples: Sequence[object], held_out: bool) -> None:
-        rows = cast(list[Sample], plain(samples))
+        rows = cast(list[Sample], to_json(samples))
         for sample in rows:
             self.run.samples.append({"update": update, "held_out": held_out, **sample})
         self.trackers.show(update, rows, held_out)
@@ -266,7 +266,7 @@ def _describe(settings: Settings, arrow: str) -> str:
         by = "" if settings.critic else f" by {settings.algorithm}"
         learners = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
     exchange = ""
-    if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.modules) > 1:
+    if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.policy_ids) > 1:
         exchange = f"; roles are exchanged every {settings.exchange_period}"
     if settings.average_period is not None:
         exchange += f"; LLMs are averaged every {settings.average_period}"
@@ -274,8 +274,8 @@ def _describe(settings: Settings, arrow: str) -> str:
     if settings.num_siblings > 1:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
     return (
-        f"{learners} task {settings.task}, starting from {settings.started_from}.\n"
-        f"{counted(settings.num_updates, 'update')} of {settings.queries_per_update} queries{times}{exchange}. "
+        f"{learners} task {settings.task}, starting from {settings.model_names}.\n"
+        f"{count_noun(settings.num_updates, 'update')} of {settings.queries_per_update} queries{times}{exchange}. "
         f"Generation: {settings.backend}."
     )
 

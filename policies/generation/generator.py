@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
     key: int
     """By which whoever asks knows it."""
-    module_id: str
+    policy_id: str
     """Which LLM is asked."""
     prompt: Sequence[int]
     """Token ids, 1 to `max_prompt_tokens`."""
@@ -46,11 +46,11 @@ class Request(NamedTuple):
     """With one seed."""
 
 
-Follow = Callable[[Sequence[tuple[int, Response]]], Sequence[Request]]
+OnFinished = Callable[[Sequence[tuple[int, Response]]], Sequence[Request]]
 """Responses that have ended, with their keys → what is asked for next."""
 
 
-class Loaded(NamedTuple):
+class LoadedWeights(NamedTuple):
     """What a backend holds after `load`."""
 
     version: int
@@ -67,12 +67,12 @@ class GenerationError(RuntimeError):
 class Generator(Protocol):
     """A generation backend: one set of weights per LLM, all behind `load`."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
-        """Samples one response per prompt with the weights of `module_id`.
+    def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
+        """Samples one response per prompt with the weights of `policy_id`.
 
         Args:
             prompts: token ids, 1 to `max_prompt_tokens` each.
-            module_id: which LLM.
+            policy_id: which LLM.
             sampling: temperature, length, one seed per prompt, what ends a response.
 
         Raises:
@@ -80,7 +80,7 @@ class Generator(Protocol):
         """
         ...
 
-    def converse(self, requests: Sequence[Request], follow: Follow) -> None:
+    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
         """Samples responses, and those that are asked for as they end, until nothing more is.
 
         Args:
@@ -92,8 +92,8 @@ class Generator(Protocol):
         """
         ...
 
-    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
-        """Replaces the weights of `module_id`, drops every cache that came from the old ones, and reads back what it
+    def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
+        """Replaces the weights of `policy_id`, drops every cache that came from the old ones, and reads back what it
         holds.
 
         Raises:

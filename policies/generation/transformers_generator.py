@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from policies.generation.generator import Follow, Loaded, Request, Response, Sampling
-from policies.models.adapters import adapted
+from policies.generation.generator import LoadedWeights, OnFinished, Request, Response, Sampling
+from policies.models.adapters import add_lora
 from policies.models.language_model import (
     Quantization,
     base_dtype,
@@ -81,25 +81,25 @@ class TransformersGenerator:
         self.own: dict[str, dict[str, Tensor]] = {}
         """Per LLM what `load` replaces: all parameters, or the adapter's."""
         eager = eager_is_faster(self.dtype, device, longest)
-        for module_id, path in models.items():
+        for policy_id, path in models.items():
             if lora is None:
                 model = load_language_model(path, trust_remote_code).to(device)
             else:
                 stored = base_dtype(dtype, device)
                 self.base = shared_base(path, device, trust_remote_code, stored, quantization, eager=eager)
-                model = adapted(self.base, lora)
+                model = add_lora(self.base, lora)
             if eager:
                 model.set_attn_implementation("eager")
             model.generation_config = GenerationConfig()  # its own may hold penalties
-            self.models[module_id] = model
+            self.models[policy_id] = model
             own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-            self.own[module_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
+            self.own[policy_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
 
     @torch.no_grad()
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
-        module_id: str,
+        policy_id: str,
         sampling: Sampling,
         streamer: BaseStreamer | None = None,
     ) -> list[Response]:
@@ -113,7 +113,7 @@ class TransformersGenerator:
             pad_token_id=sampling.stop_token_ids[0],
         )
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            out = self.models[module_id].generate(
+            out = self.models[policy_id].generate(
                 tokens,
                 attention_mask=mask,
                 generation_config=config,
@@ -129,26 +129,26 @@ class TransformersGenerator:
             responses.append(Response(row[:length].tolist(), row_logprobs[:length].tolist()))
         return responses
 
-    def converse(self, requests: Sequence[Request], follow: Follow) -> None:
+    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
         """See `Generator.converse`; all that waits for one LLM is one batch, and ends together."""
         waiting = list(requests)
         while waiting:
             kind = _kind(waiting[0])
             batch = [request for request in waiting if _kind(request) == kind]
             waiting = [request for request in waiting if _kind(request) != kind]
-            module_id, sampling = kind
+            policy_id, sampling = kind
             sampling = sampling._replace(seeds=[request.sampling.seeds[0] for request in batch])
-            responses = self.generate([request.prompt for request in batch], module_id, sampling)
+            responses = self.generate([request.prompt for request in batch], policy_id, sampling)
             waiting += follow([(request.key, response) for request, response in zip(batch, responses, strict=True)])
 
-    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
+    def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
         """See `Generator.load`."""
         held: dict[str, np.ndarray] = {}
         with torch.no_grad():
-            for name, parameter in self.own[module_id].items():
+            for name, parameter in self.own[policy_id].items():
                 parameter.copy_(torch.from_numpy(np.array(weights[name])))
                 held[name] = parameter.cpu().numpy()
-        return Loaded(version, checksum(held))
+        return LoadedWeights(version, checksum(held))
 
     def close(self) -> None:
         """Frees the models."""
@@ -159,4 +159,4 @@ class TransformersGenerator:
 
 def _kind(request: Request) -> tuple[str, Sampling]:
     """What requests of one batch have in common: all but prompt and seed."""
-    return request.module_id, request.sampling._replace(seeds=())
+    return request.policy_id, request.sampling._replace(seeds=())

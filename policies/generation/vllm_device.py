@@ -12,7 +12,7 @@ import torch
 from policies.generation.cuda import DeviceError
 from policies.generation.generator import GenerationError
 from policies.generation.installed import check_vllm_build
-from policies.models.language_model import compute_dtype, empty_language_model
+from policies.models.language_model import compute_dtype, meta_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
@@ -69,7 +69,7 @@ def cache_fits(path: str, trust_remote_code: bool, cache: int, weight_bytes: flo
     """
     from vllm.platforms import current_platform
 
-    model = empty_language_model(path, trust_remote_code)
+    model = meta_model(path, trust_remote_code)
     weights = weight_bytes * sum(parameter.numel() for parameter in model.parameters())
     return weights + cache <= _CACHE_SHARE * share * current_platform.get_device_total_memory()
 

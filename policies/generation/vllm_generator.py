@@ -14,7 +14,7 @@ import torch
 from cory_env.shadowing import own_packages_first
 from policies.compat.vllm import classes_kept, is_dead, kill, share_groups, threads_kept, wake_callers
 from policies.generation import vllm_device, vllm_lora
-from policies.generation.generator import Follow, GenerationError, Loaded, Request, Response, Sampling
+from policies.generation.generator import GenerationError, LoadedWeights, OnFinished, Request, Response, Sampling
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, head_width, key_value_heads, load_config
@@ -92,8 +92,8 @@ class VLLMGenerator:
         self.tensor_parallel_size = tensor_parallel_size
         self.timeout = timeout
         self.lora = lora
-        self.modules = list(models)
-        self._paths = dict(models) if lora is None else {_SHARED: models[self.modules[0]]}
+        self.policy_ids = list(models)
+        self._paths = dict(models) if lora is None else {_SHARED: models[self.policy_ids[0]]}
         """By engine."""
         self._caches: dict[str, int] = {}
         """The bytes of each engine's KV cache on each of its devices; vLLM chooses those that are missing."""
@@ -183,7 +183,7 @@ class VLLMGenerator:
                 f"memory are free. {vllm_device.memory_advice(self.device).capitalize()}."
             )
 
-    def generate(self, prompts: Sequence[Sequence[int]], module_id: str, sampling: Sampling) -> list[Response]:
+    def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
         """See `Generator.generate`."""
         found: dict[int, Response] = {}
 
@@ -192,13 +192,13 @@ class VLLMGenerator:
             return ()
 
         asked = [
-            Request(key, module_id, prompt, sampling._replace(seeds=[seed]))
+            Request(key, policy_id, prompt, sampling._replace(seeds=[seed]))
             for key, (prompt, seed) in enumerate(zip(prompts, sampling.seeds, strict=True))
         ]
-        self.converse(asked, note)
+        self.run_requests(asked, note)
         return [found[key] for key in range(len(asked))]
 
-    def converse(self, requests: Sequence[Request], follow: Follow) -> None:
+    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
         """See `Generator.converse`. An engine that works goes on until it has nothing left, and what others are asked
         for gathers meanwhile: they share its devices, where one full batch after another takes less than two at once.
         """
@@ -206,7 +206,7 @@ class VLLMGenerator:
 
         def ask(requests: Sequence[Request]) -> None:
             for request in requests:
-                waiting.setdefault(self._engine_of(request.module_id), []).append(request)
+                waiting.setdefault(self._engine_of(request.policy_id), []).append(request)
 
         ask(requests)
         while waiting:
@@ -247,8 +247,8 @@ class VLLMGenerator:
         inputs = [TokensPrompt(prompt_token_ids=list(request.prompt)) for request in new]
         adapters = None
         if self.lora is not None:
-            adapters = [vllm_lora.request(of.module_id, self._number(of.module_id)) for of in new]
-        with self.watched([*new, *asked.values()][0].module_id) as engine:
+            adapters = [vllm_lora.request(of.policy_id, self._number(of.policy_id)) for of in new]
+        with self.watched([*new, *asked.values()][0].policy_id) as engine:
             names = engine.enqueue(inputs, params, lora_request=adapters, use_tqdm=False)
             # Outputs have a request's name without the random part that vLLM adds.
             asked |= {each.partition("-")[0]: request for each, request in zip(names, new, strict=True)}
@@ -262,26 +262,26 @@ class VLLMGenerator:
             ended.append((asked.pop(output.request_id).key, Response(tokens, logprobs)))
         return ended
 
-    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
+    def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
         """See `Generator.load`. Only a path crosses to the engine.
 
         Raises:
             ModelError: vLLM cannot replace the weights of such a model.
         """
-        what = f"replace the weights of `{self._paths[self._engine_of(module_id)]}`"
+        what = f"replace the weights of `{self._paths[self._engine_of(policy_id)]}`"
         explained = vllm_device.explained(what, ModelError, self.device)
-        with in_shared_memory(weights) as path, self.watched(module_id) as engine, explained:
+        with in_shared_memory(weights) as path, self.watched(policy_id) as engine, explained:
             if self.lora is None:
                 read = engine.collective_rpc("load_safetensors", args=(path,))
             else:
-                arguments = (path, self._number(module_id), self.lora.rank, self.lora.alpha)
+                arguments = (path, self._number(policy_id), self.lora.rank, self.lora.alpha)
                 read = engine.collective_rpc("load_adapter", args=arguments)
-            loaded = self._loaded(module_id, engine, read, version)
+            loaded = self._loaded(policy_id, engine, read, version)
         if not self.in_process:
-            self._weights[module_id] = (weights, version)
+            self._weights[policy_id] = (weights, version)
         return loaded
 
-    def transfer(self, step: str, module_id: str, argument: Any, version: int) -> Loaded | None:
+    def transfer(self, step: str, policy_id: str, argument: Any, version: int) -> LoadedWeights | None:
         """A step of vLLM's weight transfer: `meet`, `begin`, `take` or `end`; see `vllm_worker`.
 
         Returns:
@@ -290,37 +290,37 @@ class VLLMGenerator:
         Raises:
             GenerationError: the engine died or hung, and was started anew, with its initial weights.
         """
-        with self.watched(module_id) as engine:
+        with self.watched(policy_id) as engine:
             read = engine.collective_rpc(f"{step}_transfer", args=(argument,))
-            return self._loaded(module_id, engine, read, version) if step == "end" else None
+            return self._loaded(policy_id, engine, read, version) if step == "end" else None
 
-    def _loaded(self, module_id: str, engine: LLM, read: list[tuple[int, list[str]]], version: int) -> Loaded:
+    def _loaded(self, policy_id: str, engine: LLM, read: list[tuple[int, list[str]]], version: int) -> LoadedWeights:
         """Drops what an engine computed with old weights, and sums up what its workers read."""
         checksums = {number for number, _ in read}
         if len(checksums) > 1:
-            raise GenerationError(f"The workers of {module_id}'s vLLM engine read different weights: {checksums}.")
+            raise GenerationError(f"The workers of {policy_id}'s vLLM engine read different weights: {checksums}.")
         if not engine.reset_prefix_cache():
-            raise GenerationError(f"vLLM did not drop {module_id}'s cached activations after new weights.")
-        return Loaded(version, checksums.pop(), tuple(sorted({name for _, stale in read for name in stale})))
+            raise GenerationError(f"vLLM did not drop {policy_id}'s cached activations after new weights.")
+        return LoadedWeights(version, checksums.pop(), tuple(sorted({name for _, stale in read for name in stale})))
 
-    def _number(self, module_id: str) -> int:
+    def _number(self, policy_id: str) -> int:
         """What vLLM knows an LLM's adapter by; it counts from 1."""
-        return self.modules.index(module_id) + 1
+        return self.policy_ids.index(policy_id) + 1
 
-    def _engine_of(self, module_id: str) -> str:
+    def _engine_of(self, policy_id: str) -> str:
         """The name of the engine that an LLM is in."""
-        return module_id if self.lora is None else _SHARED
+        return policy_id if self.lora is None else _SHARED
 
     @contextmanager
-    def watched(self, module_id: str) -> Iterator[LLM]:
-        """Yields the engine of `module_id`, and watches it meanwhile.
+    def watched(self, policy_id: str) -> Iterator[LLM]:
+        """Yields the engine of `policy_id`, and watches it meanwhile.
 
         Raises:
             GenerationError: it died or hung, and was started anew with its last weights; or it could not be.
         """
-        name = self._engine_of(module_id)
+        name = self._engine_of(policy_id)
         if name not in self.engines:
-            self._replace(name, f"The vLLM engine of {module_id} is gone")
+            self._replace(name, f"The vLLM engine of {policy_id} is gone")
         engine = self.engines[name]
         if self.in_process:
             yield engine
@@ -350,7 +350,7 @@ class VLLMGenerator:
                 time.sleep(_POLL_SECONDS)
             done.set()
             failed = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"
-            what = f"The vLLM engine of {module_id} {failed}"
+            what = f"The vLLM engine of {policy_id} {failed}"
             self._replace(name, what)
             raise GenerationError(f"{what}; it was started anew.") from error
         finally:
@@ -374,10 +374,10 @@ class VLLMGenerator:
             self.engines[name] = self._start(name)
         except EngineStartError as error:
             raise GenerationError(f"{what}, and no new one could be started. {error}") from error
-        for module_id in self.modules if name == _SHARED else [name]:
-            if module_id in self._weights:
-                weights, held = self._weights[module_id]
-                self.load(module_id, weights, held)
+        for policy_id in self.policy_ids if name == _SHARED else [name]:
+            if policy_id in self._weights:
+                weights, held = self._weights[policy_id]
+                self.load(policy_id, weights, held)
 
     def close(self) -> None:
         """Shuts all engines down."""

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from policies.compat.vllm import end_with_parent
 from policies.generation import vllm_lora, weight_transfer  # noqa: F401 (adds its backend)
 from policies.models.adapters import peft_names
-from policies.models.language_model import empty_language_model
+from policies.models.language_model import meta_model
 from policies.models.stored_weights import persistent_buffers
 from policies.models.weights import Digest, checksum, extend
 
@@ -74,7 +74,7 @@ class WeightSync:
 
         config = self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config):  # which Hugging Face's classes ask for that vLLM decorated
-            return empty_language_model(config.model, config.trust_remote_code)
+            return meta_model(config.model, config.trust_remote_code)
 
     # vLLM's weight transfer, in steps that the learner takes (`policies.rllib.weight_sender`).
 

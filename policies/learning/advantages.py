@@ -78,7 +78,7 @@ GROUPED: dict[str, Estimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
 """The estimators that compare responses to the same query."""
 
 
-def varied(paid: Tensor, groups: Tensor) -> Tensor:
+def has_nonzero_std(paid: Tensor, groups: Tensor) -> Tensor:
     """Whether a response's group was not all paid alike; `[B]`, bool."""
     centred, _, group = _centred(paid, groups)
     largest = torch.zeros(int(group.max()) + 1, dtype=torch.float64).scatter_reduce(0, group, centred.abs(), "amax")

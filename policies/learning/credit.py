@@ -116,7 +116,7 @@ def check_scheme(credit: Credit, agents: int) -> None:
         by_own_scheme(credit, torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents))
 
 
-def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Estimation]) -> dict[str, Tensor]:
+def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Estimation]) -> dict[str, Tensor]:
     """Joins the rows of all LLMs by chain, and returns what each row is paid.
 
     Args:
@@ -145,7 +145,7 @@ def pay(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Esti
         for name, each in rows.items():
             part = at_position(each, position)
             if len(chains := part["chains"]):
-                found[:, chains] = torch.stack(estimations[name].outlook(part, paid[chains].float())).double()
+                found[:, chains] = torch.stack(estimations[name].value_and_return(part, paid[chains].float())).double()
         return found[0], found[1]
 
     if credit.reward_scope == "last":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.advantages import GROUPED, mean_of_others, reinforce, varied
+from policies.learning.advantages import GROUPED, has_nonzero_std, mean_of_others, reinforce
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import Rows, take
 
@@ -52,9 +52,9 @@ class RewardMoments:
         return shifted / (self.deviation + torch.finfo(torch.float32).eps)
 
 
-def not_flat(rows: Rows) -> Rows:
+def nonzero_std(rows: Rows) -> Rows:
     """The rows that were paid otherwise than another one of their group."""
-    return take(rows, varied(rows["rewards"], rows["groups"]).nonzero().squeeze(1))
+    return take(rows, has_nonzero_std(rows["rewards"], rows["groups"]).nonzero().squeeze(1))
 
 
 class Estimation:
@@ -80,7 +80,7 @@ class Estimation:
             return rows["full_kl"]
         return token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * rows["mask"]
 
-    def outlook(self, rows: Rows, paid: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_return(self, rows: Rows, paid: Tensor) -> tuple[Tensor, Tensor]:
         """What was to be expected before each response's first token, and what came from there on.
 
         Args:
@@ -124,7 +124,7 @@ class Estimation:
             return {"kl": kl, "advantages": advantages, "returns": returns}, figures
         if h.advantage == "reinforce":
             return {"kl": kl, "advantages": reinforce(rewards, mask, h.gamma)}, figures
-        figures["frac_zero_std"] = 1.0 - float(varied(rows["rewards"], rows["groups"]).float().mean())
+        figures["frac_zero_std"] = 1.0 - float(has_nonzero_std(rows["rewards"], rows["groups"]).float().mean())
         compared = GROUPED[h.advantage](paid if h.kl_in_loss else rewards.sum(1), rows["groups"])
         return {"kl": kl, "advantages": compared.unsqueeze(1) * mask}, figures
 

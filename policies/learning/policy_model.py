@@ -19,14 +19,14 @@ from policies.compat.transformers import attention_of, without_adapters
 from policies.learning.logits import scores, token_logprobs
 from policies.learning.rows import Rows, make_rows, trimmed
 from policies.learning.sharding import blocks_of, fill, local, put, shard, whole
-from policies.models.adapters import adapted
+from policies.models.adapters import add_lora
 from policies.models.families import LIMIT
 from policies.models.language_model import (
     Quantization,
     base_dtype,
     compute_dtype,
     eager_is_faster,
-    hollow_language_model,
+    init_empty,
     load_language_model,
     master_dtype,
     shared_base,
@@ -133,14 +133,14 @@ class PolicyModel(nn.Module):
         computed, stored, eager = compute_dtype(dtype, where), base_dtype(dtype, where), self._eager(where)
         master = master_dtype(computed)
         if mesh is not None:
-            self.lm = hollow_language_model(path, trust_remote_code, master if lora is None else stored)
+            self.lm = init_empty(path, trust_remote_code, master if lora is None else stored)
             if lora is not None:
-                self.lm = adapted(self.lm.requires_grad_(False), lora)
+                self.lm = add_lora(self.lm.requires_grad_(False), lora)
         elif lora is None:
             self.lm = load_language_model(path, trust_remote_code, master)
         else:
             base = shared_base(path, where, trust_remote_code, stored, quantization, eager=eager)
-            self.lm = adapted(base, lora)
+            self.lm = add_lora(base, lora)
             self._reference.append(base)
         if eager:
             self.lm.set_attn_implementation("eager")
@@ -163,7 +163,7 @@ class PolicyModel(nn.Module):
         fill(self.lm, self.path, self.trust_remote_code, mesh)
         reference = self.lm
         if not base:
-            reference = hollow_language_model(self.path, self.trust_remote_code, computed).requires_grad_(False)
+            reference = init_empty(self.path, self.trust_remote_code, computed).requires_grad_(False)
             if self._eager(torch.device(mesh.device_type)):
                 reference.set_attn_implementation("eager")
             shard(reference, blocks_of(reference), mesh)

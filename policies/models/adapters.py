@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from policies.compat.transformers import attention_of
 from policies.models.families import read_table
-from policies.models.language_model import empty_language_model, master_dtype
+from policies.models.language_model import master_dtype, meta_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
@@ -32,7 +32,7 @@ _MAMBA_WEIGHTS = ("out_proj", "dt_proj")
 _NAME = "default"  # PEFT's, of the one adapter that a skeleton has
 
 
-def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
+def add_lora(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
     """Returns a model that shares every tensor of `base` and has an adapter of its own, fp32 and trainable.
 
     The adapter starts as PEFT's do, A random and B zero, so the model answers as the base does. A depends on the seed
@@ -47,7 +47,7 @@ def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
     """
     from peft import inject_adapter_in_model
 
-    refuse_targets(base, lora.targets)
+    reject_targets(base, lora.targets)
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
     for module in base.modules():  # bitsandbytes keeps scales beside its 4-bit weights
         if (scales := vars(module).get("quant_state")) is not None:
@@ -62,7 +62,7 @@ def adapted(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
     return skeleton
 
 
-def added(skeleton: PreTrainedModel, layer: str, factors: Mapping[str, Tensor]) -> Tensor:
+def lora_delta(skeleton: PreTrainedModel, layer: str, factors: Mapping[str, Tensor]) -> Tensor:
     """What an adapter adds to the weight of a layer.
 
     Args:
@@ -77,7 +77,7 @@ def added(skeleton: PreTrainedModel, layer: str, factors: Mapping[str, Tensor]) 
     return product
 
 
-def refuse_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
+def reject_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
     """Refuses names of layers that a model lacks, or that cannot carry an adapter: PEFT would leave them out silently.
 
     Raises:
@@ -120,7 +120,7 @@ def describe_family(path: str, trust_remote_code: bool = False) -> str:
     Raises:
         ModelError: nothing loadable there.
     """
-    model = empty_language_model(path, trust_remote_code)
+    model = meta_model(path, trust_remote_code)
     return f"{model.config.model_type}: {attention_of(model)} attention; LoRA on {', '.join(linear_layers(model))}"
 
 

@@ -23,7 +23,7 @@ def mean_weights(llms: Sequence[Weights]) -> LazyWeights:
     return LazyWeights(shapes(llms[0]), make)
 
 
-def stacked(adapters: Sequence[Weights]) -> LazyWeights:
+def concat_lora(adapters: Sequence[Weights]) -> LazyWeights:
     """Returns the adapter whose product is the mean of the products B A of several, exactly.
 
     The mean of the factors has another product, where the adapters' A differ. This one has all of their rows of A, one
@@ -45,6 +45,6 @@ def stacked(adapters: Sequence[Weights]) -> LazyWeights:
     return LazyWeights(stacked_shapes, make)
 
 
-def stacked_lora(lora: Lora, count: int) -> Lora:
+def concat_lora_config(lora: Lora, count: int) -> Lora:
     """Returns what the `stacked` adapter of `count` is like: of their scale, alpha / rank."""
     return lora._replace(rank=count * lora.rank, alpha=count * lora.alpha)

@@ -93,9 +93,7 @@ def load_language_model(
     return _without_dropout(model)
 
 
-def hollow_language_model(
-    path: str, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32
-) -> PreTrainedModel:
+def init_empty(path: str, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Returns what `load_language_model` does, with zeros for weights, which take no memory until they are written to.
 
     Args:
@@ -140,7 +138,7 @@ def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
     return cast(PreTrainedModel, model.eval())
 
 
-def empty_language_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
+def meta_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
     """Returns a causal LM without the memory for its weights: names and shapes alone.
 
     Raises:

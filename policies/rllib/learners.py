@@ -21,7 +21,7 @@ from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
 from policies.compat.rllib import actor_manager
-from policies.generation.generator import Loaded
+from policies.generation.generator import LoadedWeights
 from policies.learning.rows import Rows
 from policies.learning.stored_policy import FILES
 from policies.models.weights import Weights
@@ -148,26 +148,26 @@ class Learners(LearnerGroup):
         """A value as learners get it, by `fetched`: once per machine, and only where one asks for it."""
         return ray.put(value) if self.is_remote else value
 
-    def weights(self, module_id: str) -> Weights:
+    def weights(self, policy_id: str) -> Weights:
         """The present weights of an LLM, without its value head, by Hugging Face names."""
-        return self.ask(lambda learner: learner.weights(module_id))
+        return self.ask(lambda learner: learner.weights(policy_id))
 
-    def packed(self, module_id: str) -> tuple[ray.ObjectRef[Weights], int]:
+    def packed(self, policy_id: str) -> tuple[ray.ObjectRef[Weights], int]:
         """An LLM's present weights in Ray's object store, and their checksum; they do not come by this process."""
-        (packed,), total = self.ask(lambda learner: learner.packed(module_id))
+        (packed,), total = self.ask(lambda learner: learner.packed(policy_id))
         return packed, total
 
     def transfer(
-        self, module_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
-    ) -> tuple[int, list[Loaded] | None]:
+        self, policy_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
+    ) -> tuple[int, list[LoadedWeights] | None]:
         """Lets an LLM's learners send weights to runners, past this process; see `WeightSender.send`."""
         shared = self._shared(weights)
-        return self.ask(lambda learner: learner.transfer(module_id, runners, version, restarts, shared))
+        return self.ask(lambda learner: learner.transfer(policy_id, runners, version, restarts, shared))
 
-    def score_under(self, module_id: str, weights: Weights, rows: Rows) -> Rows:
+    def score_under(self, policy_id: str, weights: Weights, rows: Rows) -> Rows:
         """Scores an LLM's rows under other weights than the present ones, which are put back."""
         shared = self._shared(weights)
-        return self.ask(lambda learner: learner.score_under(module_id, shared, rows))
+        return self.ask(lambda learner: learner.score_under(policy_id, shared, rows))
 
     def forget(self) -> None:
         """Forgets Adam's moments of every LLM."""
@@ -178,9 +178,9 @@ class Learners(LearnerGroup):
         self.ask(lambda learner: learner.average(share))
 
     @contextmanager
-    def lent(self, module_id: str) -> Iterator[None]:
+    def lent(self, policy_id: str) -> Iterator[None]:
         """Lets an LLM hold the mean of all LLMs' weights meanwhile."""
-        self.ask(lambda learner: learner.lend(module_id))
+        self.ask(lambda learner: learner.lend(policy_id))
         try:
             yield
         finally:

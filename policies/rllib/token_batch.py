@@ -12,7 +12,7 @@ from policies.learning.rows import Rows, make_rows
 LOGPROBS = "logprobs"
 TASK_REWARD = "task_reward"
 ENDED = "ended"
-DEAL = "deal"
+PROMPT_REF = "prompt_ref"
 """Under which `custom_data` of an episode has what was dealt."""
 
 
@@ -24,10 +24,12 @@ def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
     A response of the pioneer from which several chains go on is one row. Responses are compared with others in their
     role: to the same query; or, where chains fork, the later ones to the same response of the pioneer.
     """
-    deals = [episode.custom_data[DEAL] for episode in episodes]
+    prompt_refs = [episode.custom_data[PROMPT_REF] for episode in episodes]
     first: dict[tuple[int, int], int] = {}  # chain with a response of the pioneer
-    forks = [first.setdefault((deal.query, deal.sample), chain) for chain, deal in enumerate(deals)]
-    queries = [deal.query for deal in deals]
+    forks = [
+        first.setdefault((prompt_ref.query, prompt_ref.sample), chain) for chain, prompt_ref in enumerate(prompt_refs)
+    ]
+    queries = [prompt_ref.query for prompt_ref in prompt_refs]
     later = queries if len(first) == len(episodes) else forks
     collected: dict[str, list[tuple[Any, ...]]] = {}
     for chain, episode in enumerate(episodes):
@@ -52,4 +54,4 @@ def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
                     [rewards[at] if at < position else 0.0 for at in range(len(rewards) - 1)],
                 )
             )
-    return {module_id: make_rows(*zip(*collected[module_id], strict=True)) for module_id in sorted(collected)}
+    return {policy_id: make_rows(*zip(*collected[policy_id], strict=True)) for policy_id in sorted(collected)}

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from policies.generation.cuda import check_cuda
-from policies.generation.generator import Loaded
-from policies.learning.estimation import not_flat
+from policies.generation.generator import LoadedWeights
+from policies.learning.estimation import nonzero_std
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.ranks import means, move_to_mean
 from policies.learning.rows import Rows
@@ -70,15 +70,15 @@ class TokenPPOLearner(TorchLearner):
         s = self.settings
         self.mesh = None
         if s.shards_per_policy is not None:
-            self.mesh = learner_mesh(len(s.modules), s.shards_per_policy, self._device.type)
-            own = sorted(s.modules)[self.mesh.get_local_rank("policy")]
+            self.mesh = learner_mesh(len(s.policy_ids), s.shards_per_policy, self._device.type)
+            own = sorted(s.policy_ids)[self.mesh.get_local_rank("policy")]
             specs = self._module_spec.rl_module_specs
             self._module_spec = MultiRLModuleSpec(rl_module_specs={own: specs[own]})
         return super()._make_module()
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Makes the LLM's learner; RLlib is told of its optimizer, whose state it keeps."""
-        known = sorted(self.settings.modules)
+        known = sorted(self.settings.policy_ids)
         together = self.config.num_learners > 1 and self.mesh is None
         learner = PolicyLearner(
             self.module[module_id].unwrapped().policy,
@@ -122,7 +122,7 @@ class TokenPPOLearner(TorchLearner):
         for name in [name for name in columns if name in self.policies]:
             rows = kept[name] | columns[name]
             if self.settings.drop_zero_std_groups:
-                rows = not_flat(rows)
+                rows = nonzero_std(rows)
             figures = self.policies[name].update(rows, update, kl_coefs[name])
             self.policies[name].optimizer.zero_grad(set_to_none=True)  # their memory is the next LLM's
             self.metrics.log_dict(figures, key=name, window=1)
@@ -145,11 +145,11 @@ class TokenPPOLearner(TorchLearner):
         """
         move_to_mean([policy.model.own() for policy in self.policies.values()], share, self._same_parts)
 
-    def lend(self, module_id: str) -> None:
+    def lend(self, policy_id: str) -> None:
         """Lets an LLM hold the mean of all LLMs' weights, until `take_back`; all learners must call it alike."""
-        if module_id in self.policies:
-            self._lent.enter_context(self.policies[module_id].model.temporary_weights())
-        place = list(self.policies).index(module_id) if module_id in self.policies else None
+        if policy_id in self.policies:
+            self._lent.enter_context(self.policies[policy_id].model.temporary_weights())
+        place = list(self.policies).index(policy_id) if policy_id in self.policies else None
         for tensors, middle in means([policy.model.own() for policy in self.policies.values()], self._same_parts):
             if place is not None:
                 tensors[place].copy_(middle)
@@ -163,42 +163,42 @@ class TokenPPOLearner(TorchLearner):
         """The learners that have the same parts of the other LLMs; None: this one has all LLMs."""
         return None if self.mesh is None else self.mesh.get_group("policy")
 
-    def weights(self, module_id: str) -> Weights | None:
+    def weights(self, policy_id: str) -> Weights | None:
         """An LLM's weights, without its value head; None: another learner answers for it."""
-        policy = self.policies.get(module_id)
+        policy = self.policies.get(policy_id)
         return dict(policy.stream_weights()) or None if policy is not None else None
 
-    def packed(self, module_id: str) -> tuple[list[ray.ObjectRef[Weights]], int] | None:
+    def packed(self, policy_id: str) -> tuple[list[ray.ObjectRef[Weights]], int] | None:
         """An LLM's weights in Ray's object store, and their checksum; None: another learner answers for it.
 
         The reference is in a list, as Ray would fetch what it is to.
         """
-        weights = self.weights(module_id)
+        weights = self.weights(policy_id)
         return None if weights is None else ([ray.put(weights)], checksum(weights))
 
     def transfer(
-        self, module_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Any = None
-    ) -> tuple[int, list[Loaded] | None] | None:
+        self, policy_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Any = None
+    ) -> tuple[int, list[LoadedWeights] | None] | None:
         """Sends an LLM's weights to runners, by vLLM's weight transfer; all learners must call it alike.
 
         The arguments are those of `WeightSender.send`, and what it returns; None: another learner answers for it.
         """
         from policies.rllib.weight_sender import WeightSender  # which takes vLLM's seconds to import
 
-        policy, s = self.policies.get(module_id), self.settings
+        policy, s = self.policies.get(policy_id), self.settings
         if policy is None:
             return None
         assert s.weight_transfer is not None
-        if module_id not in self._senders:
-            self._senders[module_id] = WeightSender(
+        if policy_id not in self._senders:
+            self._senders[policy_id] = WeightSender(
                 policy, s.weight_transfer, s.tensor_parallel_size, s.generation_timeout
             )
-        sent = self._senders[module_id].send(runners, version, restarts, fetched(weights))
+        sent = self._senders[policy_id].send(runners, version, restarts, fetched(weights))
         return sent if policy.leads else None
 
-    def score_under(self, module_id: str, weights: Weights | ray.ObjectRef[Weights], rows: Rows) -> Rows | None:
+    def score_under(self, policy_id: str, weights: Weights | ray.ObjectRef[Weights], rows: Rows) -> Rows | None:
         """Scores an LLM's rows under other weights; None: another learner answers for it."""
-        policy = self.policies.get(module_id)
+        policy = self.policies.get(policy_id)
         if policy is None:
             return None
         scored = policy.score_under(fetched(weights), rows)
@@ -251,9 +251,9 @@ class TokenPPOLearner(TorchLearner):
         return self.policies[module_id].loss(batch)[0]
 
 
-def _folders(folder: str, module_id: str) -> tuple[str, str]:
+def _folders(folder: str, policy_id: str) -> tuple[str, str]:
     """Returns where an LLM's weights and its Adam's moments lie in a checkpoint of learners."""
-    return f"{folder}/{COMPONENT_RL_MODULE}/{module_id}", f"{folder}/{COMPONENT_OPTIMIZER}/{module_id}"
+    return f"{folder}/{COMPONENT_RL_MODULE}/{policy_id}", f"{folder}/{COMPONENT_OPTIMIZER}/{policy_id}"
 
 
 def on_cpu(rows: Rows) -> Rows:

@@ -15,7 +15,7 @@ from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, We
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from policies.generation import weight_transfer
-from policies.generation.generator import Loaded
+from policies.generation.generator import LoadedWeights
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.sharding import whole
 from policies.models.weights import Digest, Weights
@@ -41,7 +41,7 @@ class WeightSender:
 
     def send(
         self, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
-    ) -> tuple[int, list[Loaded] | None]:
+    ) -> tuple[int, list[LoadedWeights] | None]:
         """Sends the present weights, or others. All ranks of the LLM must call it alike.
 
         Args:
@@ -134,11 +134,11 @@ class Source(WeightSource):
 class Client:
     """How vLLM's sender speaks to engines: through the actors that have them."""
 
-    def __init__(self, runners: Sequence[Any], module_id: str, version: int, workers: int, timeout: float) -> None:
+    def __init__(self, runners: Sequence[Any], policy_id: str, version: int, workers: int, timeout: float) -> None:
         """Takes the runners, and whose weights of which version they get."""
-        self.found: list[Loaded] | None = None
+        self.found: list[LoadedWeights] | None = None
         """What each read, in the end."""
-        self._runners, self._call, self._workers = runners, {"module_id": module_id, "version": version}, workers
+        self._runners, self._call, self._workers = runners, {"policy_id": policy_id, "version": version}, workers
         self._timeout = timeout
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:

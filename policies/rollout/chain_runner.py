@@ -19,7 +19,7 @@ from policies.generation.cuda import check_cuda
 from policies.generation.generator import (
     GenerationError,
     Generator,
-    Loaded,
+    LoadedWeights,
     Request,
     Response,
     Sampling,
@@ -27,10 +27,10 @@ from policies.generation.generator import (
 )
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
-from policies.rollout.dealing import Deal
+from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.engines import make_generator
 from policies.rollout.episodes import Rollout, as_rllib_episode
-from policies.rollout.game import Game, InPlay
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -65,7 +65,7 @@ class ChainRunner(StatelessRunner):
         s = self.settings
         self.task, self.tokenizers = s.make_task(), s.make_tokenizers()
         self._chains: dict[tuple[int, ...], Chain] = {}
-        self.env = self.chain(tuple(RoleMapping(s.roles, s.modules).as_dict().values()))
+        self.env = self.chain(tuple(RoleMapping(s.roles, s.policy_ids).as_dict().values()))
         self.rewards = RewardWorker(self.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
         self.rewards.prepare()  # while the engines start
 
@@ -73,11 +73,11 @@ class ChainRunner(StatelessRunner):
         """The checksum of the queries that this runner has read."""
         return self.task.checksum
 
-    def chain(self, players: tuple[str, ...]) -> Chain:
-        """The chain in which these LLMs answer; for players with the same tokenizers it is one and the same."""
-        kind = tuple(id(self.tokenizers[player]) for player in players)
+    def chain(self, policy_ids: tuple[str, ...]) -> Chain:
+        """The chain in which these LLMs answer; for policies with the same tokenizers it is one and the same."""
+        kind = tuple(id(self.tokenizers[policy_id]) for policy_id in policy_ids)
         if kind not in self._chains:
-            self._chains[kind] = self.settings.make_chain(self.task, self.tokenizers, players)
+            self._chains[kind] = self.settings.make_chain(self.task, self.tokenizers, policy_ids)
         return self._chains[kind]
 
     def make_module(self) -> None:
@@ -94,7 +94,7 @@ class ChainRunner(StatelessRunner):
     def sample(
         self,
         *,
-        deals: Sequence[Deal] = (),
+        prompt_refs: Sequence[PromptRef] = (),
         stream: int = 0,
         mapping: RoleMapping | None = None,
         version: int = 0,
@@ -105,7 +105,7 @@ class ChainRunner(StatelessRunner):
         """Plays queries through the chain, each at its own pace (`Game`).
 
         Args:
-            deals: the queries; each is answered by the pioneer once.
+            prompt_refs: the queries; each is answered by the pioneer once.
             stream: what the sampling seeds, and with `min_response_tokens` the longest response, are drawn from: the
             update's
                 number.
@@ -119,26 +119,26 @@ class ChainRunner(StatelessRunner):
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
         assert mapping is not None
-        players = tuple(mapping.as_dict().values())
-        for module_id in players:
-            if self._versions.get(module_id) != version:
-                raise GenerationError(f"{module_id} is at version {self._versions.get(module_id)}, not {version}.")
-        chain = self.chain(players)
+        policy_ids = tuple(mapping.as_dict().values())
+        for policy_id in policy_ids:
+            if self._versions.get(policy_id) != version:
+                raise GenerationError(f"{policy_id} is at version {self._versions.get(policy_id)}, not {version}.")
+        chain = self.chain(policy_ids)
         queries = chain.task.queries(split)
         limit = self.settings.response_limit(stream) if split == "train" else chain.max_response_tokens
         started, self._reward_seconds = time.perf_counter(), 0.0
 
-        def ask(place: int, playing: InPlay) -> Request:
-            deal, episode, responses = playing
+        def ask(place: int, playing: ChainState) -> Request:
+            prompt_ref, episode, responses = playing
             position = len(responses)
-            sample = deal.sample * siblings + deal.sibling if position else deal.sample
-            seed = sampling_seed(self.settings.seed, stream, deal.query, position, sample)
+            sample = prompt_ref.sample * siblings + prompt_ref.sibling if position else prompt_ref.sample
+            seed = sampling_seed(self.settings.seed, stream, prompt_ref.query, position, sample)
             sampling = Sampling(self.settings.temperature, limit, [seed], chain.at[position].stop_token_ids)
             return Request(place, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
 
-        dealt = [(deal, ChainEpisode(chain, queries[deal.query])) for deal in deals]
-        game = Game(dealt, siblings, ask, partial(self._reward, reward_so_far))
-        self.generator.converse(game.start(), game.follow)
+        dealt = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
+        game = ChainScheduler(dealt, siblings, ask, partial(self._reward, reward_so_far))
+        self.generator.run_requests(game.start(), game.follow)
         chains = game.chains
         rewards = self._reward(reward_episodes, [playing.episode for playing in chains])
         seconds = time.perf_counter() - started
@@ -167,17 +167,17 @@ class ChainRunner(StatelessRunner):
         self._reward_seconds += time.perf_counter() - started
         return rewards
 
-    def probe(self, module_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
+    def probe(self, policy_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Responses to raw prompts: what the self-test compares with the learner."""
-        ends = self.chain((module_id,)).stop_token_ids
+        ends = self.chain((policy_id,)).stop_token_ids
         sampling = Sampling(self.settings.temperature, self.settings.max_response_tokens, seeds, ends)
-        return self.generator.generate(prompts, module_id, sampling)
+        return self.generator.generate(prompts, policy_id, sampling)
 
-    def load_weights(self, *, module_id: str, weights: Weights, version: int) -> Loaded:
+    def load_weights(self, *, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
         """Hands new weights of an LLM to the backend.
 
         Args:
-            module_id: the LLM.
+            policy_id: the LLM.
             weights: fp32 arrays by Hugging Face names.
             version: their version.
 
@@ -187,23 +187,23 @@ class ChainRunner(StatelessRunner):
         Raises:
             GenerationError: the engine failed, and was started anew.
         """
-        loaded = self.generator.load(module_id, weights, version)
-        self._versions[module_id] = version
+        loaded = self.generator.load(policy_id, weights, version)
+        self._versions[policy_id] = version
         return loaded
 
-    def transfer(self, *, step: str, module_id: str, argument: Any, version: int) -> Loaded | None:
+    def transfer(self, *, step: str, policy_id: str, argument: Any, version: int) -> LoadedWeights | None:
         """A step in which a learner sends weights past the driver; see `VLLMGenerator.transfer`."""
-        self._versions.pop(module_id, None)  # in the middle of it the engine holds neither old nor new weights
-        loaded: Loaded | None = self.generator.transfer(step, module_id, argument, version)  # type: ignore[attr-defined]
+        self._versions.pop(policy_id, None)  # in the middle of it the engine holds neither old nor new weights
+        loaded: LoadedWeights | None = self.generator.transfer(step, policy_id, argument, version)  # type: ignore[attr-defined]
         if loaded is not None:
-            self._versions[module_id] = version
+            self._versions[policy_id] = version
         return loaded
 
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
         """What RLlib asks: observation and action space of every LLM, and of the environment as a whole."""
         observation, action = self.env.observation_space(), self.env.action_space()
         whole = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
-        chains = {name: self.chain((name,)) for name in self.settings.modules}
+        chains = {name: self.chain((name,)) for name in self.settings.policy_ids}
         spaces = {name: (chain.observation_space(), chain.action_space()) for name, chain in chains.items()}
         return {INPUT_ENV_SPACES: whole, INPUT_ENV_SINGLE_SPACES: whole, **spaces}
 

@@ -13,9 +13,9 @@ from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.process import Reward
 from policies.generation.generator import Response
-from policies.learning.measures import repetition
-from policies.rllib.token_batch import DEAL, ENDED, LOGPROBS, TASK_REWARD
-from policies.rollout.dealing import Deal
+from policies.learning.metrics import repetition
+from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, TASK_REWARD
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
 TEXT = "text"
@@ -33,9 +33,9 @@ class Rollout(NamedTuple):
     rewards), `reward_seconds`."""
 
     @property
-    def deals(self) -> list[Deal]:
+    def prompt_refs(self) -> list[PromptRef]:
         """What was dealt, per episode."""
-        return [episode.custom_data[DEAL] for episode in self.episodes]
+        return [episode.custom_data[PROMPT_REF] for episode in self.episodes]
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def join(rollouts: Sequence[Rollout], *, parallel: bool = False) -> Rollout:
 
 
 def as_rllib_episode(
-    deal: Deal,
+    prompt_ref: PromptRef,
     episode: ChainEpisode,
     responses: Sequence[Response],
     task_rewards: Sequence[float],
@@ -68,7 +68,7 @@ def as_rllib_episode(
     """Turns a finished chain into an RLlib episode: one step per role, every reward with the last step.
 
     Args:
-        deal: what was played.
+        prompt_ref: what was played.
         episode: all roles have answered.
         responses: what was generated, per role.
         task_rewards: r_i per role; agents receive the collective reward.
@@ -81,7 +81,7 @@ def as_rllib_episode(
         action_space=action_space,
         agent_to_module_mapping_fn=mapping,
     )
-    out.custom_data.update({DEAL: deal, TEXT: as_text(episode, task_rewards, mapping)})
+    out.custom_data.update({PROMPT_REF: prompt_ref, TEXT: as_text(episode, task_rewards, mapping)})
     out.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
     for position, role in enumerate(chain.roles):
         last = position == len(chain.roles) - 1

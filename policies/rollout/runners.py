@@ -13,12 +13,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from policies.compat.rllib import actor_manager
-from policies.generation.generator import GenerationError, Loaded
+from policies.generation.generator import GenerationError, LoadedWeights
 from policies.models.weights import Weights, checksum
 from policies.rllib.learners import Learners
-from policies.rllib.token_batch import DEAL
-from policies.rollout.dealing import Deal
+from policies.rllib.token_batch import PROMPT_REF
 from policies.rollout.episodes import Rollout, join
+from policies.rollout.prompt_sampling import PromptRef
 from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ class TaskChangedError(RuntimeError):
 class PendingRollout(NamedTuple):
     """Queries that remote runners were asked to play."""
 
-    deals: list[Deal]
+    prompt_refs: list[PromptRef]
     """All of them, in order."""
-    shares: dict[int, list[Deal]]
+    shares: dict[int, list[PromptRef]]
     """Those of each runner; empty if there was no runner."""
     calls: dict[int, ray.ObjectRef[Any]]
     """By runner."""
@@ -74,7 +74,7 @@ class Runners:
         self.timeout = settings.generation_timeout
         batches = max(settings.num_agents - 1, 1) if settings.observed == "best" else 1
         self.play_timeout = self.timeout + batches * _REWARD_CALLS * settings.reward_timeout
-        self.modules = settings.modules
+        self.policy_ids = settings.policy_ids
         self.transfer = settings.weight_transfer is not None
         self.restarts = 0
         """Of runners, so far."""
@@ -84,11 +84,11 @@ class Runners:
 
     # Playing.
 
-    def play(self, deals: Sequence[Deal], **arguments: Any) -> Rollout:
+    def play(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> Rollout:
         """Plays queries on all runners.
 
         Args:
-            deals: the queries.
+            prompt_refs: the queries.
             **arguments: the others of `ChainRunner.sample`; the version of the weights is that sent last.
 
         Returns:
@@ -99,22 +99,22 @@ class Runners:
             GenerationError: no runner came back in time, or all failed again and again.
         """
         if self.local is not None:
-            call = {"deals": deals, "version": self.version, **arguments}
+            call = {"prompt_refs": prompt_refs, "version": self.version, **arguments}
             rollout: Rollout = self._call_local("sample", "queries are played", **call)
             return rollout
         self.wait_for_healthy()
-        return self.wait(self.begin(deals, **arguments))
+        return self.wait(self.begin(prompt_refs, **arguments))
 
-    def begin(self, deals: Sequence[Deal], **arguments: Any) -> PendingRollout:
+    def begin(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> PendingRollout:
         """Lets the remote runners begin to play queries, and waits for none; the arguments are those of `play`.
 
         A runner does one thing after another, so whatever it is called for next waits until it has played.
         """
         arguments = {"version": self.version, **arguments}
         runners = self.healthy_ids()
-        shares = dict(zip(runners, split(deals, len(runners)), strict=False))
-        calls = self._begin("sample", {runner: {"deals": share, **arguments} for runner, share in shares.items()})
-        return PendingRollout(list(deals), shares, calls, arguments)
+        shares = dict(zip(runners, split(prompt_refs, len(runners)), strict=False))
+        calls = self._begin("sample", {runner: {"prompt_refs": share, **arguments} for runner, share in shares.items()})
+        return PendingRollout(list(prompt_refs), shares, calls, arguments)
 
     def wait(self, pending: PendingRollout, *, prefetched: bool = False) -> Rollout:
         """Waits for queries that runners were asked to play; what it returns and raises is as of `play`.
@@ -124,7 +124,7 @@ class Runners:
             prefetched: the learner has moved on meanwhile: a runner that comes back cannot get the weights, so queries
                 of one that failed are left to the others.
         """
-        place = {deal: number for number, deal in enumerate(pending.deals)}
+        place = {prompt_ref: number for number, prompt_ref in enumerate(pending.prompt_refs)}
         rollouts: list[Rollout] = []
         failures = 0
         while True:
@@ -136,11 +136,11 @@ class Runners:
                     "queries, max_prompt_tokens or num_runners may be too large for this machine."
                 )
             rollouts += answers.values()
-            played = {deal for runner in answers for deal in pending.shares[runner]}
-            missing = [deal for deal in pending.deals if deal not in played]
+            played = {prompt_ref for runner in answers for prompt_ref in pending.shares[runner]}
+            missing = [prompt_ref for prompt_ref in pending.prompt_refs if prompt_ref not in played]
             if not missing:
                 rollout = join(rollouts, parallel=True)
-                rollout.episodes.sort(key=lambda episode: place[episode.custom_data[DEAL]._replace(sibling=0)])
+                rollout.episodes.sort(key=lambda episode: place[episode.custom_data[PROMPT_REF]._replace(sibling=0)])
                 return rollout
             if not (self.healthy_ids() if prefetched else self.wait_for_healthy()):
                 raise GenerationError("All runners died while they played ahead.")
@@ -148,80 +148,80 @@ class Runners:
 
     # Weights.
 
-    def send(self, version: int, module_ids: Sequence[str] | None = None) -> None:
+    def send(self, version: int, policy_ids: Sequence[str] | None = None) -> None:
         """Sends the learners' present weights to all runners; those that come back later get them then.
 
         Args:
             version: of the weights.
-            module_ids: the LLMs; None: all.
+            policy_ids: the LLMs; None: all.
 
         Raises:
             WeightSyncError: an engine read something else than was sent.
         """
         self.version = version
-        self._send_to(self.healthy_ids(), module_ids)
+        self._send_to(self.healthy_ids(), policy_ids)
 
-    def _send_to(self, runners: Sequence[int], module_ids: Sequence[str] | None = None) -> None:
-        for module_id in self.modules if module_ids is None else module_ids:
+    def _send_to(self, runners: Sequence[int], policy_ids: Sequence[str] | None = None) -> None:
+        for policy_id in self.policy_ids if policy_ids is None else policy_ids:
             if self.transfer:
-                self._transfer(module_id, runners)
+                self._transfer(policy_id, runners)
                 continue
-            call: dict[str, Any] = {"module_id": module_id, "version": self.version}
+            call: dict[str, Any] = {"policy_id": policy_id, "version": self.version}
             if self.local is not None:
-                weights = self.learners.weights(module_id)
-                self.sent[module_id] = checksum(weights)
-                self.check(module_id, [self._call_local("load_weights", "weights are sent", weights=weights, **call)])
+                weights = self.learners.weights(policy_id)
+                self.sent[policy_id] = checksum(weights)
+                self.check(policy_id, [self._call_local("load_weights", "weights are sent", weights=weights, **call)])
             else:
-                packed, self.sent[module_id] = self.learners.packed(module_id)
+                packed, self.sent[policy_id] = self.learners.packed(policy_id)
                 calls = {runner: {"weights": packed, **call} for runner in self._healthy_of(runners)}
                 del packed
-                self.check(module_id, self._call("load_weights", calls).values())
+                self.check(policy_id, self._call("load_weights", calls).values())
 
-    def load_one(self, module_id: str, weights: Weights) -> None:
+    def load_one(self, policy_id: str, weights: Weights) -> None:
         """Gives one runner other weights of an LLM than the present ones, the way that those go.
 
         Raises:
             GenerationError: it died or hung.
         """
         if self.transfer:
-            self._transfer(module_id, self.wait_for_healthy()[:1], weights)
+            self._transfer(policy_id, self.wait_for_healthy()[:1], weights)
         else:
-            self.call_one("load_weights", module_id=module_id, weights=weights, version=self.version)
+            self.call_one("load_weights", policy_id=policy_id, weights=weights, version=self.version)
 
-    def _transfer(self, module_id: str, runners: Sequence[int], weights: Weights | None = None) -> None:
+    def _transfer(self, policy_id: str, runners: Sequence[int], weights: Weights | None = None) -> None:
         """Lets the learners send an LLM's weights to those of the runners that are left."""
         for _ in range(_ATTEMPTS):
             alive = self._healthy_of(runners)
             if not alive:
                 return
             actors = [self.manager.actors()[runner] for runner in alive]
-            self.sent[module_id], loaded = self.learners.transfer(
-                module_id, actors, self.version, self.restarts, weights
+            self.sent[policy_id], loaded = self.learners.transfer(
+                policy_id, actors, self.version, self.restarts, weights
             )
             if loaded is not None:
-                self.check(module_id, loaded)
+                self.check(policy_id, loaded)
                 return
             self._call("ping", {runner: {} for runner in alive})  # so that those are known that are gone
         raise GenerationError(
-            f"{module_id}'s weights did not reach the runners in {_ATTEMPTS} tries. The learners' logs say why; set "
+            f"{policy_id}'s weights did not reach the runners in {_ATTEMPTS} tries. The learners' logs say why; set "
             "weight_transfer=null to send them through Ray."
         )
 
-    def check(self, module_id: str, answers: Iterable[Loaded]) -> None:
+    def check(self, policy_id: str, answers: Iterable[LoadedWeights]) -> None:
         """Compares what engines read of an LLM's weights with what was sent.
 
         Raises:
             WeightSyncError: they differ, or an engine has weights that were not sent.
         """
         for loaded in answers:
-            if (loaded.version, loaded.checksum) != (self.version, self.sent[module_id]):
+            if (loaded.version, loaded.checksum) != (self.version, self.sent[policy_id]):
                 raise WeightSyncError(
-                    f"{module_id}: version {self.version} with checksum {self.sent[module_id]} was sent, but the "
+                    f"{policy_id}: version {self.version} with checksum {self.sent[policy_id]} was sent, but the "
                     f"engine read version {loaded.version} with checksum {loaded.checksum}."
                 )
             if loaded.stale:
                 raise WeightSyncError(
-                    f"{module_id}: {len(loaded.stale)} of the engine's weights are not among those that it was "
+                    f"{policy_id}: {len(loaded.stale)} of the engine's weights are not among those that it was "
                     f"sent, such as {loaded.stale[0]}, so it would sample with old ones. Use backend=transformers, "
                     "or report this with the versions of vllm, torch and the model."
                 )
@@ -358,7 +358,11 @@ def shutdown(group: EnvRunnerGroup) -> None:
     manager.clear()
 
 
-def split(deals: Sequence[Deal], runners: int) -> list[list[Deal]]:
+def split(prompt_refs: Sequence[PromptRef], runners: int) -> list[list[PromptRef]]:
     """Splits queries into as many shares as there are runners, or into single ones."""
-    parts = min(runners, len(deals))
-    return [[deals[place] for place in part] for part in np.array_split(np.arange(len(deals)), parts)] if parts else []
+    parts = min(runners, len(prompt_refs))
+    return (
+        [[prompt_refs[place] for place in part] for part in np.array_split(np.arange(len(prompt_refs)), parts)]
+        if parts
+        else []
+    )

@@ -8,8 +8,8 @@ from typing import Any
 
 from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
-from policies.rollout.dealing import Deal, deal
 from policies.rollout.episodes import Rollout, join
+from policies.rollout.prompt_sampling import PromptRef, sample_prompts
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import PendingRollout, Runners
 from policies.settings.settings import Settings
@@ -80,12 +80,14 @@ class RolloutScheduler:
             raise prefetched
         if prefetched is not None:
             return prefetched
-        return [self.runners.play(deals, **arguments) for deals, arguments in self._work(update, mapping)]
+        return [self.runners.play(prompt_refs, **arguments) for prompt_refs, arguments in self._work(update, mapping)]
 
     def prefetch(self, update: int, mapping: RoleMapping) -> None:
         """Lets the runners begin with an update, with the weights that they have."""
         work = self._work(update, mapping)
-        self._pending = {(update, mapping): [self.runners.begin(deals, **arguments) for deals, arguments in work]}
+        self._pending = {
+            (update, mapping): [self.runners.begin(prompt_refs, **arguments) for prompt_refs, arguments in work]
+        }
 
     def wait(self) -> None:
         """Waits for what is prefetched, so that runners can get new weights. What fails is raised by `generate`."""
@@ -102,11 +104,11 @@ class RolloutScheduler:
         """Forgets what was prefetched."""
         self._prefetched, self._pending = {}, {}
 
-    def _work(self, update: int, mapping: RoleMapping) -> Iterator[tuple[Sequence[Deal], dict[str, Any]]]:
+    def _work(self, update: int, mapping: RoleMapping) -> Iterator[tuple[Sequence[PromptRef], dict[str, Any]]]:
         """Yields each team's queries, and the other arguments of `ChainRunner.sample`."""
         s, teams, batch = self.settings, mapping.teams(), update + self.skipped_batches
-        deals = deal(s.seed, batch, s.queries_per_update, self.queries, s.num_generations)
-        size = len(deals) // len(teams)
+        prompt_refs = sample_prompts(s.seed, batch, s.queries_per_update, self.queries, s.num_generations)
+        size = len(prompt_refs) // len(teams)
         for k, team in enumerate(teams):
             arguments = {"stream": batch, "mapping": team, "split": "train", "siblings": s.num_siblings}
-            yield deals[k * size : (k + 1) * size], arguments
+            yield prompt_refs[k * size : (k + 1) * size], arguments

@@ -14,14 +14,14 @@ from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator, RewardScope
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM
-from policies.settings.about import (
-    of_computing,
-    of_learning,
-    of_policy,
-    of_sampling,
-    of_task,
-    of_watching,
-    of_writing,
+from policies.settings.metadata import (
+    computing_setting,
+    learning_setting,
+    monitoring_setting,
+    output_setting,
+    policy_setting,
+    sampling_setting,
+    task_setting,
 )
 
 
@@ -35,276 +35,276 @@ class Fields(BaseModel):
     )
 
     # What is trained, on what.
-    task: str = of_task("imdb")
+    task: str = task_setting("imdb")
     """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own (docs/tasks.md)."""
-    data: str | None = of_task(None, content=True)
+    data: str | None = task_setting(None, content=True)
     """The training queries, instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME`
     or `hub:FOLDER`. Settings may follow: `?query_column=COLUMN`, for `hub:` also
     `&split=train&config=...&revision=...`."""
-    eval_data: str | None = of_task(None, content=True)
+    eval_data: str | None = task_setting(None, content=True)
     """The held-out queries, in the same form; without it every tenth row of `data` is held out."""
-    validation: bool = of_task(True)
+    validation: bool = task_setting(True)
     """Choose (the best checkpoint, the best trial of a search) by the first `eval_queries` of the held-out queries, at
     most half of them (of held-out rows of `data`: every second one), and report on the others. Without it, all choose
     and are reported on."""
-    max_query_tokens: int | None = of_task(None, ge=1)
+    max_query_tokens: int | None = task_setting(None, ge=1)
     """Cut queries to their first tokens, at most so many; null: leave them whole."""
-    min_query_tokens: int | None = of_task(None, ge=1)
+    min_query_tokens: int | None = task_setting(None, ge=1)
     """With `max_query_tokens`: each query is cut to a length drawn from these two."""
-    digits: int | None = of_task(None, ge=1)
+    digits: int | None = task_setting(None, ge=1)
     """Digits of each number in the queries (`arithmetic`); null: 2."""
-    operations: Operations | None = of_task(None)
+    operations: Operations | None = task_setting(None)
     """What is asked (`arithmetic`): `sums`, `differences` or `both`; null: `both`."""
-    prompt: str | None = of_task(None)
+    prompt: str | None = task_setting(None)
     """Template of the pioneer's prompt (`custom`): `{query}` and the data's columns."""
-    observer_prompt: str | None = of_task(None)
+    observer_prompt: str | None = task_setting(None)
     """Template of every later agent's prompt (`custom`): `{query}`, `{reference}` and the data's columns."""
-    reward: str | list[str] | None = of_task(None)
+    reward: str | list[str] | None = task_setting(None)
     """The reward function, `module:function`, or a list of several; each task but `custom` has its own."""
-    reward_weights: list[float] | None = of_task(None)
+    reward_weights: list[float] | None = task_setting(None)
     """Of several: the weight of each in the sum that is the reward; null: 1 each."""
-    on_reward_error: Literal["stop", "skip"] = of_watching("stop", resume=True)
+    on_reward_error: Literal["stop", "skip"] = monitoring_setting("stop", resume=True)
     """What a failing reward does: `stop` the run, or `skip`: drop that chain and count it (docs/faults.md)."""
-    reward_timeout: float = of_computing(300.0, gt=0)
+    reward_timeout: float = computing_setting(300.0, gt=0)
     """Seconds that one reward call may take before its process is killed."""
-    model: str | list[str] = of_policy(BUNDLED_LM, content=True)
+    model: str | list[str] = policy_setting(BUNDLED_LM, content=True)
     """A Hugging Face causal LM: a bundled one's name, `smollm2` (extra `smollm2`), a folder, or a hub id; or a list of
     one per LLM, `[small, large]` (docs/chains.md)."""
-    start_from: str | None = of_policy(None)
+    start_from: str | None = policy_setting(None)
     """Start from the policies of another run, its folder or URI (those of its best checkpoint), or of one checkpoint,
     its folder. The reference stays `model`, and optimizers start anew."""
-    trust_remote_code: bool = of_sampling(False)
+    trust_remote_code: bool = sampling_setting(False)
     """Run Python code that comes with the model."""
-    chat: bool = of_sampling(False)
+    chat: bool = sampling_setting(False)
     """Give prompts to the model as a user's message in its chat template, as instruction-tuned models expect them."""
-    system_prompt: str | None = of_sampling(None)
+    system_prompt: str | None = sampling_setting(None)
     """With `chat`: a system message before it."""
-    chat_date: str | None = of_sampling(None, pattern=r"^\d{4}-\d\d-\d\d$")
+    chat_date: str | None = sampling_setting(None, pattern=r"^\d{4}-\d\d-\d\d$")
     """With `chat`: the date, YYYY-MM-DD, that a template gets that asks for today's; null: the day on which the run
     starts, which it keeps."""
-    stop: str | None = of_task(None, min_length=1)
+    stop: str | None = task_setting(None, min_length=1)
     """A response also ends with the token that completes this text, such as a line break; rewards and later agents see
     what stands before it. Where no token holds all of it, generation goes on to the limit, and the rest is dropped."""
 
     # The chain.
-    num_agents: int = of_policy(2, ge=1)
+    num_agents: int = policy_setting(2, ge=1)
     """Agents in the chain: 1 is a single agent, 2 is CORY."""
-    num_policies: int | None = of_policy(None, ge=1)
+    num_policies: int | None = policy_setting(None, ge=1)
     """LLMs that play the agents' roles; null: as many as agents. A divisor of `num_agents`: 1 is one LLM in all roles,
     which learns from all responses and has nobody to exchange roles with. Or a multiple: teams, each of which plays the
     chain on queries of its own."""
-    exchange_period: int | None = of_learning(5, ge=1, clone=True)
+    exchange_period: int | None = learning_setting(5, ge=1, clone=True)
     """Updates between role exchanges (T_REx); null: never."""
-    reset_on_exchange: bool = of_learning(False, clone=True)
+    reset_on_exchange: bool = learning_setting(False, clone=True)
     """At each role exchange forget Adam's moments, the adaptive KL coefficient and the moments of score scaling, as the
     paper's code does. One agent has no exchanges, so is never reset."""
-    average_period: int | None = of_learning(None, ge=1, clone=True)
+    average_period: int | None = learning_setting(None, ge=1, clone=True)
     """At every so many-th update all LLMs move to the mean of their weights (docs/averaging.md); null: never."""
-    average_tau: float = of_learning(1.0, gt=0, le=1, clone=True)
+    average_tau: float = learning_setting(1.0, gt=0, le=1, clone=True)
     """With `average_period`: the share of the way to the mean that they move; 1 makes them equal."""
-    knowledge_transfer: bool = of_sampling(True)
+    knowledge_transfer: bool = sampling_setting(True)
     """Later agents see the responses before them."""
-    observed: Observed = of_sampling("all")
+    observed: Observed = sampling_setting("all")
     """Which of them, from the third agent on: `all`, the `last`, or the `best` by task reward. For `best`, rewards are
     computed position by position instead of all at once."""
-    credit: str = of_learning("sum")
+    credit: str = learning_setting("sum")
     """Who is paid for what (docs/credit.md): `sum`, every agent for the others' rewards too, as in the paper; `chain`,
     each for its own reward and those of the agents after it; or a function of your own, `module:function`."""
-    reward_scope: RewardScope = of_learning("all")
+    reward_scope: RewardScope = learning_setting("all")
     """Whose rewards are paid out by `credit`: those of `all`, or the `last` agent's alone, so that the agents before it
     learn only from what it got. What is reported of each agent stays its own task reward."""
-    partner_reward: float = of_learning(1.0, clone=True)
+    partner_reward: float = learning_setting(1.0, clone=True)
     """With `credit=sum`: agent i trains on r_i + partner_reward * sum of the others' r."""
-    chain_gamma: float = of_learning(1.0, ge=0, le=1)
+    chain_gamma: float = learning_setting(1.0, ge=0, le=1)
     """With `credit=chain`: discount from an agent to the next; 0 pays each its own reward alone."""
-    chain_lam: float = of_learning(1.0, ge=0, le=1)
+    chain_lam: float = learning_setting(1.0, ge=0, le=1)
     """With `credit=chain`: GAE's lambda from an agent to the next: 1 pays what the next one got, 0 what its critic
     expected, so none of its luck."""
 
     # How it is computed.
-    weights: Literal["full", "lora"] = of_policy("full")
+    weights: Literal["full", "lora"] = policy_setting("full")
     """How a policy owns its weights: `full`, a copy each; `lora`, an adapter each on one frozen base, which is the
     reference too."""
-    lora_rank: int = of_policy(16, ge=1, le=512)
+    lora_rank: int = policy_setting(16, ge=1, le=512)
     """Rank of the adapters (r)."""
-    lora_alpha: float = of_policy(32.0, gt=0)
+    lora_alpha: float = policy_setting(32.0, gt=0)
     """An adapter's output is scaled by lora_alpha / lora_rank."""
-    lora_target_modules: str | None = of_policy(None)
+    lora_target_modules: str | None = policy_setting(None)
     """The layers that get an adapter, such as `q_proj,v_proj`; null: every linear layer but the output head."""
-    quantization: Literal["none", "nf4"] = of_policy("none")
+    quantization: Literal["none", "nf4"] = policy_setting("none")
     """Store the frozen base in 4 bits per weight, by bitsandbytes (`lora` on CUDA GPUs, backend `transformers`)."""
-    offload_optimizer: bool = of_computing(False)
+    offload_optimizer: bool = computing_setting(False)
     """Keep Adam's moments in the machine's memory instead of a GPU's (docs/plan.md): more room, slower steps."""
-    gradient_checkpointing: bool = of_computing(False)
+    gradient_checkpointing: bool = computing_setting(False)
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
-    backend: Literal["vllm", "transformers"] = of_sampling("vllm" if vllm_installed() else "transformers")
+    backend: Literal["vllm", "transformers"] = sampling_setting("vllm" if vllm_installed() else "transformers")
     """What generates the responses; by default `vllm` where that is installed, else `transformers`, which is slower."""
-    dtype: Literal["auto", "bf16", "fp32"] = of_sampling("auto")
+    dtype: Literal["auto", "bf16", "fp32"] = sampling_setting("auto")
     """Compute type; trained weights stay fp32. `auto`: bf16 where the device multiplies it in hardware, else fp32."""
-    seed: int = of_sampling(0, ge=0, lt=2**31)
+    seed: int = sampling_setting(0, ge=0, lt=2**31)
     """Seed of everything that is drawn: query order, responses, mini-batches."""
-    num_runners: int = of_computing(1, ge=0)
+    num_runners: int = computing_setting(1, ge=0)
     """Rollout processes; 0 generates in the driver (`transformers`, and vLLM on a CPU)."""
-    num_learners: int = of_computing(0, ge=0)
+    num_learners: int = computing_setting(0, ge=0)
     """Learner processes; 0 learns in the driver."""
-    shards_per_policy: int | None = of_computing(None, ge=1)
+    shards_per_policy: int | None = computing_setting(None, ge=1)
     """Learner processes of each policy's own, over which its weights, gradients and Adam's moments are split
     (docs/sharding.md); null: every learner holds every policy whole."""
-    gpus_per_runner: float = of_computing(None, ge=0)
+    gpus_per_runner: float = computing_setting(None, ge=0)
     """GPUs of each runner, fractions allowed. Null, with `gpus_per_learner` null too: learner and runners share a GPU
     of this machine, if there is one (docs/plan.md); else 0."""
-    tensor_parallel_size: int = of_computing(1, ge=1)
+    tensor_parallel_size: int = computing_setting(1, ge=1)
     """Devices that each vLLM engine's model is split over: GPUs of its runner, or without any, processes on CPUs."""
-    weight_transfer: Literal["gloo", "nccl", "ipc"] | None = of_computing(None)
+    weight_transfer: Literal["gloo", "nccl", "ipc"] | None = computing_setting(None)
     """vLLM's backend by which learners send full weights straight to engines; null: through Ray and shared memory."""
-    gpus_per_learner: float = of_computing(None, ge=0)
+    gpus_per_learner: float = computing_setting(None, ge=0)
     """GPUs of each learner; null: as of `gpus_per_runner`."""
-    runner_threads: int = of_computing(1, ge=1)
+    runner_threads: int = computing_setting(1, ge=1)
     """CPU threads (and Ray CPUs) of each runner."""
-    runner_resources: str | None = of_computing(None)
+    runner_resources: str | None = computing_setting(None)
     """What else a node must have to hold a runner, and how much of it one takes: custom resources of a Ray cluster,
     such as `sampling=1,fast=0.5`."""
-    learner_resources: str | None = of_computing(None)
+    learner_resources: str | None = computing_setting(None)
     """The same of learner processes."""
-    generation_timeout: float = of_computing(600.0, gt=0)
+    generation_timeout: float = computing_setting(600.0, gt=0)
     """Seconds that one update's rollout may take, beside its rewards, before its runner is given up and restarted."""
-    learner_timeout: float = of_computing(3600.0, gt=0)
+    learner_timeout: float = computing_setting(3600.0, gt=0)
     """Seconds that a learner process may take for anything, such as one update, before it is given up."""
-    check_weight_sync: bool = of_computing(True)
+    check_weight_sync: bool = computing_setting(True)
     """At start, prove that perturbed weights reach the generation engine."""
 
     # One update.
-    num_updates: int = of_learning(100, ge=1, search=False, resume=True)
+    num_updates: int = learning_setting(100, ge=1, search=False, resume=True)
     """Updates of the whole run."""
-    max_lag: int = of_learning(0, ge=0, le=1)
+    max_lag: int = learning_setting(0, ge=0, le=1)
     """With 1, runners play the next update while learners learn the present one, so with weights an update older, which
     `importance_sampling_clip_max` corrects (docs/plan.md). A run that goes on from a checkpoint is then not exactly
     the one that was
     not interrupted: its first update is played with the present weights."""
-    queries_per_update: int = of_learning(256, ge=1)
+    queries_per_update: int = learning_setting(256, ge=1)
     """Queries per update."""
-    num_generations: int = of_learning(1, ge=1)
+    num_generations: int = learning_setting(1, ge=1)
     """Responses of the pioneer to each query."""
-    num_siblings: int = of_learning(1, ge=1)
+    num_siblings: int = learning_setting(1, ge=1)
     """Chains that go on from each response of the pioneer, so responses to it in every later role, which are compared
     with one another (docs/credit.md)."""
-    minibatch_size: int = of_learning(256, ge=1, clone=True)
+    minibatch_size: int = learning_setting(256, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners."""
-    micro_batch_size: int = of_computing(64, ge=1)
+    micro_batch_size: int = computing_setting(64, ge=1)
     """Most responses per forward and backward pass."""
-    micro_batch_tokens: int | None = of_computing(None, ge=1)
+    micro_batch_tokens: int | None = computing_setting(None, ge=1)
     """Most tokens per forward and backward pass, with prompts and padding; a longer row comes alone. Null: no limit."""
-    num_epochs: int = of_learning(4, ge=1, clone=True)
+    num_epochs: int = learning_setting(4, ge=1, clone=True)
     """PPO passes over each batch."""
-    lr: float = of_learning(1.41e-5, gt=0, clone=True)
+    lr: float = learning_setting(1.41e-5, gt=0, clone=True)
     """AdamW's learning rate."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = of_learning("constant")
+    lr_schedule: Literal["constant", "linear", "cosine"] = learning_setting("constant")
     """How the learning rate falls over the run's `num_updates`, after `warmup_updates`: not, or to 0 after the last
     one. A resume
     with other `num_updates` changes it."""
-    warmup_updates: int = of_learning(0, ge=0)
+    warmup_updates: int = learning_setting(0, ge=0)
     """Updates over which the learning rate rises to `lr`."""
-    weight_decay: float = of_learning(0.0, ge=0, clone=True)
+    weight_decay: float = learning_setting(0.0, ge=0, clone=True)
     """AdamW's decoupled weight decay."""
-    max_prompt_tokens: int = of_sampling(64, ge=1)
+    max_prompt_tokens: int = sampling_setting(64, ge=1)
     """Longest prompt, in tokens."""
-    max_response_tokens: int = of_sampling(15, ge=1)
+    max_response_tokens: int = sampling_setting(15, ge=1)
     """Longest response, in tokens."""
-    min_response_tokens: int | None = of_sampling(None, ge=1)
+    min_response_tokens: int | None = sampling_setting(None, ge=1)
     """Draw each training update's longest response from `min_response_tokens` to `max_response_tokens`; null: always
     the latter."""
-    temperature: float = of_sampling(1.0, gt=0, clone=True)
+    temperature: float = sampling_setting(1.0, gt=0, clone=True)
     """Sampling temperature; also divides the logits that are trained."""
 
     # The objective.
-    advantage: Advantage = of_policy("gae")
+    advantage: Advantage = policy_setting("gae")
     """What an action is compared with (docs/estimators.md): the estimate of a value head (`gae`: PPO); without one, the
     policy's other responses to the query in the same role (`rloo`, `grpo`, `dr_grpo`), or all of its responses
     (`reinforce`)."""
-    kl_coef: float = of_learning(0.3, ge=0, clone=True)
+    kl_coef: float = learning_setting(0.3, ge=0, clone=True)
     """Weight of the KL penalty to the reference policy (eta)."""
-    kl_estimator: KLEstimator = of_learning("k1")
+    kl_estimator: KLEstimator = learning_setting("k1")
     """Per-token KL of the penalty: from the sampled token (k1, k3), or over the whole vocabulary (full). Only k1's
     gradient is that of the KL: full does not depend on the token that was chosen, so restrains later tokens alone.
     `grpo` and `dr_grpo` have it in the loss instead of the reward, and there it is k3."""
-    kl_control: Literal["fixed", "adaptive"] = of_learning("fixed")
+    kl_control: Literal["fixed", "adaptive"] = learning_setting("fixed")
     """Keep `kl_coef`, or steer it towards `kl_target`."""
-    kl_target: float = of_learning(6.0, gt=0, clone=True)
+    kl_target: float = learning_setting(6.0, gt=0, clone=True)
     """KL per response that the adaptive controller seeks, in nats."""
-    kl_horizon: int = of_learning(10000, ge=1, clone=True)
+    kl_horizon: int = learning_setting(10000, ge=1, clone=True)
     """Responses over which the adaptive controller moves."""
-    reward_scaling: Literal["none", "scale", "normalize"] = of_learning("none", clone=True)
+    reward_scaling: Literal["none", "scale", "normalize"] = learning_setting("none", clone=True)
     """Divide training rewards by their running deviation, or also subtract their running mean."""
-    eval_kl_coef: float | None = of_learning(None, ge=0, search=False)
+    eval_kl_coef: float | None = learning_setting(None, ge=0, search=False)
     """KL weight in the combined reward that is reported; default: the initial `kl_coef`."""
-    gamma: float = of_learning(1.0, ge=0, le=1, clone=True)
+    gamma: float = learning_setting(1.0, ge=0, le=1, clone=True)
     """Discount per token."""
-    lam: float = of_learning(0.95, ge=0, le=1, clone=True)
+    lam: float = learning_setting(0.95, ge=0, le=1, clone=True)
     """GAE's lambda."""
-    group_baseline: float = of_learning(0.0, ge=0, le=1)
+    group_baseline: float = learning_setting(0.0, ge=0, le=1)
     """With a critic (`gae`): the share that is taken off each advantage of how much better the other responses of its
     group (to the same query, or to the same response of the pioneer) did than the critic expected."""
-    clip_ratio: float = of_learning(0.2, gt=0, clone=True)
+    clip_ratio: float = learning_setting(0.2, gt=0, clone=True)
     """Clip range of the probability ratio."""
-    clip_ratio_high: float | None = of_learning(None, gt=0, clone=True)
+    clip_ratio_high: float | None = learning_setting(None, gt=0, clone=True)
     """Clip range above 1, where it is another than below; null: `clip_ratio`."""
-    importance_sampling_clip_max: float | None = of_learning(2.0, ge=1)
+    importance_sampling_clip_max: float | None = learning_setting(2.0, ge=1)
     """Weigh each token by learner's / sampler's probability, which differ in bf16 and with `max_lag`, at most by so
     much; null: not."""
-    drop_zero_std_groups: bool = of_learning(False)
+    drop_zero_std_groups: bool = learning_setting(False)
     """Learn only from responses to queries whose responses, in that role, were not all paid alike (`rloo`, `grpo`,
     `dr_grpo`: the others teach nothing but their KL)."""
-    value_clip: float = of_learning(0.2, gt=0, clone=True)
+    value_clip: float = learning_setting(0.2, gt=0, clone=True)
     """Clip range of the value's change."""
-    critic_inputs: Literal["tokens", "chain"] = of_policy("tokens")
+    critic_inputs: Literal["tokens", "chain"] = policy_setting("tokens")
     """What the value head sees (`gae`): prompt and response, or the response's role and the task rewards of those
     before it too, in training alone."""
-    value_coef: float = of_learning(0.1, ge=0, clone=True)
+    value_coef: float = learning_setting(0.1, ge=0, clone=True)
     """Weight of the value loss (beta)."""
-    grad_clip: float | None = of_learning(1.0, gt=0, clone=True)
+    grad_clip: float | None = learning_setting(1.0, gt=0, clone=True)
     """Largest global gradient norm of a policy; null: no limit, as in the paper's code."""
 
     # Health: when to warn. The limits lie well outside of what healthy runs showed (docs/health.md).
-    stop_on_collapse: bool = of_watching(False)
+    stop_on_collapse: bool = monitoring_setting(False)
     """End the run, saved, when a policy has collapsed: repetition, a lost end of sequence, or KL beyond its limit."""
-    health_patience: int = of_watching(3, ge=1)
+    health_patience: int = monitoring_setting(3, ge=1)
     """Updates in a row that a sign must show before it is a warning."""
-    max_repetition: float = of_watching(0.2, gt=0, le=1)
+    max_repetition: float = monitoring_setting(0.2, gt=0, le=1)
     """Share of a response's token pairs that stand earlier in it too."""
-    min_eos_ratio: float = of_watching(0.5, ge=0, le=1)
+    min_eos_ratio: float = monitoring_setting(0.5, ge=0, le=1)
     """Least end-of-sequence rate, as a share of the first update's."""
-    max_token_kl: float = of_watching(2.0, gt=0)
+    max_token_kl: float = monitoring_setting(2.0, gt=0)
     """Most KL to the reference per response token, in nats."""
-    max_observer_deficit: float = of_watching(0.5, gt=0)
+    max_observer_deficit: float = monitoring_setting(0.5, gt=0)
     """By how many standard deviations a later role's task reward may lie below the pioneer's."""
-    max_role_gap: float = of_watching(2.0, gt=0)
+    max_role_gap: float = monitoring_setting(2.0, gt=0)
     """By how many standard deviations the roles' task rewards may differ."""
-    max_logprob_diff: float | None = of_watching(None, gt=0, resume=True)
+    max_logprob_diff: float | None = monitoring_setting(None, gt=0, resume=True)
     """Most mean |sampler - learner| log-probability of a token under the same weights, in nats; more ends the run
     (docs/health.md). Null: 0.001 in fp32 (0.005 with vLLM on a GPU), 0.05 in bf16."""
 
     # What is written, and when.
-    eval_every: int = of_watching(10, ge=1)
+    eval_every: int = monitoring_setting(10, ge=1)
     """Updates between held-out evaluations."""
-    eval_queries: int = of_watching(128, ge=1)
+    eval_queries: int = monitoring_setting(128, ge=1)
     """Held-out queries of one evaluation in training, which choose the best checkpoint (see `validation`)."""
-    select_by: Literal["bare", "chain", "mean"] = of_watching("bare", search=False)
+    select_by: Literal["bare", "chain", "mean"] = monitoring_setting("bare", search=False)
     """What the best checkpoint, or trial of a search, is the best in, by the combined reward: the policies' answers to
     the `bare` query, the last answer of the `chain`, or, with `eval_average`, the answers of the LLMs' `mean`."""
-    eval_average: bool = of_watching(False)
+    eval_average: bool = monitoring_setting(False)
     """Also evaluate the LLM whose weights are the mean of all LLMs', `llm_mean` (docs/averaging.md)."""
-    test_queries: int | None = of_watching(None, ge=1, resume=True)
+    test_queries: int | None = monitoring_setting(None, ge=1, resume=True)
     """Held-out queries, none of which chose, of a last evaluation, of which every response is kept, in `final.json`;
     null: none."""
-    checkpoint_every: int = of_writing(10, ge=1)
+    checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
-    keep_checkpoints: int = of_writing(2, ge=1)
+    keep_checkpoints: int = output_setting(2, ge=1)
     """Latest checkpoints kept, beside the best."""
-    samples_every: int = of_writing(5, ge=1)
+    samples_every: int = output_setting(5, ge=1)
     """Updates between sample texts."""
-    wandb: bool = of_writing(False)
+    wandb: bool = output_setting(False)
     """Also log to Weights & Biases (extra `wandb`)."""
-    trackio: bool = of_writing(False)
+    trackio: bool = output_setting(False)
     """Also log to Trackio's dashboard on this machine (extra `trackio`)."""
 
     @property
@@ -313,18 +313,18 @@ class Fields(BaseModel):
         return role_names(self.num_agents)
 
     @property
-    def modules(self) -> tuple[str, ...]:
+    def policy_ids(self) -> tuple[str, ...]:
         """The LLMs: `llm_1 ... llm_n`."""
         return tuple(f"llm_{k + 1}" for k in range(self.num_policies or self.num_agents))
 
     @property
     def models(self) -> dict[str, str]:
         """By LLM, the model that it starts from, which is its reference."""
-        names = [self.model] * len(self.modules) if isinstance(self.model, str) else self.model
-        return dict(zip(self.modules, names, strict=True))
+        names = [self.model] * len(self.policy_ids) if isinstance(self.model, str) else self.model
+        return dict(zip(self.policy_ids, names, strict=True))
 
     @property
-    def started_from(self) -> str:
+    def model_names(self) -> str:
         """The models as texts name them: one, or those of all LLMs in their order."""
         names = list(self.models.values())
         return ", ".join(names if len(set(names)) > 1 else names[:1])
@@ -342,13 +342,13 @@ class Fields(BaseModel):
     @property
     def teams(self) -> int:
         """Chains of LLMs that play side by side, each on queries of its own."""
-        return max(len(self.modules) // self.num_agents, 1)
+        return max(len(self.policy_ids) // self.num_agents, 1)
 
     @property
     def responses(self) -> int:
         """Responses of one policy per update; with siblings, whose roles differ in that, the mean over the policies."""
         of_all = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
-        return of_all // len(self.modules)
+        return of_all // len(self.policy_ids)
 
     @property
     def hyperparameters(self) -> Hyperparameters:

@@ -5,9 +5,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import get_args
 
-from policies.settings.core_yaml import Scalar, Value, read_yaml
 from policies.settings.error import SettingsError
-from policies.settings.settings import Settings, nearest_key, refuse_unknown
+from policies.settings.settings import Settings, nearest_key, reject_unknown_settings
+from policies.settings.yaml12 import Scalar, Value, read_yaml
 
 DEFAULT_PRESET = "imdb-tiny"
 BASE = "base"
@@ -65,7 +65,7 @@ def _flat(text: str, where: str, also: tuple[str, ...] = ()) -> dict[str, Value]
         raise SettingsError(f"{where} must hold `key: value` lines, but holds a {type(loaded).__name__}.")
     for key, value in loaded.items():
         if key not in also:
-            refuse_unknown([str(key)], f" in {where}")
+            reject_unknown_settings([str(key)], f" in {where}")
         values = value if isinstance(value, list) and takes_lists(str(key)) else [value]
         if not all(isinstance(item, Scalar) for item in values):
             raise SettingsError(

@@ -20,7 +20,7 @@ from policies.generation.vllm_generator import BLOCK_TOKENS
 from policies.learning import logits, offloaded_adam
 from policies.learning.sharding import blocks_of
 from policies.models.adapters import linear_layers
-from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, empty_language_model
+from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, meta_model
 from policies.models.model_check import ModelError, check_split, head_width, key_value_heads
 from policies.settings.settings import Settings
 
@@ -93,7 +93,7 @@ def shapes(settings: Settings) -> list[Shape]:
 
 
 def _shape(path: str, settings: Settings) -> Shape:
-    model = empty_language_model(path, settings.trust_remote_code)
+    model = meta_model(path, settings.trust_remote_code)
     config = model.config.get_text_config()
     check_split(config, settings.tensor_parallel_size)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
@@ -268,7 +268,11 @@ def least_shards(settings: Settings, room: float) -> int | None:
     """Returns the fewest learners, each with a GPU of so many bytes, that an LLM fits on; None: more than 128."""
     models = shapes(settings.model_copy(update={"shards_per_policy": 2}))  # with the sizes of blocks
     for shards in SPLITS:
-        learners = {"shards_per_policy": shards, "num_learners": shards * len(settings.modules), "gpus_per_learner": 1}
+        learners = {
+            "shards_per_policy": shards,
+            "num_learners": shards * len(settings.policy_ids),
+            "gpus_per_learner": 1,
+        }
         if learner(settings.model_copy(update=learners), models).total <= room:
             return shards
     return None

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from policies.settings.core_yaml import as_word
 from policies.settings.fields import Fields
+from policies.settings.yaml12 import to_cli
 
 GROUPED = ("rloo", "grpo", "dr_grpo")
 """Estimators that compare a policy's responses to the same query with one another."""
@@ -90,7 +90,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return result
 
 
-def refuse_unused(settings: Fields) -> None:
+def reject_unused_settings(settings: Fields) -> None:
     """Refuses settings that are not at their defaults and have no effect.
 
     Raises:
@@ -100,4 +100,4 @@ def refuse_unused(settings: Fields) -> None:
         for name in () if is_met(settings) else names:
             value, default = getattr(settings, name), type(settings).model_fields[name].default
             if value != default:
-                raise ValueError(f"{name}={as_word(value)} requires {text}. Set that, or {name}={as_word(default)}.")
+                raise ValueError(f"{name}={to_cli(value)} requires {text}. Set that, or {name}={to_cli(default)}.")

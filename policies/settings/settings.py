@@ -12,19 +12,19 @@ from pydantic import ValidationError, ValidationInfo, field_validator, model_val
 
 from cory_env.chain import Chain, ChainSettings
 from cory_env.chat import ChatFormat
+from cory_env.functions import load_function
 from cory_env.home import expand_home
-from cory_env.named import load_function
-from cory_env.pickled import name_of, shown
-from cory_env.rewarding.spec import weighted
+from cory_env.pickled import display_name, spec_of
+from cory_env.rewarding.spec import weighted_sum
 from cory_env.tasks import Task, TaskSettings, make_task
 from cory_env.tokenizer import load_tokenizer, same_tokenizer, tokens_holding
 from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE, model_path
-from policies.settings.about import Decides, about
-from policies.settings.contradictions import refuse_contradictions
+from policies.settings.conflicts import reject_conflicts
 from policies.settings.error import SettingsError
 from policies.settings.fields import Fields
 from policies.settings.gpus import choose_gpus
+from policies.settings.metadata import Category, settings_metadata
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 class Settings(Fields):
     """The settings of one run, which go together; how to make what they describe."""
 
-    def choosing(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    def selection_metrics(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
         """The figures by whose combined reward `select_by` chooses.
 
         Args:
@@ -50,9 +50,9 @@ class Settings(Fields):
             found = found[key]
         return found
 
-    def worth(self, found: Mapping[str, Any]) -> Any:
+    def selection_score(self, found: Mapping[str, Any]) -> Any:
         """The combined reward by which `select_by` chooses, of an evaluation as in `choosing`."""
-        return self.choosing(found)["combined_reward"]
+        return self.selection_metrics(found)["combined_reward"]
 
     @property
     def algorithm(self) -> str:
@@ -60,7 +60,7 @@ class Settings(Fields):
         return {"gae": "PPO", "dr_grpo": "Dr. GRPO"}.get(self.advantage, self.advantage.upper())
 
     @property
-    def credited(self) -> Credit:
+    def credit_assignment(self) -> Credit:
         """Who is paid for what.
 
         Raises:
@@ -70,7 +70,7 @@ class Settings(Fields):
         return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.reward_scope, own)
 
     @property
-    def whole_reward(self) -> str | None:
+    def reward_spec(self) -> str | None:
         """The name of the reward, which may be the weighted sum of several functions; None: the task's own.
 
         Raises:
@@ -79,12 +79,12 @@ class Settings(Fields):
         if self.reward is None and self.reward_weights is None:
             return None
         rewards = [self.reward] if isinstance(self.reward, str) else self.reward
-        return weighted(rewards or [], self.reward_weights)
+        return weighted_sum(rewards or [], self.reward_weights)
 
-    def told(self) -> dict[str, Any]:
+    def public_dict(self) -> dict[str, Any]:
         """All settings, for what leaves the run's folder: a reward that was given with its code is its name alone."""
         rewards = self.reward
-        names = list(map(shown, rewards)) if isinstance(rewards, list) else rewards and shown(rewards)
+        names = list(map(display_name, rewards)) if isinstance(rewards, list) else rewards and display_name(rewards)
         return {**self.model_dump(), "reward": names}
 
     @property
@@ -96,16 +96,16 @@ class Settings(Fields):
         """
         held_out = self.eval_queries if self.validation else 0
         values = {field.name: getattr(self, field.name) for field in fields(TaskSettings)}
-        return TaskSettings(**values | {"reward": self.whole_reward, "validation": held_out})
+        return TaskSettings(**values | {"reward": self.reward_spec, "validation": held_out})
 
-    def chain_settings(self, tokenizers: Tokenizers, module_id: str) -> dict[str, Any]:
+    def chain_settings(self, tokenizers: Tokenizers, policy_id: str) -> dict[str, Any]:
         """Keyword arguments of `Chain` for what an LLM reads and writes.
 
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        return {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in ABOUT} | {
-            name: getattr(self, name)(tokenizers, module_id)
+        return {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in METADATA} | {
+            name: getattr(self, name)(tokenizers, policy_id)
             for name in ("vocab_size", "num_embeddings", "stop_token_ids")
         }
 
@@ -115,7 +115,7 @@ class Settings(Fields):
         Raises:
             ValueError: the task is unknown, or its data cannot be read; the message says what to do.
         """
-        tokenizer = None if self.max_query_tokens is None else self.make_tokenizers()[self.modules[0]]
+        tokenizer = None if self.max_query_tokens is None else self.make_tokenizers()[self.policy_ids[0]]
         return make_task(self.task_settings, tokenizer=tokenizer)
 
     def make_tokenizers(self) -> Tokenizers:
@@ -128,7 +128,7 @@ class Settings(Fields):
         for name in dict.fromkeys(self.models.values()):
             own = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
             found[name] = next((other for other in found.values() if same_tokenizer(own, other, self.chat)), own)
-        return {module_id: found[name] for module_id, name in self.models.items()}
+        return {policy_id: found[name] for policy_id, name in self.models.items()}
 
     def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatFormat]:
         """By LLM, the chat template of its tokenizer, checked; nothing without `chat`.
@@ -139,7 +139,7 @@ class Settings(Fields):
         if not self.chat:
             return {}
         formats = {id(t): ChatFormat(t, self.system_prompt, self.chat_date) for t in tokenizers.values()}
-        return {module_id: formats[id(tokenizer)] for module_id, tokenizer in tokenizers.items()}
+        return {policy_id: formats[id(tokenizer)] for policy_id, tokenizer in tokenizers.items()}
 
     def with_chat_date(self) -> Self:
         """These settings as a run keeps them: with today's date, if a chat template asks for it and none is set.
@@ -153,27 +153,31 @@ class Settings(Fields):
         asked = any(chat_format.asks_date for chat_format in formats)
         return self.model_copy(update={"chat_date": date.today().isoformat()}) if asked else self
 
-    def make_chain(self, task: Task, tokenizers: Tokenizers, players: Sequence[str] | None = None) -> Chain:
+    def make_chain(self, task: Task, tokenizers: Tokenizers, policy_ids: Sequence[str] | None = None) -> Chain:
         """The chain these settings describe.
 
         Args:
             task: what is asked.
             tokenizers: what `make_tokenizers` gave.
-            players: the LLM in each role; None: all roles, played by the LLMs by turns from the first one on.
+            policy_ids: the LLM in each role; None: all roles, played by the LLMs by turns from the first one on.
 
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        if players is None:
-            players = tuple(self.modules[k % len(self.modules)] for k in range(self.num_agents))
+        if policy_ids is None:
+            policy_ids = tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
 
-        def make_reader(module_id: str) -> Chain:
-            values = self.chain_settings(tokenizers, module_id) | {"num_agents": len(players)}
-            return Chain(task, tokenizers[module_id], **values)
+        def make_reader(policy_id: str) -> Chain:
+            values = self.chain_settings(tokenizers, policy_id) | {"num_agents": len(policy_ids)}
+            return Chain(task, tokenizers[policy_id], **values)
 
-        chains = {id(tokenizers[player]): make_reader(player) for player in reversed(players)}
-        chain = chains[id(tokenizers[players[0]])]
-        return chain.with_readers([chains[id(tokenizers[player])] for player in players]) if len(chains) > 1 else chain
+        chains = {id(tokenizers[policy_id]): make_reader(policy_id) for policy_id in reversed(policy_ids)}
+        chain = chains[id(tokenizers[policy_ids[0]])]
+        return (
+            chain.with_readers([chains[id(tokenizers[policy_id])] for policy_id in policy_ids])
+            if len(chains) > 1
+            else chain
+        )
 
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain, as the first LLM reads it; not for tokenizers that are
@@ -182,7 +186,7 @@ class Settings(Fields):
         Raises:
             ModelError: model, tokenizer and lengths do not go together.
         """
-        tokenizers, first = self.make_tokenizers(), self.modules[0]
+        tokenizers, first = self.make_tokenizers(), self.policy_ids[0]
         return {
             **vars(replace(self.task_settings, validation=0)),
             **self.chain_settings(tokenizers, first),
@@ -190,7 +194,7 @@ class Settings(Fields):
             "reward_timeout": self.reward_timeout,
         }
 
-    def vocab_size(self, tokenizers: Tokenizers, module_id: str) -> int:
+    def vocab_size(self, tokenizers: Tokenizers, policy_id: str) -> int:
         """Checks that the models that share an LLM's tokenizer can be used with it, and with these settings.
 
         Returns:
@@ -199,16 +203,16 @@ class Settings(Fields):
         Raises:
             ModelError: one is not there, or cannot.
         """
-        return max(self._embeddings(tokenizers, module_id))
+        return max(self._embeddings(tokenizers, policy_id))
 
-    def num_embeddings(self, tokenizers: Tokenizers, module_id: str) -> int:
+    def num_embeddings(self, tokenizers: Tokenizers, policy_id: str) -> int:
         """The rows of their smallest embedding, as each of them may be asked the prompts of all; else `vocab_size`."""
-        return min(self._embeddings(tokenizers, module_id))
+        return min(self._embeddings(tokenizers, policy_id))
 
-    def _embeddings(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
+    def _embeddings(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
         from policies.models.model_check import check_model  # brings torch along
 
-        longest, paths = self.max_prompt_tokens + self.max_response_tokens, self._sharing(tokenizers, module_id)
+        longest, paths = self.max_prompt_tokens + self.max_response_tokens, self._sharing(tokenizers, policy_id)
         return [check_model(path, longest, self.trust_remote_code, self.tensor_parallel_size) for path in paths]
 
     def families(self) -> dict[str, str]:
@@ -221,7 +225,7 @@ class Settings(Fields):
 
         return {name: describe_family(path, self.trust_remote_code) for name, path in self.model_paths.items()}
 
-    def stop_token_ids(self, tokenizers: Tokenizers, module_id: str) -> list[int]:
+    def stop_token_ids(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
         """The tokens that end an LLM's response beside its tokenizer's own: those of `stop`, and those that a model
         with this tokenizer names.
 
@@ -230,13 +234,13 @@ class Settings(Fields):
         """
         from policies.models.language_model import stop_token_ids
 
-        paths = self._sharing(tokenizers, module_id)
+        paths = self._sharing(tokenizers, policy_id)
         ends = list(dict.fromkeys(end for path in paths for end in stop_token_ids(path, self.trust_remote_code)))
-        return ends if self.stop is None else [*ends, *tokens_holding(tokenizers[module_id], self.stop)]
+        return ends if self.stop is None else [*ends, *tokens_holding(tokenizers[policy_id], self.stop)]
 
-    def _sharing(self, tokenizers: Tokenizers, module_id: str) -> list[str]:
+    def _sharing(self, tokenizers: Tokenizers, policy_id: str) -> list[str]:
         """The models of all LLMs that have the tokenizer of one."""
-        own = tokenizers[module_id]
+        own = tokenizers[policy_id]
         return list(dict.fromkeys(path for name, path in self.model_paths.items() if tokenizers[name] is own))
 
     @property
@@ -247,7 +251,7 @@ class Settings(Fields):
             SmolLM2Error: `smollm2` is named, but its package is not installed.
             CacheError: `smollm2` is named for the first time, and the cache cannot be written.
         """
-        return {module_id: model_path(name) for module_id, name in self.models.items()}
+        return {policy_id: model_path(name) for policy_id, name in self.models.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -280,8 +284,8 @@ class Settings(Fields):
     def _is_named(cls, value: Any) -> Any:
         """Takes functions themselves, too."""
         if isinstance(value, list):
-            return [name_of(each) if callable(each) else each for each in value]
-        return name_of(value) if callable(value) else value
+            return [spec_of(each) if callable(each) else each for each in value]
+        return spec_of(value) if callable(value) else value
 
     @field_validator("data", "eval_data", "model", "start_from")
     @classmethod
@@ -293,8 +297,8 @@ class Settings(Fields):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        refuse_contradictions(self)
-        _ = self.whole_reward  # its functions and weights go together
+        reject_conflicts(self)
+        _ = self.reward_spec  # its functions and weights go together
         return self
 
 
@@ -304,7 +308,7 @@ def nearest_key(key: str, known: list[str]) -> str:
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
-def refuse_unknown(keys: Iterable[str], where: str = "") -> None:
+def reject_unknown_settings(keys: Iterable[str], where: str = "") -> None:
     """Refuses what is the name of no setting.
 
     Args:
@@ -329,7 +333,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: for the first unknown key, wrong value or contradiction, in one sentence.
     """
-    refuse_unknown(values)
+    reject_unknown_settings(values)
     try:
         return Settings(**values)
     except ValidationError as error:
@@ -351,14 +355,14 @@ def changed_settings(kept: Settings, asked: Settings) -> list[str]:
     return [name for name in old if old[name] != new[name] and (name != "chat_date" or new[name] is not None)]
 
 
-ABOUT = about(Settings)
+METADATA = settings_metadata(Settings)
 """What is known of each setting."""
-RESUMABLE = tuple(name for name, known in ABOUT.items() if known.resume)
+RESUMABLE = tuple(name for name, known in METADATA.items() if known.resume)
 """Settings that may change when a run goes on."""
-BY_CONTENT = tuple(name for name, known in ABOUT.items() if known.content)
+BY_CONTENT = tuple(name for name, known in METADATA.items() if known.content)
 """Settings that may then name other files, if these hold the same."""
 
 
-def deciding(*what: Decides) -> frozenset[str]:
+def settings_in(*what: Category) -> frozenset[str]:
     """Returns the names of the settings that decide any of this."""
-    return frozenset(name for name, known in ABOUT.items() if known.decides in what)
+    return frozenset(name for name, known in METADATA.items() if known.category in what)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policies.settings.core_yaml import as_word
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
 from policies.settings.settings import Settings, make_settings
+from policies.settings.yaml12 import to_cli
 
 POLICIES = "learner_group/learner/rl_module"
 """Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
@@ -45,11 +45,11 @@ def find_start(settings: Settings) -> Path | None:
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():
-        refuse_other_policies(settings, make_settings(read_file(config)))
+        reject_other_policies(settings, make_settings(read_file(config)))
     return checkpoint
 
 
-def refuse_other_policies(settings: Settings, theirs: Settings) -> None:
+def reject_other_policies(settings: Settings, theirs: Settings) -> None:
     """Refuses to start from policies that consist of something else than this run's.
 
     Args:
@@ -65,9 +65,9 @@ def refuse_other_policies(settings: Settings, theirs: Settings) -> None:
     if settings.critic_inputs == "chain":  # such a critic has inputs for each agent
         names.append("num_agents")
     other = {name: getattr(theirs, name) for name in names if getattr(theirs, name) != getattr(settings, name)}
-    differing = [f"{name}={as_word(value)}" for name, value in other.items()]
-    if theirs.modules != settings.modules:
-        differing.append(f"num_policies={len(theirs.modules)}")
+    differing = [f"{name}={to_cli(value)}" for name, value in other.items()]
+    if theirs.policy_ids != settings.policy_ids:
+        differing.append(f"num_policies={len(theirs.policy_ids)}")
     if differing:
         raise SettingsError(
             f"start_from={settings.start_from}: that run has {', '.join(differing)}, so its policies do not fit this "

@@ -25,15 +25,15 @@ def test_one_update_of_the_bare_loop_ends_at_the_learners_weights(tmp_path: Path
         }
     )
     ours, (played, samples) = learner.build(settings), learner.play(settings)
-    bare = {module_id: BarePPO(settings) for module_id in settings.modules}
+    bare = {policy_id: BarePPO(settings) for policy_id in settings.policy_ids}
     start = {name: p.detach().clone() for name, p in bare["llm_1"].lm.named_parameters()}
 
     learner.learn(ours, played, settings, 0)
-    for module_id, policy in bare.items():
-        policy.update(samples[module_id], reported=False)
+    for policy_id, policy in bare.items():
+        policy.update(samples[policy_id], reported=False)
 
-    for module_id, policy in bare.items():
-        trained = dict(ours[module_id].model.lm.named_parameters())
+    for policy_id, policy in bare.items():
+        trained = dict(ours[policy_id].model.lm.named_parameters())
         for name, parameter in policy.lm.named_parameters():
             torch.testing.assert_close(parameter, trained[name], atol=4e-5, rtol=0)
     moved = max(float((p - start[name]).detach().abs().max()) for name, p in bare["llm_1"].lm.named_parameters())

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from cory_env.rewards.prepared import prepared_by
+from cory_env.rewards.prepared import prepare_with
 
 BAD = "bad"  # a completion that makes a reward fail
 
@@ -50,7 +50,7 @@ def _note(log: str) -> None:
         file.write("prepared\n")
 
 
-@prepared_by(_note)
+@prepare_with(_note)
 def logged_preparation(completions: list[str], log: str) -> list[float]:
     return logged_length(completions, log)
 
@@ -59,7 +59,7 @@ def _fail() -> None:
     raise RuntimeError("nothing can be prepared")
 
 
-@prepared_by(_fail)
+@prepare_with(_fail)
 def unprepared(completions: list[str]) -> list[float]:
     return length(completions)
 

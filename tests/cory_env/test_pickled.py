@@ -9,10 +9,10 @@ from functools import partial
 import psutil
 import pytest
 
-from cory_env.named import SpecError, load_function
-from cory_env.pickled import name_of, shown
+from cory_env.functions import SpecError, load_function
+from cory_env.pickled import display_name, spec_of
 from cory_env.rewarding.process import Reward
-from cory_env.rewarding.spec import short_names, weighted
+from cory_env.rewarding.spec import short_names, weighted_sum
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from policies.settings.settings import SettingsError, make_settings
 from tests.cory_env import sample_rewards
@@ -27,17 +27,17 @@ def of_length(length: float) -> Callable[[list[str]], list[float]]:
 
 def test_a_module_s_function_is_known_by_its_name_and_others_carry_their_code() -> None:
     named = next(name for name in dir(sample_rewards) if callable(getattr(sample_rewards, name)) and name.islower())
-    assert name_of(getattr(sample_rewards, named)) == f"tests.cory_env.sample_rewards:{named}"
-    spec = name_of(of_length(4))
-    assert spec.startswith("pickled:near:") and shown(spec) == "near"
+    assert spec_of(getattr(sample_rewards, named)) == f"tests.cory_env.sample_rewards:{named}"
+    spec = spec_of(of_length(4))
+    assert spec.startswith("pickled:near:") and display_name(spec) == "near"
     assert list(load_function(spec)(completions=["four", "five!"])) == [0, -1]
-    assert shown(name_of(partial(str.count, "y"))) == "count"
+    assert display_name(spec_of(partial(str.count, "y"))) == "count"
 
 
 def test_functions_of_no_module_are_scored_in_their_process_and_told_apart() -> None:
     settings = make_settings({"reward": [of_length(4), of_length(1)], "reward_weights": [1, 2]})
-    assert settings.whole_reward is not None
-    with RewardWorker(settings.whole_reward, timeout=60) as worker:
+    assert settings.reward_spec is not None
+    with RewardWorker(settings.reward_spec, timeout=60) as worker:
         (reward,) = worker.rewards(["query"], ["four"], {})
     assert isinstance(reward, Reward) and float(reward) == -6 and dict(reward.parts) == {"near_0": 0, "near_1": -3}
 
@@ -47,7 +47,7 @@ def test_code_reaches_its_process_whatever_its_size_and_no_other_user_of_the_mac
         return lambda completions: [float(len(text)) for _ in completions]
 
     functions = [holding(letter * 45_000) for letter in "abcde"]
-    spec = weighted([name_of(function) for function in functions])
+    spec = weighted_sum([spec_of(function) for function in functions])
     assert len(spec) > 300_000
     with RewardWorker(spec, timeout=60) as worker:
         assert worker.rewards(["query"], ["text"], {}) == [225_000.0]
@@ -75,7 +75,7 @@ def test_an_error_names_the_function_without_its_code() -> None:
         return [1 / 0]
 
     with (
-        RewardWorker(name_of(broken)) as worker,
+        RewardWorker(spec_of(broken)) as worker,
         pytest.raises(RewardError, match=r"^The reward broken failed on sample 0 of 1, .* raised ZeroDivisionError"),
     ):
         worker.rewards(["query"], ["text"], {})

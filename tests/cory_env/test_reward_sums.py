@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 from cory_env.episode import ChainEpisode
-from cory_env.named import SpecError
+from cory_env.functions import SpecError
 from cory_env.rewarding.episodes import reward_episodes
 from cory_env.rewarding.process import Reward
-from cory_env.rewarding.spec import parse_sum, short_names, weighted
+from cory_env.rewarding.spec import parse_sum, short_names, weighted_sum
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from tests.cory_env.sample_tasks import QUERIES, chain, response
 
@@ -17,7 +17,7 @@ GOOD = ["a", "bb", "ccc"]
 
 
 def worker(*functions: str, weights: list[float] | None = None, **settings: str) -> RewardWorker:
-    return RewardWorker(weighted([HERE + name for name in functions], weights), timeout=20, **settings)  # type: ignore[arg-type]
+    return RewardWorker(weighted_sum([HERE + name for name in functions], weights), timeout=20, **settings)  # type: ignore[arg-type]
 
 
 def test_the_reward_is_the_weighted_sum_and_knows_its_parts() -> None:
@@ -35,7 +35,7 @@ def test_the_reward_is_the_weighted_sum_and_knows_its_parts() -> None:
 def test_without_weights_each_counts_once_and_a_single_one_is_as_ever() -> None:
     with worker("length", "brevity") as several:
         assert several.rewards(["query"] * 2, GOOD[:2], {}) == [0.5, 1.0]
-    assert weighted([HERE + "length"]) == HERE + "length"
+    assert weighted_sum([HERE + "length"]) == HERE + "length"
     with worker("length", weights=[0.5]) as one:
         assert one.rewards(["query"] * 2, GOOD[:2], {}) == [0.5, 1.0]
 
@@ -96,10 +96,10 @@ def test_names_are_short_where_they_differ() -> None:
 
 def test_sums_are_read_back_and_wrong_ones_are_explained() -> None:
     specs, weights = ["a:f?x=1", "b.c:g"], [1e-05, -2.0]
-    assert parse_sum(weighted(specs, weights)) == list(zip(specs, weights, strict=True))
+    assert parse_sum(weighted_sum(specs, weights)) == list(zip(specs, weights, strict=True))
     for weights in ([1.0], [1.0, 1.0, 1.0]):
         with pytest.raises(SpecError, match=rf"2 reward functions and {len(weights)} reward_weights"):
-            weighted(specs, weights)
+            weighted_sum(specs, weights)
     for wrong, message in (("a:f + a:f", "twice"), ("x * a:f", "no number"), ("a:f + b", "Write module:function")):
         with pytest.raises(SpecError, match=message):
             parse_sum(wrong)

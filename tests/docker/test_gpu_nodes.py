@@ -12,12 +12,12 @@ import yaml
 
 from benchmarks.roofline import MODELS
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT
-from launch.cluster.room import Node, pack
+from launch.cluster.placement import Node, pack
 from launch.commands.plan import estimate
 from launch.console.cli import parsed
 from launch.console.configuration import resolve
 from policies.settings.memory import shapes
-from policies.settings.placement import processes
+from policies.settings.processes import processes
 from tests.docker.conftest import CHECKOUT, manifests
 from tests.docker.test_kubernetes import check_ray, pods
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.console.configuration import asked
+from launch.console.configuration import split_words
 from launch.main import main
 from launch.training import preflight
 from policies.settings.settings import Settings
@@ -24,12 +24,12 @@ def test_its_files_make_a_run_of_one_agent_and_of_two(tmp_path: Path, monkeypatc
     (tmp_path / "my_rewards.py").write_text(block("python", 1))
     (tmp_path / "mine.yaml").write_text(block("yaml"))
     (tmp_path / "prompts.jsonl").write_text(block("json") * 10)
-    settings = asked(["mine.yaml"]).settings()
+    settings = split_words(["mine.yaml"]).settings()
     assert settings.responses == 64 == settings.minibatch_size and settings.advantage == "grpo"
     task, _ = preflight.check(settings)
     assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 2
     words = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
-    two = asked(["mine.yaml", *(word.strip("'") for word in words[0].split(" ", 1))]).settings()
+    two = split_words(["mine.yaml", *(word.strip("'") for word in words[0].split(" ", 1))]).settings()
     assert preflight.check(two)[0].observer_template.startswith("{query} (another one said")
     assert main(["validate", "mine.yaml"]) == 0
 

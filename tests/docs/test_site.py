@@ -16,7 +16,7 @@ import pytest
 import reference
 
 from launch.console.cli import COMMANDS, command, parsed
-from launch.console.configuration import asked
+from launch.console.configuration import split_words
 from launch.experiments.study import load, studies
 from policies.settings.files import presets
 from policies.settings.settings import Settings
@@ -132,7 +132,7 @@ def test_every_command_among_the_recipes_is_one_that_would_be_taken() -> None:
                 study, *names = [word for word in options.words or () if "=" not in word]
                 assert set(names) <= arms[study], words
             elif name in ("train", "tune"):
-                asked(options.words or ()).settings()
+                split_words(options.words or ()).settings()
         elif program == "python":
             module = words[0]
             assert (HOUSE / f"{module.replace('.', '/')}.py").exists() or (HOUSE / module / "__main__.py").exists()

@@ -120,7 +120,7 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
     run.write_settings(settings, "cory train")
     for update in updates:
         figures: dict[str, dict[str, float | None]] = {}
-        for place, module in enumerate(settings.modules):
+        for place, module in enumerate(settings.policy_ids):
             kl = 0.1 * update * (1 + 0.2 * place)
             task = 2 * (1 - math.exp(-update / 6)) - 0.1 * place
             figures[module] = {"task_reward": task, "kl": kl, "combined_reward": task - 0.1 * kl}
@@ -128,10 +128,10 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
         line: dict[str, object] = {"update": update}
         if update:
             rotation = (update - 1) // 5 % settings.num_agents
-            players = settings.modules[rotation:] + settings.modules[:rotation]
+            policy_ids = settings.policy_ids[rotation:] + settings.policy_ids[:rotation]
             learned = {module: {**found, "value_loss": 0.25} for module, found in figures.items()}
-            line |= {"policy": learned, "roles": dict(zip(settings.roles, players, strict=True))}
-            line["role"] = {role: learned[policy] for role, policy in zip(settings.roles, players, strict=True)}
+            line |= {"policy": learned, "roles": dict(zip(settings.roles, policy_ids, strict=True))}
+            line["role"] = {role: learned[policy] for role, policy in zip(settings.roles, policy_ids, strict=True)}
             line |= {
                 "exchanged": update % 5 == 0 and settings.num_agents > 1,
                 "tokens": 3000,

@@ -46,7 +46,7 @@ def study_run(
     settings = make_settings(
         {**read_preset("imdb-tiny-paper"), "seed": seed, "num_updates": updates, "num_agents": len(policies), **differs}
     )
-    modules = settings.modules
+    modules = settings.policy_ids
     metrics: list[Any] = [
         {
             "update": 1 + number,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models import make_model
-from cory_env.named import SpecError, load_function
+from cory_env.functions import SpecError, load_function
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.shadowing import shadowing_modules
 from launch.cluster.upload import uploaded_sizes

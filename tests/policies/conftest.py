@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from launch.cluster.session import join
+from launch.cluster.session import init_ray
 from policies.cory import Cory, CoryConfig
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
@@ -59,7 +59,7 @@ def weights_of(model: PolicyModel) -> Weights:
 def ray_session() -> Iterator[None]:
     """One local Ray for all tests that need it."""
     # Else it would join any other that runs on this machine, such as another test's.
-    join(
+    init_ray(
         address="local",
         num_cpus=4,
         resources={"sampling": 1},

@@ -13,10 +13,10 @@ import torch
 
 from policies.cory import Cory
 from policies.generation.installed import vllm_installed
-from policies.learning.measures import MEASURED
+from policies.learning.metrics import RESPONSE_METRICS
 from policies.models.weights import checksum
-from policies.rollout.dealing import Deal
 from policies.rollout.episodes import Rollout
+from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
@@ -88,9 +88,9 @@ def test_llms_with_the_same_weights_are_evaluated_once_and_others_each_for_itsel
     evaluator, played = algorithm.evaluator, []
     play = algorithm.runners.play
 
-    def noted(deals: Sequence[Deal], **arguments: Any) -> Rollout:
+    def noted(prompt_refs: Sequence[PromptRef], **arguments: Any) -> Rollout:
         played.append(arguments["mapping"]("pioneer"))
-        return play(deals, **arguments)
+        return play(prompt_refs, **arguments)
 
     algorithm.runners.play = noted  # type: ignore[method-assign]
     for expected in (["llm_1"], ["llm_1", "llm_2"], ["llm_1"]):  # the start, after update 1, and once averaged
@@ -98,9 +98,9 @@ def test_llms_with_the_same_weights_are_evaluated_once_and_others_each_for_itsel
         found = evaluator.held_out()["evaluation"]
         assert played == expected
         for name in ("llm_1", "llm_2"):
-            deals = [Deal(query) for query in range(algorithm.settings.eval_queries)]
-            _, figures = evaluator.measure(deals, evaluator.led_by(name), "validation")
-            assert found[name] == {key: figures["pioneer"][key].mean() for key in MEASURED}
+            prompt_refs = [PromptRef(query) for query in range(algorithm.settings.eval_queries)]
+            _, figures = evaluator.measure(prompt_refs, evaluator.with_pioneer(name), "validation")
+            assert found[name] == {key: figures["pioneer"][key].mean() for key in RESPONSE_METRICS}
         algorithm.train()
 
 

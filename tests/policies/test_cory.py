@@ -17,12 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, CoryConfig, WeightSyncError
-from policies.generation.generator import Loaded
+from policies.generation.generator import LoadedWeights
 from policies.learning.credit import CreditError
-from policies.meanings import FIGURES, PHASES
+from policies.metric_docs import METRICS, PHASES
 from policies.models.weights import checksum
 from policies.report import Report
-from policies.rollout.dealing import Deal, deal
+from policies.rollout.prompt_sampling import PromptRef, sample_prompts
 from policies.rollout.role_mapping import RoleMapping
 from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory
@@ -89,9 +89,9 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
     for report in reports:
         shown = {answer["role"]: answer["policy"] for answer in report["samples"][0]["responses"]}
         assert shown == report["roles"]
-        for role, module_id in report["roles"].items():
+        for role, policy_id in report["roles"].items():
             figures = report["role"][role]
-            assert figures["task_reward"] == report["policy"][module_id]["task_reward"]
+            assert figures["task_reward"] == report["policy"][policy_id]["task_reward"]
             of_parts = figures["reward/letters"] - 0.5 * figures["reward/commas"]
             assert figures["task_reward"] == pytest.approx(of_parts, abs=1e-6)
         answer = report["samples"][0]["responses"][0]
@@ -120,7 +120,7 @@ def test_whatever_an_update_reports_has_its_meaning_written_down(make_cory: Make
         assert report["seconds"].keys() == PHASES.keys()
         groups = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
         for figures in (*groups, report["last_response"]):
-            assert figures.keys() <= FIGURES.keys()
+            assert figures.keys() <= METRICS.keys()
 
 
 def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_either: MakeCory, tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_d
 def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make_cory: MakeCory) -> None:
     algorithm = make_cory(num_agents=3, queries_per_update=4, minibatch_size=4)
     algorithm.train()
-    deals = [Deal(query, sample) for query in (3, 0) for sample in (0, 1)]
-    alone, figures = algorithm.evaluator.measure(deals, RoleMapping(("pioneer",), ("llm_2",)), "test")
-    players = ("llm_2", "llm_3", "llm_1")
-    whole, of_all = algorithm.evaluator.measure(deals, RoleMapping(algorithm.settings.roles, players), "test")
-    assert alone.deals == whole.deals == deals
+    prompt_refs = [PromptRef(query, sample) for query in (3, 0) for sample in (0, 1)]
+    alone, figures = algorithm.evaluator.measure(prompt_refs, RoleMapping(("pioneer",), ("llm_2",)), "test")
+    policy_ids = ("llm_2", "llm_3", "llm_1")
+    whole, of_all = algorithm.evaluator.measure(prompt_refs, RoleMapping(algorithm.settings.roles, policy_ids), "test")
+    assert alone.prompt_refs == whole.prompt_refs == prompt_refs
     texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (alone, whole)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 4
     assert list(of_all) == list(algorithm.settings.roles) and list(figures) == ["pioneer"]
@@ -194,9 +194,9 @@ def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) 
     algorithm.train()
     algorithm.train()
     state = learner_state(algorithm)["rl_module"]
-    for module_id, model in algorithm.env_runner_group.local_env_runner.generator.models.items():
+    for policy_id, model in algorithm.env_runner_group.local_env_runner.generator.models.items():
         held = dict(model.named_parameters())
-        sent = {name.removeprefix("lm."): array for name, array in state[module_id].items() if name.startswith("lm.")}
+        sent = {name.removeprefix("lm."): array for name, array in state[policy_id].items() if name.startswith("lm.")}
         assert sent
         for name, array in sent.items():
             np.testing.assert_array_equal(held[name].numpy(), array)
@@ -207,11 +207,11 @@ def test_an_engine_that_holds_other_weights_than_sent_stops_the_run(make_cory: M
     runners = algorithm.runners
     runners.send(4)
     with pytest.raises(WeightSyncError, match="llm_1: version 4"):
-        runners.check("llm_1", [Loaded(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
+        runners.check("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
     with pytest.raises(WeightSyncError, match="llm_2: version 4"):
-        runners.check("llm_2", [Loaded(3, checksum(algorithm.weights("llm_2")))])
+        runners.check("llm_2", [LoadedWeights(3, checksum(algorithm.weights("llm_2")))])
     with pytest.raises(WeightSyncError, match=r"llm_1: 2 of the engine's weights are not among those .* such as bias"):
-        runners.check("llm_1", [Loaded(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
+        runners.check("llm_1", [LoadedWeights(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
 
 
 def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeCory) -> None:
@@ -233,7 +233,7 @@ def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, t
     data.write_text("".join(f'{{"query": "The film number {i}"}}\n' for i in range(12)))
     algorithm = make_cory(data=str(data), eval_data=str(data), queries_per_update=8, minibatch_size=8)
     total = len(algorithm.task.train)
-    dealt = [dealt.query for update in range(3) for dealt in deal(0, update, 8, total)]
+    dealt = [dealt.query for update in range(3) for dealt in sample_prompts(0, update, 8, total)]
     assert sorted(dealt[:12]) == sorted(dealt[12:]) == list(range(12))
     assert dealt[:12] != dealt[12:]
 

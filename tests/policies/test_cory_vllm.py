@@ -40,9 +40,9 @@ def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with
         assert report["logprob_diff_max"] < 1e-3
         assert report["weight_version_lag"] == 0
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_1"]
-    for module_id in algorithm.settings.modules:
-        weights = algorithm.weights(module_id)
-        loaded = algorithm.runners.call_one("load_weights", module_id=module_id, weights=weights, version=3)
+    for policy_id in algorithm.settings.policy_ids:
+        weights = algorithm.weights(policy_id)
+        loaded = algorithm.runners.call_one("load_weights", policy_id=policy_id, weights=weights, version=3)
         assert loaded.checksum == checksum(weights)
 
 

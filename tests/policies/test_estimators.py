@@ -8,7 +8,7 @@ import pytest
 
 from policies.cory import Cory
 from policies.learning.estimation import RewardMoments
-from policies.rollout.dealing import deal
+from policies.rollout.prompt_sampling import sample_prompts
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, flat, learner_state
 
@@ -16,8 +16,8 @@ IN_LOSS = ("grpo", "dr_grpo")
 
 
 def test_each_query_is_dealt_as_often_as_asked_and_its_samples_are_told_apart() -> None:
-    dealt, twice = deal(0, 0, 3, 4, samples=2), deal(0, 0, 8, 4, samples=2)
-    assert [each.query for each in dealt] == [each.query for each in deal(0, 0, 3, 4) for _ in range(2)]
+    dealt, twice = sample_prompts(0, 0, 3, 4, samples=2), sample_prompts(0, 0, 8, 4, samples=2)
+    assert [each.query for each in dealt] == [each.query for each in sample_prompts(0, 0, 3, 4) for _ in range(2)]
     assert [each.sample for each in dealt] == [0, 1] * 3
     assert len(set(twice)) == 16 and {each.sample for each in twice} == {0, 1, 2, 3}  # every query comes twice
 

@@ -29,7 +29,7 @@ def test_the_combined_reward_of_both_policies_rises(make_cory: MakeCory, weights
     before = algorithm.evaluator.held_out()["evaluation"]
     for _ in range(UPDATES):
         report = algorithm.train()["cory"]
-    for module_id in algorithm.settings.modules:
-        after = report["evaluation"][module_id]
-        assert after["combined_reward"] > before[module_id]["combined_reward"] + 0.3
+    for policy_id in algorithm.settings.policy_ids:
+        after = report["evaluation"][policy_id]
+        assert after["combined_reward"] > before[policy_id]["combined_reward"] + 0.3
         assert 0.0 < after["kl"] < 10.0

@@ -52,7 +52,7 @@ class Course(NamedTuple):
 
 
 def weights_of(algorithm: Cory) -> Weights:
-    return {module_id: algorithm.weights(module_id) for module_id in algorithm.settings.modules}
+    return {policy_id: algorithm.weights(policy_id) for policy_id in algorithm.settings.policy_ids}
 
 
 def course(algorithm: Cory, updates: int) -> Course:
@@ -78,8 +78,8 @@ def learn(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) 
         courses.append(course(algorithm, 1))
         algorithm.load_policies(folder / str(number), 2)
         assert all(
-            np.array_equal(array, courses[-3].weights[module_id][name])
-            for module_id, weights in weights_of(algorithm).items()
+            np.array_equal(array, courses[-3].weights[policy_id][name])
+            for policy_id, weights in weights_of(algorithm).items()
             for name, array in weights.items()
         )
         algorithm.stop()
@@ -89,13 +89,13 @@ def learn(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) 
 def assert_close(one: Course, other: Course) -> None:
     assert one.responses == other.responses
     for measured, expected in zip(one.measured, other.measured, strict=True):
-        for module_id, figures in expected.items():
-            assert measured[module_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
-    for module_id, figures in other.held_out.items():
-        assert one.held_out[module_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
-    for module_id, weights in other.weights.items():
-        assert one.weights[module_id].keys() == weights.keys()
-        assert max(float(np.abs(one.weights[module_id][name] - weights[name]).max()) for name in weights) < 5e-5
+        for policy_id, figures in expected.items():
+            assert measured[policy_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
+    for policy_id, figures in other.held_out.items():
+        assert one.held_out[policy_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
+    for policy_id, weights in other.weights.items():
+        assert one.weights[policy_id].keys() == weights.keys()
+        assert max(float(np.abs(one.weights[policy_id][name] - weights[name]).max()) for name in weights) < 5e-5
 
 
 @pytest.mark.parametrize(

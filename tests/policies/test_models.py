@@ -16,7 +16,7 @@ from policies.models.language_model import left_padded, load_language_model
 from policies.models.model_names import BUNDLED_LM, model_path
 from policies.models.weights import checksum
 from policies.rllib.token_batch import rows_of
-from policies.rollout.dealing import Deal
+from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
@@ -90,11 +90,11 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
     )
     task, tokenizers = algorithm.task, algorithm.settings.make_tokenizers()
     assert len(tokenizers["llm_1"]) < 20 and len(tokenizers["llm_2"]) == 4096
-    deals = [Deal(query) for query in range(8)]
+    prompt_refs = [PromptRef(query) for query in range(8)]
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
-        rollout = algorithm.runners.play(deals, mapping=mapping, split="test")
-        for deal, sample, episode in zip(deals, rollout.samples, rollout.episodes, strict=True):
-            query = task.test[deal.query]
+        rollout = algorithm.runners.play(prompt_refs, mapping=mapping, split="test")
+        for prompt_ref, sample, episode in zip(prompt_refs, rollout.samples, rollout.episodes, strict=True):
+            query = task.test[prompt_ref.query]
             texts: list[str] = []
             for response in sample["responses"]:
                 agent, own = episode.agent_episodes[response["role"]], tokenizers[response["policy"]]
@@ -109,15 +109,17 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
 
     # What the last answer is compared with is its own base, asked the bare query in its own tokens.
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
-        rollout, figures = algorithm.evaluator.measure(deals, mapping, "test")
-        player = mapping("observer")
-        rows = at_position(rows_of(rollout.episodes)[player], 1)
+        rollout, figures = algorithm.evaluator.measure(prompt_refs, mapping, "test")
+        policy_id = mapping("observer")
+        rows = at_position(rows_of(rollout.episodes)[policy_id], 1)
         seen, padding = rows["prompts"], rows["prompt_mask"]
-        prompts = [tokenizers[player](task.prompt(task.test[deal.query]))["input_ids"] for deal in deals]
+        prompts = [
+            tokenizers[policy_id](task.prompt(task.test[prompt_ref.query]))["input_ids"] for prompt_ref in prompt_refs
+        ]
         rows["prompts"], rows["prompt_mask"] = left_padded(prompts)
-        bare = algorithm.learners.score({player: rows})[player]["reference_logprobs"]
+        bare = algorithm.learners.score({policy_id: rows})[policy_id]["reference_logprobs"]
         rows["prompts"], rows["prompt_mask"] = seen, padding
-        own = algorithm.learners.score({player: rows})[player]["logprobs"]
+        own = algorithm.learners.score({policy_id: rows})[policy_id]["logprobs"]
         np.testing.assert_allclose(figures["observer"]["kl"], (own - bare).sum(1), atol=1e-5)
 
 
@@ -134,10 +136,10 @@ def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, sm
         assert probe.perturbed < 1e-3 < probe.moved
     reports: list[dict[str, Any]] = [algorithm.train()["cory"] for _ in range(2)]
     assert all(report["logprob_diff_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)
-    names = algorithm.settings.modules
+    names = algorithm.settings.policy_ids
     weights = {name: algorithm.weights(name) for name in names}
     for name in names:
-        loaded = algorithm.runners.call_one("load_weights", module_id=name, weights=weights[name], version=2)
+        loaded = algorithm.runners.call_one("load_weights", policy_id=name, weights=weights[name], version=2)
         assert loaded.checksum == checksum(weights[name])
     sizes = [sum(int(np.prod(array.shape)) for array in weights[name].values()) for name in names]
     assert sizes[0] > 5 * sizes[1]

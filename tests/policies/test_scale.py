@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import ray
 
-from launch.cluster.session import join
+from launch.cluster.session import init_ray
 from policies.cory import Cory, CoryConfig
 from policies.generation.installed import vllm_installed
 from tests.forked import forking
@@ -38,9 +38,9 @@ class Outcome(NamedTuple):
 
 
 def weights_of(algorithm: Cory) -> Ranks:
-    modules = algorithm.settings.modules
+    modules = algorithm.settings.policy_ids
     answers = algorithm.learner_group.foreach_learner(
-        lambda learner: {module_id: learner.policies[module_id].model.state() for module_id in modules}
+        lambda learner: {policy_id: learner.policies[policy_id].model.state() for policy_id in modules}
     )
     return [answer.get() for answer in answers.result_or_errors]
 
@@ -64,7 +64,7 @@ def in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def with_ray(answers: Connection, scenario: Callable[..., Any], *arguments: Any) -> None:
-    join(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    init_ray(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     answers.send(scenario(*arguments))
     ray.shutdown()
 
@@ -91,9 +91,9 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
     first = outcomes[0]
     for outcome, (_, learners) in zip(outcomes, shapes, strict=True):
         assert outcome.responses == first.responses
-        for module_id, measured in first.measured.items():
-            assert outcome.measured[module_id] == pytest.approx(measured, rel=1e-3, abs=1e-5)
-            assert outcome.held_out[module_id] == pytest.approx(first.held_out[module_id], rel=1e-3, abs=1e-5)
+        for policy_id, measured in first.measured.items():
+            assert outcome.measured[policy_id] == pytest.approx(measured, rel=1e-3, abs=1e-5)
+            assert outcome.held_out[policy_id] == pytest.approx(first.held_out[policy_id], rel=1e-3, abs=1e-5)
         assert len(outcome.ranks) == max(learners, 1)
         assert largest_difference(outcome.ranks[0], first.ranks[0]) < 1e-5
         for rank in outcome.ranks[1:]:

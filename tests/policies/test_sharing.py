@@ -7,7 +7,7 @@ import pytest
 
 from policies.learning.rows import at_position
 from policies.rllib.token_batch import rows_of
-from policies.rollout.dealing import Deal
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from tests.policies.conftest import MakeCory
 
@@ -37,11 +37,11 @@ def test_one_llm_in_both_roles_learns_from_all_responses_and_exchanges_with_nobo
 
 
 def test_before_training_one_llm_plays_the_chain_as_two_equal_ones_do(make_cory: MakeCory) -> None:
-    deals = [Deal(query) for query in range(5)]
+    prompt_refs = [PromptRef(query) for query in range(5)]
     rewards = {}
     for policies in (1, 2):
         algorithm = make_cory(num_policies=policies)
-        _, figures = algorithm.evaluator.measure(deals, algorithm.mapping, "test")
+        _, figures = algorithm.evaluator.measure(prompt_refs, algorithm.mapping, "test")
         assert set(figures) == {"pioneer", "observer"}
         rewards[policies] = {role: found["task_reward"].tolist() for role, found in figures.items()}
         # The observer's prompt moved the base itself, which someone who asks the bare query is told, and it is not.
@@ -54,13 +54,13 @@ def test_the_last_answer_is_held_out_beside_the_bare_ones_in_every_order(make_co
     algorithm = make_cory(exchange_period=None)
     algorithm.train()
     found = algorithm.evaluator.held_out()
-    deals = [Deal(query) for query in range(4)]
+    prompt_refs = [PromptRef(query) for query in range(4)]
     last = []
-    for turn, module in enumerate(algorithm.settings.modules):
-        mapping = RoleMapping(algorithm.settings.roles, algorithm.settings.modules, turn)
-        _, chain = algorithm.evaluator.measure(deals, mapping, "validation")
+    for turn, module in enumerate(algorithm.settings.policy_ids):
+        mapping = RoleMapping(algorithm.settings.roles, algorithm.settings.policy_ids, turn)
+        _, chain = algorithm.evaluator.measure(prompt_refs, mapping, "validation")
         last.append(chain["observer"])
-        _, alone = algorithm.evaluator.measure(deals, RoleMapping(("pioneer",), (module,)), "validation")
+        _, alone = algorithm.evaluator.measure(prompt_refs, RoleMapping(("pioneer",), (module,)), "validation")
         for name, figure in found["evaluation"][module].items():
             assert figure == pytest.approx(alone["pioneer"][name].mean(), abs=1e-6)
     for name, figure in found["last_response"].items():
@@ -82,7 +82,7 @@ def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: 
         kl_coef=0.0,
         partner_reward=0.0,
     )
-    rollout = algorithm.runners.play([Deal(q, n) for q in range(4) for n in range(2)], mapping=algorithm.mapping)
+    rollout = algorithm.runners.play([PromptRef(q, n) for q in range(4) for n in range(2)], mapping=algorithm.mapping)
     (rows,) = rows_of(rollout.episodes).values()
     rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
     rows["rewards"] = rows["task_rewards"].float()
@@ -108,8 +108,8 @@ def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_e
         kl_coef=0.0,
     )
     assert algorithm.settings.responses == 16  # of each query 2 of the pioneer, and 3 of the observer to each of these
-    deals = [Deal(q, n) for q in range(2) for n in range(2)]
-    rollout = algorithm.runners.play(deals, mapping=algorithm.mapping, siblings=3)
+    prompt_refs = [PromptRef(q, n) for q in range(2) for n in range(2)]
+    rollout = algorithm.runners.play(prompt_refs, mapping=algorithm.mapping, siblings=3)
     (rows,) = rows_of(rollout.episodes).values()
     assert rollout.counters["tokens"] == rows["mask"].sum()
     pioneers, observers = (at_position(rows, position) for position in (0, 1))

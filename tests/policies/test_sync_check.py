@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from policies.generation.generator import Loaded
+from policies.generation.generator import LoadedWeights
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.learning.rows import Rows, make_rows
 from policies.models.weights import Weights, checksum
@@ -20,8 +20,8 @@ from tests.policies.conftest import MakeCory
 class Deaf(TransformersGenerator):
     """Says that it took new weights, and keeps the old ones."""
 
-    def load(self, module_id: str, weights: Weights, version: int) -> Loaded:
-        return Loaded(version, checksum(weights))
+    def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
+        return LoadedWeights(version, checksum(weights))
 
 
 def deafen(runner: Any) -> None:
@@ -68,7 +68,7 @@ def test_other_weights_of_one_policy_are_found_and_its_name_told(make_cory: Make
     algorithm = make_cory()
     algorithm.train()
     stale = perturb(algorithm.weights("llm_2"), seed=0)
-    algorithm.runners.call_one("load_weights", module_id="llm_2", weights=stale, version=algorithm.updates)
+    algorithm.runners.call_one("load_weights", policy_id="llm_2", weights=stale, version=algorithm.updates)
     with pytest.raises(WeightSyncError, match="engine of llm_2 does not"):
         algorithm.train()
 

@@ -10,8 +10,8 @@ from cory_env.rewarding.worker import RewardError
 from launch.display.rows import Rows
 from launch.training.tracking import figures_of
 from policies.models.weights import checksum
-from policies.rollout.dealing import deal
 from policies.rollout.episodes import Rollout
+from policies.rollout.prompt_sampling import sample_prompts
 from policies.rollout.role_mapping import RoleMapping
 from tests.policies.conftest import MakeCory
 
@@ -23,7 +23,7 @@ def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> N
     assert [list(team.as_dict().values()) for team in mapping.teams()] == [["llm_1", "llm_2"], ["llm_3", "llm_4"]]
     rotated = mapping.rotated()
     assert [list(team.as_dict().values()) for team in rotated.teams()] == [["llm_2", "llm_3"], ["llm_4", "llm_1"]]
-    assert rotated == mapping.led_by("llm_2")
+    assert rotated == mapping.with_pioneer("llm_2")
     assert RoleMapping(("pioneer", "observer"), ("llm_1",)).teams() == [
         RoleMapping(("pioneer", "observer"), ("llm_1",))
     ]
@@ -44,11 +44,11 @@ def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch:
         played.clear()
         report = algorithm.train()["cory"]
         first, second = played
-        assert first.deals + second.deals == deal(0, update, 4, len(algorithm.task.train), 2)
-        assert not {each.query for each in first.deals} & {each.query for each in second.deals}
+        assert first.prompt_refs + second.prompt_refs == sample_prompts(0, update, 4, len(algorithm.task.train), 2)
+        assert not {each.query for each in first.prompt_refs} & {each.query for each in second.prompt_refs}
         for rollout, team in zip((first, second), teams, strict=True):
-            players = {tuple(turn["policy"] for turn in sample["responses"]) for sample in rollout.samples}
-            assert players == {tuple(FOUR[k] for k in team)}
+            policy_ids = {tuple(turn["policy"] for turn in sample["responses"]) for sample in rollout.samples}
+            assert policy_ids == {tuple(FOUR[k] for k in team)}
         assert report["roles"] == {"pioneer": FOUR[teams[0][0]], "observer": FOUR[teams[0][1]]}
         for position, role in enumerate(("pioneer", "observer")):  # each LLM has one role, two LLMs each role
             of_llms = [report["policy"][FOUR[team[position]]]["task_reward"] for team in teams]

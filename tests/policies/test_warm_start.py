@@ -34,7 +34,7 @@ def source(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sums(algorithm: Cory) -> list[int]:
-    return [checksum(algorithm.weights(name)) for name in algorithm.settings.modules]
+    return [checksum(algorithm.weights(name)) for name in algorithm.settings.policy_ids]
 
 
 def test_an_algorithm_starts_from_the_policies_of_a_checkpoint_and_keeps_the_model_as_its_reference(

@@ -26,7 +26,7 @@ def late(*arguments):
 
 services.get_node = late
 from launch.cluster.session import ray_session
-from policies.settings.placement import processes
+from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
 with ray_session(processes(Settings()), debug=False):
@@ -97,7 +97,7 @@ def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.M
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(CommandError, match="Ray did not start within 120 s: this machine is too busy"):
-        session.join(address="auto")
+        session.init_ray(address="auto")
 
 
 def test_a_python_without_docstrings_is_refused() -> None:

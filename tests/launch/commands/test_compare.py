@@ -11,7 +11,7 @@ from launch.main import main
 from launch.run_folder import final
 from launch.run_folder.final import Final
 from launch.run_folder.records import Evaluation
-from policies.learning.measures import MEASURED
+from policies.learning.metrics import RESPONSE_METRICS
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 
@@ -28,7 +28,7 @@ def responses(rewards: list[float], queries: list[int]) -> list[Evaluation]:
             prompt="",
             text="",
             tokens=[],
-            metrics=dict.fromkeys(MEASURED, reward),
+            metrics=dict.fromkeys(RESPONSE_METRICS, reward),
         )
         for query, reward in zip(queries, rewards, strict=True)
     ]

@@ -57,9 +57,9 @@ def test_a_model_is_evaluated_alone_with_the_default_presets_settings() -> None:
 
 def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(run: Run) -> None:
     longer = settings(agents=6, run=run)
-    assert (longer.num_agents, longer.modules) == (6, SETTINGS.modules) and len(longer.modules) == 3
+    assert (longer.num_agents, longer.policy_ids) == (6, SETTINGS.policy_ids) and len(longer.policy_ids) == 3
     alone = settings(agents=2)
-    assert (alone.num_agents, alone.modules) == (2, ("llm_1",))
+    assert (alone.num_agents, alone.policy_ids) == (2, ("llm_1",))
     with pytest.raises(SettingsError, match="num_policies=3 LLMs cannot play num_agents=4 roles"):
         settings(agents=4, run=run)
     assert settings(agents=1, run=run).num_agents == 1  # three teams of one
@@ -168,7 +168,7 @@ def test_every_policy_plays_every_role_once() -> None:
         *(Lineup(True, order, order) for order in ORDERS),
     ]
     silent = bundled.model_copy(update={"knowledge_transfer": False, "num_agents": 2})
-    assert [lineup.modules for lineup in plan(silent).lineups] == [("llm_1",), ("llm_1",), ("llm_2",)]
+    assert [lineup.policy_ids for lineup in plan(silent).lineups] == [("llm_1",), ("llm_1",), ("llm_2",)]
     alone = bundled.model_copy(update={"num_agents": 1})
     assert plan(alone, trained=False).lineups == [Lineup(False, ("llm_1",), ("base",))]
 
@@ -176,7 +176,7 @@ def test_every_policy_plays_every_role_once() -> None:
 def test_bases_that_differ_play_every_order_too_once_each_and_are_called_after_the_first_llm_of_each() -> None:
     differing = SETTINGS.model_copy(update={"model": ["imdb-gpt2-tiny", "drafts-llama-tiny", "imdb-gpt2-tiny"]})
     found = plan(differing).lineups
-    assert [lineup.modules for lineup in found] == [*ORDERS, *ORDERS]
+    assert [lineup.policy_ids for lineup in found] == [*ORDERS, *ORDERS]
     one, two = "base of llm_1", "base of llm_2"
     assert [lineup.names for lineup in found if not lineup.trained] == [
         (one, two, one),
@@ -187,5 +187,7 @@ def test_bases_that_differ_play_every_order_too_once_each_and_are_called_after_t
 
 def test_batches_hold_every_sample_of_every_query_once_and_no_more_than_an_update() -> None:
     work = plan(SETTINGS.model_copy(update={"num_agents": 1, "model": Settings().model}), trained=False).batches()
-    assert [len(deals) for _, deals in work] == [8, 7]
-    assert [deal for _, deals in work for deal in deals] == [(q, s) for q in range(5) for s in range(3)]
+    assert [len(prompt_refs) for _, prompt_refs in work] == [8, 7]
+    assert [prompt_ref for _, prompt_refs in work for prompt_ref in prompt_refs] == [
+        (q, s) for q in range(5) for s in range(3)
+    ]

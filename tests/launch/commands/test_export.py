@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.main import main
-from launch.models.export import whole_model
+from launch.models.export import merged_model
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from policies.learning.rows import make_rows
@@ -220,7 +220,7 @@ def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, 
     tokens = torch.tensor([AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]])
     trained = open_trained(adapters_run.path)
     plain = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER)
-    merged = [make for _, make in (whole_model(trained, policy) for policy in ("llm_1", "llm_2"))]
+    merged = [make for _, make in (merged_model(trained, policy) for policy in ("llm_1", "llm_2"))]
     start = plain.state_dict()
     plain.load_state_dict({key: start[key] + 0.5 * sum(each(key) - start[key] for each in merged) for key in start})
     with torch.no_grad():

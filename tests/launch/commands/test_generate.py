@@ -30,8 +30,8 @@ from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, read_policy
 QUERIES = ["This movie", "I did not expect", "The acting"]
 
 
-def chain(run: Run, *players: str, temperature: float = 1.0, seed: int = 0) -> TrainedChain:
-    return TrainedChain(open_trained(run.path, "6"), players, temperature, seed)
+def chain(run: Run, *policy_ids: str, temperature: float = 1.0, seed: int = 0) -> TrainedChain:
+    return TrainedChain(open_trained(run.path, "6"), policy_ids, temperature, seed)
 
 
 def test_what_is_told_is_what_is_answered_and_what_a_batch_without_a_stream_samples(policies_run: Run) -> None:
@@ -176,7 +176,7 @@ def test_the_best_of_several_responses_cannot_be_shown_without_a_reward(policies
 
 def test_a_model_cannot_steer_the_terminal() -> None:
     output = io.StringIO()
-    TokenPrinter(output, repeat=False).say("red: \x1b[31m, bell: \x07, \x9b31m, kept: é🙂\u00a0\n")
+    TokenPrinter(output, repeat=False).print("red: \x1b[31m, bell: \x07, \x9b31m, kept: é🙂\u00a0\n")
     assert output.getvalue() == "red: �[31m, bell: �, �31m, kept: é🙂\u00a0\n"
 
 

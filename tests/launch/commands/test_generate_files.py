@@ -93,11 +93,11 @@ def test_an_answering_that_was_killed_goes_on_where_it_was_and_another_one_begin
 
     answer_all, batches = TrainedChain.answer_all, []
 
-    def killed(chain: TrainedChain, deals: Any) -> Any:
-        batches.append(deals)
+    def killed(chain: TrainedChain, prompt_refs: Any) -> Any:
+        batches.append(prompt_refs)
         if len(batches) == 2:
             raise KeyboardInterrupt
-        return answer_all(chain, deals)
+        return answer_all(chain, prompt_refs)
 
     monkeypatch.setattr(TrainedChain, "answer_all", killed)
     assert asked(policies_run, source, out, "--roles", "llm_1") == 130

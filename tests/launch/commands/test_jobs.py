@@ -15,14 +15,14 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobTy
 
 from launch.cluster.client import STOP_WAIT, connect
 from launch.cluster.jobs import check_free, follow
-from launch.cluster.session import join
+from launch.cluster.session import init_ray
 from launch.console.errors import CommandError
 from launch.main import main
 from tests.launch.conftest import ENVIRONMENT
 
 ASKING = """
 from launch.cluster.session import ray_session
-from policies.settings.placement import processes
+from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
 with ray_session(processes(Settings(num_runners=1, runner_resources="sampling=1")), debug=False):
@@ -109,7 +109,7 @@ def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboar
 def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.console.patience.PAUSE", 0.05)
+    monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
     for action in ("logs", "stop"):
         dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
         dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]
@@ -198,4 +198,4 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
     monkeypatch.setenv("RAY_ADDRESS", address)
     said = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
     with pytest.raises(CommandError, match=said):
-        join(log_to_driver=False)
+        init_ray(log_to_driver=False)

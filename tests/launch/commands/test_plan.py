@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.roofline import MODELS
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from launch.cluster.room import Node, check, node, pack
+from launch.cluster.placement import Node, check_placement, make_node, pack
 from launch.cluster.session import check_driver
 from launch.commands.plan import estimate, make_machines, plan
 from launch.console.configuration import resolve
@@ -21,7 +21,7 @@ from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.files import presets
 from policies.settings.memory import Memory, learner, runner, shapes
-from policies.settings.placement import Process, processes
+from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings, make_settings
 
 
@@ -44,12 +44,12 @@ def test_the_estimate_is_near_what_the_benchmarks_measured() -> None:
 
 
 def test_adapters_are_counted_as_peft_makes_them_and_cost_less_than_copies() -> None:
-    from policies.models.adapters import adapted
+    from policies.models.adapters import add_lora
     from policies.models.language_model import load_language_model
 
     settings = make_settings({"weights": "lora", "lora_rank": 4, "lora_target_modules": "c_attn"})
     assert settings.lora is not None
-    model = adapted(load_language_model(settings.model_paths["llm_1"]).requires_grad_(False), settings.lora)
+    model = add_lora(load_language_model(settings.model_paths["llm_1"]).requires_grad_(False), settings.lora)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert [each.adapter for each in shapes(settings)] == [trained] * 2 and trained > 0
     full = make_settings({})
@@ -217,10 +217,10 @@ def test_a_split_engine_finds_room_on_gpus_that_would_not_hold_it_alone_but_not_
     config = CoryConfig().cory(**values)
     config.validate()
     assert config.num_gpus_per_env_runner == 2
-    one, two = node("a", {"CPU": 1, "GPU": 1}), node("b", {"CPU": 1, "GPU": 2})
-    check(processes(make_settings(values)), [one, two])
+    one, two = make_node("a", {"CPU": 1, "GPU": 1}), make_node("b", {"CPU": 1, "GPU": 2})
+    check_placement(processes(make_settings(values)), [one, two])
     with pytest.raises(CommandError, match=r"1 of 1 runner with CPU=1, GPU=2 \(node a has 1 GPUs left\)"):
-        check(processes(make_settings(values)), [one, one])
+        check_placement(processes(make_settings(values)), [one, one])
 
 
 def test_a_driver_that_learns_shares_no_gpu_with_runners_that_need_the_rest_of_it(

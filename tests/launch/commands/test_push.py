@@ -45,7 +45,7 @@ class Answers(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def say(self, found: object, status: int = 200) -> None:
+    def print(self, found: object, status: int = 200) -> None:
         content = json.dumps(found).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -57,42 +57,42 @@ class Answers(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if self.path == "/api/whoami-v2":
             if token in (OWNER, GUEST):
-                self.say({"name": "me", "type": "user"})
+                self.print({"name": "me", "type": "user"})
             else:
-                self.say({"error": "Invalid user token."}, 401)
+                self.print({"error": "Invalid user token."}, 401)
         elif self.path == f"/api/models/{MODEL}" and self.server.private is not None:
-            self.say({"id": MODEL, "private": self.server.private})
+            self.print({"id": MODEL, "private": self.server.private})
         else:
-            self.say({"error": f"Not found: {self.path}"}, 404)
+            self.print({"error": f"Not found: {self.path}"}, 404)
 
     def do_PUT(self) -> None:
         self.server.stored[self.path.rpartition("/")[2]] = self.body()
-        self.say({})
+        self.print({})
 
     def do_POST(self) -> None:
         hub, body = self.server, self.body()
         if self.path == "/api/validate-yaml":
-            self.say({"errors": [], "warnings": []})
+            self.print({"errors": [], "warnings": []})
         elif OWNER not in self.headers.get("Authorization", ""):
-            self.say({"error": "You don't have the rights to do this"}, 403)
+            self.print({"error": "You don't have the rights to do this"}, 403)
         elif self.path == "/api/repos/create":
             exists = hub.private is not None
             hub.private = hub.private if exists else json.loads(body).get("visibility") == "private"
-            self.say({"url": f"{hub.address}/{MODEL}", "error": "exists"}, 409 if exists else 200)
+            self.print({"url": f"{hub.address}/{MODEL}", "error": "exists"}, 409 if exists else 200)
         elif self.path == f"/api/models/{MODEL}/preupload/main":
             paths = [file["path"] for file in json.loads(body)["files"]]
             modes = {True: "lfs", False: "regular"}
             said = [{"path": p, "uploadMode": modes[p.endswith("s")], "shouldIgnore": False} for p in paths]
-            self.say({"files": said})
+            self.print({"files": said})
         elif self.path == f"/{MODEL}.git/info/lfs/objects/batch":
             asked = json.loads(body)["objects"]
             upload = [{**each, "actions": {"upload": {"href": f"{hub.address}/lfs/{each['oid']}"}}} for each in asked]
-            self.say({"transfer": "basic", "objects": upload})
+            self.print({"transfer": "basic", "objects": upload})
         elif self.path == f"/api/models/{MODEL}/commit/main":
             self.commit([json.loads(line) for line in body.splitlines()])
-            self.say({"commitUrl": f"{hub.address}/{MODEL}/commit/a1", "commitOid": "a1", "success": True})
+            self.print({"commitUrl": f"{hub.address}/{MODEL}/commit/a1", "commitOid": "a1", "success": True})
         else:
-            self.say({"error": f"Not found: {self.path}"}, 404)
+            self.print({"error": f"Not found: {self.path}"}, 404)
 
     def commit(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:

@@ -51,7 +51,7 @@ class Words(HTMLParser):
 def sampled(run: Run, update: int, text: str) -> None:
     responses = [
         {"role": role, "policy": policy, "text": text, "task_reward": None}
-        for role, policy in zip(run.settings().roles, run.settings().modules, strict=True)
+        for role, policy in zip(run.settings().roles, run.settings().policy_ids, strict=True)
     ]
     run.samples.append({"update": update, "held_out": False, "query": HOSTILE, "responses": responses})
 
@@ -140,8 +140,8 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
     settings = Settings(num_agents=8)
     text = Words(html).text
-    assert all(f"{role} · {module}" in text for role, module in zip(settings.roles, settings.modules, strict=True))
-    assert all(f">{name}</text>" in html for name in (*settings.roles, *settings.modules))
+    assert all(f"{role} · {module}" in text for role, module in zip(settings.roles, settings.policy_ids, strict=True))
+    assert all(f">{name}</text>" in html for name in (*settings.roles, *settings.policy_ids))
 
 
 def test_only_chains_have_roles_that_are_exchanged(tmp_path: Path, html: str) -> None:

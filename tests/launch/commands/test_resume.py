@@ -128,7 +128,7 @@ def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run:
     found = _find(str(run.path))
     assert found is not None
     longer = _same(found, SETTINGS.model_copy(update={"num_updates": 20}))
-    assert (longer.num_updates, found.reached()) == (20, 6)
+    assert (longer.num_updates, found.latest_checkpoint()) == (20, 6)
     with pytest.raises(CommandError, match="holds a run with lr="):
         _same(found, SETTINGS.model_copy(update={"lr": 0.5}))
     assert _find(str(tmp_path / "new")) is None

@@ -168,7 +168,7 @@ def test_a_chain_answers_in_another_folder_and_without_data_and_reward(elsewhere
     def answers() -> object:
         trained = open_trained("../project/run")
         assert trained.changes() == []
-        return TrainedChain(trained, trained.players, 1.0, 0).answer(0, "The film")["responses"]
+        return TrainedChain(trained, trained.policy_ids, 1.0, 0).answer(0, "The film")["responses"]
 
     before = answers()
     for name in ("q.jsonl", "kind_words.py"):

@@ -16,8 +16,8 @@ from launch.console.credentials import is_secret, load_secrets, on_workers
 from launch.console.errors import CommandError
 from launch.main import main
 from policies.settings import gpus
-from policies.settings.placement import Process
-from tests.launch.cluster.test_room import cluster
+from policies.settings.processes import Process
+from tests.launch.cluster.test_placement import cluster
 from tests.launch.conftest import ENVIRONMENT
 
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]

@@ -16,7 +16,7 @@ import yaml
 from launch.commands.tune import read_search
 from launch.console.cli import parsed
 from launch.console.errors import CommandError
-from launch.experiments.search import Search, begun, check_same, read_reports
+from launch.experiments.search import Search, check_same, is_resumable, read_reports
 from launch.experiments.space import pin_objective, read_axes
 from launch.experiments.tuning import optuna_search
 from launch.main import main
@@ -114,9 +114,9 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
         pin_objective(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None
     )
     asked.write(tmp_path, "cory tune")
-    assert not begun(tmp_path)
+    assert not is_resumable(tmp_path)
     (tmp_path / "experiment_state-1.json").touch()
-    assert begun(tmp_path)
+    assert is_resumable(tmp_path)
     check_same(tmp_path, asked)  # no digit is lost on the way
     dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search filled in
     asked._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")

@@ -4,10 +4,10 @@ from typing import get_args
 import pytest
 import yaml
 
-from cory_env.named import parse_spec
+from cory_env.functions import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
-    Asked,
+    SettingsWords,
     as_yaml,
     read_file,
     read_preset,
@@ -16,10 +16,10 @@ from launch.console.configuration import (
 )
 from launch.console.errors import CommandError
 from launch.experiments.study import load
-from policies.settings.core_yaml import Value, as_word, scalar
 from policies.settings.files import presets
 from policies.settings.settings import Settings, SettingsError, make_settings
-from tests.policies.settings.test_core_yaml import AWKWARD
+from policies.settings.yaml12 import Value, scalar, to_cli
+from tests.policies.settings.test_yaml12 import AWKWARD
 
 TEXTS = [
     name for name, field in Settings.model_fields.items() if str in (field.annotation, *get_args(field.annotation))
@@ -67,7 +67,7 @@ def test_what_a_preset_says_is_left_out_where_what_is_asked_for_leaves_it_no_eff
 def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
     s = resolve("imdb-gpt2", [], [])
     assert (s.task, s.model, s.num_agents, s.exchange_period) == ("imdb", "openai-community/gpt2-large", 2, 5)
-    assert parse_spec(s.whole_reward or "") == (
+    assert parse_spec(s.reward_spec or "") == (
         "cory_env.rewards.sentiment",
         "positive_logit",
         {"model": "lvwerra/distilbert-imdb"},
@@ -150,8 +150,8 @@ def test_models_are_a_list_in_a_file_or_a_word_and_come_back_as_they_are_written
         (tmp_path / "saved.yaml").write_text(as_yaml(settings))
         assert make_settings(read_file(tmp_path / "saved.yaml")) == settings
     for model in (["a", "b, c]", "'d': é😀"], "[a, b]", "[a", "a"):
-        assert read_words([f"model={as_word(model)}"]) == {"model": model}
-    assert as_word(["a", "./b"]) == "[a, ./b]"
+        assert read_words([f"model={to_cli(model)}"]) == {"model": model}
+    assert to_cli(["a", "./b"]) == "[a, ./b]"
 
 
 def test_a_value_as_long_as_a_book_is_named_by_its_beginning() -> None:
@@ -235,7 +235,7 @@ def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
 def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
     files = [Path("base.yaml"), Path("configs/my task.yaml")]
     for preset, paths, name in (("gsm8k", files, "gsm8k"), (None, files, "my task"), (None, [], "imdb-tiny")):
-        assert Asked(preset, paths, []).name == name
+        assert SettingsWords(preset, paths, []).name == name
 
 
 def test_a_preset_builds_on_its_base() -> None:

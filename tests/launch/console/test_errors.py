@@ -5,7 +5,7 @@ import pickle
 import pytest
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from launch.console.errors import is_defect, reason
+from launch.console.errors import describe_error, is_defect
 from policies.generation.vllm_generator import EngineStartError
 from policies.models.model_check import ModelError
 
@@ -24,16 +24,18 @@ from policies.models.model_check import ModelError
 )
 def test_an_actor_that_could_not_start_says_what_was_wrong(error: Exception, said: str) -> None:
     died: Exception = ActorDiedError(RayTaskError("__init__", "", error))
-    assert reason(died) == said
-    assert reason(pickle.loads(pickle.dumps(died))) == said  # as Tune keeps it
+    assert describe_error(died) == said
+    assert describe_error(pickle.loads(pickle.dumps(died))) == said  # as Tune keeps it
     assert not is_defect(died)
 
 
 def test_a_defect_in_an_actors_start_is_no_loss() -> None:
     died = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
-    assert reason(died) == "KeyError: 'a defect'" and is_defect(died)
+    assert describe_error(died) == "KeyError: 'a defect'" and is_defect(died)
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), RayTaskError("step", "", ActorDiedError())])
 def test_an_actor_that_was_lost_says_so(error: RayError) -> None:
-    assert reason(error).startswith("A process or a machine of the Ray cluster was lost: The actor died unexpectedly")
+    assert describe_error(error).startswith(
+        "A process or a machine of the Ray cluster was lost: The actor died unexpectedly"
+    )

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 import cory_rllib
-from cory_env.named import load_function
+from cory_env.functions import load_function
 from cory_env.rewards import number
 from cory_env.tasks.rows import parse_source, read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.console.output import output_into, own_output
-from launch.display.terminal import Voice
+from launch.console.output import dup_stdout, redirect_output
+from launch.display.terminal import ProgressPrinter
 from tests.launch.conftest import ENVIRONMENT
 
 
@@ -20,13 +20,13 @@ def test_in_a_notebook_what_is_said_is_shown_there_and_what_libraries_print_is_n
     shown, errors = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(sys, "stderr", errors)
-    voice = Voice(own_output(), 3)
-    with output_into(tmp_path / "log.txt"), voice:
+    voice = ProgressPrinter(dup_stdout(), 3)
+    with redirect_output(tmp_path / "log.txt"), voice:
         print("a library")
         print("a warning", file=sys.stderr)
         os.write(1, b"its C++\n")
         voice.stage("Loading")
-        voice.say("a row")
+        voice.print("a row")
     print("the caller")
     assert (shown.getvalue(), errors.getvalue()) == ("Loading\na row\nthe caller\n", "")
     assert sorted((tmp_path / "log.txt").read_text().splitlines()) == ["a library", "a warning", "its C++"]

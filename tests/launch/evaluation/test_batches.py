@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launch.console.errors import CommandError
-from launch.display.terminal import Voice
+from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 
 IDENTITY = {"samples": 2, "settings": {"seed": 0, "temperature": 1.0}}
@@ -23,7 +23,7 @@ def run(batches: Batches[str], stop_at: str = "") -> list[str]:
         done.append(batch)
         return {"text": batch.upper()}
 
-    with Voice(io.StringIO(), len(WORK)) as voice:
+    with ProgressPrinter(io.StringIO(), len(WORK)) as voice:
         batches.run(do, voice)
     return done
 

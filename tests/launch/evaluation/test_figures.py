@@ -66,10 +66,10 @@ def test_a_row_for_each_policy_alone_then_for_each_as_observer() -> None:
 
 
 def test_each_policy_in_each_role_of_a_longer_chain_and_all_of_them_together() -> None:
-    players = ("llm_1", "llm_2", "llm_3")
+    policy_ids = ("llm_1", "llm_2", "llm_3")
     batches = [Batch(batch=0, chains=[chain(0, 0, *(response("base", 0.5, [1]) for _ in range(3)))])]
     for turn in range(3):
-        order = players[turn:] + players[:turn]
+        order = policy_ids[turn:] + policy_ids[:turn]
         responses = [response(policy, 10 * place + turn, [1]) for place, policy in enumerate(order)]
         batches.append(Batch(batch=1 + turn, chains=[chain(0, 0, *responses)]))
     rows = summarise(batches, SCORING)
@@ -87,8 +87,8 @@ def test_each_policy_in_each_role_of_a_longer_chain_and_all_of_them_together() -
 
 
 def test_bases_of_different_models_have_rows_of_their_own() -> None:
-    players = ("base of llm_1", "base of llm_2", "base of llm_1")
-    chains = [chain(0, 0, *(response(each, float(len(each)), [1]) for each in players))]
+    policy_ids = ("base of llm_1", "base of llm_2", "base of llm_1")
+    chains = [chain(0, 0, *(response(each, float(len(each)), [1]) for each in policy_ids))]
     scores = summarise([Batch(batch=0, chains=chains)], SCORING)
     assert list(scores) == ["base of llm_1", "base of llm_2 as observer_1", "base of llm_1 as observer_2"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.cory import CoryConfig
-from policies.settings.settings import ABOUT
+from policies.settings.settings import METADATA
 from tests.policies.conftest import TINY, ray_session
 
 __all__ = ["ray_session"]
@@ -36,7 +36,7 @@ CHANGED: dict[str, Any] = {
 
 
 def test_every_setting_that_may_change_in_a_clone_is_tried() -> None:
-    assert CHANGED.keys() == {name for name, known in ABOUT.items() if known.clone}
+    assert CHANGED.keys() == {name for name, known in METADATA.items() if known.clone}
 
 
 def become(checkpoint: Path, **changes: Any) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ def become(checkpoint: Path, **changes: Any) -> tuple[Any, ...]:
         clone.restore(str(checkpoint))
         for _ in range(2):
             clone.train()
-        arrays = [array for module in clone.settings.modules for array in clone.weights(module).values()]
+        arrays = [array for module in clone.settings.policy_ids for array in clone.weights(module).values()]
         return clone.mapping.rotation, clone.exchanges, zlib.crc32(b"".join(array.tobytes() for array in arrays))
     finally:
         clone.stop()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.tune.experiment import Trial
 
-from launch.display.terminal import Voice
+from launch.display.terminal import ProgressPrinter
 from launch.experiments.callbacks import ProgressCallback
 from launch.experiments.search import read_reports
 from launch.experiments.trials import Trials
@@ -19,7 +19,7 @@ def trial() -> Trial:
     return Trial("Cory", stub=True, trial_id="a_00000")
 
 
-def progress(journal: Journal, voice: Voice, updates: int) -> ProgressCallback:
+def progress(journal: Journal, voice: ProgressPrinter, updates: int) -> ProgressCallback:
     trials = Trials(journal.path.parent, Settings(num_updates=updates), ["lr"], lambda settings: settings)
     trials.values["a_00000"] = {"lr": 1e-4, "seed": 0}
     return ProgressCallback(journal, voice, trials)
@@ -38,7 +38,7 @@ def journal(tmp_path: Path) -> Journal:
 
 def test_an_update_is_told_with_the_values_that_it_was_done_with(journal: Journal, tmp_path: Path) -> None:
     output = io.StringIO()
-    told = progress(journal, Voice(output, 2), 2)
+    told = progress(journal, ProgressPrinter(output, 2), 2)
     told.on_trial_start(0, [], trial())
     told.on_trial_result(1, [], trial(), result(1))
     told.trials.values["a_00000"] = {"lr": 2e-4, "seed": 1}  # as PBT does, once the member waits
@@ -50,9 +50,9 @@ def test_an_update_is_told_with_the_values_that_it_was_done_with(journal: Journa
 
 
 def test_an_update_that_a_resumed_trial_does_again_counts_once(journal: Journal) -> None:
-    progress(journal, Voice(io.StringIO(), 3), 3).on_trial_result(1, [], trial(), result(1))
+    progress(journal, ProgressPrinter(io.StringIO(), 3), 3).on_trial_result(1, [], trial(), result(1))
     output = io.StringIO()
-    told = progress(journal, Voice(output, 3, done=1), 3)
+    told = progress(journal, ProgressPrinter(output, 3, done=1), 3)
     for update in (1, 2, 2, 3):
         told.on_trial_result(1, [], trial(), result(update))
     assert output.getvalue().splitlines()[-1].endswith("0:00 left")

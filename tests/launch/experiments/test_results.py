@@ -16,7 +16,7 @@ from launch.run_folder import final
 from launch.run_folder.final import Final
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Evaluation
-from policies.learning.measures import MEASURED
+from policies.learning.metrics import RESPONSE_METRICS
 from policies.settings.settings import Settings
 from tests.launch import results_of_studies as made_up
 from tests.launch.conftest import record
@@ -36,7 +36,7 @@ def job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> Job:
         for _ in range(3 if held_out else 4):
             responses = [
                 {"role": role, "policy": module, "text": RESPONSE, "task_reward": 1.23456789}
-                for role, module in zip(settings.roles, settings.modules, strict=True)
+                for role, module in zip(settings.roles, settings.policy_ids, strict=True)
             ]
             run.samples.append({"update": update, "held_out": held_out, "query": "This is", "responses": responses})
     final.write(run.final, last_responses(settings, 500))
@@ -57,11 +57,11 @@ def last_responses(settings: Settings, count: int) -> Final:
                     prompt="This is a really",
                     text=RESPONSE,
                     tokens=[],
-                    metrics=dict.fromkeys(MEASURED, place + 0.123456789 * query),
+                    metrics=dict.fromkeys(RESPONSE_METRICS, place + 0.123456789 * query),
                 )
                 for query in range(count)
             ]
-            for place, module in enumerate(settings.modules)
+            for place, module in enumerate(settings.policy_ids)
         },
     )
 

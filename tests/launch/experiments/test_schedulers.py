@@ -15,7 +15,7 @@ from ray.train._internal.storage import StorageContext
 from ray.tune import Checkpoint
 from ray.tune.experiment import Trial
 
-from launch.cluster.room import node
+from launch.cluster.placement import make_node
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.experiments.callbacks import StopCallback
@@ -36,22 +36,22 @@ class Climb(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Takes the settings."""
         self.settings = config["cory_settings"]
-        self.worth = 0.0
+        self.selection_score = 0.0
 
     def step(self) -> dict[str, Any]:
         """One update."""
         if self.settings["lr"] == 0.4 and self.iteration == 3:
             raise RuntimeError("This one fails.")
-        self.worth += self.settings["lr"]
-        return {"updates": self.iteration + 1, "combined_reward": self.worth}
+        self.selection_score += self.settings["lr"]
+        return {"updates": self.iteration + 1, "combined_reward": self.selection_score}
 
     def save_checkpoint(self, folder: str) -> None:
         """Writes all that it is."""
-        (Path(folder) / "worth").write_text(str(self.worth))
+        (Path(folder) / "worth").write_text(str(self.selection_score))
 
     def load_checkpoint(self, folder: str) -> None:
         """Takes up what was written."""
-        self.worth = float((Path(folder) / "worth").read_text())
+        self.selection_score = float((Path(folder) / "worth").read_text())
 
 
 def climb(
@@ -217,7 +217,7 @@ def test_a_search_that_is_stopped_saves_its_trials_and_resumes_in_another_folder
 
 
 def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
-    nodes = [node("a", {"CPU": 3.0}), node("b", {"CPU": 1.0})]
+    nodes = [make_node("a", {"CPU": 3.0}), make_node("b", {"CPU": 1.0})]
     settings = Settings(backend="transformers", num_runners=0)
     check_room([settings], nodes)
     with pytest.raises(

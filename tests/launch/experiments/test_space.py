@@ -11,10 +11,10 @@ from launch.experiments.schedulers import Asha, Population
 from launch.experiments.search import Search
 from launch.experiments.space import Axis, pin_objective, points, read_axes
 from launch.experiments.trials import Trials
-from policies.settings.core_yaml import Value
 from policies.settings.settings import Settings
+from policies.settings.yaml12 import Value
 from tests.launch.experiments.test_schedulers import storage
-from tests.policies.settings.test_core_yaml import AWKWARD
+from tests.policies.settings.test_yaml12 import AWKWARD
 
 SETTINGS = Settings(num_updates=9, eval_every=1, kl_coef=0.1)
 

@@ -45,9 +45,9 @@ def test_no_arm_moves_the_goal_or_the_held_out_queries(name: str) -> None:
 def test_arms_of_credit_have_equal_responses_and_equal_optimizer_steps_of_each_llm(name: str) -> None:
     study = SHIPPED[name]
     settings = {name: study.settings(arm, 0) for name, arm in study.arms.items()}
-    assert {s.responses * len(s.modules) for s in settings.values()} == {256}
+    assert {s.responses * len(s.policy_ids) for s in settings.values()} == {256}
     assert {s.hyperparameters.steps * s.num_epochs for s in settings.values()} == {4}
-    assert {len(s.modules) for name, s in settings.items() if name.startswith("shared-")} == {1}
+    assert {len(s.policy_ids) for name, s in settings.items() if name.startswith("shared-")} == {1}
     assert all(name in settings for name in ("ppo", "rloo", "shared-own", "shared-own-rloo"))
 
 

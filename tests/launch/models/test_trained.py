@@ -61,9 +61,9 @@ def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(
     run = record(tmp_path, Settings(num_agents=3, num_updates=6), updates=range(7))
     for update in (0, 4, 5, 6):
         run.checkpoints.save(update, lambda folder: (folder / "file").touch())
-    players = [open_trained(tmp_path, wanted).players for wanted in ("0", "4", "5", "6")]
+    policy_ids = [open_trained(tmp_path, wanted).policy_ids for wanted in ("0", "4", "5", "6")]
     first, exchanged = ("llm_1", "llm_2", "llm_3"), ("llm_2", "llm_3", "llm_1")
-    assert players == [first, first, exchanged, exchanged]
+    assert policy_ids == [first, first, exchanged, exchanged]
 
 
 def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: Run) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launch.console.errors import CommandError
-from launch.run_folder.journal import Journal, replace_text
+from launch.run_folder.journal import Journal, atomic_write
 
 
 def test_records_come_back_as_strict_json(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     journal = Journal(folder / "metrics.jsonl")
     journal.append({"update": 0})
     shutil.rmtree(folder)
-    for write in (lambda: journal.append({"update": 1}), lambda: replace_text(folder / "config.yaml", "seed: 0")):
+    for write in (lambda: journal.append({"update": 1}), lambda: atomic_write(folder / "config.yaml", "seed: 0")):
         with pytest.raises(CommandError, match="run is gone: it was removed or renamed meanwhile"):
             write()
     assert not folder.exists()

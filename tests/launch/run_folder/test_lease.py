@@ -13,7 +13,7 @@ import pytest
 
 from launch.commands.train import _find
 from launch.run_folder import lease
-from launch.run_folder.lease import Held, Lease, Lost
+from launch.run_folder.lease import Lease, LeaseHeldError, LeaseLostError
 from launch.run_folder.run import Run
 from launch.run_folder.storage import Storage
 from tests.launch.conftest import ENVIRONMENT, Cory, begin
@@ -64,14 +64,17 @@ def killed_holder(place: Path) -> int:
 def test_a_run_that_another_machine_trains_is_refused_with_who_does(place: Path, tmp_path: Path) -> None:
     run = stored(place)
     said = rf"in use by another run \(process {os.getpid()} on {platform.node()}, heard of \d s ago\)\. Stop it, or "
-    with on_another_machine(tmp_path), pytest.raises(Held, match=f"run is {said}.* If it was killed, try again in 1"):
+    with (
+        on_another_machine(tmp_path),
+        pytest.raises(LeaseHeldError, match=f"run is {said}.* If it was killed, try again in 1"),
+    ):
         Run.open(uri_of(place))
     run.checkpoints.save(9, write)
     run.upload()
     run.unlock()
     with on_another_machine(tmp_path):
         other = Run.open(uri_of(place))  # at once
-        assert other.reached() == 9
+        assert other.latest_checkpoint() == 9
         other.unlock()
 
 
@@ -79,7 +82,7 @@ def test_a_run_that_begins_is_refused_where_another_has_begun_and_saved_nothing_
     place: Path, tmp_path: Path
 ) -> None:
     run = Run.create(uri_of(place))
-    with on_another_machine(tmp_path), pytest.raises(Held):
+    with on_another_machine(tmp_path), pytest.raises(LeaseHeldError):
         Run.create(uri_of(place))
     run.write_settings(SETTINGS, "cory train")
     run.upload()
@@ -91,7 +94,7 @@ def test_a_killed_process_keeps_its_own_machine_out_not_at_all_and_others_for_a_
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = killed_holder(place)
-    with on_another_machine(tmp_path), pytest.raises(Held, match=f"process {process} on"):
+    with on_another_machine(tmp_path), pytest.raises(LeaseHeldError, match=f"process {process} on"):
         Run.open(uri_of(place))
     run = Run.open(uri_of(place))
     assert run.checkpoints.updates() == [0, 6]
@@ -101,7 +104,7 @@ def test_a_killed_process_keeps_its_own_machine_out_not_at_all_and_others_for_a_
     with on_another_machine(tmp_path):
         monkeypatch.setattr(lease, "STALE", 3.0)
         other = _find(uri_of(place))  # `--continue`, where nobody may be there to ask again
-        assert other is not None and other.reached() == 6
+        assert other is not None and other.latest_checkpoint() == 6
         other.unlock()
     assert capsys.readouterr().err.count("Warning: ") == 1
 
@@ -118,7 +121,7 @@ def test_who_was_not_heard_of_and_lost_a_run_writes_nothing_more_there_and_keeps
     before = (place / "metrics.jsonl").read_bytes()
     run.metrics.append({"update": 7, "seconds": 1.0})
     said = rf"was taken over by process {os.getpid()} on .* What this one did is in {run.path} on "
-    with pytest.raises(Lost, match=said):
+    with pytest.raises(LeaseLostError, match=said):
         run.upload()
     with pytest.raises(Exception, match=said):
         run.finalize_upload()
@@ -149,7 +152,7 @@ def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_stops_at_i
             other = Run.create(uri_of(place))
             other.write_settings(SETTINGS, "cory train")
     before = sorted(path.name for path in place.rglob("*"))
-    with pytest.raises(Lost, match="was taken over by process"):
+    with pytest.raises(LeaseLostError, match="was taken over by process"):
         run.upload()
     assert sorted(path.name for path in place.rglob("*")) == before
     other.upload()
@@ -166,7 +169,7 @@ def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_is_refused
             super().write(name, other)
 
     other = json.dumps(lease.Owner("another", "elsewhere", 1, time.time())._asdict()).encode()
-    with pytest.raises(Held, match="in use by another run"), Lease(Overtaken(uri_of(place)), tmp_path):
+    with pytest.raises(LeaseHeldError, match="in use by another run"), Lease(Overtaken(uri_of(place)), tmp_path):
         pass
     assert (place / ".lease").read_bytes() == other
 
@@ -182,7 +185,7 @@ def test_who_lost_a_run_before_anything_was_recorded_does_not_remove_what_the_ot
     for one in (other, run):
         one.write_settings(SETTINGS, "cory train")
     other.upload()
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLostError):
         run.upload()
     run.abort()
     assert (place / "config.yaml").exists() and (place / "run.id").read_bytes() == other.read("run.id")
@@ -202,7 +205,7 @@ def test_who_lost_a_run_that_has_ended_meanwhile_writes_nothing_there(
         other.finalize_upload()
     before = (place / "metrics.jsonl").read_bytes()
     run.metrics.append({"update": 7, "seconds": 1.0})
-    with pytest.raises(Lost, match="was taken over by another process"):
+    with pytest.raises(LeaseLostError, match="was taken over by another process"):
         run.upload()
     run.unlock()
     assert (place / "metrics.jsonl").read_bytes() == before

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from cory_env.tasks import Query, make_task
 from launch.console.errors import CommandError
-from launch.run_folder.sources import Sources, _model, compare, sources_of, task_alone
+from launch.run_folder.sources import Sources, _model, compare, sources_of, task_without_queries
 from launch.training.comparable import check_sources, consequence
 from launch.training.preflight import load_task
 from policies.settings.settings import Settings, make_settings
@@ -296,7 +296,7 @@ def test_a_task_is_made_again_without_its_queries(task: str) -> None:
     )
     whole, tokenizers = load_task(settings)
     kept = Sources(**json.loads(json.dumps(asdict(sources_of(settings, whole, tokenizers)))))
-    alone = task_alone(kept)
+    alone = task_without_queries(kept)
     assert alone is not None and type(alone) is type(whole) and not list(alone.all_queries())
     query = whole.train[0]
     assert alone.prompt(query) == whole.prompt(query)
@@ -309,4 +309,4 @@ def test_a_task_that_cannot_be_made_again_is_none(folder: Path) -> None:
     made = sources()
     assert made.task is not None
     gone = Sources(**{**made.__dict__, "task": {**made.task, "class": "gone.module:Task"}})
-    assert task_alone(gone) is None and task_alone(None) is None
+    assert task_without_queries(gone) is None and task_without_queries(None) is None

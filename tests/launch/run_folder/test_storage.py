@@ -12,7 +12,7 @@ from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem,
 
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
-from launch.run_folder.storage import LOOKED_AT, REPORTED, Storage, StorageError, check_place
+from launch.run_folder.storage import CACHED_FILES, REPORTED, Storage, StorageError, check_location
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
@@ -64,7 +64,7 @@ def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_
 ) -> None:
     storage.upload(run.path, keep=2, best=6)
     copy = Run(tmp_path / "copy")
-    storage.download(copy.path, LOOKED_AT)
+    storage.download(copy.path, CACHED_FILES)
     assert copy.settings() == SETTINGS and copy.updates() == run.updates() and not list(copy.path.rglob("weights"))
 
     chosen = copy.checkpoints.place(9)
@@ -83,7 +83,7 @@ def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_
     run.cut_after(9)
     storage.clear()
     storage.upload(run.path, keep=2, best=None)
-    storage.download(copy.path, LOOKED_AT)
+    storage.download(copy.path, CACHED_FILES)
     assert storage.updates() == [6, 9] and [line["update"] for line in copy.updates()] == list(range(10))
     assert not (copy.checkpoints.folder / "best").exists()
     storage.download(copy.path, ["checkpoints/update_000009/**"])
@@ -233,21 +233,21 @@ def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
 
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_place("runs/here")
+    check_location("runs/here")
     with pytest.raises(CommandError, match="holds a password") as raised:
-        check_place("s3://me:hunter2@bucket/run")
+        check_location("s3://me:hunter2@bucket/run")
     assert "hunter2" not in str(raised.value)
     for secret in ("client_secret", "sig", "sse_customer_key", "AWSAccessKeyId", "X-Goog-Signature", "session%5Ftoken"):
         named = secret.replace("%5F", "_")
         with pytest.raises(CommandError, match=f"^abfs://… holds {named}, which run folders, logs") as raised:
-            check_place(f"abfs://box@account/run?tenant_id=a&{secret}=hunter2")
+            check_location(f"abfs://box@account/run?tenant_id=a&{secret}=hunter2")
         assert "hunter2" not in str(raised.value)
-    check_place("s3://bucket/run?endpoint_override=host:9000&scheme=http&region=here&sse=1")
-    check_place("abfs://box@account/run?credential_kind=environment&client_id=a&tenant_id=b")
+    check_location("s3://bucket/run?endpoint_override=host:9000&scheme=http&region=here&sse=1")
+    check_location("abfs://box@account/run?credential_kind=environment&client_id=a&tenant_id=b")
     with pytest.raises(CommandError, match="is no place for a run"):
         Storage("ftp://host/run")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    check_place("/shared/run")
-    check_place("gs://bucket/run")
+    check_location("/shared/run")
+    check_location("gs://bucket/run")
     with pytest.raises(CommandError, match="would vanish with the job's working directory"):
-        check_place("runs/here")
+        check_location("runs/here")

@@ -70,9 +70,9 @@ def asked(policies_run: Run) -> Iterator[Any]:
     queue.close()
 
 
-def answers(run: Run, players: tuple[str, ...], temperature: float, seed: int = 0, count: int = 1) -> list[Any]:
+def answers(run: Run, policy_ids: tuple[str, ...], temperature: float, seed: int = 0, count: int = 1) -> list[Any]:
     """What `cory generate` answers to the query, as so many queries."""
-    chain = TrainedChain(open_trained(run.path), players, temperature, seed)
+    chain = TrainedChain(open_trained(run.path), policy_ids, temperature, seed)
     return [[each["text"] for each in chain.answer(number, QUERY)["responses"]] for number in range(count)]
 
 

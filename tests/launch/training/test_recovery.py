@@ -8,9 +8,9 @@ from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayAc
 
 from cory_env.rewarding.worker import RewardError, RewardKilled
 from launch.console.errors import CommandError
-from launch.console.patience import patiently
+from launch.console.retry import retry
 from launch.run_folder.run import Run
-from launch.training.start import last_whole, may_pass
+from launch.training.start import is_retryable, latest_valid_checkpoint
 from policies.generation.generator import GenerationError
 from policies.learning.rows import NonFiniteUpdate
 from policies.models.model_check import ModelError
@@ -38,7 +38,7 @@ def raised_in_a_process(error: Exception) -> Exception:
     ],
 )
 def test_the_loss_of_processes_and_machines_may_pass(error: Exception) -> None:
-    assert may_pass(error)
+    assert is_retryable(error)
 
 
 @pytest.mark.parametrize(
@@ -56,25 +56,25 @@ def test_the_loss_of_processes_and_machines_may_pass(error: Exception) -> None:
     ],
 )
 def test_what_would_only_come_again_may_not(error: Exception) -> None:
-    assert not may_pass(error)
+    assert not is_retryable(error)
 
 
 def test_a_run_goes_on_from_its_latest_whole_checkpoint(tmp_path: Path) -> None:
     run: Run = record(tmp_path / "run", Settings(num_updates=12), updates=range(7))
     told: list[str] = []
-    assert last_whole(run, told.append) is None and not told
+    assert latest_valid_checkpoint(run, told.append) is None and not told
     for update in (3, 6):
         run.checkpoints.save(update, write)
-    assert last_whole(run, told.append) == 6 and not told
+    assert latest_valid_checkpoint(run, told.append) == 6 and not told
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert last_whole(run, told.append) == 3
+    assert latest_valid_checkpoint(run, told.append) == 3
     assert len(told) == 1 and told[0].startswith("Warning: ") and "damaged_update_000006" in told[0]
 
 
 def test_a_cluster_may_take_a_while_to_come_back_but_at_the_first_start_nothing_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("launch.console.patience.PAUSE", 0.05)
+    monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
     tries: list[str] = []
 
     def start() -> None:
@@ -83,7 +83,7 @@ def test_a_cluster_may_take_a_while_to_come_back_but_at_the_first_start_nothing_
             raise ConnectionError("no head yet")
 
     with pytest.raises(ConnectionError):
-        patiently(start, 0.0)
+        retry(start, 0.0)
     assert len(tries) == 1
-    patiently(start, 60.0)
+    retry(start, 60.0)
     assert len(tries) == 3

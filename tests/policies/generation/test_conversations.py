@@ -34,7 +34,7 @@ def prompts() -> list[list[int]]:
 
 
 def alone(generator: VLLMGenerator, request: Request) -> list[int]:
-    return generator.generate([request.prompt], request.module_id, request.sampling)[0].tokens
+    return generator.generate([request.prompt], request.policy_id, request.sampling)[0].tokens
 
 
 def test_what_follows_a_response_does_not_wait_for_the_others_and_is_the_same_as_alone(
@@ -49,7 +49,7 @@ def test_what_follows_a_response_does_not_wait_for_the_others_and_is_the_same_as
         asked.update({request.key: request for request in new})
         return new
 
-    generator.converse(list(asked.values()), follow)
+    generator.run_requests(list(asked.values()), follow)
     assert list(found) == [1, 2, 3, 0]
     for key, request in asked.items():
         assert found[key].tokens == alone(generator, request)
@@ -62,7 +62,7 @@ def test_what_is_left_of_a_conversation_that_failed_does_not_come_out_in_the_nex
         raise ValueError("as a reward may")
 
     with pytest.raises(ValueError, match="as a reward may"):
-        generator.converse([ask(0, prompts[0], 8), ask(1, prompts[1], 2)], fail)
+        generator.run_requests([ask(0, prompts[0], 8), ask(1, prompts[1], 2)], fail)
     assert not generator.engines["llm_1"].llm_engine.has_unfinished_requests()
     assert len(alone(generator, ask(0, prompts[2], 4))) == 4
 
@@ -82,5 +82,5 @@ def test_an_engine_is_asked_once_for_all_that_others_have_made_ready_meanwhile(
     def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
         return [ask(key + 4, prompts[key], 2, "llm_2") for key, _ in ended if key < 4]
 
-    generator.converse([ask(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
+    generator.run_requests([ask(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
     assert [batch for batch in batches if batch[1]] == [("llm_1", 3), ("llm_2", 3)]

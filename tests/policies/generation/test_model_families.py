@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from cory_env.episode import ChainEpisode
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.cory import Cory
-from policies.generation.generator import Generator, Loaded, Sampling
+from policies.generation.generator import Generator, LoadedWeights, Sampling
 from policies.generation.installed import vllm_installed
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.generation.vllm_generator import VLLMGenerator
@@ -108,7 +108,7 @@ def follow(generator: Generator, path: str, way: str) -> dict[str, float]:
     def gap() -> float:
         return float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
 
-    found = {"loaded": float(loaded == Loaded(3, checksum(weights))), "gap": gap()}
+    found = {"loaded": float(loaded == LoadedWeights(3, checksum(weights))), "gap": gap()}
     learner.load(old)
     return {**found, "stale": gap()}
 

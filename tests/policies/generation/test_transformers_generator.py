@@ -62,5 +62,5 @@ def test_all_that_waits_for_one_llm_is_one_batch() -> None:
         )
         return [ask(key + 5) for key, _ in ended if key < 4]
 
-    generator.converse([ask(key) for key in range(4)], follow)
+    generator.run_requests([ask(key) for key in range(4)], follow)
     assert batches == [[0, 2], [1, 3, 5, 7], [6, 8]]

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
-from policies.generation.generator import Loaded, Request, Response, Sampling, sampling_seed
+from policies.generation.generator import LoadedWeights, Request, Response, Sampling, sampling_seed
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import EngineStartError, VLLMGenerator
 from policies.learning.policy_model import PolicyModel
@@ -136,8 +136,8 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
     assert [response.tokens for response in together] == [response.tokens for response in alone]
 
 
-def ask(key: int, prompt: Sequence[int], longest: int, module_id: str = "llm_1") -> Request:
-    return Request(key, module_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
+def ask(key: int, prompt: Sequence[int], longest: int, policy_id: str = "llm_1") -> Request:
+    return Request(key, policy_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
 
 
 def test_the_engine_has_the_model_runner_that_is_asked_for(generator: VLLMGenerator) -> None:
@@ -187,8 +187,8 @@ def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
 ) -> None:
     other = perturb(weights, seed=1)
     loaded = generator.load("llm_1", other, 3)
-    assert loaded == Loaded(3, checksum(other)) != Loaded(3, checksum(weights))
-    assert generator.load("llm_1", weights, 4) == Loaded(4, checksum(weights))
+    assert loaded == LoadedWeights(3, checksum(other)) != LoadedWeights(3, checksum(weights))
+    assert generator.load("llm_1", weights, 4) == LoadedWeights(4, checksum(weights))
     assert not list(Path("/dev/shm").glob("cory-weights-*"))
 
 
@@ -275,22 +275,22 @@ def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
     adapters: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     learner = make_model(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)
-    weights = {module_id: adapter_weights(seed) for seed, module_id in enumerate(adapters.modules)}
+    weights = {policy_id: adapter_weights(seed) for seed, policy_id in enumerate(adapters.policy_ids)}
     score = scorer(learner)
 
-    def gap(module_id: str, under: Weights) -> float:
-        out = adapters.generate(prompts, module_id, sampling(prompts))
+    def gap(policy_id: str, under: Weights) -> float:
+        out = adapters.generate(prompts, policy_id, sampling(prompts))
         none = [0.0] * len(out)
         rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
         return float(((score(under, rows) - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
 
     assert len(adapters.engines) == 1
     for version in range(2):
-        for module_id in adapters.modules:
-            loaded = adapters.load(module_id, weights[module_id], version)
-            assert loaded == Loaded(version, checksum(weights[module_id]))
-        for module_id in adapters.modules:
-            assert gap(module_id, weights[module_id]) < 1e-4
+        for policy_id in adapters.policy_ids:
+            loaded = adapters.load(policy_id, weights[policy_id], version)
+            assert loaded == LoadedWeights(version, checksum(weights[policy_id]))
+        for policy_id in adapters.policy_ids:
+            assert gap(policy_id, weights[policy_id]) < 1e-4
         assert gap("llm_1", weights["llm_2"]) > 0.1
         weights["llm_2"] = adapter_weights(seed=9)
 
@@ -298,12 +298,12 @@ def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
 def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
     adapters: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
-    for seed, module_id in enumerate(adapters.modules):
-        adapters.load(module_id, adapter_weights(seed), 5)
+    for seed, policy_id in enumerate(adapters.policy_ids):
+        adapters.load(policy_id, adapter_weights(seed), 5)
     from vllm import SamplingParams, TokensPrompt
 
     params = SamplingParams(max_tokens=6, seed=1, logprobs=0, detokenize=False)
-    wanted = [None, *(vllm_lora.request(module_id, k + 1) for k, module_id in enumerate(adapters.modules))]
+    wanted = [None, *(vllm_lora.request(policy_id, k + 1) for k, policy_id in enumerate(adapters.policy_ids))]
     inputs = [TokensPrompt(prompt_token_ids=prompts[0])] * 4
     (engine,) = adapters.engines.values()
     first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=wanted)[0].outputs[0]

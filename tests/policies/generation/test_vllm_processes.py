@@ -37,13 +37,13 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
             return str(error)
         return "no error"
 
-    def generate(module_id: str) -> list[list[int]]:
-        return [response.tokens for response in generator.generate(prompts, module_id, sampling(prompts))]
+    def generate(policy_id: str) -> list[list[int]]:
+        return [response.tokens for response in generator.generate(prompts, policy_id, sampling(prompts))]
 
     try:
-        for seed, module_id in enumerate(generator.modules):
-            generator.load(module_id, adapter_weights(seed), 5)
-        expected = [generate(module_id) for module_id in generator.modules]
+        for seed, policy_id in enumerate(generator.policy_ids):
+            generator.load(policy_id, adapter_weights(seed), 5)
+        expected = [generate(policy_id) for policy_id in generator.policy_ids]
         send(signal.SIGKILL)
         messages = [error_of(lambda: generate("llm_1"))]
 
@@ -52,15 +52,15 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
             return [ask(2, prompts[0], 8)]
 
         first = [ask(0, prompts[0], 8), ask(1, prompts[1], 1)]
-        messages.append(error_of(lambda: generator.converse(first, kill)))
-        again = [generate(module_id) for module_id in generator.modules]
+        messages.append(error_of(lambda: generator.run_requests(first, kill)))
+        again = [generate(policy_id) for policy_id in generator.policy_ids]
         send(signal.SIGSTOP)
         generator.timeout, enough = 10.0, generator._arguments["max_model_len"]
         generator._arguments["max_model_len"] = 10**6  # as while the memory of the old one is not free: none can start
         messages.append(error_of(lambda: generator.load("llm_1", adapter_weights(9), 6)))
         messages.append(error_of(lambda: generate("llm_2")))
         generator.timeout, generator._arguments["max_model_len"] = 600.0, enough
-        last = [generate(module_id) for module_id in generator.modules]
+        last = [generate(policy_id) for policy_id in generator.policy_ids]
         return messages, [expected[0] != expected[1], again == expected, last == expected]
     finally:
         generator.close()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from policies.generation.generator import Loaded, Sampling
+from policies.generation.generator import LoadedWeights, Sampling
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.hyperparameters import Hyperparameters
@@ -49,7 +49,7 @@ class Direct:
 
     def __init__(self, generator: VLLMGenerator) -> None:
         self.generator = generator
-        self.found: Loaded | None = None
+        self.found: LoadedWeights | None = None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._ask("meet", init_info)
@@ -63,7 +63,7 @@ class Direct:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self.found = self._ask("end")
 
-    def _ask(self, step: str, argument: Any = None) -> Loaded | None:
+    def _ask(self, step: str, argument: Any = None) -> LoadedWeights | None:
         with ONE_AT_A_TIME:
             return self.generator.transfer(step, "llm_1", argument, 7)
 
@@ -102,7 +102,7 @@ def lacking(policy: PolicyLearner) -> Any:
     return Lacking(policy)
 
 
-def send(generator: VLLMGenerator, source: Any) -> Loaded | None:
+def send(generator: VLLMGenerator, source: Any) -> LoadedWeights | None:
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
     from policies.generation.weight_transfer import GlooTrainerInitInfo
@@ -137,7 +137,7 @@ def test_what_is_sent_is_what_a_file_would_have_brought(generator: VLLMGenerator
     assert (loaded.version, loaded.checksum, loaded.stale) == (7, sent.digest.value(), ())
     assert logprobs(generator) == expected
     present = source(policy)
-    assert send(generator, present) == Loaded(7, present.digest.value(), ())
+    assert send(generator, present) == LoadedWeights(7, present.digest.value(), ())
     assert logprobs(generator) != expected
 
 

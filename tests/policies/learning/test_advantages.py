@@ -49,4 +49,4 @@ def test_reinforce_whitens_the_rewards_to_come_over_all_tokens_of_the_batch() ->
 
 def test_flat_groups_are_those_that_were_paid_alike_and_responses_alone() -> None:
     paid, groups = torch.tensor([0.1, 2.0, 0.1, 8.0, 2.5]), torch.tensor([1, 5, 1, 3, 5])
-    assert advantages.varied(paid, groups).tolist() == [False, True, False, False, True]
+    assert advantages.has_nonzero_std(paid, groups).tolist() == [False, True, False, False, True]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cory_env.named import SpecError
-from policies.learning.credit import CreditError, along_chain, check_scheme, collective, pay
+from cory_env.functions import SpecError
+from policies.learning.credit import CreditError, along_chain, assign_credit, check_scheme, collective
 from policies.learning.estimation import Estimation
 from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows
@@ -37,7 +37,7 @@ def rows(chains: list[int], positions: list[int], task_rewards: list[float], for
 
 
 def test_rows_are_joined_by_chain_whichever_llm_played_which_role() -> None:
-    found = pay(
+    found = assign_credit(
         {
             "llm_1": rows([2, 0, 1], [1, 0, 0], [4.0, 1.0, 2.0]),  # not in the order of the chains
             "llm_2": rows([0, 1, 2], [1, 1, 0], [10.0, 20.0, 40.0]),
@@ -51,7 +51,7 @@ def test_rows_are_joined_by_chain_whichever_llm_played_which_role() -> None:
 
 
 def test_one_llm_may_have_several_rows_of_a_chain() -> None:
-    found = pay({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, Credit(), {})
+    found = assign_credit({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, Credit(), {})
     assert found["llm_1"].tolist() == [3.0, 3.0, 7.0, 7.0]
 
 
@@ -59,10 +59,10 @@ def test_a_pioneer_is_paid_the_mean_over_the_chains_that_go_on_from_its_response
     pioneers = rows([0, 2], [0, 0], [1.0, 5.0])
     observers = rows([0, 1, 2, 3, 4], [1] * 5, [10.0, 20.0, 1.0, 2.0, 6.0], [0, 0, 2, 2, 2])
     llms = {"llm_1": pioneers, "llm_2": observers}
-    found = pay(llms, Credit(partner_reward=0.5), {})
+    found = assign_credit(llms, Credit(partner_reward=0.5), {})
     assert found["llm_1"].tolist() == [1 + 0.5 * 15, 5 + 0.5 * 3]
     assert found["llm_2"].tolist() == [10.5, 20.5, 3.5, 4.5, 8.5]
-    found = pay(llms, Credit(reward_scope="last"), {})
+    found = assign_credit(llms, Credit(reward_scope="last"), {})
     assert found["llm_1"].tolist() == [15, 3] and found["llm_2"].tolist() == [10, 20, 1, 2, 6]
 
 
@@ -109,43 +109,43 @@ CHAINS = {
 
 
 def test_the_next_agents_critic_and_return_cross_from_one_llm_to_the_other() -> None:
-    to_go = pay(CHAINS, Credit("chain", chain_gamma=1.0, chain_lam=1.0), estimations())
+    to_go = assign_credit(CHAINS, Credit("chain", chain_gamma=1.0, chain_lam=1.0), estimations())
     assert to_go["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])  # two tokens of KL 0.1, weighed by 2
     assert to_go["llm_1"].tolist() == pytest.approx([3 + 2 - 2 * 0.1, 5.0])
-    expected = pay(CHAINS, Credit("chain", chain_gamma=0.5, chain_lam=0.0), estimations())
+    expected = assign_credit(CHAINS, Credit("chain", chain_gamma=0.5, chain_lam=0.0), estimations())
     assert expected["llm_2"].tolist() == pytest.approx([1 + 0.5 * 7, 2.0])
     assert expected["llm_1"].tolist() == pytest.approx([3 + 0.5 * 9, 5.0])
 
 
 def test_without_a_critic_what_comes_after_is_paid_as_it_came() -> None:
-    found = pay(CHAINS, Credit("chain"), estimations(advantage="rloo"))
+    found = assign_credit(CHAINS, Credit("chain"), estimations(advantage="rloo"))
     assert found["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])
-    in_loss = pay(CHAINS, Credit("chain"), estimations(advantage="grpo", kl_estimator="k3"))
+    in_loss = assign_credit(CHAINS, Credit("chain"), estimations(advantage="grpo", kl_estimator="k3"))
     assert in_loss["llm_2"].tolist() == [6.0, 2.0]  # there the KL is no part of the reward
 
 
 def test_the_chain_without_what_comes_after_is_the_sum_without_a_share() -> None:
-    own = pay(CHAINS, Credit("chain", chain_gamma=0.0), estimations())
-    alone = pay(CHAINS, Credit("sum", partner_reward=0.0), estimations())
+    own = assign_credit(CHAINS, Credit("chain", chain_gamma=0.0), estimations())
+    alone = assign_credit(CHAINS, Credit("sum", partner_reward=0.0), estimations())
     assert {name: paid.tolist() for name, paid in own.items()} == {name: paid.tolist() for name, paid in alone.items()}
 
 
 def test_a_team_reward_is_the_last_answers_alone_and_reaches_the_others_by_the_scheme() -> None:
-    everyone = pay(CHAINS, Credit(reward_scope="last"), {})
+    everyone = assign_credit(CHAINS, Credit(reward_scope="last"), {})
     assert everyone["llm_2"].tolist() == [5.0, 2.0] and everyone["llm_1"].tolist() == [2.0, 5.0]
-    halves = pay(CHAINS, Credit(partner_reward=0.5, reward_scope="last"), {})
+    halves = assign_credit(CHAINS, Credit(partner_reward=0.5, reward_scope="last"), {})
     assert halves["llm_2"].tolist() == [2.5, 2.0] and halves["llm_1"].tolist() == [1.0, 5.0]
-    to_go = pay(CHAINS, Credit("chain", reward_scope="last"), estimations())
+    to_go = assign_credit(CHAINS, Credit("chain", reward_scope="last"), estimations())
     assert to_go["llm_2"].tolist() == pytest.approx([5 - 2 * 0.2, 2.0])
     assert to_go["llm_1"].tolist() == pytest.approx([2 - 2 * 0.1, 5.0])
-    expected = pay(CHAINS, Credit("chain", chain_lam=0.0, reward_scope="last"), estimations())
+    expected = assign_credit(CHAINS, Credit("chain", chain_lam=0.0, reward_scope="last"), estimations())
     assert expected["llm_2"].tolist() == pytest.approx([7.0, 2.0])  # what the observer's critic expects
     assert CHAINS["llm_2"]["task_rewards"].tolist() == [1.0, 2.0]  # what is reported stays as it was
 
 
 def test_an_agent_alone_is_the_last_one() -> None:
     alone = {"llm_1": rows([0, 1], [0, 0], [3.0, 4.0])}
-    assert pay(alone, Credit(reward_scope="last"), {})["llm_1"].tolist() == [3.0, 4.0]
+    assert assign_credit(alone, Credit(reward_scope="last"), {})["llm_1"].tolist() == [3.0, 4.0]
 
 
 SCHEMES = """
@@ -170,7 +170,7 @@ def infinite(task_rewards):
 
 
 def own(name: str) -> Credit:
-    return Settings(credit=f"own_schemes:{name}").credited
+    return Settings(credit=f"own_schemes:{name}").credit_assignment
 
 
 def test_a_scheme_of_one_s_own_is_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,12 +178,15 @@ def test_a_scheme_of_one_s_own_is_a_function_in_a_file(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     played = {"llm_1": rows([0, 1], [0, 0], [1.0, 2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0])}
-    paid = pay(played, own("improvement?share=0.5"), {})
+    paid = assign_credit(played, own("improvement?share=0.5"), {})
     assert paid["llm_1"].tolist() == [1.0, 2.0] and paid["llm_2"].tolist() == [5.5, -1.0]
-    last = pay(played, own("improvement")._replace(reward_scope="last"), {})
+    last = assign_credit(played, own("improvement")._replace(reward_scope="last"), {})
     assert last["llm_1"].tolist() == [0.0, 0.0] and last["llm_2"].tolist() == [8.0, 0.0]
     forked = {"llm_1": rows([0], [0], [2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0], forks=[0, 0])}
-    assert pay(forked, own("of_team"), {})["llm_2"].tolist() == [3.0, 1.0]  # though what it returns shares memory
+    assert assign_credit(forked, own("of_team"), {})["llm_2"].tolist() == [
+        3.0,
+        1.0,
+    ]  # though what it returns shares memory
     check_scheme(own("improvement"), 3)
     for name, why in (
         ("of_first", r"returned \(2,\) for task rewards of \(2, 3\)"),

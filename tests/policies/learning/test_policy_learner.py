@@ -279,18 +279,18 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes_and_names
 
 
 def test_mini_batches_depend_on_seed_update_and_stream_alone_and_hold_every_row_once_per_epoch(path: str) -> None:
-    def deal(update: int, **others: Any) -> list[list[int]]:
+    def prompt_ref(update: int, **others: Any) -> list[list[int]]:
         return dealt(make_learner(path, "lora", steps=3, num_epochs=2, **others), update)
 
-    batches = deal(3)
+    batches = prompt_ref(3)
     for epoch in (batches[:3], batches[3:]):
         assert [len(places) for places in epoch] == [2, 2, 2]
         assert sorted(place for places in epoch for place in places) == [0, 1, 2, 3, 4, 5]
     assert batches[:3] != batches[3:]
     np.random.seed(7)
     torch.manual_seed(7)
-    assert deal(3) == batches != deal(4)
-    assert deal(3, stream=1) != batches
+    assert prompt_ref(3) == batches != prompt_ref(4)
+    assert prompt_ref(3, stream=1) != batches
 
 
 def test_mini_batches_that_are_left_empty_are_passed_over(build: Build) -> None:

@@ -21,7 +21,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows
 from policies.learning.sharding import blocks_of, learner_mesh
-from policies.models.language_model import hollow_language_model
+from policies.models.language_model import init_empty
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights
@@ -172,7 +172,7 @@ def test_a_split_llm_learns_and_scores_as_a_whole_one_and_goes_on_from_its_check
 
 
 def test_a_family_that_names_no_blocks_is_refused(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = hollow_language_model(llama)
+    lm = init_empty(llama)
     assert [type(block).__name__ for block in blocks_of(lm)] == ["LlamaDecoderLayer"] * 2
     monkeypatch.setattr(lm, "_no_split_modules", [])
     with pytest.raises(ModelError, match=r"does not say which of its modules are blocks\. Set shards_per_policy=1\."):
@@ -189,7 +189,7 @@ def test_files_of_parts_must_all_be_there_each_once(tmp_path: Path, llama: str) 
 
 
 def test_files_that_hold_what_has_no_place_are_not_read_row_by_row(tmp_path: Path, llama: str) -> None:
-    lm = hollow_language_model(llama)
+    lm = init_empty(llama)
     names = StoredWeights(llama).names(lm)
     assert names is not None and names.keys() == {name for name, _ in lm.named_parameters()}
     folder = shutil.copytree(llama, tmp_path / "scaled")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from policies.models.adapters import adapted, linear_layers, peft_config, peft_names
+from policies.models.adapters import add_lora, linear_layers, peft_config, peft_names
 from policies.models.language_model import load_language_model, shared_base
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -50,7 +50,7 @@ def move(model: torch.nn.Module, seed: int) -> None:
 def test_a_new_adapter_answers_as_the_base_and_a_moved_one_leaves_the_base_and_its_neighbour_alone(path: str) -> None:
     base = shared_base(path, CPU)
     before = base(TOKENS).logits
-    one, two = adapted(base, Lora(4, 8.0)), adapted(base, Lora(4, 8.0))
+    one, two = add_lora(base, Lora(4, 8.0)), add_lora(base, Lora(4, 8.0))
     assert torch.equal(one(TOKENS).logits, before)
     move(one, seed=1)
     assert (one(TOKENS).logits - before).abs().max() > 0.1
@@ -61,7 +61,7 @@ def test_a_new_adapter_answers_as_the_base_and_a_moved_one_leaves_the_base_and_i
 def test_adapters_share_every_tensor_of_the_base_and_own_only_what_trains(path: str) -> None:
     base = shared_base(path, CPU)
     shared = {id(parameter) for parameter in base.parameters()}
-    for model in (adapted(base, Lora(4, 8.0)), adapted(base, Lora(4, 8.0))):
+    for model in (add_lora(base, Lora(4, 8.0)), add_lora(base, Lora(4, 8.0))):
         own = {name for name, parameter in model.named_parameters() if id(parameter) not in shared}
         assert own == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert own and all("lora_" in name for name in own)
@@ -71,7 +71,7 @@ def test_adapters_share_every_tensor_of_the_base_and_own_only_what_trains(path: 
 
 def test_a_gradient_reaches_every_adapter_though_all_go_forward_before_one_goes_backward(path: str) -> None:
     base = shared_base(path, CPU)
-    models = [adapted(base, Lora(4, 8.0)) for _ in range(3)]
+    models = [add_lora(base, Lora(4, 8.0)) for _ in range(3)]
     for seed, model in enumerate(models):
         move(model, seed)
     torch.stack([model(TOKENS).logits.sum() for model in models]).sum().backward()
@@ -105,10 +105,10 @@ def test_a_state_holds_adapter_and_value_head_alone(path: str) -> None:
 def test_the_layers_can_be_named_and_those_that_are_not_there_are_refused(llama: str) -> None:
     base = shared_base(llama, CPU)
     assert linear_layers(base) == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-    own = {n for n, p in adapted(base, Lora(2, 2.0, ("q_proj", "v_proj"))).named_parameters() if p.requires_grad}
+    own = {n for n, p in add_lora(base, Lora(2, 2.0, ("q_proj", "v_proj"))).named_parameters() if p.requires_grad}
     assert {name.split(".")[4] for name in own} == {"q_proj", "v_proj"}
     with pytest.raises(ModelError, match=r"no linear layer 'v_porj' to adapt\. It has down_proj, gate_proj"):
-        adapted(base, Lora(2, 2.0, ("q_proj", "v_porj")))
+        add_lora(base, Lora(2, 2.0, ("q_proj", "v_porj")))
 
 
 def test_gradient_checkpointing_changes_no_gradient(path: str) -> None:
@@ -136,7 +136,7 @@ def test_gradient_checkpointing_changes_no_gradient(path: str) -> None:
 
 def test_peft_reads_an_adapter_as_it_was_trained(path: str, tmp_path: Path) -> None:
     lora = Lora(4, 12.0)
-    model = adapted(shared_base(path, CPU), lora)
+    model = add_lora(shared_base(path, CPU), lora)
     move(model, seed=5)
     peft_config(shared_base(path, CPU), lora).save_pretrained(tmp_path)
     weights = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}

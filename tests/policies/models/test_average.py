@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from policies.models.average import mean_weights, stacked, stacked_lora
+from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
 from policies.models.weights import Weights
 
@@ -30,7 +30,7 @@ def test_a_stacked_adapter_adds_the_mean_of_what_the_adapters_add_which_the_mean
     count: int,
 ) -> None:
     several, lora = adapters(count), Lora(rank=4, alpha=6.0)
-    made, like = stacked(several), stacked_lora(lora, count)
+    made, like = concat_lora(several), concat_lora_config(lora, count)
     assert made[A].shape == (like.rank, 9) and made[B].shape == (7, like.rank)
     expected = np.mean([lora.alpha / lora.rank * each[B] @ each[A] for each in several], axis=0)
     np.testing.assert_allclose(like.alpha / like.rank * made[B] @ made[A], expected, rtol=1e-4, atol=1e-5)

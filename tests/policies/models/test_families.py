@@ -14,8 +14,8 @@ from benchmarks import tiny_models
 from benchmarks.tiny_models import tiny_model
 from policies.learning.policy_model import PolicyModel
 from policies.models import families
-from policies.models.adapters import adapted, describe_family, linear_layers
-from policies.models.language_model import empty_language_model, hollow_language_model, load_language_model
+from policies.models.adapters import add_lora, describe_family, linear_layers
+from policies.models.language_model import init_empty, load_language_model, meta_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, check_model
 
@@ -50,7 +50,7 @@ def test_a_model_that_ignores_padding_is_refused_by_its_own_weights_too(tmp_path
 def test_a_soft_cap_on_attention_gets_the_attention_that_has_it(tmp_path: Path, model_type: str) -> None:
     path = save_model(tmp_path, model_type)
     model = PolicyModel(path, dtype="fp32", longest=1000)
-    makers = (empty_language_model, hollow_language_model, load_language_model)
+    makers = (meta_model, init_empty, load_language_model)
     for lm in (model.lm, model.reference(), *(make(path) for make in makers)):
         assert lm.config._attn_implementation == "eager"
     model.check_forward()
@@ -85,7 +85,7 @@ def test_layers_that_cannot_carry_an_adapter_are_no_default_and_refused_by_name(
     model = tiny_model(CONFIG_MAPPING[model_type]()).requires_grad_(False)
     layers = linear_layers(model)
     assert layers and layer not in layers
-    policy = adapted(model, Lora(4, 8.0))
+    policy = add_lora(model, Lora(4, 8.0))
     tokens = torch.arange(1, 9).reshape(1, 8)
     policy(tokens, use_cache=False).logits.sum().backward()
     adapters = {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
@@ -93,7 +93,7 @@ def test_layers_that_cannot_carry_an_adapter_are_no_default_and_refused_by_name(
     assert all(weight.grad is not None for weight in adapters.values())
     for name in (layer, "no_such"):
         with pytest.raises(ModelError, match=rf"no linear layer '{name}' to adapt. It has "):
-            adapted(model, Lora(4, 8.0, (layers[0], name)))
+            add_lora(model, Lora(4, 8.0, (layers[0], name)))
 
 
 def test_opt_whose_embeddings_are_narrower_than_its_layers_can_have_a_critic(tmp_path: Path) -> None:

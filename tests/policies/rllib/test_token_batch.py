@@ -11,8 +11,8 @@ from cory_env.episode import ChainEpisode
 from policies.generation.generator import Response
 from policies.learning.rows import Rows
 from policies.rllib.token_batch import rows_of
-from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import make_settings
 
@@ -21,7 +21,7 @@ def chain_of(num_agents: int, **more: Any) -> tuple[Chain, RoleMapping]:
     """The bundled task's chain and its first mapping."""
     settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt_tokens": 128, **more})
     chain = settings.make_chain(settings.make_task(), settings.make_tokenizers())
-    return chain, RoleMapping(settings.roles, settings.modules)
+    return chain, RoleMapping(settings.roles, settings.policy_ids)
 
 
 def play(
@@ -34,7 +34,7 @@ def play(
         prompts.append(episode.prompt_ids())
         episode.respond({"tokens": tokens, "length": len(tokens)})
     sampled = [Response(tokens, [-float(token) for token in tokens]) for tokens in responses]
-    return prompts, as_rllib_episode(Deal(query, sample), episode, sampled, rewards, mapping)
+    return prompts, as_rllib_episode(PromptRef(query, sample), episode, sampled, rewards, mapping)
 
 
 def real(rows: Rows, row: int) -> tuple[list[int], list[int]]:

@@ -14,13 +14,13 @@ from ray.rllib.core.columns import Columns
 from cory_env.episode import ChainEpisode
 from policies.cory import CoryConfig
 from policies.generation.generator import Response
-from policies.learning.credit import pay
+from policies.learning.credit import assign_credit
 from policies.learning.estimation import Estimation
 from policies.learning.rows import NonFiniteUpdate, Rows
 from policies.rllib.token_batch import rows_of
 from policies.rllib.token_ppo_learner import TokenPPOLearner
-from policies.rollout.dealing import Deal
 from policies.rollout.episodes import as_rllib_episode
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.sync_check import perturb
 from tests.policies.conftest import TINY
@@ -43,33 +43,33 @@ def build(**settings: Any) -> TokenPPOLearner:
     s = config.settings
     chain = s.make_chain(s.make_task(), s.make_tokenizers())
     spaces = chain.observation_space(), chain.action_space()
-    learner: TokenPPOLearner = config.build_learner(spaces=dict.fromkeys(s.modules, spaces))
+    learner: TokenPPOLearner = config.build_learner(spaces=dict.fromkeys(s.policy_ids, spaces))
     for seed, policy in enumerate(learner.policies.values()):
         policy.model.load(perturb(policy.model.state(), seed))
     return learner
 
 
 def play(
-    learner: TokenPPOLearner, modules: Sequence[str] = BOTH, shift: int = 0, bonus: float = 0.0
+    learner: TokenPPOLearner, policy_ids: Sequence[str] = BOTH, shift: int = 0, bonus: float = 0.0
 ) -> dict[str, Rows]:
-    """The rows of a chain per query: position p of `modules` answers query q with words of the review, earns 2 q - p.
+    """The rows of a chain per query: position p of `policy_ids` answers query q with words of the review, earns 2q - p.
 
     `shift` and `bonus` change the words and rewards of all positions but the first.
     """
     s = learner.settings
-    chain = s.make_chain(s.make_task(), s.make_tokenizers(), modules)
-    mapping = RoleMapping(chain.roles, tuple(modules))
+    chain = s.make_chain(s.make_task(), s.make_tokenizers(), policy_ids)
+    mapping = RoleMapping(chain.roles, tuple(policy_ids))
     words = chain.tokenizer(REVIEW)["input_ids"]
     episodes = []
     for query in range(s.queries_per_update):
         episode, sampled = ChainEpisode(chain, chain.task.train[query]), []
-        for position in range(len(modules)):
+        for position in range(len(policy_ids)):
             start = query + (3 + shift) * position
             tokens = words[start : start + LENGTHS[start % 7]]
             episode.respond({"tokens": tokens, "length": len(tokens)})
             sampled.append(Response(tokens, [-5.0] * len(tokens)))
-        rewards = [2.0 * query - position + bool(position) * bonus for position in range(len(modules))]
-        episodes.append(as_rllib_episode(Deal(query), episode, sampled, rewards, mapping))
+        rewards = [2.0 * query - position + bool(position) * bonus for position in range(len(policy_ids))]
+        episodes.append(as_rllib_episode(PromptRef(query), episode, sampled, rewards, mapping))
     return rows_of(episodes)
 
 
@@ -78,31 +78,31 @@ def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> 
     for name, scores in learner.score(rows, keep=True).items():
         rows[name] |= scores
     estimations = {name: Estimation(learner.settings.hyperparameters) for name in rows}
-    for name, rewards in pay(rows, learner.settings.credited, estimations).items():
+    for name, rewards in assign_credit(rows, learner.settings.credit_assignment, estimations).items():
         rows[name]["rewards"] = rewards
         rows[name] |= estimations[name].estimate(rows[name])[0]
     results = learner.learn(rows, number, dict.fromkeys(rows, 0.0))
     return {name: {key: stat.peek() for key, stat in results[name].items()} for name in rows}
 
 
-def state(learner: TokenPPOLearner, module_id: str) -> dict[str, np.ndarray]:
-    return learner.policies[module_id].model.state()
+def state(learner: TokenPPOLearner, policy_id: str) -> dict[str, np.ndarray]:
+    return learner.policies[policy_id].model.state()
 
 
 def equal(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
     return one.keys() == two.keys() and all(np.array_equal(one[name], two[name], equal_nan=True) for name in one)
 
 
-def steps(learner: TokenPPOLearner, module_id: str) -> set[float]:
+def steps(learner: TokenPPOLearner, policy_id: str) -> set[float]:
     """The optimizer steps that the LLM's weights have taken."""
-    return {float(each["step"]) for each in learner.policies[module_id].optimizer.state.values()}
+    return {float(each["step"]) for each in learner.policies[policy_id].optimizer.state.values()}
 
 
 def test_rows_of_one_llm_leave_the_other_untouched(weights: str) -> None:
     learner = build(weights=weights)
     update(learner, play(learner))
     one, two = state(learner, "llm_1"), state(learner, "llm_2")
-    update(learner, play(learner, modules=["llm_1"]), number=1)
+    update(learner, play(learner, policy_ids=["llm_1"]), number=1)
     assert not equal(state(learner, "llm_1"), one)
     assert equal(state(learner, "llm_2"), two)
     assert (steps(learner, "llm_1"), steps(learner, "llm_2")) == ({2.0}, {1.0})
@@ -126,7 +126,7 @@ def test_a_restored_learner_goes_on_exactly_as_the_first_would_have(weights: str
         update(second, play(second, bonus=9.0), number)
     second.restore(str(tmp_path))
     assert update(first, play(first), number=1) == update(second, play(second), number=1)
-    assert all(equal(state(first, module_id), state(second, module_id)) for module_id in BOTH)
+    assert all(equal(state(first, policy_id), state(second, policy_id)) for policy_id in BOTH)
     clone = build(**settings, lr=1e-5)
     clone.restore(str(tmp_path))
     assert {group["lr"] for policy in clone.policies.values() for group in policy.optimizer.param_groups} == {1e-5}

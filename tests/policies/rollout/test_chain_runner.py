@@ -17,7 +17,7 @@ from policies.generation.generator import GenerationError
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rllib.token_batch import ENDED, TASK_REWARD
 from policies.rollout.chain_runner import ChainRunner
-from policies.rollout.dealing import Deal
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from tests.policies.conftest import TINY
 
@@ -35,8 +35,8 @@ def make_runner(**settings: Any) -> ChainRunner:
     config = CoryConfig().cory(**{**TINY, **settings})
     config.validate()
     runner = ChainRunner(config=config, worker_index=0)
-    for module_id in runner.settings.modules:
-        runner._versions[module_id] = 0
+    for policy_id in runner.settings.policy_ids:
+        runner._versions[policy_id] = 0
     return runner
 
 
@@ -48,17 +48,17 @@ def runner(request: pytest.FixtureRequest, ray_session: None) -> Any:
     runner.stop()
 
 
-def play(runner: ChainRunner, deals: list[Deal], **settings: Any) -> Any:
-    mapping = RoleMapping(runner.settings.roles, runner.settings.modules)
-    return runner.sample(deals=deals, mapping=mapping, version=0, **settings)
+def play(runner: ChainRunner, prompt_refs: list[PromptRef], **settings: Any) -> Any:
+    mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids)
+    return runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0, **settings)
 
 
 def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tokens(runner: ChainRunner) -> None:
-    deals = [Deal(3), Deal(11), Deal(0)]
-    rollout = play(runner, deals)
+    prompt_refs = [PromptRef(3), PromptRef(11), PromptRef(0)]
+    rollout = play(runner, prompt_refs)
     env = cory_v0.env(**runner.settings.env_settings())
-    for deal, episode in zip(deals, rollout.episodes, strict=True):
-        env.reset(options={"query": deal.query})
+    for prompt_ref, episode in zip(prompt_refs, rollout.episodes, strict=True):
+        env.reset(options={"query": prompt_ref.query})
         for role in runner.settings.roles:
             agent = episode.agent_episodes[role]
             assert env.agent_selection == role
@@ -80,7 +80,7 @@ def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tok
 @pytest.mark.parametrize("observed", ["last", "best"])
 def test_an_agent_sees_the_one_earlier_response_that_it_is_to_see(ray_session: None, observed: str) -> None:
     runner = make_runner(num_agents=4, weights="lora", observed=observed)
-    rollout = play(runner, [Deal(query) for query in range(16)])
+    rollout = play(runner, [PromptRef(query) for query in range(16)])
     tokenizer, places = runner.tokenizers["llm_1"], set()
     for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
         rewards = [answer["task_reward"] for answer in sample["responses"]]
@@ -101,8 +101,10 @@ def test_a_reward_that_fails_on_a_response_to_be_seen_drops_that_query_alone(ray
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     reward = {"reward": "tests.policies.sample_rewards:unless_broken", "on_reward_error": "skip"}
     runner = make_runner(num_agents=3, weights="lora", observed="best", data=str(data), eval_data=str(data), **reward)
-    rollout = play(runner, [Deal(query) for query in range(8)])
-    assert [deal.query for deal in rollout.deals] == [0, 1, 2, 4, 5, 6, 7] and rollout.counters["dropped_chains"] == 1
+    rollout = play(runner, [PromptRef(query) for query in range(8)])
+    assert [prompt_ref.query for prompt_ref in rollout.prompt_refs] == [0, 1, 2, 4, 5, 6, 7] and rollout.counters[
+        "dropped_chains"
+    ] == 1
     assert rollout.counters["reward_seconds"] > 0
     runner.stop()
 
@@ -119,22 +121,22 @@ def test_the_environment_runs_inside_rllibs_pettingzoo_wrapper(runner: ChainRunn
 
 
 def test_responses_do_not_depend_on_what_else_is_in_the_batch(runner: ChainRunner) -> None:
-    together = play(runner, [Deal(q) for q in range(5)])
-    alone = [play(runner, [Deal(q)]) for q in range(5)]
+    together = play(runner, [PromptRef(q) for q in range(5)])
+    alone = [play(runner, [PromptRef(q)]) for q in range(5)]
     for episode, single in zip(together.episodes, alone, strict=True):
         for role in runner.settings.roles:
             assert episode.agent_episodes[role].actions[0] == single.episodes[0].agent_episodes[role].actions[0]
 
 
 def test_updates_and_samples_of_one_query_draw_different_responses(runner: ChainRunner) -> None:
-    first = play(runner, [Deal(0), Deal(0, 1)])
-    second = play(runner, [Deal(0)], stream=1)
+    first = play(runner, [PromptRef(0), PromptRef(0, 1)])
+    second = play(runner, [PromptRef(0)], stream=1)
     texts = [rollout["responses"][0]["text"] for rollout in (*first.samples, *second.samples)]
     assert len(set(texts)) == 3
 
 
 def test_samples_tell_whether_each_response_ended_and_how_much_of_it_repeats(runner: ChainRunner) -> None:
-    rollout = play(runner, [Deal(query) for query in range(4)])
+    rollout = play(runner, [PromptRef(query) for query in range(4)])
     for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
         for response in sample["responses"]:
             agent = episode.agent_episodes[response["role"]]
@@ -146,29 +148,29 @@ def test_samples_tell_whether_each_response_ended_and_how_much_of_it_repeats(run
 
 def test_a_runner_refuses_to_play_with_other_weights_than_asked_for(runner: ChainRunner) -> None:
     with pytest.raises(GenerationError, match="llm_1 is at version 0, not 7"):
-        mapping = RoleMapping(runner.settings.roles, runner.settings.modules)
-        runner.sample(deals=[Deal(0)], mapping=mapping, version=7)
+        mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids)
+        runner.sample(prompt_refs=[PromptRef(0)], mapping=mapping, version=7)
 
 
 def test_episodes_remember_which_llm_played_which_role(runner: ChainRunner) -> None:
-    mapping = RoleMapping(runner.settings.roles, runner.settings.modules).rotated()
-    episode = runner.sample(deals=[Deal(0)], mapping=mapping, version=0).episodes[0]
-    assert {role: agent.module_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
+    mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids).rotated()
+    episode = runner.sample(prompt_refs=[PromptRef(0)], mapping=mapping, version=0).episodes[0]
+    assert {role: agent.policy_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
 
 
 def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_queries_take_the_longest(
     ray_session: None,
 ) -> None:
     runner = make_runner(min_response_tokens=2, max_response_tokens=6, reward="tests.cory_env.sample_rewards:length")
-    deals = [Deal(query) for query in range(8)]
+    prompt_refs = [PromptRef(query) for query in range(8)]
     limits = []
     for update in range(6):
         limits.append(runner.settings.response_limit(update))
-        rollout = play(runner, deals, stream=update)
+        rollout = play(runner, prompt_refs, stream=update)
         for role in runner.settings.roles:
             assert max(e.agent_episodes[role].actions[0]["length"] for e in rollout.episodes) == limits[-1]
     assert len(set(limits)) > 2
-    held_out = play(runner, deals, stream=limits.index(min(limits)), split="test")
+    held_out = play(runner, prompt_refs, stream=limits.index(min(limits)), split="test")
     assert max(e.agent_episodes["pioneer"].actions[0]["length"] for e in held_out.episodes) == 6
     runner.stop()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policies.rollout.dealing import deal
+from policies.rollout.prompt_sampling import sample_prompts
 from tests.policies.conftest import MakeCory
 
 QUERIES, SIZE = 12, 4
@@ -17,7 +17,9 @@ QUERIES, SIZE = 12, 4
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     """Of runs whose second batch has no reward, and the third one lacks one of a query."""
-    no_reward = {dealt.query for dealt in deal(0, 1, SIZE, QUERIES)} | {deal(0, 2, SIZE, QUERIES)[0].query}
+    no_reward = {dealt.query for dealt in sample_prompts(0, 1, SIZE, QUERIES)} | {
+        sample_prompts(0, 2, SIZE, QUERIES)[0].query
+    }
     rows = [{"query": f"The film number {i} is", "broken": i in no_reward} for i in range(QUERIES)]
     data = tmp_path / "queries.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -38,7 +40,7 @@ def queries(report: dict[str, Any]) -> set[str]:
 
 
 def dealt(batch: int) -> list[str]:
-    return [f"The film number {each.query} is" for each in deal(0, batch, SIZE, QUERIES)]
+    return [f"The film number {each.query} is" for each in sample_prompts(0, batch, SIZE, QUERIES)]
 
 
 @pytest.mark.parametrize("ahead", [{}, pytest.param({"num_runners": 1, "max_lag": 1}, marks=pytest.mark.slow)])

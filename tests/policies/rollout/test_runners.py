@@ -13,7 +13,7 @@ from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
 from policies.generation.installed import vllm_installed
 from policies.models.model_check import ModelError
-from policies.rollout.dealing import Deal
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.runners import TaskChangedError, split
 from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory
@@ -29,10 +29,10 @@ WITH_VLLM = [
 
 @pytest.mark.parametrize("runners", [1, 2, 3, 7])
 def test_shares_hold_every_query_once_and_in_order(runners: int) -> None:
-    deals = [Deal(query) for query in range(5)]
-    shares = split(deals, runners)
+    prompt_refs = [PromptRef(query) for query in range(5)]
+    shares = split(prompt_refs, runners)
     assert len(shares) == min(runners, 5)
-    assert [deal for share in shares for deal in share] == deals
+    assert [prompt_ref for share in shares for prompt_ref in share] == prompt_refs
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
     found.append(shaken.train()["cory"])
     shaken.runners._send_to([])  # those that came back were lost again: nobody is left to send to
     weights = perturb(shaken.weights("llm_1"), seed=0)
-    shaken.runners.call_one("load_weights", module_id="llm_1", weights=weights, version=99)  # then it refuses to play
+    shaken.runners.call_one("load_weights", policy_id="llm_1", weights=weights, version=99)  # then it refuses to play
     found.append(shaken.train()["cory"])
     assert shaken.updates == 4
     for one, other in zip(expected, found, strict=True):

@@ -20,7 +20,7 @@ from policies.generation.installed import vllm_build
 from policies.settings import gpus
 from policies.settings.files import presets, read_preset
 from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu, run_elsewhere
-from policies.settings.placement import processes
+from policies.settings.processes import processes
 from policies.settings.settings import make_settings
 
 Machine = Callable[..., None]

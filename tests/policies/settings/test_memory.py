@@ -24,7 +24,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from policies.models.adapters import adapted
+from policies.models.adapters import add_lora
 from policies.models.language_model import eager_is_faster, load_language_model, store_matrices
 from policies.settings.memory import learner, shapes
 from policies.settings.settings import Settings, make_settings
@@ -80,7 +80,7 @@ def kept_bytes(path: str, settings: Settings) -> float:
     bf16 = settings.dtype == "bf16"
     computed, length = torch.bfloat16 if bf16 else torch.float32, PROMPT + RESPONSE
     model = load_language_model(path)
-    model = adapted(model.requires_grad_(False), settings.lora) if settings.lora else model
+    model = add_lora(model.requires_grad_(False), settings.lora) if settings.lora else model
     if bf16:
         store_matrices(model, computed)
     if eager_is_faster(computed, torch.device("cpu"), length):

@@ -263,10 +263,10 @@ def test_the_longest_response_is_drawn_anew_for_each_update_from_the_seed_and_is
 
 def test_each_llm_has_its_own_model_or_all_have_one() -> None:
     listed = make_settings({"model": ["a", "b"], "num_agents": 4, "num_policies": 2})
-    assert (listed.models, listed.started_from) == ({"llm_1": "a", "llm_2": "b"}, "a, b")
+    assert (listed.models, listed.model_names) == ({"llm_1": "a", "llm_2": "b"}, "a, b")
     assert make_settings(json.loads(json.dumps(listed.model_dump()))) == listed
     single = make_settings({"model": "a"})
-    assert (single.model, single.models, single.started_from) == ("a", {"llm_1": "a", "llm_2": "a"}, "a")
+    assert (single.model, single.models, single.model_names) == ("a", {"llm_1": "a", "llm_2": "a"}, "a")
     alike = {"model": ["a", "a"], "weights": "lora", "average_period": 1}
     assert make_settings(alike).models == single.models
 
@@ -395,8 +395,8 @@ def test_rllib_s_own_settings_that_would_do_nothing_are_refused() -> None:
 
 def test_a_reward_may_be_several_functions_each_with_a_weight() -> None:
     several = make_settings({"reward": ["a:f", "b:g?x=1"], "reward_weights": [1, 0.5]})
-    assert several.whole_reward == "1.0 * a:f + 0.5 * b:g?x=1" == several.env_settings()["reward"]
-    assert make_settings({"reward": "a:f"}).whole_reward == "a:f" and make_settings({}).whole_reward is None
+    assert several.reward_spec == "1.0 * a:f + 0.5 * b:g?x=1" == several.env_settings()["reward"]
+    assert make_settings({"reward": "a:f"}).reward_spec == "a:f" and make_settings({}).reward_spec is None
     wrong: dict[str, Any]
     for wrong in ({"reward": ["a:f"], "reward_weights": [1, 2]}, {"reward": []}, {"reward_weights": [1.0]}):
         with pytest.raises(SettingsError, match=r"reward functions and \d reward_weights"):

@@ -1,4 +1,4 @@
-"""Which queries an update plays. All of it follows from (seed, update), so a restored run deals on as it would have."""
+"""Which queries an update samples; all of it follows from (seed, update), so a restored run samples the same ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Deal(NamedTuple):
+class PromptRef(NamedTuple):
     """A query to play: its index in the split, and which sample of it this is (a query may be dealt twice)."""
 
     query: int
@@ -17,7 +17,7 @@ class Deal(NamedTuple):
     """Which of the chains that go on from the same response of the pioneer."""
 
 
-def deal(seed: int, update: int, size: int, total: int, samples: int = 1) -> list[Deal]:
+def sample_prompts(seed: int, update: int, size: int, total: int, samples: int = 1) -> list[PromptRef]:
     """The queries of one update: the next ones of an endless row of seeded permutations of all of them.
 
     Args:
@@ -27,15 +27,15 @@ def deal(seed: int, update: int, size: int, total: int, samples: int = 1) -> lis
         total: training queries that there are.
         samples: times that each query is played.
     """
-    deals: list[Deal] = []
+    prompt_refs: list[PromptRef] = []
     dealt: dict[int, int] = {}
     for place in range(update * size, (update + 1) * size):
         epoch, offset = divmod(place, total)
         query = int(query_order(seed, epoch, total)[offset])
         first = dealt.get(query, 0)
         dealt[query] = first + samples
-        deals += [Deal(query, sample) for sample in range(first, first + samples)]
-    return deals
+        prompt_refs += [PromptRef(query, sample) for sample in range(first, first + samples)]
+    return prompt_refs
 
 
 @lru_cache(maxsize=2)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from launch.console.errors import CommandError
-from policies.settings.placement import OWN, Process
+from policies.settings.processes import OWN, Process
 
 if TYPE_CHECKING:
     from policies.settings.memory import Memory
@@ -39,7 +39,7 @@ class Node:
     holds: list[str] = field(default_factory=list)
 
 
-class Lack(NamedTuple):
+class Shortfall(NamedTuple):
     """Processes of one kind that find no room."""
 
     kind: Process
@@ -48,21 +48,21 @@ class Lack(NamedTuple):
     """Of each node."""
 
 
-def node(address: str, resources: Mapping[str, float]) -> Node:
+def make_node(address: str, resources: Mapping[str, float]) -> Node:
     """Returns a node with all that Ray says it has."""
     custom = {name: amount for name, amount in resources.items() if name not in OWN and not name.startswith("node:")}
     memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
     return Node(f"node {address}", resources.get("CPU", 0.0), [1.0] * int(resources.get("GPU", 0)), custom, memory)
 
 
-def living_nodes() -> list[Node]:
+def alive_nodes() -> list[Node]:
     """Returns the living nodes of the present Ray."""
     import ray
 
-    return [node(found["NodeManagerAddress"], found["Resources"]) for found in ray.nodes() if found["Alive"]]
+    return [make_node(found["NodeManagerAddress"], found["Resources"]) for found in ray.nodes() if found["Alive"]]
 
 
-def check(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
+def check_placement(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
     """Refuses processes for which there is no room: Ray would wait for it without a word.
 
     Raises:
@@ -76,10 +76,10 @@ def check(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
         resources = ", ".join(f"{name}={amount:g}" for name, amount in _resources(kind).items())
         more = [f"and {len(reasons) - SHOWN} more nodes"] if len(reasons) > SHOWN else []
         why = "; ".join(reasons[:SHOWN] + more) or "the cluster has no nodes"
-        wanted = counted(kind.count, kind.name) + (f" with {resources}" if resources else "")
+        wanted = count_noun(kind.count, kind.name) + (f" with {resources}" if resources else "")
         parts.append(f"{left} of {wanted} ({why})")
     placed = (kind for kind in kinds if _resources(kind) and kind not in [lack.kind for lack in lacking])
-    others = [counted(kind.count, kind.name) for kind in placed]
+    others = [count_noun(kind.count, kind.name) for kind in placed]
     beside = f", beside {' and '.join(others)}" if others else ""
     raise CommandError(
         f"Ray has no room for {', and none for '.join(parts)}{beside}. Ask for fewer processes, or for less for each "
@@ -87,14 +87,14 @@ def check(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
     )
 
 
-def counted(count: int, name: str) -> str:
+def count_noun(count: int, name: str) -> str:
     """Returns `1 runner` or `2 runners`."""
     return f"{count} {name}{'s' * (count > 1)}"
 
 
 def pack(
     kinds: Sequence[Process], nodes: Sequence[Node], needs: Mapping[str, Sequence[Memory]] | None = None
-) -> tuple[list[Node], list[Lack]]:
+) -> tuple[list[Node], list[Shortfall]]:
     """Puts every process on the first node that has room, those that ask for most first.
 
     On nodes of many kinds that can miss room that there is, as Ray's own placing can (`UNCHECKED` asks Ray all the
@@ -113,7 +113,7 @@ def pack(
     return filled, [lack for kind in ordered if (lack := _fill(kind, filled, (needs or {}).get(kind.name, ())))]
 
 
-def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Lack | None:
+def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Shortfall | None:
     """Puts as many processes of a kind as there are, or is room for, on nodes; says what the rest lack."""
     host = sum(need.host + (need.total if need.device == "cpu" else 0) for need in needs)
     device = sum(need.total for need in needs if need.device != "cpu")
@@ -127,9 +127,9 @@ def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Lack
         counts[first] += 1
     for node, count in zip(nodes, counts, strict=True):
         if count:
-            node.holds.append(counted(count, kind.name))
+            node.holds.append(count_noun(count, kind.name))
     left = kind.count - sum(counts)
-    return Lack(kind, left, sorted({_shortage(node, kind, host, device) for node in nodes})) if left else None
+    return Shortfall(kind, left, sorted({_shortage(node, kind, host, device) for node in nodes})) if left else None
 
 
 def _resources(kind: Process) -> dict[str, float]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from policies.settings.core_yaml import Value, as_word, read_yaml, scalar, spelled, write_yaml
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
+from policies.settings.yaml12 import Value, read_yaml, scalar, to_cli, to_yaml, write_yaml
 
 AWKWARD = [
     "Q: {query}\nA:",
@@ -130,17 +130,17 @@ def test_a_small_file_of_aliases_cannot_fill_any_memory(tmp_path: Path) -> None:
 
 def test_whatever_a_text_holds_it_is_one_line_and_comes_back_from_a_file_a_list_and_a_word() -> None:
     for text in [*AWKWARD, *random_texts()]:
-        line = spelled(text)
+        line = to_yaml(text)
         assert len(f"{line}|".splitlines()) == 1
         for read in (lambda text: read_yaml(text, "it"), yaml.safe_load):  # other programs read version 1.1
             assert read(f"prompt: {line} # its meaning\nlr: 1\n") == {"prompt": text, "lr": 1}
             assert read(write_yaml({"over": [text], "lr": 1e-6})) == {"over": [text], "lr": 1e-6}
-        assert scalar(line) == text == scalar(as_word(text))
+        assert scalar(line) == text == scalar(to_cli(text))
 
 
 @pytest.mark.parametrize("value", [None, True, False, 0, -7, 10**30, 0.1, 1e-6, 1.41e-5, 1e30, 3.0])
 def test_other_values_come_back_as_they_were(value: Value) -> None:
-    for text in (spelled(value), as_word(value)):
+    for text in (to_yaml(value), to_cli(value)):
         found = scalar(text)
         assert found == value and type(found) is type(value)
-    assert yaml.safe_load(spelled(value)) == value
+    assert yaml.safe_load(to_yaml(value)) == value

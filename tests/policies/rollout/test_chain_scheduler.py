@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.generation.generator import Follow, Generator, Request
+from policies.generation.generator import Generator, OnFinished, Request
 from policies.rllib.token_batch import LOGPROBS, TASK_REWARD
-from policies.rollout.dealing import Deal
+from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.rollout.test_chain_runner import make_runner, play
 
-DEALS = [Deal(query % 4, query // 4) for query in range(8)]
+DEALS = [PromptRef(query % 4, query // 4) for query in range(8)]
 GAMES: list[tuple[dict[str, Any], int, list[int]]] = [
     ({"num_agents": 2}, 1, [16]),
     ({"num_agents": 4, "num_policies": 2}, 1, [32]),
@@ -34,12 +34,12 @@ class OneByOne:
         self.choose = choose
         self.order: list[int] = []
 
-    def converse(self, requests: Sequence[Request], follow: Follow) -> None:
+    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
         waiting = list(requests)
         while waiting:
             request = waiting.pop(self.choose(len(waiting)))
             self.order.append(request.key)
-            ended = self.generate([request.prompt], request.module_id, request.sampling)
+            ended = self.generate([request.prompt], request.policy_id, request.sampling)
             waiting += follow([(request.key, response) for response in ended])
 
 
@@ -57,7 +57,7 @@ def test_chains_and_reward_calls_are_the_same_in_whatever_order_responses_end(
     assert runner.generator.order != sorted(runner.generator.order)
     runner.stop()
     assert [int(size) for size in log.read_text().split()] == calls * 2
-    assert (found.deals, found.samples) == (expected.deals, expected.samples)
+    assert (found.prompt_refs, found.samples) == (expected.prompt_refs, expected.samples)
     assert found.counters["tokens"] == expected.counters["tokens"]
     for one, other in zip(found.episodes, expected.episodes, strict=True):
         for mine, theirs in zip(agents(one), agents(other), strict=True):

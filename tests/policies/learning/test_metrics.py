@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.learning.measures import measure, measure_responses, repetition
+from policies.learning.metrics import measure, measure_responses, repetition
 from policies.learning.rows import Rows, make_rows
 
 

@@ -10,17 +10,17 @@ from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, Field
 
-Decides = Literal["task", "policy", "sampling", "learning", "computing", "watching", "writing"]
+Category = Literal["task", "policy", "sampling", "learning", "computing", "watching", "writing"]
 """What is asked and rewarded; what a policy consists of; what a response is drawn from; what is learned from it; where
 and how fast that is computed, which changes rounding at most; what is measured, warned of and stopped at; what is
 written down.
 """
 
 
-class About(NamedTuple):
+class SettingMetadata(NamedTuple):
     """What is known of a setting."""
 
-    decides: Decides
+    category: Category
     resume: bool
     """It may change when a run goes on."""
     search: bool
@@ -32,7 +32,7 @@ class About(NamedTuple):
 
 
 def _setting(
-    decides: Decides,
+    decides: Category,
     default: object,
     *,
     resume: bool | None = None,
@@ -43,19 +43,22 @@ def _setting(
 ) -> Any:
     """Returns pydantic's `Field` for a setting that decides this."""
     may_resume = decides in ("computing", "writing") if resume is None else resume
-    known = About(decides, may_resume, search and decides != "writing", clone, content)
+    known = SettingMetadata(decides, may_resume, search and decides != "writing", clone, content)
     return Field(default, json_schema_extra=known._asdict(), **limits)
 
 
-of_task = partial(_setting, "task")
-of_policy = partial(_setting, "policy")
-of_sampling = partial(_setting, "sampling")
-of_learning = partial(_setting, "learning")
-of_computing = partial(_setting, "computing")
-of_watching = partial(_setting, "watching")
-of_writing = partial(_setting, "writing")
+task_setting = partial(_setting, "task")
+policy_setting = partial(_setting, "policy")
+sampling_setting = partial(_setting, "sampling")
+learning_setting = partial(_setting, "learning")
+computing_setting = partial(_setting, "computing")
+monitoring_setting = partial(_setting, "watching")
+output_setting = partial(_setting, "writing")
 
 
-def about(fields: type[BaseModel]) -> dict[str, About]:
+def settings_metadata(fields: type[BaseModel]) -> dict[str, SettingMetadata]:
     """Returns what is known of each setting, by its name, in the order of the fields."""
-    return {name: About(**cast(dict[str, Any], field.json_schema_extra)) for name, field in fields.model_fields.items()}
+    return {
+        name: SettingMetadata(**cast(dict[str, Any], field.json_schema_extra))
+        for name, field in fields.model_fields.items()
+    }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from policies.models.whole_folder import whole_folder
+from policies.models.atomic import atomic_dir
 
 
 class CacheError(Exception):
@@ -35,7 +35,7 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             with locked(place.with_name(f".{name}.lock")):
                 if not place.is_dir():  # else another process has filled it while this one waited
-                    with whole_folder(place) as unfinished:
+                    with atomic_dir(place) as unfinished:
                         fill(unfinished)
                         for path in unfinished.iterdir():
                             path.chmod(0o644)  # safetensors makes files that only their owner can read

@@ -11,7 +11,7 @@ from torch import Tensor
 from policies.learning import token_ppo
 from policies.learning.rows import Rows
 
-MEASURED = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
+RESPONSE_METRICS = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 """What is measured of each response, in training and in evaluations."""
 
 
@@ -63,7 +63,7 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items()} | explained
 
 
-def mean_of(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each figure."""
     return {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
 

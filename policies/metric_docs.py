@@ -1,6 +1,6 @@
 """What the figures of an update mean, as `metrics.jsonl` and trackers call them; the rest is in `report.Report`."""
 
-FIGURES = {
+METRICS = {
     "task_reward": "Mean of what the task's reward gave the responses, not scaled or shared.",
     "kl": "Mean KL to the reference policy, in nats, summed over a response, over the whole vocabulary. Of a chain's "
     "last answer: from the sampled tokens, to the reference that is asked the bare query.",

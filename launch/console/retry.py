@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = 60.0
+RETRY_SECONDS = 60.0
 """Seconds in which a network or a server may come back, for who only follows what goes on elsewhere."""
 PAUSE = 2.0
 """Seconds between two tries."""
 
 
-def patiently(
+def retry(
     step: Callable[[], T],
     seconds: float,
     passing: type[Exception] = Exception,

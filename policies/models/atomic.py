@@ -11,7 +11,7 @@ UNFINISHED = ".unfinished-"
 
 
 @contextlib.contextmanager
-def whole_folder(place: Path) -> Iterator[Path]:
+def atomic_dir(place: Path) -> Iterator[Path]:
     """Yields an empty folder to fill, which takes the name `place` when all that is in it is on the disk.
 
     What a kill leaves lies beside `place` under another name, and goes at the next attempt.
@@ -25,7 +25,7 @@ def whole_folder(place: Path) -> Iterator[Path]:
     unfinished = place.with_name(f"{UNFINISHED}{place.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with naming(place):
+        with named_errors(place):
             unfinished.mkdir()
             yield unfinished
             _sync_tree(unfinished)
@@ -37,7 +37,7 @@ def whole_folder(place: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def named_errors(path: Path) -> Iterator[None]:
     """Writes the path into errors of the operating system that name none: a full disk is noticed after `open`."""
     try:
         yield

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from launch.cluster.room import Lack, Node, check, node, pack
+from launch.cluster.placement import Node, Shortfall, check_placement, make_node, pack
 from launch.console.errors import CommandError
 from policies.cory import Cory, CoryConfig
 from policies.settings.memory import Memory
-from policies.settings.placement import Process, processes
+from policies.settings.processes import Process, processes
 from policies.settings.settings import make_settings
 
 SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
@@ -18,13 +18,13 @@ def some(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custo
     return Node(name, cpus, [1.0] * gpus, custom, memory)
 
 
-def placed(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Lack]]:
+def placed(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
     filled, lacking = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
     return {each.name: each.holds for each in filled}, lacking
 
 
 def cluster(*resources: dict[str, float]) -> list[Node]:
-    return [node(f"10.0.0.{number}", has) for number, has in enumerate(resources, 1)]
+    return [make_node(f"10.0.0.{number}", has) for number, has in enumerate(resources, 1)]
 
 
 def test_processes_go_where_what_they_ask_for_is() -> None:
@@ -56,9 +56,9 @@ def test_what_no_node_has_is_named(kind: Process, nodes: list[Node], left: int, 
 
 def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
     fifths = [Process("runner", 5, 0.2, 0.2, {"fast": 0.2})]
-    check(fifths, cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+    check_placement(fifths, cluster({"CPU": 1, "GPU": 1, "fast": 1}))
     with pytest.raises(CommandError, match="1 of 6 runners"):
-        check([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+        check_placement([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], cluster({"CPU": 1, "GPU": 1, "fast": 1}))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
 ) -> None:
     kinds = processes(make_settings({"num_runners": 1, **values}))
     with pytest.raises(CommandError, match=refused):
-        check(kinds, cluster(*nodes))
-    check(kinds, cluster(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
+        check_placement(kinds, cluster(*nodes))
+    check_placement(kinds, cluster(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
 
 
 @pytest.mark.parametrize(

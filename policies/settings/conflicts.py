@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator
 
 from policies.settings.fields import Fields
-from policies.settings.overrides import GROUPED, refuse_unused
-from policies.settings.placement import named_resources
+from policies.settings.overrides import GROUPED, reject_unused_settings
+from policies.settings.processes import named_resources
 
 
-def refuse_contradictions(settings: Fields) -> None:
+def reject_conflicts(settings: Fields) -> None:
     """Checks what only settings together can show.
 
     Raises:
         ValueError: for the first contradiction, in one sentence, with what would work.
     """
-    refuse_unused(settings)
+    reject_unused_settings(settings)
     for rules in (_chain, _batch, _objective, _engines, _processes):
         for contradiction in rules(settings):
             raise ValueError(contradiction)
@@ -24,7 +24,7 @@ def refuse_contradictions(settings: Fields) -> None:
 
 def _chain(s: Fields) -> Iterator[str]:
     """LLMs that play the roles, the models that they start from, and who is paid."""
-    agents, policies = s.num_agents, len(s.modules)
+    agents, policies = s.num_agents, len(s.policy_ids)
     if agents % policies and policies % agents:
         yield (
             f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Set num_policies to "
@@ -41,7 +41,7 @@ def _chain(s: Fields) -> Iterator[str]:
             "one that all start from."
         )
     if len(set(s.models.values())) > 1 and s.weights == "lora":
-        yield f"weights=lora requires one base, not several: {s.started_from}. Set weights=full, or one model."
+        yield f"weights=lora requires one base, not several: {s.model_names}. Set weights=full, or one model."
     if s.num_siblings > 1 and (agents == 1 or not s.knowledge_transfer):
         yield f"num_siblings={s.num_siblings} requires two agents and knowledge_transfer=true. Set num_siblings=1."
     share = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
@@ -133,7 +133,7 @@ def _engines(s: Fields) -> Iterator[str]:
 
 def _processes(s: Fields) -> Iterator[str]:
     """Runners and learners, and what they compute on."""
-    llms, shards = len(s.modules), s.shards_per_policy
+    llms, shards = len(s.policy_ids), s.shards_per_policy
     if shards is not None and s.num_learners != (wanted := shards * llms):
         yield f"shards_per_policy={shards} requires num_learners={wanted}, {shards} per LLM, not {s.num_learners}."
     if shards is not None and shards > 1 and s.quantization != "none":

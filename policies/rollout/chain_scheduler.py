@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from cory_env.episode import ChainEpisode
 from policies.generation.generator import Request, Response
-from policies.rollout.dealing import Deal
+from policies.rollout.prompt_sampling import PromptRef
 
 
-class InPlay(NamedTuple):
+class ChainState(NamedTuple):
     """A chain on its way."""
 
-    deal: Deal
+    prompt_ref: PromptRef
     episode: ChainEpisode
     responses: list[Response]
     """What was generated for it so far."""
 
 
-class Game:
+class ChainScheduler:
     """Chains that are played at once: each goes on as soon as its own response is there.
 
     Where that takes rewards (several chains go on from a response, which is rewarded once, or `observed` is `best`), it
@@ -28,15 +28,15 @@ class Game:
 
     def __init__(
         self,
-        deals: Sequence[tuple[Deal, ChainEpisode]],
+        prompt_refs: Sequence[tuple[PromptRef, ChainEpisode]],
         siblings: int,
-        ask: Callable[[int, InPlay], Request],
+        ask: Callable[[int, ChainState], Request],
         reward: Callable[[Sequence[ChainEpisode]], None],
     ) -> None:
         """Nothing is asked for yet.
 
         Args:
-            deals: what is played, and the episodes at their start.
+            prompt_refs: what is played, and the episodes at their start.
             siblings: chains that go on from each response of the pioneer.
             ask: place in the game and chain → what its next agent is asked for, under that place as its key.
             reward: notes rewards in episodes, for the responses that have none.
@@ -46,12 +46,12 @@ class Game:
         self._siblings = siblings
         self._ask = ask
         self._reward = reward
-        self._playing = {place * siblings: InPlay(*each, []) for place, each in enumerate(deals)}
+        self._playing = {place * siblings: ChainState(*each, []) for place, each in enumerate(prompt_refs)}
         self._awaited = 0
         self._held: list[int] = []
 
     @property
-    def chains(self) -> list[InPlay]:
+    def chains(self) -> list[ChainState]:
         """All chains in the order dealt, siblings side by side."""
         return [self._playing[place] for place in sorted(self._playing)]
 
@@ -81,11 +81,11 @@ class Game:
 
     def _forked(self, place: int) -> list[int]:
         """The places of the chains that go on from one, which is the first of them."""
-        deal, episode, responses = self._playing[place]
+        prompt_ref, episode, responses = self._playing[place]
         if len(responses) > 1:
             return [place]
         for sibling in range(self._siblings):
-            fork = InPlay(Deal(deal.query, deal.sample, sibling), episode.fork(), list(responses))
+            fork = ChainState(PromptRef(prompt_ref.query, prompt_ref.sample, sibling), episode.fork(), list(responses))
             self._playing[place + sibling] = fork
         return list(range(place, place + self._siblings))
 

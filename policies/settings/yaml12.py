@@ -83,19 +83,19 @@ def scalar(text: str, lists: bool = False) -> Value:
     return value if isinstance(value, bool | int | float | None) else text
 
 
-def spelled(value: Value) -> str:
+def to_yaml(value: Value) -> str:
     """Returns a value as one line of YAML, which `scalar` and `read_yaml` read back."""
     return write_yaml(value, flow=True).removesuffix("\n").removesuffix("\n...")
 
 
-def as_word(value: Value) -> str:
+def to_cli(value: Value) -> str:
     """Returns a value as it stands on a command line, which `scalar` reads back: a text as it is, if that will do."""
     if isinstance(value, list):
-        return spelled(value)
+        return to_yaml(value)
     if not isinstance(value, str):
         return json.dumps(value)
     plain = scalar(value, lists=True) == value.strip() and value.isprintable() and not value.startswith(QUOTES)
-    return value if plain else spelled(value)
+    return value if plain else to_yaml(value)
 
 
 def write_yaml(value: object, flow: bool = False) -> str:
