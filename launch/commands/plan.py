@@ -147,7 +147,8 @@ def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[s
         custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
         sizes = " + ".join(_size(need, kind) for need in needs[kind.name])
         print(
-            f"{count_noun(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {sizes} ({work[kind.name]}{custom})"
+            f"{count_noun(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}"
+            f"  {sizes} ({work[kind.name]}{custom})"
         )
         for need in needs[kind.name]:
             parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in need.parts.items() if size >= 5e6)
