@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=64, help="responses of an update")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--response", type=int, default=512, help="most tokens of a response")
-    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--micro-batch-size", type=int, default=8)
     parser.add_argument("--updates", type=int, default=3, help="of which the median is taken, after one more")
     parser.add_argument("--folder", type=Path, help="where models are written (up to 31 GB); default: a temporary one")
     parser.add_argument("--out", type=Path, help="a JSON file")

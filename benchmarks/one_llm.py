@@ -95,7 +95,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=64, help="responses per update (default: 64)")
     parser.add_argument("--prompt", type=int, default=32, help="longest prompt, in tokens (default: 32)")
     parser.add_argument("--response", type=int, default=32, help="longest response, in tokens (default: 32)")
-    parser.add_argument("--micro-batch", type=int, default=16, help="responses per forward pass (default: 16)")
+    parser.add_argument("--micro-batch-size", type=int, default=16, help="responses per forward pass (default: 16)")
     parser.add_argument("--epochs", type=int, default=2, help="passes over the rows (default: 2)")
     parser.add_argument("--steps", type=int, default=2, help="mini-batches per pass (default: 2)")
     parser.add_argument("--advantage", default="gae", choices=("gae", "reinforce"), help="with or without a critic")
