@@ -196,5 +196,5 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
         for agent in episode.agent_episodes.values():
             observation, response = agent.observations[0], agent.actions[0]
             prompt = observation["tokens"][: observation["length"]].tolist()
-            samples.setdefault(agent.policy_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
+            samples.setdefault(agent.module_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
     return rows_of(episodes), samples
