@@ -1,5 +1,5 @@
-"""Adapters on a shared base: what another agent costs in memory, how long new weights take to reach the engine, and
-rollouts of mixed lengths on both backends.
+"""Adapters on a shared base: memory per additional agent, seconds of a weight sync, and rollouts of mixed lengths
+on both backends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(folder: Path, quick: bool) -> Record:
 
 
 def equal_lengths(folder: Path) -> dict[str, Any]:
-    """Settings by which every agent has the same prompts, of one length: longer ones would cost too."""
+    """Settings that give every agent the same prompts of one length, because longer ones would cost more."""
     openings = [query.text for query in make_task("imdb").train[:192]]
     data = folder / "long.jsonl"
     data.write_text("".join(json.dumps({"query": " ".join(openings[i : i + 12])}) + "\n" for i in range(0, 192, 12)))
@@ -68,7 +68,7 @@ def equal_lengths(folder: Path) -> dict[str, Any]:
 
 
 def memory(how: str, settings: dict[str, Any], agents: tuple[int, ...]) -> list[Figure]:
-    """Peak memory of a learner's process, per number of agents; `how` begins what the figures are called."""
+    """Peak memory of a learner's process by number of agents; `how` prefixes the names of the figures."""
     peaks = {}
     for n in agents:
         work = {"settings": settings | {"num_agents": n}, "updates": 2}

@@ -16,7 +16,7 @@ from policies.settings.settings import Settings
 
 
 class Sample(NamedTuple):
-    """One response and what it is trained on."""
+    """One response with its training data."""
 
     prompt: list[int]
     response: list[int]
@@ -30,7 +30,7 @@ class BarePPO:
     """One policy with its value head and Adam, and a reference that policies share."""
 
     def __init__(self, settings: Settings, reference: PreTrainedModel | None = None) -> None:
-        """Loads the policy, and the reference unless one is lent."""
+        """Loads the policy, and the reference unless one is given."""
         self.settings = settings
         self.lm = load_language_model(settings.model_paths["llm_1"])
         self.reference = reference or load_language_model(settings.model_paths["llm_1"]).requires_grad_(False)
@@ -52,7 +52,7 @@ class BarePPO:
 
         Args:
             samples: the batch.
-            reported: also compute what nobody trains on but a run reports: entropy, and the KL over the vocabulary.
+            reported: also compute what a run only reports: entropy, and the KL over the vocabulary.
         """
         s = self.settings
         scored: list[Columns] = [{}] * len(samples)

@@ -1,4 +1,4 @@
-"""What vLLM makes of a small model: its engine in a process of its own, beside the learner that it is compared with."""
+"""Compares vLLM's engine, in its own process, with the learner on a small model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def engine_figures(path: str, layers: Sequence[str]) -> dict[str, Any]:
-    """What vLLM makes of a model, with all weights of its own and with an adapter."""
+    """Measures vLLM on a model, with full weights and with an adapter."""
     figures: dict[str, Any] = {}
     engine = EngineProcess()
     try:
@@ -41,7 +41,7 @@ def engine_figures(path: str, layers: Sequence[str]) -> dict[str, Any]:
 
 
 def record_error(key: str, measurement: Any) -> dict[str, Any]:
-    """Returns the figures of a measurement or, if it fails, why, under a key."""
+    """Returns the figures of a measurement or, if it fails, the error under `key`."""
     try:
         figures: dict[str, Any] = measurement()
         return figures
@@ -51,7 +51,7 @@ def record_error(key: str, measurement: Any) -> dict[str, Any]:
 
 
 def _in_short(error: Exception) -> str:
-    """What an error says, without what belongs to this sweep, or to memory."""
+    """Returns an error's message without parts that depend on this sweep or on memory."""
     text = str(error) if isinstance(error, EngineFailure) else f"{type(error).__name__}: {error}"
     text = re.sub(r"EngineStartError: vLLM could not start an engine for `[^`]*`: ", "", " ".join(text.split()))
     # vLLM lists all that it knows, and pydantic what it was given.
@@ -70,7 +70,7 @@ def make_learner(path: str, settings: Mapping[str, Any]) -> Any:
 
 
 def moved(learner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The learner's weights, and others far from them, which it then has."""
+    """Returns the learner's weights, and others far from them, which it loads."""
     from policies.sync_check import perturb
 
     old = learner.state()
@@ -80,7 +80,7 @@ def moved(learner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class EngineFailure(Exception):
-    """What an engine, or its process, failed with."""
+    """The error of an engine or its process."""
 
 
 class EngineProcess:
@@ -96,7 +96,7 @@ class EngineProcess:
         """Returns its answer.
 
         Raises:
-            EngineFailure: what it said.
+            EngineFailure: the engine failed.
         """
         try:
             self._connection.send(question)
@@ -108,7 +108,7 @@ class EngineProcess:
         return answer
 
     def alive(self) -> bool:
-        """Tells whether it can be asked."""
+        """Whether the process is alive."""
         return self._process.is_alive()
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ def follow(engine: EngineProcess, path: str, settings: Mapping[str, Any], result
         result: gets the figures one by one, so that those before an error are known.
 
     Raises:
-        EngineFailure: what the engine's process said.
+        EngineFailure: the engine's process failed.
     """
     from policies.models.weights import checksum
     from policies.settings.settings import make_settings

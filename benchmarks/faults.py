@@ -1,4 +1,4 @@
-"""Processes and machines of a run that are killed at random moments: what is lost, and how long until it goes on."""
+"""Kills processes and machines of a run at random moments: updates lost, and seconds until the run continues."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _NEAR = 1e-4  # figures of runs with other numbers of processes differ by roundi
 
 
 class LostRun(RuntimeError):
-    """The run does not go on."""
+    """The run did not continue."""
 
 
 class Shaken:
-    """A run that faults befall, in a folder of its own."""
+    """A run into which faults are injected, in its own folder."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         """Writes model and reward; nothing is started.
@@ -112,7 +112,7 @@ class Shaken:
 
 
 Fault = Callable[[Shaken, random.Random], None]
-"""Makes it happen. It returns when the run goes on, or could."""
+"""Makes it happen. It returns when the run continues, or could."""
 
 
 def runner(run: Shaken, chance: random.Random) -> None:
@@ -155,7 +155,7 @@ def straggler(run: Shaken, chance: random.Random) -> None:
 
 
 def shake(run: Shaken, fault: Fault, times: int, chance: random.Random) -> tuple[list[float], int]:
-    """Lets a fault befall a run at random moments.
+    """Injects a fault into a run at random moments.
 
     Returns:
         Each time's seconds from the fault to the first update beyond those recorded before it; runs lost.
@@ -182,7 +182,7 @@ def shake(run: Shaken, fault: Fault, times: int, chance: random.Random) -> tuple
 
 
 def compare(shaken: list[dict[str, Any]], calm: list[dict[str, Any]]) -> int:
-    """Counts updates that are missing, doubled, or not what they are in a run that nothing befell."""
+    """Counts updates that are missing, doubled, or different from those of an undisturbed run."""
     numbers = [line["update"] for line in shaken]
     wrong = len(set(range(max(numbers) + 1)) - set(numbers)) + len(numbers) - len(set(numbers))
     undisturbed = {line["update"]: line for line in calm}
@@ -206,7 +206,7 @@ def _near(one: Mapping[str, Mapping[str, float | None]], two: Mapping[str, Mappi
 
 
 def undisturbed(updates: int, words: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The metrics of so many updates in which nothing dies, with these settings beside `SETTINGS`."""
+    """Metrics of an undisturbed run with these settings besides `SETTINGS`."""
     with short_folder() as folder:
         run = Shaken(folder, *words)
         run.settings.append(f"num_updates={updates}")
@@ -240,7 +240,7 @@ LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "the driver, writing a checkpoint": (checkpoint, (TRANSFORMERS, "num_runners=0", "checkpoint_every=1")),
     "a straggler of two": (straggler, (TRANSFORMERS, "num_runners=2", "generation_timeout=10", "reward_timeout=2")),
 }
-"""Faults within one machine, and what is asked for beside `SETTINGS`."""
+"""Faults within one machine, and the settings besides `SETTINGS`."""
 TWO: tuple[tuple[str, ...], int, int] = (("num_runners=2", "runner_threads=2"), 2, 2)
 """Each runner fits on a node, and both on none."""
 MESH = ("num_runners=1", "shards_per_policy=2", "num_learners=4", "learner_resources=learning=1")
@@ -249,11 +249,11 @@ ON_NODES: dict[str, tuple[bool, tuple[str, ...], int, int]] = {
     "the whole cluster, and a new one": (True, *TWO),
     "a node of four, each with a learner, and another joins": (False, (*MESH, "--max-failures", "1000"), 4, 1),
 }
-"""Faults of machines: whether all are lost, what is asked for beside `SETTINGS`; nodes, and the CPUs of each."""
+"""Faults of machines: whether all are lost, the settings besides `SETTINGS`, the nodes, and the CPUs of each."""
 
 
 def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[float], int, list[dict[str, Any]]]:
-    """Shakes a run on a Ray of its own; returns what `shake` does, and the run's metrics."""
+    """Runs `shake` on a local Ray; returns its result and the run's metrics."""
     with short_folder() as folder:
         run = Shaken(folder, *words)
         try:
@@ -302,7 +302,7 @@ def _end_all(run: Shaken) -> None:
 
 
 def run(folder: Path, quick: bool, times: int = 20, only: str = "") -> Record:
-    """Every fault whose name holds `only`, so many times."""
+    """Runs every fault whose name contains `only`, `times` times each."""
     times = 2 if quick else times
     record = Record("faults", CLAIM, {"times": times, "words": SETTINGS})
     calm: dict[tuple[str, ...], list[dict[str, Any]]] = {}

@@ -26,7 +26,7 @@ CLAIM = "generation-phase tokens/s ≥ 0.9 of bare vllm.LLM.generate"
 
 
 class Turn(NamedTuple):
-    """What one role asks of its engine."""
+    """The requests of one role to its engine."""
 
     engine: LLM
     prompts: list[TokensPrompt]

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.gpu`: what a `PolicyLearner` reaches on one GPU, without Ray, RLlib or vLLM.
+"""`python -m benchmarks.gpu`: speed and memory of a `PolicyLearner` on one GPU, without Ray, RLlib or vLLM.
 
 For shapes of Qwen2.5's sizes with random weights, in bf16: seconds to score and to learn, the share of the GPU's
 arithmetic that learning uses (MFU; the aim is 40 %), and peak memory beside what `cory plan` estimates. On one of the
-shapes each of these is switched by itself: FSDP2 over one rank (NCCL), logits in parts, `micro_batch_tokens`,
+shapes, these are switched one by one: FSDP2 over one rank (NCCL), logits in parts, `micro_batch_tokens`,
 `gradient_checkpointing`, `offload_optimizer`.
 
 What an H200 reached is in docs/gpu.md. `--quick` shows that it runs: tiny shapes, on a CPU with gloo without a GPU.
@@ -53,7 +53,7 @@ AIM = 0.4
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured."""
+    """A case to measure."""
 
     size: str
     weights: str = "full"
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What differs from the plain case of its size."""
+        """Name of the option that differs from the default of its size."""
         other = [
             *(["FSDP2, one rank"] if self.fsdp else []),
             *([] if self.parts else ["logits whole"]),
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Yields the sizes, then what is switched on one of them."""
+    """Yields the sizes, then one size with each option switched."""
     if quick:
         yield from (Case("tiny"), Case("tiny", "lora"))
     else:
@@ -200,7 +200,7 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
 
 
 def settings(case: Case, o: argparse.Namespace, path: str, device: str) -> Settings:
-    """The settings that the plan is asked about."""
+    """The settings for `cory plan`'s estimate."""
     return make_settings(
         {
             **{"model": path, "num_agents": 1, "weights": case.weights, "dtype": "bf16", "advantage": "rloo"},
@@ -218,7 +218,7 @@ def settings(case: Case, o: argparse.Namespace, path: str, device: str) -> Setti
 
 
 def play(o: argparse.Namespace, vocabulary: int) -> Rows:
-    """Random responses, a quarter of which ends early."""
+    """Random responses; a quarter of them end early."""
     random = np.random.default_rng(0)
     lengths = [o.response if random.random() > 0.25 else int(random.integers(1, o.response)) for _ in range(o.rows)]
     prompts, responses = (
@@ -286,7 +286,7 @@ def one_rank(device: str, folder: Path) -> Iterator[None]:
 
 
 def clear(device: str) -> None:
-    """Lets go of what the case before held, and begins its peak anew."""
+    """Frees the previous case's memory and resets the peak."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -294,7 +294,7 @@ def clear(device: str) -> None:
 
 
 def now(device: str) -> float:
-    """Seconds, once the device has done what it was told."""
+    """Seconds, after synchronizing the device."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.influence PRESET [setting=value ...]`: what a pioneer does to the reward of an observer.
+"""`python -m benchmarks.influence PRESET [setting=value ...]`: the pioneer's influence on the observer's reward.
 
 Two responses of the pioneer to each query and two of the observer to each of these, by the untrained model of a preset;
 prints the components of the variance of the observer's reward, and the interval of the influence.

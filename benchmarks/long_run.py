@@ -42,7 +42,7 @@ SETTINGS = (
 
 @dataclass
 class Look:
-    """What a run's processes held after an update."""
+    """Resources of a run's processes after an update."""
 
     update: int
     megabytes: dict[str, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class SmallRun:
                 process.wait()
 
     def run_to_its_end(self, every: int) -> list[Look]:
-        """Trains to the end and looks at the processes every so many updates.
+        """Trains to the end and samples the processes' resources at intervals.
 
         Raises:
             RuntimeError: it failed.
@@ -118,7 +118,7 @@ def _path() -> list[Path]:
 
 
 def look(pid: int, update: int) -> Look:
-    """Adds up what a process and its descendants hold."""
+    """Sums the resources of a process and its descendants."""
     sample = Look(update)
     for kind, process in kinds(psutil.Process(pid)):
         try:

@@ -63,7 +63,7 @@ class Machines:
         return number
 
     def cut(self, node: int) -> None:
-        """Pulls a node's cable: its processes go on, and nothing reaches them or comes from them.
+        """Pulls a node's cable: its processes keep running, without network.
 
         Ray declares the node dead a minute later.
         """

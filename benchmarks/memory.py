@@ -1,4 +1,4 @@
-"""What a learner needs for models of five sizes, beside what `cory plan` estimates.
+"""Memory of a learner for models of five sizes, against `cory plan`'s estimate.
 
 A process that learns measures itself, as in `sharding`. Rows are as long as they may be, as the estimate has them.
 """
@@ -62,7 +62,7 @@ def run(folder: Path, quick: bool) -> Record:
 
 
 def estimated(settings: dict[str, Any]) -> tuple[float, float]:
-    """Bytes at rest and at the peak, by the plan's estimate, without libraries and what is allowed on top."""
+    """Bytes at rest and at the peak, by the plan's estimate, without libraries and allowance."""
     s = make_settings(settings)
     parts = memory.learner(s, memory.shapes(s)).parts
     peak = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))

@@ -67,7 +67,7 @@ SHAPES = {
 def make_model(name: str, folder: Path) -> str:
     """Writes the model `name` of `SHAPES` into a folder, once, and returns its path.
 
-    Weights are random: what is measured does not depend on them, and a random model hardly ever ends a response early,
+    Weights are random: the measurements do not depend on them, and a random model hardly ever ends a response early,
     so that both sides of a comparison generate the same number of tokens.
     """
     path = folder / name

@@ -1,4 +1,4 @@
-"""A reward that costs nothing, where rewards are not what is measured."""
+"""A reward that costs nothing, for benchmarks that do not measure rewards."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SHAPES = {
 
 
 def main() -> None:
-    """Trains and tells."""
+    """Trains and prints the results."""
     options = _options()
     with tempfile.TemporaryDirectory() as folder:  # the reference is read from there when it is first needed
         measure(options, options.model or random_model(options.shape, folder))

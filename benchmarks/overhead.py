@@ -1,4 +1,4 @@
-"""CPU time of an update by what it is spent on: what is left is RLlib's and ours."""
+"""CPU time of an update by purpose; the rest is overhead of RLlib and our code."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def measure(record: Record, label: str, values: dict[str, Any], updates: int) ->
 
 
 def account(algorithm: Cory) -> dict[str, float]:
-    """CPU seconds so far: `process: phase`, what is left of each process, and Ray's daemons."""
+    """CPU seconds so far: by `process: phase`, the rest of each process, and Ray's daemons."""
     total_seconds = cpu_seconds()
     phases = {
         "driver": dict(METER.seconds),

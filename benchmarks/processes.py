@@ -1,4 +1,4 @@
-"""CPU time and memory of a run's processes, each under what it does."""
+"""CPU time and memory of a run's processes by kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark found: figures with their targets, written as JSON and printed as a table."""
+"""Results of a benchmark: figures with their targets, written as JSON and printed as a table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PACKAGES = (
 
 
 class BenchmarkError(RuntimeError):
-    """A benchmark cannot run here; the message says why, and what to do."""
+    """A benchmark cannot run here; the message has the reason and the fix."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def median(label: str, runs: Sequence[float], unit: str = "", **target: float | 
 
 @dataclass
 class Record:
-    """All that one benchmark found."""
+    """All results of one benchmark."""
 
     name: str
     claim: str
@@ -108,7 +108,7 @@ class Record:
 
 
 def _finite(value: Any) -> Any:
-    """What JSON can say: None stands for what was never reached, or has no value."""
+    """Replaces NaN and infinity by None for JSON."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The exchange of roles: its time at two model sizes, and what it leaves as it was."""
+"""Role exchange: its time at two model sizes, and a check that weights do not move."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def measure(algorithm: Cory, size: str) -> list[Figure]:
 
 
 def _weights(algorithm: Cory) -> list[int]:
-    """Checksums of what each LLM's learner holds."""
+    """Checksums of each LLM's weights in the learner."""
     return [checksum(algorithm.weights(policy_id)) for policy_id in algorithm.settings.policy_ids]

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.roofline`: what an update of the presets for large machines would take, by arithmetic alone;
-how many GPUs models need.
+"""`python -m benchmarks.roofline`: time of an update of the presets for large machines by a roofline model, and
+the number of GPUs that models need.
 
 Nothing here was measured on a GPU. Each part takes as long as the slower of its arithmetic and its traffic, at the
 speeds of `Machine`; nothing overlaps but a part's own two. Responses are as long as they may be, prompts half of that.
@@ -85,7 +85,7 @@ GPU = 80e9
 
 
 class Machine(NamedTuple):
-    """What is assumed of a machine with H100 GPUs: of what the data sheet says, the share that training gets."""
+    """Assumptions about a machine with H100 GPUs: data sheet values and the fraction that training achieves."""
 
     arithmetic: float = 0.45 * 989e12
     """bf16 operations per second of a GPU."""

@@ -7,7 +7,7 @@ the untrained model, each alone and in a chain with itself (as the single agent 
 - the task reward of its answer, of a chain the last one, and the response tokens that it took;
 - that of the commonest among `--votes` answers to a query, which takes as many times the tokens.
 
-Each run is evaluated by `cory evaluate`, which goes on where it was killed. Prints JSON: means over seeds, and what the
+Each run is evaluated by `cory evaluate`, which resumes after a kill. Prints JSON: means over seeds, and what the
 chain's last answer has over each of the others, paired by seed, with 95 % intervals (Student's t).
 """
 

@@ -39,7 +39,7 @@ def measure(record: Record, points: Mapping[str, dict[str, Any]], updates: int =
 
     Args:
         record: whose settings all points share.
-        points: what is changed, by label.
+        points: changes by label.
         updates: how many are measured; a figure is their median.
     """
     for label, changes in points.items():

@@ -1,4 +1,4 @@
-"""One LLM over several processes: what each needs, what it costs, and how far its weights end from those of one alone.
+"""One LLM over several processes: memory, CPU time, and difference of the weights from those of one process.
 
 Each rank is a process that measures itself. What it had before it built the LLM is taken off.
 """
@@ -36,7 +36,7 @@ AT_REST = ("weights", "reference", "base and reference", "adapters", "Adam")
 
 
 class Found(NamedTuple):
-    """What one rank measured."""
+    """Measurements of one rank."""
 
     rest: float
     """Bytes, after an update."""
@@ -84,7 +84,7 @@ def compare(how: str, settings: dict[str, Any], baseline: Found, measured: list[
 
 
 def start(settings: dict[str, Any], ranks: int, folder: Path) -> list[Found]:
-    """Runs the ranks, and returns what they found, in their order.
+    """Runs the ranks and returns their measurements in order.
 
     Raises:
         RuntimeError: one of them failed.
@@ -108,7 +108,7 @@ def start(settings: dict[str, Any], ranks: int, folder: Path) -> list[Found]:
 
 
 def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: Connection) -> None:
-    """Learns two updates, as one of so many ranks."""
+    """Learns two updates as one of several ranks."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=ranks)
     s = make_settings(settings)
     rows = play(s)[0]

@@ -44,7 +44,7 @@ class Took:
     """The same over time: seconds since the side began, and MB by process, twice a second."""
 
     def time_updates(self, update: Update, updates: int) -> None:
-        """Runs updates, with nothing else going on."""
+        """Times updates."""
         for _ in range(updates):
             wall, cpu = time.perf_counter(), sum(cpu_seconds().values())
             tokens, phases = update()
@@ -68,15 +68,15 @@ class Took:
 
 
 def need_trl(folder: Path, name: str, install: str) -> None:
-    """Refuses to go on without a version of TRL, which lies beside the project's lock.
+    """Requires a version of TRL that is not in the project's lock.
 
     Args:
-        folder: where it is looked for.
+        folder: expected location.
         name: of the version.
-        install: what pip is told to install into the folder.
+        install: arguments of pip to install it into the folder.
 
     Raises:
-        BenchmarkError: it is not there; says how to install it.
+        BenchmarkError: it is missing; the message has the command to install it.
     """
     if not (folder / "trl").is_dir():
         raise BenchmarkError(
@@ -86,13 +86,13 @@ def need_trl(folder: Path, name: str, install: str) -> None:
 
 
 def read_work() -> dict[str, Any]:
-    """What this process was asked to measure."""
+    """Returns the work that this process was started for."""
     words: dict[str, Any] = json.loads(sys.argv[1])
     return words
 
 
 def run_side(module: str, read_work: dict[str, Any], **environment: str) -> Took:
-    """Runs `python -m module` and returns what it measured.
+    """Runs `python -m module` and returns its measurements.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.

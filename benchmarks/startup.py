@@ -1,4 +1,4 @@
-"""What a user waits for before the first update and after the last one, by part."""
+"""Seconds that a user waits before the first update and after the last one, by part."""
 
 from __future__ import annotations
 

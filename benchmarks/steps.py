@@ -1,11 +1,11 @@
-"""`python -m benchmarks.steps STUDY ARM ...`: how much of what an LLM learned is its run's luck.
+"""`python -m benchmarks.steps STUDY ARM ...`: how much of an LLM's weight change is specific to its run (noise).
 
 Of each arm's runs in STUDY (`cory study … --out STUDY` keeps them in its folder `runs`), one per seed, the step from
 the base to the weights after the last update: of the only LLM, or of the mean of a run's. Over the R runs of an arm,
 
-- common: |mean step|², less what luck adds to it, luck / R: where every seed goes;
-- luck: the mean of |step − mean step|², by R − 1: what only one run has, its queries and samples;
-- apart: with several LLMs, the mean of |step of one − step of their mean|²: what averaging took out, or has yet to.
+- common: |mean step|², less the contribution of noise, noise / R: common to all seeds;
+- noise: the mean of |step − mean step|², by R − 1: specific to one run, its queries and samples;
+- apart: with several LLMs, the mean of |step of one − step of their mean|²: removed by averaging, or not yet.
 
 Prints JSON. The squares are sums over all weights.
 """
@@ -52,7 +52,7 @@ def accounts(runs: list[list[Vector]]) -> dict[str, float]:
     means = np.stack([np.mean(run, axis=0) for run in runs])
     center = means.mean(axis=0)
     noise = float(np.square(means - center).sum() / (len(runs) - 1))
-    parts = {"common": float(np.square(center).sum()) - noise / len(runs), "luck": noise}
+    parts = {"common": float(np.square(center).sum()) - noise / len(runs), "noise": noise}
     if len(runs[0]) > 1:
         distances = [np.square(step - mean).sum() for run, mean in zip(runs, means, strict=True) for step in run]
         parts["apart"] = float(np.mean(distances))
