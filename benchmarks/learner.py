@@ -144,7 +144,7 @@ def build(s: Settings) -> dict[str, PolicyLearner]:
     told = module_config(s, "llm_1")
     path = model_path(told.pop("model"))
     return {
-        name: PolicyLearner(PolicyModel(path, **told), s.hyperparameters, name=name, stream=stream)
+        name: PolicyLearner(PolicyModel(path, **told), s.hyperparameters, name=name, policy_index=stream)
         for stream, name in enumerate(s.policy_ids)
     }
 

@@ -26,14 +26,14 @@ def test_grpo_also_divides_by_the_groups_unbiased_deviation() -> None:
     assert advantages.grpo(SCORES, QUERIES).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("estimator", advantages.GROUPED.values(), ids=list(advantages.GROUPED))
-def test_a_group_of_equal_scores_teaches_nothing(estimator: advantages.Estimator) -> None:
+@pytest.mark.parametrize("estimator", advantages.GROUP_ESTIMATORS.values(), ids=list(advantages.GROUP_ESTIMATORS))
+def test_a_group_of_equal_scores_teaches_nothing(estimator: advantages.GroupEstimator) -> None:
     scores, queries = torch.tensor([0.1, 0.1, 0.1, 8.0]), torch.tensor([1, 1, 1, 3])
     assert estimator(scores, queries).tolist() == pytest.approx([0.0] * 4, abs=1e-9)
 
 
-@pytest.mark.parametrize("estimator", advantages.GROUPED.values(), ids=list(advantages.GROUPED))
-def test_a_query_that_pays_more_to_all_changes_no_advantage(estimator: advantages.Estimator) -> None:
+@pytest.mark.parametrize("estimator", advantages.GROUP_ESTIMATORS.values(), ids=list(advantages.GROUP_ESTIMATORS))
+def test_a_query_that_pays_more_to_all_changes_no_advantage(estimator: advantages.GroupEstimator) -> None:
     easier = SCORES + 100.0 * (QUERIES == 7)
     torch.testing.assert_close(estimator(easier, QUERIES), estimator(SCORES, QUERIES))
 

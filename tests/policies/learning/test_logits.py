@@ -49,7 +49,7 @@ def test_scores_are_those_of_the_formulas(at_once: None) -> None:
     policy, reference = model_logits(torch.float32), model_logits(torch.float32, seed=3)
     both = (plain(policy).log_softmax(-1), plain(reference).log_softmax(-1))
     for found, expected in zip(
-        logits.scores(policy, reference, TOKENS, TEMPERATURE), token_ppo.compare(*both, TOKENS), strict=True
+        logits.score_logits(policy, reference, TOKENS, TEMPERATURE), token_ppo.score_tokens(*both, TOKENS), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 

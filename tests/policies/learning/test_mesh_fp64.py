@@ -46,7 +46,7 @@ def rank(number: int, cases: list[Case], meshes: list[tuple[int, int]], out: str
             learner = start(case, own, mesh["shard"])
             learn(learner)
             state = learner.model.state()
-            move_to_mean([learner.model.own()], 0.5, mesh.get_group("policy"))
+            move_to_mean([learner.model.local_weights()], 0.5, mesh.get_group("policy"))
             torch.save((own, state, learner.model.state()), f"{out}/{place} {index} {number}")
     for index, case in enumerate(cases):  # each holds one LLM whole, and takes a part of the rows
         learner = start(case, 0)

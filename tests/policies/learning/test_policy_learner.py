@@ -53,7 +53,7 @@ def make_learner(
     model.load(perturb(model.state(), seed))
     if hyper.critic:
         torch.nn.init.normal_(model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(seed))
-    return PolicyLearner(model, hyper, name="llm_2", stream=stream, group=group)
+    return PolicyLearner(model, hyper, name="llm_2", policy_index=stream, group=group)
 
 
 @pytest.fixture(params=["full", "lora"])
@@ -207,7 +207,7 @@ def test_adam_takes_a_step_per_mini_batch_and_keeps_its_moments_from_update_to_u
     learner = build(num_epochs=3, steps=2)
     learner.update(ready(learner), 0)
     assert {float(state["step"]) for state in moments(learner)} == {6.0}
-    learner.forget()
+    learner.reset_optimizer()
     assert moments(learner) == []
 
 

@@ -184,9 +184,9 @@ def test_the_temperature_divides_the_logits_of_policy_and_reference(path: str) -
 
 def test_keeping_only_the_response_s_logits_changes_nothing(path: str) -> None:
     module, rows = build(path), ragged()
-    assert module._keeps_logits
+    assert module._supports_logits_to_keep
     kept = module.score(rows)
-    module._keeps_logits = False  # as for the few families that cannot
+    module._supports_logits_to_keep = False  # as for the few families that cannot
     for name, column in module.score(rows).items():
         torch.testing.assert_close(column, kept[name], rtol=0, atol=1e-5)
 

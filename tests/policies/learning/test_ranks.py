@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.learning.ranks import mean, move_to_mean
+from policies.learning.ranks import mean_tensor, move_to_mean
 
 
 def test_all_move_a_share_of_the_way_and_with_all_of_it_are_equal() -> None:
@@ -17,8 +17,8 @@ def test_all_move_a_share_of_the_way_and_with_all_of_it_are_equal() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_the_mean_stays_where_it_was_whatever_the_share(share: float) -> None:
     llms = [[torch.randn(50, generator=torch.Generator().manual_seed(seed))] for seed in range(3)]
-    before = mean([tensor for (tensor,) in llms])
+    before = mean_tensor([tensor for (tensor,) in llms])
     apart = (llms[0][0] - llms[2][0]).norm()
     move_to_mean(llms, share)
-    torch.testing.assert_close(mean([tensor for (tensor,) in llms]), before)
+    torch.testing.assert_close(mean_tensor([tensor for (tensor,) in llms]), before)
     torch.testing.assert_close((llms[0][0] - llms[2][0]).norm(), (1 - share) * apart, atol=1e-6, rtol=1e-4)

@@ -94,7 +94,7 @@ def rank(number: int, cases: list[tuple[str, str, dict[str, Any]]], out: str) ->
         learner = make_learner(model, weights, mesh, **others)
         learner.model.check_forward()
         assert all(isinstance(parameter, DTensor) for parameter in learner.model.parameters())
-        held = sum(tensor.numel() for tensor in learner.model.own())
+        held = sum(tensor.numel() for tensor in learner.model.local_weights())
         figures = learn(learner, range(2))
         learner.save(f"{out}/{case}/ours/weights", f"{out}/{case}/ours/moments")
         figures += learn(learner, range(2, 3))
@@ -175,7 +175,7 @@ def test_a_family_that_names_no_blocks_is_refused(llama: str, monkeypatch: pytes
     lm = init_empty(llama)
     assert [type(block).__name__ for block in blocks_of(lm)] == ["LlamaDecoderLayer"] * 2
     monkeypatch.setattr(lm, "_no_split_modules", [])
-    with pytest.raises(ModelError, match=r"does not say which of its modules are blocks\. Set shards_per_policy=1\."):
+    with pytest.raises(ModelError, match=r"does not declare its blocks .* Set shards_per_policy=1\."):
         blocks_of(lm)
 
 
@@ -184,7 +184,7 @@ def test_files_of_parts_must_all_be_there_each_once(tmp_path: Path, llama: str) 
     learner.save(str(tmp_path / "weights"), str(tmp_path / "moments"))
     (file,) = (tmp_path / "weights").iterdir()
     shutil.copy(file, file.with_name("shard-00002-model-00001-of-00001.safetensors"))
-    with pytest.raises(FileNotFoundError, match=r"does not have all parts of lm\..*, each once"):
+    with pytest.raises(FileNotFoundError, match=r"has missing or duplicate parts of lm\..*"):
         learner.restore(str(tmp_path / "weights"), None)
 
 

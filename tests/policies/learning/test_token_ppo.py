@@ -35,7 +35,7 @@ def test_comparing_two_models_at_once_gives_what_the_four_formulas_give() -> Non
         plain_formulas.entropy(policy),
         plain_formulas.full_kl(policy, reference),
     )
-    at_once = token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
+    at_once = token_ppo.score_tokens(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
     for ours, theirs in zip(at_once, one_by_one, strict=True):
         close(ours, theirs)
 
@@ -162,9 +162,9 @@ def test_the_clip_range_may_be_wider_above_than_below() -> None:
 
 def test_tokens_weigh_what_the_learner_finds_likelier_than_the_sampler_up_to_the_cap() -> None:
     learner, sampler = torch.tensor([[0.5, 0.2, 0.9]]).log(), torch.tensor([[0.25, 0.4, 0.1]]).log()
-    close(token_ppo.importance_sampling_weights(learner, sampler, cap=2.0), [[2.0, 0.5, 2.0]])
-    close(token_ppo.importance_sampling_weights(learner, sampler, cap=20.0), [[2.0, 0.5, 9.0]])
-    close(token_ppo.importance_sampling_weights(learner, sampler, cap=None), [[1.0, 1.0, 1.0]])
+    close(token_ppo.importance_sampling_weights(learner, sampler, clip_max=2.0), [[2.0, 0.5, 2.0]])
+    close(token_ppo.importance_sampling_weights(learner, sampler, clip_max=20.0), [[2.0, 0.5, 9.0]])
+    close(token_ppo.importance_sampling_weights(learner, sampler, clip_max=None), [[1.0, 1.0, 1.0]])
 
 
 def test_the_policy_loss_has_no_gradient_where_it_is_clipped() -> None:
@@ -213,7 +213,7 @@ def test_reward_moments_of_two_batches_are_those_of_their_union() -> None:
     moments.update(torch.tensor([1.0, 3.0]))
     assert moments.update(torch.tensor([5.0, 7.0])) == pytest.approx((6.0, sqrt(2)))  # the batch's own
     assert (moments.mean, moments.variance, moments.count) == pytest.approx((4.0, 5.0, 4.0))  # of 1, 3, 5, 7
-    assert moments.deviation == pytest.approx(sqrt(20 / 3))
+    assert moments.std == pytest.approx(sqrt(20 / 3))
     close(moments.scale(torch.tensor([4.0]), "normalize"), [0.0])
 
 

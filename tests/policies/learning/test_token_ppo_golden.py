@@ -101,7 +101,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def compare(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-    return token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
+    return token_ppo.score_tokens(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
 
 
 @pytest.mark.parametrize("section", DTYPES)
@@ -238,7 +238,7 @@ def test_running_reward_moments_agree_after_every_update(section: str) -> None:
         assert_close(deviation, step["ret_batch_std"], WHITENED[section])
         assert_close(moments.mean, step["mean"], WHITENED[section])
         assert_close(moments.variance, step["var"], WHITENED[section])
-        assert_close(moments.deviation, step["std"], WHITENED[section])
+        assert_close(moments.std, step["std"], WHITENED[section])
         assert moments.count == step["count"]
         for mode, name in (("normalize", "scaled_norm"), ("scale", "scaled_only")):
             ours = moments.scale(scores, mode)  # type: ignore[arg-type]

@@ -49,29 +49,31 @@ def test_a_model_that_ignores_padding_is_refused_by_its_own_weights_too(tmp_path
 @pytest.mark.parametrize("model_type", CAPPED)
 def test_a_soft_cap_on_attention_gets_the_attention_that_has_it(tmp_path: Path, model_type: str) -> None:
     path = save_model(tmp_path, model_type)
-    model = PolicyModel(path, dtype="fp32", longest=1000)
+    model = PolicyModel(path, dtype="fp32", max_length=1000)
     makers = (meta_model, init_empty, load_language_model)
     for lm in (model.lm, model.reference(), *(make(path) for make in makers)):
         assert lm.config._attn_implementation == "eager"
     model.check_forward()
     model.lm.set_attn_implementation("sdpa")
-    with pytest.raises(ModelError, match="sdpa attention gives other log-probabilities than its definition"):
+    with pytest.raises(ModelError, match="log-probabilities with sdpa attention differ"):
         model.check_forward()
 
 
 def test_bf16_does_not_hide_what_attention_leaves_out(tmp_path: Path) -> None:
-    model = PolicyModel(save_model(tmp_path, "gemma2"), dtype="bf16", longest=1000)
+    model = PolicyModel(save_model(tmp_path, "gemma2"), dtype="bf16", max_length=1000)
     model.lm.set_attn_implementation("sdpa")  # less than bf16's rounding
-    with pytest.raises(ModelError, match="sdpa attention gives other log-probabilities than its definition"):
+    with pytest.raises(ModelError, match="log-probabilities with sdpa attention differ"):
         model.check_forward()
     assert model.dtype == torch.bfloat16
 
 
 def test_the_attention_that_a_family_needs_is_known_by_its_soft_cap_or_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     capped = CONFIG_MAPPING["gemma2"]()
-    monkeypatch.setattr(families, "read_table", lambda: families.Table({}, {}))
+    monkeypatch.setattr(families, "read_table", lambda: families.FamilyTable({}, {}))
     assert families.needed_attention(capped) == "eager"
-    monkeypatch.setattr(families, "read_table", lambda: families.Table({}, {"llama": {"attention_difference": 0.01}}))
+    monkeypatch.setattr(
+        families, "read_table", lambda: families.FamilyTable({}, {"llama": {"attention_difference": 0.01}})
+    )
     assert families.needed_attention(CONFIG_MAPPING["llama"]()) == "eager"
     assert families.needed_attention(CONFIG_MAPPING["gpt2"]()) is None
 
@@ -133,5 +135,5 @@ def test_a_layer_that_vllm_cannot_adapt_is_no_default(tmp_path: Path) -> None:
 def test_code_of_a_model_s_own_is_told_with_the_setting(tmp_path: Path) -> None:
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
-    with pytest.raises(ModelError, match=r"Python code of its own\. If you trust it, set trust_remote_code=true\."):
+    with pytest.raises(ModelError, match=r"contains Python code\. If you trust it, set trust_remote_code=true\."):
         load_language_model(str(tmp_path))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from policies.models import fingerprint
-from policies.models.fingerprint import SMALL, model_files
+from policies.models.fingerprint import SMALL_FILE_BYTES, model_files
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_whichever_tensor_of_a_large_file_was_replaced_is_seen(folder: Path) -> 
     tensors = {f"layer_{number}.weight": torch.zeros(64, 4096) for number in range(40)}
     file = folder / "model.safetensors"
     save_file(tensors, file)
-    assert file.stat().st_size > 2 * SMALL
+    assert file.stat().st_size > 2 * SMALL_FILE_BYTES
     before = model_files(str(folder))
     assert model_files(str(folder)) == before
     for name in ("layer_0.weight", "layer_17.weight", "layer_39.weight"):
@@ -60,15 +60,15 @@ def test_a_large_model_takes_no_time_to_look_at(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(fingerprint, "_parts", counted)
     started = time.process_time()
     assert len(model_files(str(folder))) == 4
-    assert sum(read) < 3 * (SMALL + 5 * 10**6)
+    assert sum(read) < 3 * (SMALL_FILE_BYTES + 5 * 10**6)
     assert time.process_time() - started < 0.5
 
 
 def test_a_file_of_another_kind_under_the_name_of_weights_is_looked_at_too(folder: Path) -> None:
     file = folder / "model.safetensors"
-    file.write_bytes(b"x" * (SMALL + 5000))
+    file.write_bytes(b"x" * (SMALL_FILE_BYTES + 5000))
     before = model_files(str(folder))
-    file.write_bytes(b"y" * (SMALL + 5000))
+    file.write_bytes(b"y" * (SMALL_FILE_BYTES + 5000))
     assert model_files(str(folder)) != before
 
 

@@ -27,7 +27,7 @@ def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_co
     os.kill(pid, signal.SIGSTOP)
     assert algorithm.learners.timeout == 15
     assert not algorithm.learners.foreach_learner(os.getpid, remote_actor_ids=[]).result_or_errors
-    with pytest.raises(LearnerError, match="1 of 1 learners gave no answer in 2 s"):
+    with pytest.raises(LearnerError, match="1 of 1 learners timed out after 2 s"):
         algorithm.learners.foreach_learner(lambda learner, number: number, timeout_seconds=2.0, number=1)
     for ask in (lambda: algorithm.save_to_path(tmp_path / "lost"), lambda: algorithm.weights("llm_1"), algorithm.train):
         with pytest.raises(LearnerError, match="A learner's process died"):
@@ -52,9 +52,9 @@ def test_what_one_learner_raises_is_heard_although_the_others_wait_for_it(make_c
 
 def test_learners_write_to_folders_alone_and_come_back_whole(make_cory: MakeCory, tmp_path: Path) -> None:
     learners = make_cory().learners
-    with pytest.raises(ValueError, match="Learners write to folders, not to mock"):
+    with pytest.raises(ValueError, match="Learners cannot write to mock"):
         learners.save_to_path("elsewhere", filesystem=SimpleNamespace(type_name="mock"))
-    with pytest.raises(ValueError, match="Only all of the learners can be restored, not learner/optimizer"):
+    with pytest.raises(ValueError, match="Cannot restore only learner/optimizer of the learners"):
         learners.restore_from_path(tmp_path, component="learner/optimizer")
 
 

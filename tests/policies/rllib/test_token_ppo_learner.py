@@ -157,7 +157,7 @@ def test_a_gradient_that_is_not_finite_names_its_llm() -> None:
 
 def test_llms_draw_different_mini_batches_and_have_settings_in_common() -> None:
     learner = build(seed=3, clip_ratio=0.3)
-    assert [policy.stream for policy in learner.policies.values()] == [0, 1]
+    assert [policy.policy_index for policy in learner.policies.values()] == [0, 1]
     assert {policy.hyperparameters for policy in learner.policies.values()} == {learner.settings.hyperparameters}
     assert (learner.settings.hyperparameters.seed, learner.settings.hyperparameters.clip_ratio) == (3, 0.3)
 
