@@ -16,7 +16,7 @@ from policies.learning.rows import Rows, at_position
 
 
 class CreditError(ValueError):
-    """A custom credit function cannot be used; the message says why."""
+    """A custom credit function cannot be used; the message names the reason."""
 
 
 def collective_rewards(task_rewards: Tensor, partner_reward: float) -> Tensor:

@@ -60,7 +60,7 @@ class PolicyLearner:
         if model.mesh is None:
             self.ranks.broadcast(self.parameters)
 
-    # Scoring: what is computed once per batch, before training on it.
+    # Scoring, once per batch, before training.
 
     def score(self, rows: Rows) -> Rows:
         """Scores rows with the current weights; see `PolicyModel.score`. All ranks must call it with the same rows.

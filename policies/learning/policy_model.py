@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM with a value head, and the frozen reference beside it."""
+"""A Hugging Face causal LM with a value head, and its frozen reference."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ class PolicyModel(nn.Module):
         self._max_length = max_length
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
         base_device = torch.device(device)
-        computed, eager = compute_dtype(dtype, base_device), self._eager(base_device)
-        frozen_dtype, master = base_dtype(dtype, base_device), master_dtype(computed)
+        forward_dtype, eager = compute_dtype(dtype, base_device), self._eager(base_device)
+        frozen_dtype, master = base_dtype(dtype, base_device), master_dtype(forward_dtype)
         if mesh is not None:
             self.lm = init_empty(path, trust_remote_code, master if lora is None else frozen_dtype)
             if lora is not None:
@@ -156,20 +156,20 @@ class PolicyModel(nn.Module):
         if critic:
             self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
-            self._shard(mesh, computed)
+            self._shard(mesh, forward_dtype)
 
-    def _shard(self, mesh: DeviceMesh, computed: torch.dtype) -> None:
+    def _shard(self, mesh: DeviceMesh, forward_dtype: torch.dtype) -> None:
         """Shards the LM, the value head and the reference; with LoRA the reference is the LM itself."""
         has_base = any(not parameter.requires_grad for parameter in self.lm.parameters())  # stored in the compute type
         if self.critic:
             shard(self.value_head, [], mesh)  # stays in fp32
             register_fsdp_forward_method(self.value_head, "values")
-        shard(self, blocks_of(self.lm), mesh, None if has_base else computed)
+        shard(self, blocks_of(self.lm), mesh, None if has_base else forward_dtype)
         register_fsdp_forward_method(self, "score")
         load_sharded(self.lm, self.path, self.trust_remote_code, mesh)
         reference = self.lm
         if not has_base:
-            reference = init_empty(self.path, self.trust_remote_code, computed).requires_grad_(False)
+            reference = init_empty(self.path, self.trust_remote_code, forward_dtype).requires_grad_(False)
             if self._eager(torch.device(mesh.device_type)):
                 reference.set_attn_implementation("eager")
             shard(reference, blocks_of(reference), mesh)
@@ -210,12 +210,14 @@ class PolicyModel(nn.Module):
         For a sharded model with LoRA it is the LM itself, which is π_0 `without_adapters`.
         """
         if not self._reference or next(self._reference[0].parameters()).device != self.device:
-            computed = base_dtype(self._dtype, self.device)
-            master = master_dtype(computed)
-            matrices = None if computed == master else computed
+            forward_dtype = base_dtype(self._dtype, self.device)
+            master = master_dtype(forward_dtype)
+            linear_dtype = None if forward_dtype == master else forward_dtype
             eager = self._eager(self.device)
             self._reference = [
-                shared_base(self.path, self.device, self.trust_remote_code, master, matrices=matrices, eager=eager)
+                shared_base(
+                    self.path, self.device, self.trust_remote_code, master, linear_dtype=linear_dtype, eager=eager
+                )
             ]
         return self._reference[0]
 
@@ -241,14 +243,13 @@ class PolicyModel(nn.Module):
         reference = self.reference()
         with without_adapters(self.lm) if reference is self.lm else nullcontext():
             reference_logits, _ = self._forward_rows(reference, rows, with_values=False)
-        scored = dict(
-            zip(SCORES, score_logits(policy, reference_logits, rows["responses"], self.temperature), strict=True)
-        )
+        scores = score_logits(policy, reference_logits, rows["responses"], self.temperature)
+        scored = dict(zip(SCORES, scores, strict=True))
         return scored if values is None else scored | {"values": values}
 
     @torch.no_grad()
     def check_forward(self) -> None:
-        """Checks a batch's log-probabilities: against those of a row outside the batch, and against eager attention.
+        """Checks a batch's log-probabilities against those of a single row, and against eager attention.
 
         A family's code may ignore padding, and an attention kernel may omit parts of the model's definition, such as
         soft caps. fp32 weights are compared in fp32, since bf16 rounding would hide errors. All ranks must call it.
@@ -311,9 +312,8 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **keep,
             )
-        logits = (
-            out.logits if self._supports_logits_to_keep else out.logits[:, -length - 1 :].clone()
-        )  # drops those of prompts
+        # Without `logits_to_keep`, the clone lets the logits of the prompts be freed.
+        logits = out.logits if self._supports_logits_to_keep else out.logits[:, -length - 1 :].clone()
         if not with_values:
             return logits, None
         return logits, self.value_head.values(hidden[0][:, -length - 1 : -1].to(self.value_head.weight.dtype), rows)

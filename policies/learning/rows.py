@@ -126,7 +126,7 @@ def places(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
 
 
 def trimmed(rows: Rows, index: Tensor) -> Rows:
-    """Selects rows by index from every column, and drops the positions that are padding in all of them."""
+    """Selects rows by index from every column, and drops positions that are padding in all rows."""
     prompt, response = (int(rows[mask][index].sum(1).max()) for mask in ("prompt_mask", "mask"))
     return {
         name: column[index, -prompt:]

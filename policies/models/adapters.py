@@ -49,7 +49,7 @@ def add_lora(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
 
     reject_targets(base, lora.targets)
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
-    for module in base.modules():  # bitsandbytes keeps scales beside its 4-bit weights
+    for module in base.modules():  # bitsandbytes stores scales in addition to its 4-bit weights
         if (scales := vars(module).get("quant_state")) is not None:
             shared[id(scales)] = scales
     model = copy.deepcopy(base, shared)

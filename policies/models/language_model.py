@@ -158,7 +158,7 @@ def shared_base(
     dtype: torch.dtype = torch.float32,
     quantization: Quantization = "none",
     *,
-    matrices: torch.dtype | None = None,
+    linear_dtype: torch.dtype | None = None,
     eager: bool = False,
 ) -> PreTrainedModel:
     """Returns the frozen initial policy π_0: the reference, and with LoRA the base of all policies.
@@ -171,8 +171,8 @@ def shared_base(
         trust_remote_code: run code that comes with the model.
         dtype: type of the weights.
         quantization: of the linear layers.
-        matrices: type of the linear layers; None: `dtype`. With autocast to this type the results are the same, but the
-            weights need not be cast in every forward pass.
+        linear_dtype: type of the linear layers; None: `dtype`. With autocast to this type the results are the same,
+            but the weights need not be cast in every forward pass.
         eager: use eager attention (see `eager_is_faster`).
 
     Raises:
@@ -180,12 +180,12 @@ def shared_base(
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = (path, str(device), dtype, quantization, matrices, eager)
+    key = (path, str(device), dtype, quantization, linear_dtype, eager)
     model = _loaded_bases.get(key)
     if model is None:
         model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
-        if matrices is not None:
-            store_matrices(model, matrices)
+        if linear_dtype is not None:
+            store_matrices(model, linear_dtype)
         if quantization == "none":
             model = model.to(device)
         if eager:
@@ -207,13 +207,13 @@ def base_dtype(setting: str, device: torch.device) -> torch.dtype:
 
     On a CPU, bf16 autocast is 1.4 times as fast with fp32 weights as with bf16 weights.
     """
-    computed = compute_dtype(setting, device)
-    return master_dtype(computed) if device.type == "cpu" else computed
+    forward_dtype = compute_dtype(setting, device)
+    return master_dtype(forward_dtype) if device.type == "cpu" else forward_dtype
 
 
-def master_dtype(computed: torch.dtype) -> torch.dtype:
+def master_dtype(forward_dtype: torch.dtype) -> torch.dtype:
     """The type of trained weights and of sums for a compute type: fp32 or better."""
-    return torch.promote_types(computed, torch.float32)
+    return torch.promote_types(forward_dtype, torch.float32)
 
 
 def _quantization_kwargs(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class TokenPPOLearner(TorchLearner):
             keep: keep the rows with their scores for `learn`.
 
         Returns:
-            The scores of the policies of which this learner is rank 0, by policy id.
+            Scores by policy id, only of policies for which this learner is rank 0.
         """
         policy_ids = [policy_id for policy_id in sorted(rows) if policy_id in self.policies]
         scored = {policy_id: to_cpu(self.policies[policy_id].score(rows[policy_id])) for policy_id in policy_ids}

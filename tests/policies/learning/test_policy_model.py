@@ -132,7 +132,7 @@ def test_a_reference_with_bf16_linear_layers_scores_like_one_under_autocast(path
     module, rows = build(path, dtype="bf16"), ragged()
     expected = module.score(rows)["reference_logprobs"]
     cpu = torch.device("cpu")
-    reference = shared_base(path, cpu, matrices=torch.bfloat16, eager=module._eager(cpu))
+    reference = shared_base(path, cpu, linear_dtype=torch.bfloat16, eager=module._eager(cpu))
     assert {parameter.dtype for parameter in reference.parameters()} == {torch.float32, torch.bfloat16}
     module._reference = [reference]
     assert torch.equal(module.score(rows)["reference_logprobs"], expected)
