@@ -17,9 +17,9 @@ ALONE, MESH = ("num_learners=1",), ("num_policies=1", "shards_per_policy=2", "nu
     ("learners", "how", "seen"),
     [
         (ALONE, signal.SIGKILL, "A learner's process died."),
-        (ALONE, signal.SIGSTOP, "1 of 1 learners timed out after 30 s."),
+        (ALONE, signal.SIGSTOP, "1 of 1 learners gave no answer in 30 s."),
         (MESH, signal.SIGKILL, "A learner's process died."),
-        (MESH, signal.SIGSTOP, "learners timed out after 30 s."),
+        (MESH, signal.SIGSTOP, "learners gave no answer in 30 s."),
     ],
 )
 def test_a_learner_that_is_lost_costs_no_update(
