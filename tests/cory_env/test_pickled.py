@@ -63,7 +63,7 @@ from policies.settings.settings import make_settings
 WORTH = {"good": 2.0}
 def worth(text): return WORTH.get(text, 0.0)
 def rated(completions): return [worth(text) for text in completions]
-with RewardWorker(make_settings({"reward": rated}).whole_reward) as worker:
+with RewardWorker(make_settings({"reward": rated}).reward_spec) as worker:
     print(worker.rewards(["", ""], ["good", "bad"], {}))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
