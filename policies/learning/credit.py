@@ -121,7 +121,7 @@ def check_scheme(credit: Credit, agents: int) -> None:
         custom_rewards(credit, torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents))
 
 
-def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping[str, Estimation]) -> dict[str, Tensor]:
+def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, Estimation]) -> dict[str, Tensor]:
     """Joins the rows of all policies by chain and computes the reward that each row trains on.
 
     Several chains may fork from one pioneer response. That response is one row; its reward is the mean over its chains.
@@ -131,7 +131,7 @@ def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping
             every later position of every chain once, and every pioneer response once. With `credit=chain` they must be
             scored.
         credit: the credit settings.
-        estimations: advantage estimators by policy id; with `credit=chain` they supply V and G.
+        estimators: advantage estimators by policy id; with `credit=chain` they supply V and G.
 
     Returns:
         By policy id the rewards, `[B]`, fp32.
@@ -152,8 +152,8 @@ def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimations: Mapping
         for policy_id, columns in rows.items():
             part = at_position(columns, position)
             if len(chains := part["chains"]):
-                estimation = estimations[policy_id]
-                joined[:, chains] = torch.stack(estimation.value_and_return(part, rewards[chains].float())).double()
+                estimator = estimators[policy_id]
+                joined[:, chains] = torch.stack(estimator.value_and_return(part, rewards[chains].float())).double()
         return joined[0], joined[1]
 
     if credit.reward_scope == "last":

@@ -98,7 +98,7 @@ def scored(columns: Rows, values: float) -> Rows:
     return columns | {"mask": mask} | scores
 
 
-def estimations(**hyperparameters: object) -> dict[str, Estimation]:
+def make_estimators(**hyperparameters: object) -> dict[str, Estimation]:
     return {name: Estimation(Hyperparameters(kl_coef=2.0, lam=1.0, **hyperparameters)) for name in ("llm_1", "llm_2")}  # type: ignore[arg-type]
 
 
@@ -110,24 +110,24 @@ CHAINS = {
 
 
 def test_value_and_return_of_the_next_agent_come_from_the_other_policy() -> None:
-    to_go = assign_credit(CHAINS, Credit("chain", chain_gamma=1.0, chain_lam=1.0), estimations())
+    to_go = assign_credit(CHAINS, Credit("chain", chain_gamma=1.0, chain_lam=1.0), make_estimators())
     assert to_go["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])  # two tokens of KL 0.1, times kl_coef 2
     assert to_go["llm_1"].tolist() == pytest.approx([3 + 2 - 2 * 0.1, 5.0])
-    expected = assign_credit(CHAINS, Credit("chain", chain_gamma=0.5, chain_lam=0.0), estimations())
+    expected = assign_credit(CHAINS, Credit("chain", chain_gamma=0.5, chain_lam=0.0), make_estimators())
     assert expected["llm_2"].tolist() == pytest.approx([1 + 0.5 * 7, 2.0])
     assert expected["llm_1"].tolist() == pytest.approx([3 + 0.5 * 9, 5.0])
 
 
 def test_without_a_critic_the_return_is_the_sum_of_rewards() -> None:
-    rewards = assign_credit(CHAINS, Credit("chain"), estimations(advantage="rloo"))
+    rewards = assign_credit(CHAINS, Credit("chain"), make_estimators(advantage="rloo"))
     assert rewards["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])
-    in_loss = assign_credit(CHAINS, Credit("chain"), estimations(advantage="grpo", kl_estimator="k3"))
+    in_loss = assign_credit(CHAINS, Credit("chain"), make_estimators(advantage="grpo", kl_estimator="k3"))
     assert in_loss["llm_2"].tolist() == [6.0, 2.0]  # with GRPO the KL is not part of the reward
 
 
 def test_chain_credit_with_gamma_0_equals_the_sum_with_partner_reward_0() -> None:
-    chain = assign_credit(CHAINS, Credit("chain", chain_gamma=0.0), estimations())
-    independent = assign_credit(CHAINS, Credit("sum", partner_reward=0.0), estimations())
+    chain = assign_credit(CHAINS, Credit("chain", chain_gamma=0.0), make_estimators())
+    independent = assign_credit(CHAINS, Credit("sum", partner_reward=0.0), make_estimators())
     assert {name: r.tolist() for name, r in chain.items()} == {name: r.tolist() for name, r in independent.items()}
 
 
@@ -136,10 +136,10 @@ def test_a_team_reward_is_the_last_response_s_and_credit_passes_it_to_the_others
     assert everyone["llm_2"].tolist() == [5.0, 2.0] and everyone["llm_1"].tolist() == [2.0, 5.0]
     halves = assign_credit(CHAINS, Credit(partner_reward=0.5, reward_scope="last"), {})
     assert halves["llm_2"].tolist() == [2.5, 2.0] and halves["llm_1"].tolist() == [1.0, 5.0]
-    to_go = assign_credit(CHAINS, Credit("chain", reward_scope="last"), estimations())
+    to_go = assign_credit(CHAINS, Credit("chain", reward_scope="last"), make_estimators())
     assert to_go["llm_2"].tolist() == pytest.approx([5 - 2 * 0.2, 2.0])
     assert to_go["llm_1"].tolist() == pytest.approx([2 - 2 * 0.1, 5.0])
-    expected = assign_credit(CHAINS, Credit("chain", chain_lam=0.0, reward_scope="last"), estimations())
+    expected = assign_credit(CHAINS, Credit("chain", chain_lam=0.0, reward_scope="last"), make_estimators())
     assert expected["llm_2"].tolist() == pytest.approx([7.0, 2.0])  # the observer's V
     assert CHAINS["llm_2"]["task_rewards"].tolist() == [1.0, 2.0]  # the reported task rewards are unchanged
 

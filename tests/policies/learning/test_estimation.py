@@ -17,7 +17,7 @@ SCORES = [3.0, 1.0, 8.0, 5.0, 5.0, 2.0]
 """Scores of three responses to each of two queries."""
 
 
-def estimation(**hyperparameters: Any) -> Estimation:
+def make_estimator(**hyperparameters: Any) -> Estimation:
     return Estimation(Hyperparameters(**{"kl_coef": 0.5, **hyperparameters}))
 
 
@@ -52,7 +52,7 @@ def leave_one_out(totals: list[float]) -> list[float]:
 @pytest.mark.parametrize("estimator", ["full", "k1", "k3"])
 def test_with_a_critic_advantages_are_whitened_gae_and_the_kl_is_in_the_reward(estimator: str) -> None:
     rows = scored()
-    columns, metrics = estimation(kl_estimator=estimator, gamma=0.9, lam=0.8).estimate(rows)
+    columns, metrics = make_estimator(kl_estimator=estimator, gamma=0.9, lam=0.8).estimate(rows)
     mask, log_ratio = rows["mask"], rows["logprobs"] - rows["reference_logprobs"]
     kl = {"full": rows["full_kl"], "k1": log_ratio, "k3": torch.expm1(-log_ratio) + log_ratio}[estimator] * mask
     torch.testing.assert_close(columns["kl"], kl)
@@ -71,7 +71,7 @@ def test_with_a_critic_advantages_are_whitened_gae_and_the_kl_is_in_the_reward(e
 
 def test_rloo_subtracts_the_mean_of_the_other_responses_to_the_query_from_reward_minus_kl() -> None:
     rows = scored()
-    columns, _ = estimation(advantage="rloo").estimate(rows)
+    columns, _ = make_estimator(advantage="rloo").estimate(rows)
     totals = [score - 0.5 * kl_to_go(rows, row)[0] for row, score in enumerate(SCORES)]
     assert max(abs(total - score) for total, score in zip(totals, SCORES, strict=True)) > 1e-2
     expected = torch.tensor(leave_one_out(totals[:3]) + leave_one_out(totals[3:])).unsqueeze(1) * rows["mask"]
@@ -80,7 +80,7 @@ def test_rloo_subtracts_the_mean_of_the_other_responses_to_the_query_from_reward
 
 def test_reinforce_whitens_the_score_minus_the_kl_to_go_over_all_tokens() -> None:
     rows = scored()
-    columns, metrics = estimation(advantage="reinforce").estimate(rows)
+    columns, metrics = make_estimator(advantage="reinforce").estimate(rows)
     reward_to_go = [score - 0.5 * kl for row, score in enumerate(SCORES) for kl in kl_to_go(rows, row)]
     expected = torch.tensor(reward_to_go)
     expected = (expected - expected.mean()) / expected.std()
@@ -91,7 +91,7 @@ def test_reinforce_whitens_the_score_minus_the_kl_to_go_over_all_tokens() -> Non
 @pytest.mark.parametrize(("advantage", "stds"), [("grpo", (13**0.5, 3**0.5)), ("dr_grpo", (1.0, 1.0))])
 def test_grpo_compares_scores_without_the_kl(advantage: str, stds: tuple[float, float]) -> None:
     rows = scored()
-    columns, _ = estimation(advantage=advantage, kl_estimator="k3").estimate(rows)
+    columns, _ = make_estimator(advantage=advantage, kl_estimator="k3").estimate(rows)
     expected = [*(x / stds[0] for x in (-1, -3, 4)), *(x / stds[1] for x in (1, 1, -2))]
     torch.testing.assert_close(
         columns["advantages"], torch.tensor(expected).unsqueeze(1) * rows["mask"], rtol=1e-3, atol=1e-3
@@ -102,14 +102,14 @@ def test_grpo_compares_scores_without_the_kl(advantage: str, stds: tuple[float, 
 def test_a_failed_reward_leaves_a_smaller_group_and_a_group_of_one_gets_zero_advantage(
     advantage: str,
 ) -> None:
-    columns, _ = estimation(advantage=advantage, kl_coef=0.0).estimate(scored(SCORES[:4]))
+    columns, _ = make_estimator(advantage=advantage, kl_coef=0.0).estimate(scored(SCORES[:4]))
     scale = {"rloo": 3 / 2, "grpo": 13**-0.5, "dr_grpo": 1.0}[advantage]
     assert columns["advantages"][:, 0].tolist() == pytest.approx([-1 * scale, -3 * scale, 4 * scale, 0.0], rel=1e-3)
 
 
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])
 def test_the_kl_coefficient_follows_the_measured_kl_only_with_adaptive_control(control: str) -> None:
-    estimator = estimation(kl_control=control, kl_target=0.6, kl_horizon=40)
+    estimator = make_estimator(kl_control=control, kl_target=0.6, kl_horizon=40)
     for _ in range(2):
         before, kl = estimator.kl_coef, estimator.estimate(scored())[0]["kl"]
         estimator.adapt(kl)
@@ -122,7 +122,7 @@ def test_reward_scaling_changes_the_returns_but_not_the_reported_reward() -> Non
     rows, without_kl = scored([-1.0, 3.0, 7.0, 11.0]), {"kl_coef": 0.0, "lam": 1.0}  # std sqrt(80 / 3), mean 5
     returns, means = {}, set()
     for mode in ("none", "scale", "normalize"):
-        columns, metrics = estimation(**without_kl, reward_scaling=mode).estimate(rows)
+        columns, metrics = make_estimator(**without_kl, reward_scaling=mode).estimate(rows)
         returns[mode] = columns["returns"][:, 0]
         means.add(metrics["credited_reward"])
     assert means == {5.0}
@@ -133,11 +133,11 @@ def test_reward_scaling_changes_the_returns_but_not_the_reported_reward() -> Non
 
 def test_a_state_restores_moments_and_an_adaptive_coefficient_but_not_a_fixed_one() -> None:
     adaptive = {"kl_control": "adaptive", "kl_horizon": 40, "reward_scaling": "normalize"}
-    first, second = estimation(**adaptive), estimation(**adaptive)
+    first, second = make_estimator(**adaptive), make_estimator(**adaptive)
     first.adapt(first.estimate(scored())[0]["kl"])
     second.load(first.state())
     assert second.kl_coef == first.kl_coef != 0.5 and second.reward_moments == first.reward_moments
-    fixed = estimation(kl_coef=0.2)
+    fixed = make_estimator(kl_coef=0.2)
     fixed.load(first.state())
     assert fixed.kl_coef == 0.2 and fixed.reward_moments == first.reward_moments
     first.forget()

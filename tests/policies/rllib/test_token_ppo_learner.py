@@ -77,10 +77,10 @@ def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> 
     """One update, as in the algorithm; returns the learner's metrics by policy id."""
     for name, scores in learner.score(rows, keep=True).items():
         rows[name] |= scores
-    estimations = {name: Estimation(learner.settings.hyperparameters) for name in rows}
-    for name, rewards in assign_credit(rows, learner.settings.credit_assignment, estimations).items():
+    estimators = {name: Estimation(learner.settings.hyperparameters) for name in rows}
+    for name, rewards in assign_credit(rows, learner.settings.credit_assignment, estimators).items():
         rows[name]["rewards"] = rewards
-        rows[name] |= estimations[name].estimate(rows[name])[0]
+        rows[name] |= estimators[name].estimate(rows[name])[0]
     results = learner.learn(rows, number, dict.fromkeys(rows, 0.0))
     return {name: {key: stat.peek() for key, stat in results[name].items()} for name in rows}
 
