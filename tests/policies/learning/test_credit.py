@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,8 +99,9 @@ def scored(columns: Rows, values: float) -> Rows:
     return columns | {"mask": mask} | scores
 
 
-def make_estimators(**hyperparameters: object) -> dict[str, Estimation]:
-    return {name: Estimation(Hyperparameters(kl_coef=2.0, lam=1.0, **hyperparameters)) for name in ("llm_1", "llm_2")}  # type: ignore[arg-type]
+def make_estimators(**hyperparameters: Any) -> dict[str, Estimation]:
+    h = Hyperparameters(kl_coef=2.0, lam=1.0, **hyperparameters)
+    return {policy_id: Estimation(h) for policy_id in ("llm_1", "llm_2")}
 
 
 CHAINS = {
