@@ -1,6 +1,7 @@
 """Credit assignment: from the task rewards of a chain's agents to the reward that each agent trains on.
 
-Pure functions on `[C, n]` tensors: `C` chains of `n` agents; position 0 is the pioneer.
+Functions on `[C, n]` tensors: `C` chains of `n` agents; position 0 is the pioneer. The default is the collective reward
+of the CORY paper (Ma et al. 2024, arXiv 2410.06101).
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ from policies.models.language_model import master_dtype
 
 
 class PolicyLearner:
-    """Trains one policy by token-level PPO, or by one of the critic-free algorithms."""
+    """Trains one policy by token-level PPO, or by a critic-free algorithm (RLOO, GRPO, Dr. GRPO, REINFORCE++).
+
+    One update is `score`, then credit assignment and advantage estimation outside this class, then `update`.
+    """
 
     def __init__(
         self,
