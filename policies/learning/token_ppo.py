@@ -1,8 +1,8 @@
 """The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors.
 
 `B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. Nothing here depends on RLlib or on
-language models. Formulas that the official code of the CORY
-paper (Ma et al. 2024, arXiv 2410.06101) has too give the same numbers.
+language models. Where the official code of the CORY paper (Ma et al. 2024, arXiv 2410.06101) has the same formulas, it
+gives the same numbers.
 """
 
 from __future__ import annotations
