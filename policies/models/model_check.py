@@ -106,7 +106,7 @@ def check_folder(path: str, *, weights: bool = True) -> None:
     if not weights:
         return
     if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
-        raise ModelError(f"`{folder}` has no weights (*.safetensors). Copy them there, or correct the setting model.")
+        raise ModelError(f"`{folder}` holds no weights (*.safetensors). Copy them there, or correct the setting model.")
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):  # reads the header and compares it with the file's length

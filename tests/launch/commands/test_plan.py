@@ -168,7 +168,7 @@ def test_of_what_does_not_fit_is_said_over_how_many_gpus_it_would(
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert plan(["gsm8k-qwen7b", f"model={tmp_path}", "dtype=bf16", *words], nodes=1) == 1
     assert said in capsys.readouterr().out
-    with pytest.raises(ModelError, match="has no weights"):
+    with pytest.raises(ModelError, match="holds no weights"):
         plan(["gsm8k-qwen7b", f"model={tmp_path}", *words])
 
 

@@ -62,7 +62,7 @@ def nothing(folder: Path) -> Path:
     [
         (encoder_decoder, "(t5) is not a causal language model"),
         (masked, "(bert) is not a causal language model"),
-        (without_weights, "has no weights"),
+        (without_weights, "holds no weights"),
         (cut_weights, "model.safetensors are damaged"),
         (nothing, "no such folder"),
     ],

@@ -58,7 +58,7 @@ def cut_config(folder: Path) -> None:
     ("spoil", "message"),
     [
         (keep_nothing, "it has no config.json"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (cut_weights, "model.safetensors are damaged"),
         (cut_config, "config.json' is not a valid JSON file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "No tokenizer could be loaded"),
