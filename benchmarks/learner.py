@@ -146,8 +146,8 @@ def build(s: Settings) -> dict[str, PolicyLearner]:
     model_config = module_config(s, "llm_1")
     path = model_path(model_config.pop("model"))
     return {
-        name: PolicyLearner(PolicyModel(path, **model_config), s.hyperparameters, name=name, stream=stream)
-        for stream, name in enumerate(s.policy_ids)
+        name: PolicyLearner(PolicyModel(path, **model_config), s.hyperparameters, name=name, policy_index=index)
+        for index, name in enumerate(s.policy_ids)
     }
 
 

@@ -1,7 +1,7 @@
-"""Advantages without a critic: a response is compared with other responses, not with a value that was learned.
+"""Critic-free advantage estimators: the baseline comes from other responses, not from a learned value.
 
-Pure functions, as in `token_ppo`. `B` responses of one LLM to the queries of one update; equal numbers in `groups` are
-what it answered to the same query in the same role. Groups may differ in size.
+Pure functions, as in `token_ppo`. `B` responses of one policy in one update. Responses with equal numbers in `groups`
+answer the same query in the same role. Groups may differ in size.
 """
 
 from __future__ import annotations
@@ -13,81 +13,82 @@ from torch import Tensor
 
 from policies.learning import token_ppo
 
-Estimator = Callable[[Tensor, Tensor], Tensor]
+GroupEstimator = Callable[[Tensor, Tensor], Tensor]
 
-EPSILON = 1e-4
-"""What GRPO adds to a group's deviation (trl's number): below it, differences count as noise."""
+STD_EPSILON = 1e-4
+"""Added to a group's standard deviation by GRPO, as in TRL; smaller differences in reward count as noise."""
 
-
-EQUAL = 1e-9
-"""Rewards of a group that lie no farther from their mean count as equal; sums of equal rewards differ by rounding."""
+ZERO_STD_TOLERANCE = 1e-9
+"""Rewards this close to their group's mean count as equal; sums of equal rewards differ by rounding."""
 
 
 def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """REINFORCE++ (Hu et al. 2025): the rewards from each token on, whitened over the batch.
+    """REINFORCE++ (Hu et al. 2025): A_t = whiten(Σ_{k≥t} γ^(k-t) · r_k), the reward-to-go whitened over the batch.
 
-    The batch's mean is the baseline, so one response per query will do.
+    The batch mean is the baseline, so one response per query is enough.
 
     Args:
-        rewards, mask: `[B, T]`, of `token_ppo.token_rewards`.
+        rewards: `[B, T]`, from `token_ppo.token_rewards`.
+        mask: `[B, T]`.
         gamma: discount per token.
 
     Returns:
         `[B, T]`, zero outside the mask.
     """
-    to_go, _ = token_ppo.gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
-    return token_ppo.whiten(to_go, mask, token_ppo.masked_moments(to_go, mask))
+    reward_to_go, _ = token_ppo.gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
+    return token_ppo.whiten(reward_to_go, mask, token_ppo.masked_moments(reward_to_go, mask))
 
 
-def rloo(paid: Tensor, groups: Tensor) -> Tensor:
-    """REINFORCE leave-one-out (Kool et al. 2019, Ahmadian et al. 2024): less the mean of the *others* of the group.
+def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
+    """REINFORCE leave-one-out (Kool et al. 2019, Ahmadian et al. 2024): A_i = r_i - mean_{j≠i} r_j over the group.
 
     Args:
-        paid: `[B]`, reward of each whole response.
+        rewards: `[B]`, reward of each response.
         groups: `[B]`, int64.
 
     Returns:
-        `[B]`, fp32; 0 for a response alone in its group, which has nothing to be compared with.
+        `[B]`, fp32; 0 in a group of one.
     """
-    centred, size, _ = _centred(paid, groups)
+    centred, size, _ = _center_by_group(rewards, groups)
     return (centred * size / (size - 1).clamp(min=1)).float()
 
 
-def mean_of_others(paid: Tensor, groups: Tensor) -> Tensor:
-    """The mean of the *others* of the group, arguments and result as of `rloo`; 0 for a response alone in it."""
-    _, size, _ = _centred(paid, groups)
-    return torch.where(size > 1, paid - rloo(paid, groups), 0.0).float()
+def leave_one_out_mean(rewards: Tensor, groups: Tensor) -> Tensor:
+    """The mean reward of the *other* responses of the group, 0 in a group of one; same shapes as in `rloo`."""
+    _, size, _ = _center_by_group(rewards, groups)
+    return torch.where(size > 1, rewards - rloo(rewards, groups), 0.0).float()
 
 
-def dr_grpo(paid: Tensor, groups: Tensor) -> Tensor:
-    """Dr. GRPO (Liu et al. 2025): less the mean of the group; arguments and result as of `rloo`."""
-    return _centred(paid, groups)[0].float()
+def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Dr. GRPO (Liu et al. 2025): A_i = r_i - mean(r) over the group; same shapes as in `rloo`."""
+    return _center_by_group(rewards, groups)[0].float()
 
 
-def grpo(paid: Tensor, groups: Tensor) -> Tensor:
-    """GRPO (Shao et al. 2024): less the mean of the group, by its unbiased deviation; as `rloo` otherwise.
+def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
+    """GRPO (Shao et al. 2024): A_i = (r_i - mean(r)) / (std(r) + ε) over the group; same shapes as in `rloo`.
 
-    A group that is paid alike teaches nothing: all get 0.
+    The standard deviation is unbiased. Groups with zero reward variance get zero advantage.
     """
-    centred, size, group = _centred(paid, groups)
+    centred, size, group = _center_by_group(rewards, groups)
     squares = torch.zeros_like(centred).index_add(0, group, centred**2)[group]
-    return (centred / ((squares / (size - 1).clamp(min=1)).sqrt() + EPSILON)).float()
+    return (centred / ((squares / (size - 1).clamp(min=1)).sqrt() + STD_EPSILON)).float()
 
 
-GROUPED: dict[str, Estimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
-"""The estimators that compare responses to the same query."""
+GROUP_ESTIMATORS: dict[str, GroupEstimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
+"""The estimators that compare responses to the same query, by the value of the setting `advantage`."""
 
 
-def has_nonzero_std(paid: Tensor, groups: Tensor) -> Tensor:
-    """Whether a response's group was not all paid alike; `[B]`, bool."""
-    centred, _, group = _centred(paid, groups)
-    largest = torch.zeros(int(group.max()) + 1, dtype=torch.float64).scatter_reduce(0, group, centred.abs(), "amax")
-    return largest[group] > EQUAL
+def has_nonzero_std(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Whether the rewards of each response's group differ; `[B]`, bool."""
+    centred, _, group = _center_by_group(rewards, groups)
+    max_deviation = torch.zeros(int(group.max()) + 1, dtype=torch.float64)
+    max_deviation = max_deviation.scatter_reduce(0, group, centred.abs(), "amax")
+    return max_deviation[group] > ZERO_STD_TOLERANCE
 
 
-def _centred(paid: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What is paid less its group's mean, the group's size, and its number; `[B]` each, float64 but the last."""
+def _center_by_group(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns rewards minus their group's mean, group sizes (both float64), and group indices; `[B]` each."""
     _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
-    paid = paid.double()
-    means = torch.zeros_like(sizes, dtype=torch.float64).index_add(0, group, paid) / sizes
-    return paid - means[group], sizes[group].double(), group
+    rewards = rewards.double()
+    means = torch.zeros_like(sizes, dtype=torch.float64).index_add(0, group, rewards) / sizes
+    return rewards - means[group], sizes[group].double(), group

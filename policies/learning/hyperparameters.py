@@ -1,4 +1,4 @@
-"""What learning depends on, beside rows and weights."""
+"""Hyperparameters of learning: one policy's, and those of credit assignment."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ KLEstimator = Literal["full", "k1", "k3"]
 
 
 class Credit(NamedTuple):
-    """Who of a chain is paid for what; the settings of the same names."""
+    """Credit assignment; the settings of the same names."""
 
     credit: str = "sum"
     partner_reward: float = 1.0
@@ -19,14 +19,14 @@ class Credit(NamedTuple):
     chain_lam: float = 1.0
     reward_scope: RewardScope = "all"
     own: Callable[..., object] | None = None
-    """The user's function that `credit` names, where it names one."""
+    """The user's credit function, if `credit` names one."""
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What one LLM's learning depends on: settings of the same names, with the paper's values as defaults.
+    """Hyperparameters of one policy: settings of the same names, with the paper's values as defaults.
 
-    `policies.settings.fields` says what each means.
+    `policies.settings.fields` documents each.
     """
 
     lr: float = 1.41e-5
@@ -59,17 +59,17 @@ class Hyperparameters:
     reward_scaling: Literal["none", "scale", "normalize"] = "none"
 
     def lr_at(self, update: int) -> float:
-        """The learning rate of an update, counted from 0: it rises over the first `warmup_updates` ones, and then
-        falls, by the
-        schedule, to what would be 0 after the last.
+        """The learning rate of an update, counted from 0.
+
+        Linear warmup over the first `warmup_updates` updates; then `lr_schedule`, which reaches 0 after the last one.
         """
         if update < self.warmup_updates:
             return self.lr * (update + 1) / (self.warmup_updates + 1)
-        share = min((update - self.warmup_updates) / max(self.num_updates - self.warmup_updates, 1), 1.0)
+        progress = min((update - self.warmup_updates) / max(self.num_updates - self.warmup_updates, 1), 1.0)
         if self.lr_schedule == "linear":
-            return self.lr * (1.0 - share)
+            return self.lr * (1.0 - progress)
         if self.lr_schedule == "cosine":
-            return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
+            return self.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.lr
 
     @property
@@ -79,5 +79,5 @@ class Hyperparameters:
 
     @property
     def kl_in_loss(self) -> bool:
-        """Whether the KL penalty is a term of the loss, instead of the reward."""
+        """Whether the KL penalty is a term of the loss instead of the reward."""
         return self.advantage in ("grpo", "dr_grpo")

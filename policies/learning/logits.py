@@ -1,7 +1,7 @@
-"""What is asked of a model's logits, a few positions at a time, so that no other tensor of their size is made.
+"""Log-probabilities, entropy and KL from logits, in chunks of positions, without another tensor of the logits' size.
 
-With a large vocabulary logits are the largest tensors of an update by far. A softmax of all of them in fp32, and what
-autograd would keep of it, take several times the memory of what the model computed, which may be bf16.
+With a large vocabulary, logits are by far the largest tensors of an update. Their softmax in fp32 and the tensors that
+autograd saves for it would take several times the memory of the logits, which may be bf16.
 """
 
 from __future__ import annotations
@@ -17,56 +17,60 @@ from policies.learning import token_ppo
 from policies.models.language_model import master_dtype
 
 AT_ONCE = 2**22
-"""Logits that are looked at together: 16 MiB of fp32."""
+"""Logits per chunk: 16 MiB of fp32."""
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """Log-probability of each token under the logits that predicted it, divided by a temperature; with its gradient.
+    """Differentiable log-probability of each token under the logits that predict it, divided by a temperature.
 
-    Kept for the backward pass are the logits themselves and a number for each position.
+    The backward pass needs only the logits and one number per position.
 
     Args:
-        logits: `[B, S, V]` of a model, of any float type; of the last R + 1 positions all but the last predict tokens.
+        logits: `[B, S, V]`, any float type. Of the last R + 1 positions, all but the last predict the tokens.
         tokens: `[B, R]` token ids.
         temperature: above 0.
 
     Returns:
         `[B, R]`, in nats, fp32 or better.
     """
-    found: Tensor = _TokenLogprobs.apply(logits, tokens, temperature)
-    return found
+    logprobs: Tensor = _TokenLogprobs.apply(logits, tokens, temperature)
+    return logprobs
 
 
-def scores(policy: Tensor, reference: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, ...]:
-    """What `token_ppo.compare` gives of a policy's and its reference's logits, without a gradient.
+def score_logits(policy: Tensor, reference: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, ...]:
+    """`token_ppo.score_tokens` from the logits of a policy and its reference, without a gradient.
 
     Args:
-        policy, reference: as `token_logprobs` takes them.
+        policy: logits `[B, S, V]`, as in `token_logprobs`.
+        reference: logits `[B, S, V]`.
         tokens: `[B, R]` token ids.
         temperature: above 0.
 
     Returns:
-        Four of `[B, R]`, fp32 or better.
+        The four results of `token_ppo.score_tokens`, `[B, R]` each, fp32 or better.
     """
-    found = [torch.empty(tokens.shape, dtype=master_dtype(policy.dtype), device=tokens.device) for _ in range(4)]
-    for here, there in _parts(policy, tokens):
-        one, other = (_scaled(logits[:, there], temperature).log_softmax(-1) for logits in (policy, reference))
-        for whole, part in zip(found, token_ppo.compare(one, other, tokens[:, here]), strict=True):
-            whole[:, here] = part
-    return tuple(found)
+    scores = [torch.empty(tokens.shape, dtype=master_dtype(policy.dtype), device=tokens.device) for _ in range(4)]
+    for chunk, positions in _chunks(policy, tokens):
+        policy_logprobs, reference_logprobs = (
+            _scale_logits(logits[:, positions], temperature).log_softmax(-1) for logits in (policy, reference)
+        )
+        chunk_scores = token_ppo.score_tokens(policy_logprobs, reference_logprobs, tokens[:, chunk])
+        for score, chunk_score in zip(scores, chunk_scores, strict=True):
+            score[:, chunk] = chunk_score
+    return tuple(scores)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities of tokens under logits, whose gradient is (1 at the token - softmax) / temperature."""
+    """Log-probabilities of tokens under logits; their gradient is (one_hot(token) - softmax) / temperature."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
         logprobs = torch.empty(tokens.shape, dtype=master_dtype(logits.dtype), device=tokens.device)
         norms = torch.empty_like(logprobs)
-        for here, there in _parts(logits, tokens):
-            part = _scaled(logits[:, there], temperature)
-            norms[:, here] = part.logsumexp(-1)
-            logprobs[:, here] = part.gather(-1, tokens[:, here, None]).squeeze(-1) - norms[:, here]
+        for chunk, positions in _chunks(logits, tokens):
+            scaled = _scale_logits(logits[:, positions], temperature)
+            norms[:, chunk] = scaled.logsumexp(-1)
+            logprobs[:, chunk] = scaled.gather(-1, tokens[:, chunk, None]).squeeze(-1) - norms[:, chunk]
         ctx.save_for_backward(logits, tokens, norms)
         ctx.temperature = temperature
         return logprobs
@@ -75,26 +79,27 @@ class _TokenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         logits, tokens, norms = ctx.saved_tensors
-        gradient = gradients[0].unsqueeze(-1)
-        found = torch.zeros_like(logits)
-        for here, there in _parts(logits, tokens):
-            part = _scaled(logits[:, there], ctx.temperature)
-            part = part.sub_(norms[:, here, None]).exp_().mul_(-gradient[:, here])
-            found[:, there] = part.scatter_add_(-1, tokens[:, here, None], gradient[:, here]).div_(ctx.temperature)
-        return found, None, None
+        output_grad = gradients[0].unsqueeze(-1)
+        grad = torch.zeros_like(logits)
+        for chunk, positions in _chunks(logits, tokens):
+            part = _scale_logits(logits[:, positions], ctx.temperature)
+            part = part.sub_(norms[:, chunk, None]).exp_().mul_(-output_grad[:, chunk])
+            part = part.scatter_add_(-1, tokens[:, chunk, None], output_grad[:, chunk])
+            grad[:, positions] = part.div_(ctx.temperature)
+        return grad, None, None
 
 
-def _parts(logits: Tensor, tokens: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields parts of the tokens, each with the positions of the logits that predict it."""
+def _chunks(logits: Tensor, tokens: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yields slices of the tokens, and of the positions of the logits that predict them."""
     batch, positions, vocabulary = logits.shape
     length = tokens.shape[1]
-    before = positions - length - 1
+    offset = positions - length - 1
     size = max(AT_ONCE // (batch * vocabulary), 1)
     for start in range(0, length, size):
         end = min(start + size, length)
-        yield slice(start, end), slice(before + start, before + end)
+        yield slice(start, end), slice(offset + start, offset + end)
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """A copy in fp32 or better, divided by the temperature."""
+def _scale_logits(logits: Tensor, temperature: float) -> Tensor:
+    """Returns a copy in fp32 or better, divided by the temperature."""
     return logits.to(master_dtype(logits.dtype), copy=True).div_(temperature)

@@ -1,4 +1,4 @@
-"""What is reported of an LLM's responses, from their scored rows."""
+"""Metrics of one policy's responses, from their scored rows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from policies.learning import token_ppo
 from policies.learning.rows import Rows
 
 RESPONSE_METRICS = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
-"""What is measured of each response, in training and in evaluations."""
+"""Metrics of each response, in training and in evaluations."""
 
 
 def measure_responses(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
-    """What is reported of each response of one LLM.
+    """Metrics of each response of one policy.
 
     Args:
-        rows: as played and scored.
-        eval_kl_coef: weight of the KL in the combined reward (paper §5: own task reward - eta * summed KL).
+        rows: scored.
+        eval_kl_coef: weight of the KL in the combined reward (CORY paper §5: own task reward - η · summed KL).
 
     Returns:
         fp32 `[B]` each: `task_reward`, `kl` (nats, summed over the response), `combined_reward`, `response_length`
-        (tokens), `eos_rate` (1 where it ends by itself), `repetition`.
+        (tokens), `eos_rate` (1 if it ends with a stop token), `repetition`.
     """
     kl, task_reward = rows["full_kl"].sum(1), rows["task_rewards"].float()
     return {
@@ -38,48 +38,47 @@ def measure_responses(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
 
 
 def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
-    """What is reported of one LLM's scored rows; for the arguments see `measure_responses`.
+    """Metrics of one policy's scored rows; for the arguments see `measure_responses`.
 
     Returns:
-        The means over responses of what `measure_responses` gives; means over tokens of `entropy`, of
-        `logprob_diff_mean` (|sampler - learner| log-probability), and `logprob_diff_max`, its largest, and of
-        `importance_sampling_ratio` (learner's / sampler's probability, before it is capped); the deviation
-        `task_reward_std`; of rows
-        whose `returns` are estimated, `explained_variance`.
+        Means over responses of the metrics of `measure_responses`, and `task_reward_std`. Means over tokens of
+        `entropy`, `logprob_diff_mean` (|sampler - learner| log-probability; its maximum is `logprob_diff_max`), and
+        `importance_sampling_ratio` (learner's / sampler's probability, before clipping). If the rows have `returns`,
+        `explained_variance`.
     """
     mask, tokens = rows["mask"], rows["mask"].sum()
-    gap = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
-    figures = {
+    logprob_diff = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
+    metrics = {
         **{name: column.mean() for name, column in measure_responses(rows, eval_kl_coef).items()},
         "task_reward_std": rows["task_rewards"].float().std(unbiased=False),
         "entropy": rows["entropy"].sum() / tokens,
-        "logprob_diff_mean": gap.sum() / tokens,
-        "logprob_diff_max": gap.max(),
+        "logprob_diff_mean": logprob_diff.sum() / tokens,
+        "logprob_diff_max": logprob_diff.max(),
         "importance_sampling_ratio": ((rows["logprobs"] - rows["sampler_logprobs"]).exp() * mask).sum() / tokens,
     }
     explained = {}
     if "returns" in rows:
         explained["explained_variance"] = token_ppo.explained_variance(rows["values"], rows["returns"], mask)
-    return {name: float(value) for name, value in figures.items()} | explained
+    return {name: float(value) for name, value in metrics.items()} | explained
 
 
-def mean_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure."""
-    return {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
+def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over several sets of the same metrics."""
+    return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
 
 
 def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Share of a response's pairs of neighbouring tokens that stand earlier in it too.
+    """Share of a response's bigrams that occur earlier in the same response.
 
     Args:
         tokens: `[B, T]` token ids below 2**31.
         mask: `[B, T]`.
 
     Returns:
-        `[B]`, fp32, 0 to 1; 0 for a response of fewer than three tokens.
+        `[B]`, fp32, 0 to 1; 0 for responses of fewer than three tokens.
     """
-    real = mask[:, 1:].bool()
+    valid = mask[:, 1:].bool()
     pairs = (tokens[:, :-1] << 31) + tokens[:, 1:]
-    pairs = torch.where(real, pairs, -1).sort(dim=1).values
+    pairs = torch.where(valid, pairs, -1).sort(dim=1).values
     repeats = ((pairs[:, 1:] == pairs[:, :-1]) & (pairs[:, 1:] >= 0)).sum(1)
-    return repeats.float() / real.sum(1).clamp(min=1)
+    return repeats.float() / valid.sum(1).clamp(min=1)

@@ -1,7 +1,7 @@
-"""AdamW whose moments rest in the machine's memory, and are on the weights' device a few millions at a time.
+"""AdamW with its moments offloaded to host memory; a step copies them to the weights' device chunk by chunk.
 
-A GPU then holds weights and gradients alone, and computes the same numbers; each step moves 16 bytes per weight over
-its link to the machine. Where the weights are in the machine's memory themselves, nothing is moved.
+The GPU then holds only weights and gradients, and computes the same numbers. Each step transfers 16 bytes per weight
+between host and GPU. If the weights are in host memory too, nothing is copied.
 """
 
 from __future__ import annotations
@@ -13,62 +13,64 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from policies.learning.sharding import local
+from policies.learning.sharding import local_shard
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 AT_ONCE = 2**24
-"""Weights whose moments are on the device together: 128 MiB of it. A multiple of what a processor takes at once, as it
-rounds a rest of that otherwise."""
+"""Weights per chunk: 128 MiB of moments on the device. A multiple of the vector width of CPUs, whose remainder loop
+rounds differently."""
 
 
 class OffloadedAdamW(torch.optim.AdamW):
-    """Steps as `torch.optim.AdamW(fused=True)` does, and has the same state."""
+    """`torch.optim.AdamW(fused=True)` with offloaded moments: same steps, same state."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every weight that has a gradient."""
+        """Updates every weight that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     state = self.state[weight]
                     if not state:
-                        state |= fresh(weight, offloaded=True)
+                        state |= init_adam_state(weight, offloaded=True)
                     _step(weight, weight.grad, state, group)
         if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()  # else the moments might be read while they are on their way
+            torch.cuda.current_stream().synchronize()  # else the moments might be read before they are copied back
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state; torch would leave its moments beside the weights."""
+        """Loads a state and moves its moments to host memory; torch would leave them on the weights' device."""
         super().load_state_dict(state_dict)
         for weight, state in self.state.items():
             for name in MOMENTS:
                 moment = state[name]
-                state[name] = _in_memory(weight).copy_(moment)
+                state[name] = _zeros_on_host(weight).copy_(moment)
 
 
-def fresh(weight: Tensor, *, offloaded: bool) -> dict[str, Tensor]:
-    """Returns what AdamW knows of a weight before its first step."""
-    moments = {name: _in_memory(weight) if offloaded else torch.zeros_like(weight) for name in MOMENTS}
+def init_adam_state(weight: Tensor, *, offloaded: bool) -> dict[str, Tensor]:
+    """Returns AdamW's state of a weight before its first step."""
+    moments = {name: _zeros_on_host(weight) if offloaded else torch.zeros_like(weight) for name in MOMENTS}
     return {"step": torch.zeros((), device=weight.device), **moments}
 
 
-def _in_memory(weight: Tensor) -> Tensor:
-    """Returns zeros like a weight in the machine's memory, where a GPU reads and writes them by itself."""
+def _zeros_on_host(weight: Tensor) -> Tensor:
+    """Returns zeros like a weight, in host memory; pinned for weights on a GPU, which then copies asynchronously."""
     return torch.zeros_like(weight, device="cpu", pin_memory=weight.is_cuda)
 
 
 def _step(weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any]) -> None:
-    """Moves what this process has of a weight, a part at a time."""
+    """Updates this process's shard of a weight, chunk by chunk."""
     beta1, beta2 = group["betas"]
-    held = [local(tensor).view(-1) for tensor in (weight, *(state[name] for name in MOMENTS))]
-    parts = zip(local(gradient).reshape(-1).split(AT_ONCE), *(flat.split(AT_ONCE) for flat in held), strict=True)
-    for slope, values, *moments in parts:
-        here = [moment.to(values.device, non_blocking=True) for moment in moments]
+    flats = [local_shard(tensor).view(-1) for tensor in (weight, *(state[name] for name in MOMENTS))]
+    chunks = zip(
+        local_shard(gradient).reshape(-1).split(AT_ONCE), *(flat.split(AT_ONCE) for flat in flats), strict=True
+    )
+    for grads, params, *host_moments in chunks:
+        moments = [moment.to(params.device, non_blocking=True) for moment in host_moments]
         adamw(
-            [values],
-            [slope],
-            [here[0]],
-            [here[1]],
+            [params],
+            [grads],
+            [moments[0]],
+            [moments[1]],
             [],
             [state["step"].clone()],
             fused=True,
@@ -80,7 +82,7 @@ def _step(weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor], group: 
             eps=group["eps"],
             maximize=False,
         )
-        for moment, there in zip(moments, here, strict=True):
-            if there is not moment:
-                moment.copy_(there, non_blocking=True)
+        for host_moment, moment in zip(host_moments, moments, strict=True):
+            if moment is not host_moment:
+                host_moment.copy_(moment, non_blocking=True)
     state["step"].add_(1)

@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM with a value head, and the frozen reference beside it."""
+"""A Hugging Face causal LM with a value head, and its frozen reference."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from policies.compat.transformers import attention_of, without_adapters
-from policies.learning.logits import scores, token_logprobs
+from policies.learning.logits import score_logits, token_logprobs
 from policies.learning.rows import Rows, make_rows, trimmed
-from policies.learning.sharding import blocks_of, fill, local, put, shard, whole
+from policies.learning.sharding import blocks_of, copy_full, full_tensor, load_sharded, local_shard, shard
 from policies.models.adapters import add_lora
 from policies.models.families import LIMIT
 from policies.models.language_model import (
@@ -35,20 +35,25 @@ from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
 SCORES = ("logprobs", "reference_logprobs", "entropy", "full_kl")
-"""What `PolicyModel.score` gives; with a critic `values` too."""
+"""The results of `PolicyModel.score`; with a critic there are also `values`."""
 VALUE_HEAD = "value_head."
-_ROUNDING = 0.1  # nats by which bf16 may change a token's log-probability, in the mean
+_BF16_TOLERANCE = 0.1  # nats by which bf16 may change the log-probability of a token on average
 
 
 class ValueHead(nn.Linear):
-    """The critic: linear in the last hidden state; all of it starts at zero.
+    """The critic: linear in the last hidden state, initialised to zero.
 
-    One that knows of the chain (a centralised critic: training alone, the policy sees nothing of it) has beside it, for
-    each role, a value of its own and a weight of each earlier response's task reward.
+    A centralised critic (`critic_inputs=chain`; used in training only, the policy does not see its inputs) also has,
+    for each role, a bias and a weight for the task reward of each earlier response.
     """
 
     def __init__(self, hidden: int, agents: int) -> None:
-        """Takes the width of the hidden states, and the agents whose rewards and roles it knows of; 0: none."""
+        """Creates the head.
+
+        Args:
+            hidden: width of the hidden states.
+            agents: number of agents in the chain, for a centralised critic; 0: the critic sees only tokens.
+        """
         super().__init__(hidden, 1)
         self.agents = agents
         if agents:
@@ -62,27 +67,27 @@ class ValueHead(nn.Linear):
 
         Args:
             hidden: `[B, R, H]`, fp32.
-            rows: the same responses; for one that knows of the chain their `positions` and `earlier_rewards`.
+            rows: the same responses; a centralised critic uses their `positions` and `earlier_rewards`.
 
         Returns:
             `[B, R]`.
         """
-        values = F.linear(hidden, self.weight, self.bias).squeeze(-1)  # a call would end its being whole (FSDP)
+        values = F.linear(hidden, self.weight, self.bias).squeeze(-1)  # with FSDP, self(hidden) would free the weights
         if not self.agents:
             return values
         positions, earlier = rows["positions"], rows["earlier_rewards"]
-        earlier = F.pad(earlier, (0, self.agents - 1 - earlier.shape[1]))  # an evaluation may be of fewer agents
-        known = self.of_role[positions] + (self.of_earlier[positions] * earlier).sum(1)
-        return values + known.unsqueeze(1)
+        earlier = F.pad(earlier, (0, self.agents - 1 - earlier.shape[1]))  # evaluations may have fewer agents
+        chain_values = self.of_role[positions] + (self.of_earlier[positions] * earlier).sum(1)
+        return values + chain_values.unsqueeze(1)
 
 
 class PolicyModel(nn.Module):
-    """One LLM, with a value head on the last hidden layer (if there is a critic) and the shared frozen reference.
+    """One policy: a causal LM, with a critic a value head on its last hidden layer, and the shared frozen reference.
 
-    It owns its weights in one of two ways: all of them, in fp32; or an fp32 adapter on a frozen base (LoRA).
+    It trains either all weights, in fp32, or an fp32 LoRA adapter on a frozen base.
 
-    The reference and the base, which are one model, are held once per process for all policies: absent from what is
-    trained, from the state and from weight sync.
+    The reference and the LoRA base are the same model, held once per process for all policies. It is not part of the
+    trainable weights, the state or weight sync.
     """
 
     def __init__(
@@ -98,27 +103,28 @@ class PolicyModel(nn.Module):
         quantization: Quantization = "none",
         gradient_checkpointing: bool = False,
         trust_remote_code: bool = False,
-        longest: int | None = None,
+        max_length: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        """Builds the LM and, for a critic, the value head, which starts at zero.
+        """Builds the LM and, with a critic, the value head.
 
         Args:
             path: a folder or hub id.
             critic: whether there is a value head.
-            critic_agents: agents of the chain of whose rewards and roles it knows; 0: it sees tokens alone.
+            critic_agents: number of agents for a centralised critic; 0: the critic sees only tokens.
             temperature: divides the logits.
-            dtype: compute type, `auto`, `bf16`, `fp32` or `fp64`; trained weights are fp32, or fp64 with that.
-            device: where a base is loaded. A model that owns all its weights is built on the CPU and moved by `to`.
-            lora: what its adapter is like; None: it owns all its weights.
-            quantization: of the base.
-            gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
+            dtype: compute type, `auto`, `bf16`, `fp32` or `fp64`; trained weights are fp32, with `fp64` fp64.
+            device: where a LoRA base is loaded. A fully trained model is built on the CPU and moved by `to`.
+            lora: the LoRA configuration; None: train all weights.
+            quantization: of the LoRA base.
+            gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
             trust_remote_code: run code that comes with the model.
-            longest: tokens of the longest prompt and response together, by which attention is chosen; None: unknown.
-            mesh: the processes over which it is split, with its reference; None: this one holds it whole.
+            max_length: maximal number of tokens of a prompt and its response, which decides the attention used;
+                None: unknown.
+            mesh: the processes over which the model and its reference are sharded; None: no sharding.
 
         Raises:
-            ModelError: nothing loadable there, or it cannot be split.
+            ModelError: no such model, or it cannot be sharded.
         """
         super().__init__()
         self.path = path
@@ -127,57 +133,57 @@ class PolicyModel(nn.Module):
         self.critic = critic
         self.mesh = mesh
         self._dtype = dtype
-        self._longest = longest
+        self._max_length = max_length
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
-        where = torch.device(device)
-        computed, stored, eager = compute_dtype(dtype, where), base_dtype(dtype, where), self._eager(where)
-        master = master_dtype(computed)
+        base_device = torch.device(device)
+        forward_dtype, eager = compute_dtype(dtype, base_device), self._eager(base_device)
+        frozen_dtype, master = base_dtype(dtype, base_device), master_dtype(forward_dtype)
         if mesh is not None:
-            self.lm = init_empty(path, trust_remote_code, master if lora is None else stored)
+            self.lm = init_empty(path, trust_remote_code, master if lora is None else frozen_dtype)
             if lora is not None:
                 self.lm = add_lora(self.lm.requires_grad_(False), lora)
         elif lora is None:
             self.lm = load_language_model(path, trust_remote_code, master)
         else:
-            base = shared_base(path, where, trust_remote_code, stored, quantization, eager=eager)
+            base = shared_base(path, base_device, trust_remote_code, frozen_dtype, quantization, eager=eager)
             self.lm = add_lora(base, lora)
             self._reference.append(base)
         if eager:
             self.lm.set_attn_implementation("eager")
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
-        self._keeps_logits = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
+        self._supports_logits_to_keep = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
             self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
-            self._split(mesh, computed)
+            self._shard(mesh, forward_dtype)
 
-    def _split(self, mesh: DeviceMesh, computed: torch.dtype) -> None:
-        """Leaves this process its part of the LM, and of its reference, which of an adapted LM is the LM itself."""
-        base = any(not parameter.requires_grad for parameter in self.lm.parameters())  # which is stored as it computes
+    def _shard(self, mesh: DeviceMesh, forward_dtype: torch.dtype) -> None:
+        """Shards the LM, the value head and the reference; with LoRA the reference is the LM itself."""
+        has_base = any(not parameter.requires_grad for parameter in self.lm.parameters())  # stored in the compute type
         if self.critic:
             shard(self.value_head, [], mesh)  # stays in fp32
             register_fsdp_forward_method(self.value_head, "values")
-        shard(self, blocks_of(self.lm), mesh, None if base else computed)
+        shard(self, blocks_of(self.lm), mesh, None if has_base else forward_dtype)
         register_fsdp_forward_method(self, "score")
-        fill(self.lm, self.path, self.trust_remote_code, mesh)
+        load_sharded(self.lm, self.path, self.trust_remote_code, mesh)
         reference = self.lm
-        if not base:
-            reference = init_empty(self.path, self.trust_remote_code, computed).requires_grad_(False)
+        if not has_base:
+            reference = init_empty(self.path, self.trust_remote_code, forward_dtype).requires_grad_(False)
             if self._eager(torch.device(mesh.device_type)):
                 reference.set_attn_implementation("eager")
             shard(reference, blocks_of(reference), mesh)
-            fill(reference, self.path, self.trust_remote_code, mesh)
+            load_sharded(reference, self.path, self.trust_remote_code, mesh)
         self._reference.append(reference)
 
     def _eager(self, device: torch.device) -> bool:
-        """Whether attention is eager in all of the run: for policy and reference, in scoring and training."""
-        return eager_is_faster(compute_dtype(self._dtype, device), device, self._longest)
+        """Whether the whole run uses eager attention: policy and reference, in scoring and in training."""
+        return eager_is_faster(compute_dtype(self._dtype, device), device, self._max_length)
 
     def train(self, mode: bool = True) -> Self:
-        """Switches the mode, which in the LM only gradient checkpointing may see.
+        """Sets the training mode; inside the LM, only on modules with gradient checkpointing.
 
-        Some families compute otherwise in train mode, whatever their dropout (PhiMoE then draws its experts at random).
+        Some families compute differently in training mode even without dropout (PhiMoE samples its experts).
         """
         super().train(mode)
         for module in self.lm.modules():
@@ -186,7 +192,7 @@ class PolicyModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.lm.parameters()).device
 
     @property
@@ -195,106 +201,110 @@ class PolicyModel(nn.Module):
         return compute_dtype(self._dtype, self.device)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Computes in the compute type."""
+        """Autocasts to the compute type, if it is bf16."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def reference(self) -> PreTrainedModel:
-        """The frozen initial policy pi_0 on this model's device; of one that is split and adapted, the LM itself, which
-        is pi_0 `without_adapters`.
+        """The frozen initial policy π_0 on this model's device.
+
+        For a sharded model with LoRA it is the LM itself, which is π_0 `without_adapters`.
         """
         if not self._reference or next(self._reference[0].parameters()).device != self.device:
-            computed = base_dtype(self._dtype, self.device)
-            master = master_dtype(computed)
-            matrices = None if computed == master else computed
+            forward_dtype = base_dtype(self._dtype, self.device)
+            master = master_dtype(forward_dtype)
+            linear_dtype = None if forward_dtype == master else forward_dtype
             eager = self._eager(self.device)
             self._reference = [
-                shared_base(self.path, self.device, self.trust_remote_code, master, matrices=matrices, eager=eager)
+                shared_base(
+                    self.path, self.device, self.trust_remote_code, master, linear_dtype=linear_dtype, eager=eager
+                )
             ]
         return self._reference[0]
 
     def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities of the responses and, with a critic, the value before each of their tokens.
+        """Log-probabilities of the responses and, with a critic, the value before each response token.
 
         Returns:
-            `[B, R]` each, fp32; meaningless outside the response mask.
+            `[B, R]` each, fp32; undefined outside the response mask.
         """
-        logits, values = self._respond(self.lm, rows, self.critic)
-        # FSDP's hooks are on what is returned, and a view of that would pass them by.
+        logits, values = self._forward_rows(self.lm, rows, self.critic)
+        # FSDP puts its hooks on the returned tensors; a view would bypass them.
         return token_logprobs(logits, rows["responses"], self.temperature), None if values is None else values.clone()
 
     @torch.no_grad()
     def score(self, rows: Rows) -> dict[str, Tensor]:
-        """Everything about a batch that does not change while PPO trains on it.
+        """Everything about a batch that stays constant while PPO trains on it.
 
         Returns:
             `[B, R]` each, fp32: `logprobs`, `reference_logprobs`, `entropy`, and `full_kl`, the KL to the reference
-            over the whole vocabulary; with a critic `values` too. Logits die here.
+            over the whole vocabulary; with a critic also `values`. The logits are freed here.
         """
-        policy, values = self._respond(self.lm, rows, self.critic)
+        policy, values = self._forward_rows(self.lm, rows, self.critic)
         reference = self.reference()
         with without_adapters(self.lm) if reference is self.lm else nullcontext():
-            reference_logits, _ = self._respond(reference, rows, with_values=False)
-        scored = dict(zip(SCORES, scores(policy, reference_logits, rows["responses"], self.temperature), strict=True))
+            reference_logits, _ = self._forward_rows(reference, rows, with_values=False)
+        scores = score_logits(policy, reference_logits, rows["responses"], self.temperature)
+        scored = dict(zip(SCORES, scores, strict=True))
         return scored if values is None else scored | {"values": values}
 
     @torch.no_grad()
     def check_forward(self) -> None:
-        """Compares log-probabilities of one batch: with each row alone, and with the eager attention.
+        """Checks a batch's log-probabilities against those of a single row, and against eager attention.
 
-        A family may ignore padding, and an attention kernel what the model's definition has beside its masks. Weights
-        that are fp32 are compared in fp32, as bf16's rounding hides much. All ranks must call it alike.
+        A family's code may ignore padding, and an attention kernel may omit parts of the model's definition, such as
+        soft caps. fp32 weights are compared in fp32, since bf16 rounding would hide errors. All ranks must call it.
 
         Raises:
             ModelError: they differ by more than rounding.
         """
         size = self.lm.config.get_text_config().vocab_size
-        longer = 24 if self._longest is None else max(min(24, self._longest - 8), 4)
+        longer = 24 if self._max_length is None else max(min(24, self._max_length - 8), 4)
         prompts, responses = [_tokens(3, size), _tokens(longer, size)], [_tokens(8, size), _tokens(6, size)]
-        rows = make_rows(prompts, responses, [[0.0] * len(each) for each in responses], [0.0] * 2, [False] * 2)
+        logprobs = [[0.0] * len(response) for response in responses]
+        rows = make_rows(prompts, responses, logprobs, [0.0] * 2, [False] * 2)
         rows = {name: column.to(self.device) for name, column in rows.items()}
         dtype, attention = self._dtype, attention_of(self.lm)
         if self.mesh is None and all(weight.dtype == torch.float32 for weight in self.lm.parameters()):
             self._dtype = "fp32"
-        limit = _ROUNDING if self.dtype == torch.bfloat16 else LIMIT
+        limit = _BF16_TOLERANCE if self.dtype == torch.bfloat16 else LIMIT
         try:
             batch = self(rows)[0]
-            alone = self(trimmed(rows, torch.tensor([0], device=self.device)))[0]
+            single = self(trimmed(rows, torch.tensor([0], device=self.device)))[0]
             self.lm.set_attn_implementation("eager")
             eager = self(rows)[0] if attention != "eager" else batch
         finally:
             self._dtype = dtype
             self.lm.set_attn_implementation(attention)
-        difference = float((batch[0] - alone[0]).abs().mean())
+        difference = float((batch[0] - single[0]).abs().mean())
         if not difference <= limit:
             raise ModelError(
-                f"`{self.path}`: a row in a batch with a longer prompt gets other log-probabilities than alone (by "
-                f"{difference:.2g} nats, allowed {limit:g}): its code ignores padding or positions. Set model to one "
-                "of another family."
+                f"`{self.path}`: log-probabilities change by {difference:.2g} nats (allowed: {limit:g}) when a row is "
+                "batched with a longer one: its code ignores padding or positions. Set model to one of another family."
             )
         difference = float((eager - batch).abs()[rows["mask"].bool()].mean())
         if not difference <= limit:
             raise ModelError(
-                f"`{self.path}`: {attention} attention gives other log-probabilities than its definition, the eager "
-                f'one (by {difference:.2g} nats, allowed {limit:g}). Put "attn_implementation": "eager" into its '
+                f"`{self.path}`: log-probabilities with {attention} attention differ by {difference:.2g} nats "
+                f'(allowed: {limit:g}) from eager attention, its definition. Set "attn_implementation": "eager" in its '
                 "config.json."
             )
 
-    def _respond(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:
-        """Logits `[B, S, V]`, in the compute type, and the values `[B, R]` before each response token.
+    def _forward_rows(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:
+        """Logits `[B, S, V]` in the compute type, and the values `[B, R]` before each response token.
 
-        Of S positions the last R + 1 are those of the response tokens and what comes after them.
+        The last R + 1 of the S positions predict the R response tokens and the token after them.
 
-        Prompts are padded on the left and responses on the right, so positions are counted from the mask: GPT-2's
-        absolute positions would otherwise be off. `logits_to_keep` leaves each family's logit scaling to the model.
+        Position ids are counted from the mask, because prompts are padded on the left; GPT-2's absolute positions would
+        be wrong otherwise. `logits_to_keep` leaves the logit scaling of each family to the model.
         """
         responses = rows["responses"]
         length = responses.shape[1]
         tokens = torch.cat([rows["prompts"], responses], dim=1)  # (B, P + R)
         mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], dim=1)
-        keep = {"logits_to_keep": length + 1} if self._keeps_logits else {}
-        seen: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
+        keep = {"logits_to_keep": length + 1} if self._supports_logits_to_keep else {}
+        hidden: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
         head = lm.get_output_embeddings()
-        with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+        with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
             out = lm(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -302,36 +312,41 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **keep,
             )
-        logits = out.logits if self._keeps_logits else out.logits[:, -length - 1 :].clone()  # drops those of prompts
+        # Without `logits_to_keep`, the clone lets the logits of the prompts be freed.
+        logits = out.logits if self._supports_logits_to_keep else out.logits[:, -length - 1 :].clone()
         if not with_values:
             return logits, None
-        return logits, self.value_head.values(seen[0][:, -length - 1 : -1].to(self.value_head.weight.dtype), rows)
+        return logits, self.value_head.values(hidden[0][:, -length - 1 : -1].to(self.value_head.weight.dtype), rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The weights that are the policy's own, with their names."""
+        """The trainable weights, with their names."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     @contextmanager
     def temporary_weights(self) -> Iterator[None]:
-        """Puts the present weights back afterwards."""
-        tensors = self.own()
-        present = [tensor.clone() for tensor in tensors]
+        """A context in which the trainable weights may be changed; restores them at its end."""
+        tensors = self.local_weights()
+        backups = [tensor.clone() for tensor in tensors]
         try:
             yield
         finally:
-            for tensor, kept in zip(tensors, present, strict=True):
-                tensor.copy_(kept)
+            for tensor, backup in zip(tensors, backups, strict=True):
+                tensor.copy_(backup)
 
-    def own(self) -> list[Tensor]:
-        """What this process has of the trainable weights, in the order of `trainable`; writing to it changes them."""
-        return [local(parameter.detach()) for _, parameter in self.trainable()]
+    def local_weights(self) -> list[Tensor]:
+        """This process's shards of the trainable weights, in the order of `trainable`, as views."""
+        return [local_shard(parameter.detach()) for _, parameter in self.trainable()]
 
     def state(self) -> dict[str, np.ndarray]:
-        """The trainable weights by name, fp32, as copies; tied weights appear once. All ranks must ask alike."""
-        return {name: whole(parameter.detach()).cpu().numpy().copy() for name, parameter in self.trainable()}
+        """Copies of the trainable weights by name, fp32; tied weights appear once. All ranks must call it."""
+        return {name: full_tensor(parameter.detach()).cpu().numpy().copy() for name, parameter in self.trainable()}
 
     def load(self, state: Mapping[str, np.ndarray], *, critic: bool = True) -> None:
-        """Copies weights in by name, with `critic` those of the value head too.
+        """Copies weights into the model, by name.
+
+        Args:
+            state: weights as from `state`.
+            critic: include the value head.
 
         Raises:
             KeyError: a weight of this model is missing from `state`.
@@ -339,14 +354,14 @@ class PolicyModel(nn.Module):
         with torch.no_grad():
             for name, parameter in self.trainable():
                 if critic or not name.startswith(VALUE_HEAD):
-                    put(parameter, torch.from_numpy(np.array(state[name])))
+                    copy_full(parameter, torch.from_numpy(np.array(state[name])))
 
 
 def _tokens(count: int, vocabulary: int) -> list[int]:
-    """Tokens to compare rows with; any do."""
-    return [(11 * count + 7 * place) % vocabulary for place in range(count)]
+    """Arbitrary tokens, for `check_forward`."""
+    return [(11 * count + 7 * index) % vocabulary for index in range(count)]
 
 
 def _head_width(lm: PreTrainedModel) -> int:
-    """Width of the hidden states that go into an LM's output head; OPT-350m projects them down before it."""
+    """Width of the hidden states at the LM's output head; OPT-350m projects them down before it."""
     return int(lm.get_output_embeddings().weight.shape[1])

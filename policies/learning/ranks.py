@@ -1,7 +1,7 @@
-"""What learning processes do together: those of one LLM share its rows, those of several move to their mean.
+"""Collective operations of learner processes: sharing the rows of one policy, and averaging several policies' weights.
 
-LLMs that started from one base may move to the mean of their weights: model soups (arXiv 2203.05482) average once, at
-the end; WARP (arXiv 2406.16768) again and again, part of the way.
+Policies that started from one base can be averaged: model soups (arXiv 2203.05482) average the weights once, after
+training; WARP (arXiv 2406.16768) moves them part of the way to their mean again and again.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from policies.learning.rows import Rows, by_length
 
 
 class Ranks:
-    """The processes that learn one LLM: each forwards a part of the rows, and all sum up what they find."""
+    """The processes that train one policy: each forwards a part of the rows, and results are summed over all."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        """Takes the group; None: there is no other process."""
+        """Wraps a process group; None: this process alone."""
         self.group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.count = 1 if group is None else dist.get_world_size(group)
 
     def shares(self, rows: Rows) -> list[Tensor]:
-        """The places of the rows that each rank forwards: every n-th of all, sorted by length."""
+        """The indices of the rows that each rank forwards: every n-th row in order of length."""
         order = by_length(rows)
         return [order[rank :: self.count] for rank in range(self.count)]
 
     def sum(self, x: Tensor) -> Tensor:
-        """Adds a tensor over all ranks, in place, and returns it."""
+        """All-reduces a tensor in place, and returns it."""
         if self.group is not None:
             dist.all_reduce(x, group=self.group)
         return x
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Adds gradients by one flat all-reduce; a rank without rows adds zeros."""
+        """Sums gradients over all ranks by one flat all-reduce; a rank without rows adds zeros."""
         if self.group is None:
             return
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -45,18 +45,18 @@ class Ranks:
             parameter.grad = grad.view_as(parameter).clone()
 
     def broadcast(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Gives all ranks the first one's weights."""
+        """Copies the weights of rank 0 to all ranks."""
         for parameter in parameters if self.group is not None else ():
             dist.broadcast(parameter.data, group=self.group, group_src=0)
 
 
 @torch.no_grad()
-def mean(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> Tensor:
-    """Returns the mean, a new tensor; the order of the tensors decides its last bit.
+def mean_tensor(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> Tensor:
+    """Returns the mean as a new tensor; its last bit depends on the order of the tensors.
 
     Args:
-        tensors: those of this process.
-        group: processes that have as many each, all of which count; None: this one alone.
+        tensors: the tensors of this process.
+        group: processes with equally many tensors each, included in the mean; None: this process alone.
     """
     total = tensors[0].clone()
     for tensor in tensors[1:]:
@@ -68,23 +68,23 @@ def mean(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> T
 
 
 @torch.no_grad()
-def means(
-    llms: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None = None
+def mean_tensors(
+    policies: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None = None
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-    """Yields each tensor of all LLMs of this process, and its mean, one by one; all of a group must ask alike."""
-    for tensors in zip(*llms, strict=True):
-        yield tensors, mean(tensors, group)
+    """Yields each weight of all policies of this process together with its mean; all of the group must iterate."""
+    for tensors in zip(*policies, strict=True):
+        yield tensors, mean_tensor(tensors, group)
 
 
 @torch.no_grad()
-def move_to_mean(llms: Sequence[Sequence[Tensor]], share: float, group: dist.ProcessGroup | None = None) -> None:
-    """Moves the weights of all LLMs towards their mean, in place, one tensor at a time.
+def move_to_mean(policies: Sequence[Sequence[Tensor]], tau: float, group: dist.ProcessGroup | None = None) -> None:
+    """Moves the weights of all policies towards their mean, in place, one tensor at a time: w ← w + τ · (mean - w).
 
     Args:
-        llms: the tensors of each, in one order.
-        share: of the way; with 1 all are equal afterwards.
-        group: processes that have LLMs too; None: this one alone.
+        policies: the tensors of each policy, in the same order.
+        tau: τ; with 1 all policies are equal afterwards.
+        group: processes that have other policies; None: this process alone.
     """
-    for tensors, middle in means(llms, group):
+    for tensors, mean in mean_tensors(policies, group):
         for tensor in tensors:
-            tensor.lerp_(middle, share)
+            tensor.lerp_(mean, tau)

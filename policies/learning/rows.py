@@ -1,4 +1,4 @@
-"""Rows of padded token tensors, and how they are dealt into micro-batches."""
+"""Rows of padded token tensors, and their split into micro-batches."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from torch import Tensor
 from policies.models.language_model import left_padded
 
 Rows = dict[str, Tensor]
-"""Columns of one LLM's rows, by name. `B` responses, `P` prompt tokens, padded on the left, `R` response tokens, padded
-on the right.
+"""Columns of one policy's rows, by name. `B` responses; `P` prompt tokens, padded on the left; `R` response tokens,
+padded on the right.
 
-As they were played (`make_rows`):
+From rollouts (`make_rows`):
     prompts           int64 [B, P]
     prompt_mask       int64 [B, P], 0 on padding
     responses         int64 [B, R]
     mask              fp32 [B, R], 1 on response tokens
-    sampler_logprobs  fp32 [B, R], as the generation backend reported them
-    task_rewards      fp64 [B], the response's own raw reward
-    ended             fp32 [B], 1 where the response ends with a stop token, 0 where its length was cut
+    sampler_logprobs  fp32 [B, R], as reported by the generation backend
+    task_rewards      fp64 [B], the response's own reward, unscaled
+    ended             fp32 [B], 1 if the response ends with a stop token, 0 if it was cut at the maximal length
     groups            int64 [B], equal for responses that are compared with one another
-    chains            int64 [B], which of the chains played the response is from; of several the first
-    forks             int64 [B], the first of the chains that go on from the same response of the pioneer
-    positions         int64 [B], its place in that chain, 0 the pioneer's
-    earlier_rewards   fp32 [B, n - 1], task rewards of the responses before it in its chain of n, then zeros
+    chains            int64 [B], index of the response's chain; the first, if several fork from the response
+    forks             int64 [B], the first of the chains that fork from the same pioneer response
+    positions         int64 [B], position in the chain, 0 for the pioneer
+    earlier_rewards   fp32 [B, n - 1], task rewards of the earlier responses in its chain of n, then zeros
 
-Scored, under the weights that are to learn (`PolicyLearner.score`):
+Scored with the weights before the update (`PolicyLearner.score`):
     logprobs, reference_logprobs, entropy, full_kl, with a critic values: fp32 [B, R]
 
-Paid (`credit.pay`):
-    rewards           fp32 [B], what the response trains on, before score scaling
+Credited (`credit.assign_credit`):
+    rewards           fp32 [B], the reward that the response trains on, before `reward_scaling`
 
-Estimated (`Estimation.estimate`):
+Estimated (`AdvantageEstimator.estimate`):
     kl, advantages, with a critic returns: fp32 [B, R]
 """
 
-
-OF_CHAIN = ("earlier_rewards",)
-"""Columns of `[B, n - 1]`, whose second dimension is no token's."""
+CHAIN_COLUMNS = ("earlier_rewards",)
+"""Columns whose second dimension is positions, not tokens."""
 
 
 def make_rows(
@@ -57,7 +56,14 @@ def make_rows(
 ) -> Rows:
     """Pads ragged lists into tensors, prompts on the left and responses on the right.
 
-    By default each response is a chain of its own, and compared with none.
+    Args:
+        prompts: token ids of each row's prompt.
+        responses: token ids of each row's response.
+        logprobs: log-probability of each response token, by the sampler.
+        task_rewards: one per row.
+        ended: whether the response ends with a stop token.
+        groups, chains, forks, positions, earlier_rewards: see `Rows`. By default every response is a chain and a group
+            of its own.
     """
     prompt_tokens, prompt_mask = left_padded(prompts)
     width = max(len(response) for response in responses)
@@ -86,19 +92,19 @@ def make_rows(
 
 
 def take(rows: Rows, index: Tensor) -> Rows:
-    """The chosen rows of every column."""
+    """Selects rows by index from every column."""
     return {name: column[index] for name, column in rows.items()}
 
 
 def at_position(rows: Rows, position: int) -> Rows:
-    """The rows of one position of their chains, in the same order."""
+    """Selects the rows at one position of their chains, in the same order."""
     return take(rows, (rows["positions"] == position).nonzero().squeeze(1))
 
 
 def by_length(rows: Rows) -> Tensor:
-    """The places of the rows, shortest responses first, of equals the shortest prompts; int64 `[B]`.
+    """Row indices sorted by response length, then by prompt length; int64 `[B]`.
 
-    Responses first, as each of their tokens, padding too, costs logits over the whole vocabulary.
+    Response length comes first because every response token, even padding, costs logits over the whole vocabulary.
     """
     prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1)
     order = np.lexsort((prompt_lengths.cpu().numpy(), response_lengths.cpu().numpy()))
@@ -106,12 +112,13 @@ def by_length(rows: Rows) -> Tensor:
 
 
 def places(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
-    """The places of the rows of each micro-batch, which are of similar length.
+    """Splits rows into micro-batches of similar length; returns the row indices of each.
 
     Args:
         rows: columns of `Rows` and any other `[B]` or `[B, R]` columns.
-        size: most rows per micro-batch.
-        tokens: most tokens of it once it is `trimmed`, padding counted; a longer row is a micro-batch of its own.
+        size: maximal number of rows per micro-batch.
+        tokens: maximal number of tokens per micro-batch after `trim_padding`, including padding. A longer row is a
+            micro-batch of its own.
     """
     order = by_length(rows)
     lengths = torch.stack([rows["prompt_mask"].sum(1), rows["mask"].sum(1).long()])[:, order].tolist()
@@ -119,50 +126,50 @@ def places(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
 
 
 def trimmed(rows: Rows, index: Tensor) -> Rows:
-    """The chosen rows of every column, without what is padding in all of them."""
+    """Selects rows by index from every column, and drops positions that are padding in all rows."""
     prompt, response = (int(rows[mask][index].sum(1).max()) for mask in ("prompt_mask", "mask"))
     return {
         name: column[index, -prompt:]
         if name.startswith("prompt")
         else column[index, :response]
-        if column.dim() > 1 and name not in OF_CHAIN
+        if column.dim() > 1 and name not in CHAIN_COLUMNS
         else column[index]
         for name, column in rows.items()
     }
 
 
 def _spans(lengths: Sequence[Sequence[int]], size: int, tokens: int | None) -> Iterator[tuple[int, int]]:
-    """Yields where micro-batches begin and end, among rows with prompts and responses of such lengths."""
-    start, longest = 0, (0, 0)
-    for place, (prompt, response) in enumerate(zip(*lengths, strict=True)):
-        wider = max(longest[0], prompt), max(longest[1], response)
-        count = place - start
-        if count and (count == size or (tokens is not None and (count + 1) * sum(wider) > tokens)):
-            yield start, place
-            start, wider = place, (prompt, response)
-        longest = wider
+    """Yields the start and end of each micro-batch, given the prompt lengths and response lengths of sorted rows."""
+    start, width = 0, (0, 0)
+    for row, (prompt, response) in enumerate(zip(*lengths, strict=True)):
+        new_width = max(width[0], prompt), max(width[1], response)
+        count = row - start
+        if count and (count == size or (tokens is not None and (count + 1) * sum(new_width) > tokens)):
+            yield start, row
+            start, new_width = row, (prompt, response)
+        width = new_width
     if lengths[0]:
         yield start, len(lengths[0])
 
 
 class NonFiniteUpdate(RuntimeError):
-    """A gradient is NaN or infinite; the weights are as they were before this optimizer step.
+    """A gradient is NaN or infinite; the optimizer step was skipped.
 
     Attributes:
-        name: the LLM's.
-        update: the update, counted from 1.
-        rows: all that the LLM was to learn from in this update, `[B]` and `[B, R]` columns by name, on the CPU.
+        name: policy id.
+        update: number of the update, from 1.
+        rows: all rows of the policy in this update, on the CPU.
     """
 
     def __init__(self, name: str, update: int, rows: Rows) -> None:
-        """Keeps what a process on another machine needs to tell."""
+        """Stores the arguments, so that the error can be pickled between processes."""
         super().__init__(name, update, rows)
         self.name, self.update, self.rows = name, update, rows
 
     def __str__(self) -> str:
-        broken = [name for name, column in self.rows.items() if not bool(column.isfinite().all())]
-        where = f"so are {', '.join(broken)} in its batch" if broken else "its batch is finite"
+        names = [name for name, column in self.rows.items() if not bool(column.isfinite().all())]
+        cause = f"not finite in its batch: {', '.join(names)}" if names else "its batch is finite"
         return (
-            f"The gradient of {self.name} is not finite in update {self.update} ({where}). The step was refused: "
-            "its weights are as they were before it. A smaller lr, a larger kl_coef or dtype=fp32 usually helps."
+            f"The gradient of {self.name} is not finite in update {self.update} ({cause}). The optimizer step was "
+            "skipped. Try a smaller lr, a larger kl_coef or dtype=fp32."
         )

@@ -1,7 +1,7 @@
-"""A policy's trained weights, and Adam's moments, as safetensors files in a folder: of each process that learns it one.
+"""Storage of a policy's trained weights and Adam's moments: a folder with one safetensors file per learner process.
 
-They are torch's distributed checkpoints in their Hugging Face format, whose headers say which part of a tensor a file
-holds: any number of processes reads what any other number wrote, and nothing in them is code.
+The files are torch distributed checkpoints (DCP) in Hugging Face format. Their headers record which part of a tensor a
+file holds, so any number of processes can read what any other number wrote. They contain no code.
 """
 
 from __future__ import annotations
@@ -24,82 +24,82 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from policies.learning.offloaded_adam import MOMENTS, OffloadedAdamW, fresh
+from policies.learning.offloaded_adam import MOMENTS, OffloadedAdamW, init_adam_state
 from policies.models.weights import LazyWeights
 
-FILES = "*.safetensors"
+TENSOR_FILES = "*.safetensors"
 
 
 class StoredPolicyError(ValueError):
-    """A stored policy cannot be taken; the message says what differs, and which settings decide it."""
+    """A stored policy does not fit this run; the message names the difference and the settings that decide it."""
 
 
-warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process that is alone
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # expected in a single process
 
 
 def save(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | None) -> None:
-    """Writes tensors; all of the group must call it alike.
+    """Writes tensors into a folder; all processes of the group must call it.
 
     Args:
-        tensors: by name; of those that are sharded each process writes its part.
-        folder: on each process's machine; made if it is not there.
-        group: the processes that have them; None: this one alone.
+        tensors: by name; each process writes its shards of sharded tensors.
+        folder: a path on each process's machine; created if missing.
+        group: the processes that hold the tensors; None: this process alone.
 
     Raises:
-        OSError: one of the group could not write.
+        OSError: a process of the group could not write.
     """
     writer = HuggingFaceStorageWriter(folder, save_distributed=True)
-    with _plain_errors():
+    with _unwrap_errors():
         dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
 
 
 def restore(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | None) -> None:
-    """Reads what any number of processes saved into tensors; all of the group must call it alike.
+    """Reads tensors, written by any number of processes, in place; all processes of the group must call it.
 
     Raises:
-        KeyError: one of them is not there.
-        StoredPolicyError: one has another shape there.
-        FileNotFoundError: parts of one are not there.
+        KeyError: a tensor is missing from the folder.
+        StoredPolicyError: a tensor has another shape there.
+        FileNotFoundError: parts of a tensor are missing.
     """
-    shapes = stored(folder)
+    shapes = stored_shapes(folder)
     if missing := tensors.keys() - shapes.keys():
         raise KeyError(f"{folder} has no {min(missing)}.")
     for name, tensor in tensors.items():
         if shapes[name] != tensor.shape:
             raise StoredPolicyError(
-                f"The stored policy {folder} is of another shape: its {name} is {list(shapes[name])}, this run's "
-                f"{list(tensor.shape)}. Set model, num_agents, critic_inputs and the lora settings as in its run."
+                f"The stored policy {folder} does not fit this run: its {name} has shape {list(shapes[name])}, this "
+                f"run's {list(tensor.shape)}. Set model, num_agents, critic_inputs and the lora settings as in its run."
             )
     reader = HuggingFaceStorageReader(folder)
-    with _plain_errors():
+    with _unwrap_errors():
         dcp.load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
 
 
 def begin_save(folders: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessGroup | None) -> Future[None]:
-    """Copies tensors to the machine's memory, and begins to write them: they may change once this returns.
+    """Copies tensors to host memory and writes them in a thread; they may change as soon as this returns.
 
     Args:
-        folders: what is written into each, one after another, as of `save`.
-        group: the processes that have them, all of which must call this alike; a group for nothing else, since they
-            talk about what they write while they go on. None: this one alone.
+        folders: the tensors of each folder, written one folder after another by `save`.
+        group: the processes that hold the tensors, all of which must call this. The group must have no other use,
+            since its processes communicate while training continues. None: this process alone.
 
     Returns:
-        What is done when all is written, or has what `save` raises.
+        A future; it is done when everything is written, or raises the error of `save`.
     """
-    copies = {folder: _copied(tensors) for folder, tensors in folders.items()}
+    copies = {folder: _copy_to_host(tensors) for folder, tensors in folders.items()}
 
     def write() -> None:
         for folder in folders:
             save(copies.pop(folder), folder, group)
 
     thread = ThreadPoolExecutor(1, "checkpoint")
-    written = thread.submit(write)
+    future = thread.submit(write)
     thread.shutdown(wait=False)
-    return written
+    return future
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies tensors to the machine's memory. A stager serves once: torch 2.11's fails the second time."""
+def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors to host memory. Uses a new stager every time: torch 2.11's fails the second time."""
     stager = DefaultStager(StagingOptions(False, False, False, False))
     try:
         return cast(dict[str, Tensor], stager.stage(dict(tensors)))
@@ -108,83 +108,86 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def writing_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same processes, for `begin_save` alone; all of them must ask alike."""
+    """Creates a gloo group of the same processes, for `begin_save` only; all of them must call it."""
     return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Raises what happened, not what torch puts around it."""
+def _unwrap_errors() -> Iterator[None]:
+    """Raises the original error instead of torch's `CheckpointException`."""
     try:
         yield
     except CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from None
 
 
-def stored(folder: str) -> dict[str, torch.Size]:
-    """The shapes of the tensors in a folder, by name; of one that is not there none.
+def stored_shapes(folder: str) -> dict[str, torch.Size]:
+    """The shapes of the tensors in a folder, by name; empty if the folder does not exist.
 
     Raises:
-        FileNotFoundError: parts of a tensor are not there.
+        FileNotFoundError: parts of a tensor are missing.
     """
-    return {name: of.size for name, of in _tensors(_metadata(folder), folder).items()} if Path(folder).is_dir() else {}
+    if not Path(folder).is_dir():
+        return {}
+    return {name: tensor.size for name, tensor in _tensor_metadata(_metadata(folder), folder).items()}
 
 
 def read(folder: str) -> LazyWeights:
-    """Fp32 tensors, by name. Their files are open at once: they can be read even if the folder is removed meanwhile.
+    """Opens the tensors of a folder as lazy fp32 arrays, by name.
+
+    All files are opened now, so the arrays can be read even after the folder is removed.
 
     Raises:
-        FileNotFoundError: parts of a tensor, or all of them, are not there.
+        FileNotFoundError: the folder, or parts of a tensor, are missing.
     """
     metadata = _metadata(folder)
     parts: dict[str, list[tuple[tuple[slice, ...], str]]] = {}
     for index, info in metadata.storage_data.items():
         rows = tuple(slice(start, start + size) for start, size in zip(index.offset, info.shape, strict=True))
         parts.setdefault(index.fqn, []).append((rows, info.relative_path))
-    # What is mapped to memory would count as the process's own, once it was read.
-    files = {
-        file: safe_open(file, "numpy", backend="pread") for file in {file for of in parts.values() for _, file in of}
-    }
-    found = {name: tuple(of.size) for name, of in _tensors(metadata, folder).items()}
+    # pread: pages of a memory-mapped file would count as this process's memory once they are read.
+    paths = {path for tensor_parts in parts.values() for _, path in tensor_parts}
+    files = {path: safe_open(path, "numpy", backend="pread") for path in paths}
+    shapes = {name: tuple(tensor.size) for name, tensor in _tensor_metadata(metadata, folder).items()}
 
     def make(name: str) -> np.ndarray:
-        whole = np.empty(found[name], np.float32)
-        for rows, file in parts[name]:
-            whole[rows] = files[file].get_tensor(name)
-        return whole
+        array = np.empty(shapes[name], np.float32)
+        for rows, path in parts[name]:
+            array[rows] = files[path].get_tensor(name)
+        return array
 
-    return LazyWeights(found, make)
+    return LazyWeights(shapes, make)
 
 
 def _metadata(folder: str) -> Metadata:
     return HuggingFaceStorageReader(folder).read_metadata()
 
 
-def _tensors(metadata: Metadata, folder: str) -> Mapping[str, TensorStorageMetadata]:
-    """What is known of each tensor.
+def _tensor_metadata(metadata: Metadata, folder: str) -> Mapping[str, TensorStorageMetadata]:
+    """The metadata of each tensor.
 
     Raises:
-        FileNotFoundError: parts of one are not there.
+        FileNotFoundError: parts of a tensor are missing.
     """
     tensors: Mapping[str, Any] = metadata.state_dict_metadata
-    for name, of in tensors.items():
-        if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
-            raise FileNotFoundError(f"{folder} does not have all parts of {name}, each once.")
+    for name, tensor in tensors.items():
+        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
+            raise FileNotFoundError(f"{folder} has missing or duplicate parts of {name}.")
     return tensors
 
 
-def moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What AdamW knows of weights, by names that `make_moments` takes; of those that it never changed nothing."""
-    found: dict[str, Tensor] = {}
+def adam_moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's state of weights, by names such as `exp_avg.NAME`; nothing for weights without a step so far."""
+    moments: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        if known := optimizer.state.get(weight):
-            found |= {f"{moment}.{name}": known[moment] for moment in MOMENTS}
-            found[f"step.{name}"] = known["step"].reshape(1)
-    return found
+        if state := optimizer.state.get(weight):
+            moments |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+            moments[f"step.{name}"] = state["step"].reshape(1)
+    return moments
 
 
-def make_moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, names: Iterable[str]) -> None:
-    """Gives AdamW zeros, where there were moments of such names, and nothing elsewhere."""
+def init_moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, names: Iterable[str]) -> None:
+    """Initialises AdamW's state with zeros for the weights that have moments among `names` of `adam_moments`."""
     optimizer.state.clear()
     for name in {name.partition(".")[2] for name in names} & weights.keys():
-        optimizer.state[weights[name]] = fresh(weights[name], offloaded=isinstance(optimizer, OffloadedAdamW))
+        optimizer.state[weights[name]] = init_adam_state(weights[name], offloaded=isinstance(optimizer, OffloadedAdamW))

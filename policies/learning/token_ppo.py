@@ -1,7 +1,8 @@
 """The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors.
 
-`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on real response tokens. Nothing here knows of RLlib
-or of language models. Where the method's official code computes the same, the numbers agree.
+`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. Nothing here depends on RLlib or on
+language models. Where the official code of the CORY paper (Ma et al. 2024, arXiv 2410.06101) has the same formulas, it
+gives the same numbers.
 """
 
 from __future__ import annotations
@@ -12,71 +13,82 @@ import torch
 from torch import Tensor
 
 
-def compare(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores tokens under a policy and its reference, from one softmax of each.
+def score_tokens(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropy and KL of each token under a policy and its reference, from one softmax of each.
 
     Args:
-        policy, reference: `[B, T, V]` log-probabilities, fp32 or better; `policy` is overwritten.
+        policy: `[B, T, V]` log-probabilities, fp32 or better; overwritten.
+        reference: `[B, T, V]` log-probabilities, fp32 or better.
         tokens: `[B, T]` token ids.
 
     Returns:
-        Log-probabilities of the tokens under both, entropy of the policy, and KL(policy || reference) over the whole
-        vocabulary (paper eq. 2); `[B, T]` each, in nats.
+        `[B, T]` each, in nats: log-probabilities of the tokens under the policy and under the reference, entropy of the
+        policy, and KL(policy || reference) over the whole vocabulary (CORY paper eq. 2).
     """
-    chosen = tokens.unsqueeze(-1)
-    logprobs, reference_logprobs = policy.gather(-1, chosen).squeeze(-1), reference.gather(-1, chosen).squeeze(-1)
+    index = tokens.unsqueeze(-1)
+    logprobs, reference_logprobs = policy.gather(-1, index).squeeze(-1), reference.gather(-1, index).squeeze(-1)
     probabilities = policy.exp()
-    policy_entropy = -(probabilities * policy).sum(-1)
-    return logprobs, reference_logprobs, policy_entropy, probabilities.mul_(policy.sub_(reference)).sum(-1)
+    entropy = -(probabilities * policy).sum(-1)
+    return logprobs, reference_logprobs, entropy, probabilities.mul_(policy.sub_(reference)).sum(-1)
 
 
 def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k3"]) -> Tensor:
-    """KL(policy || reference) estimated from the sampled token alone, `[B, T]` → `[B, T]`.
+    """KL(policy || reference) estimated from the sampled token alone (Schulman 2020); `[B, T]` → `[B, T]`.
 
-    `k1` is log(pi/pi_ref), unbiased and noisy; `k3` is (pi_ref/pi - 1) + log(pi/pi_ref), unbiased and never negative.
+    With r = π_ref / π:
+
+        k1 = -log r             unbiased, high variance
+        k3 = (r - 1) - log r    unbiased, never negative
     """
-    difference = logprobs - reference_logprobs
+    log_ratio = logprobs - reference_logprobs
     if estimator == "k1":
-        return difference
-    return torch.expm1(-difference) + difference
+        return log_ratio
+    return torch.expm1(-log_ratio) + log_ratio
 
 
-def token_rewards(paid: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Rewards of each token: the KL penalty everywhere, what was paid at the last token too (paper eq. 2).
+def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """Reward of each token (CORY paper eq. 2): -η · KL_t at every token, plus the response's reward at the last one.
 
     Args:
-        paid: `[B]`, for the whole response.
+        rewards: `[B]`, reward of the whole response.
         kl: `[B, T]`, per-token KL to the reference.
-        mask: `[B, T]`; a row without tokens is paid nowhere.
-        kl_coef: weight of the penalty (eta).
+        mask: `[B, T]`; a row without tokens gets no reward.
+        kl_coef: η, the weight of the KL penalty.
 
     Returns:
         `[B, T]`, zero outside the mask.
     """
-    rewards = -kl_coef * kl * mask
+    per_token = -kl_coef * kl * mask
     last = (mask.sum(1).long() - 1).clamp(min=0)
-    rewards[torch.arange(len(rewards), device=rewards.device), last] += paid.to(rewards.dtype)
-    return rewards * mask
+    per_token[torch.arange(len(per_token), device=per_token.device), last] += rewards.to(per_token.dtype)
+    return per_token * mask
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the response tokens; after the last one the value is zero.
+    """Generalised advantage estimation (Schulman et al. 2016) over the response tokens.
+
+        δ_t = r_t + γ · V_{t+1} - V_t
+        A_t = δ_t + γ · λ · A_{t+1}
+
+    The value after the last token is 0.
 
     Args:
-        rewards, values, mask: `[B, T]`; `values[:, t]` is the value before token t.
-        gamma: discount per token.
-        lam: lambda.
+        rewards: `[B, T]`.
+        values: `[B, T]`; `values[:, t]` is the value before token t.
+        mask: `[B, T]`.
+        gamma: γ, the discount per token.
+        lam: λ.
 
     Returns:
-        `(advantages, returns)`, `[B, T]` each, zero outside the mask.
+        `(advantages, returns)`, `[B, T]` each, zero outside the mask; returns are advantages + values.
     """
     values, rewards = values * mask, rewards * mask
     advantages = torch.zeros_like(rewards)
-    running = torch.zeros_like(rewards[:, 0])
+    advantage = torch.zeros_like(rewards[:, 0])
     for t in range(rewards.shape[1] - 1, -1, -1):
-        following = values[:, t + 1] if t + 1 < rewards.shape[1] else torch.zeros_like(running)
-        running = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * running
-        advantages[:, t] = running
+        next_value = values[:, t + 1] if t + 1 < rewards.shape[1] else torch.zeros_like(advantage)
+        advantage = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * advantage
+        advantages[:, t] = advantage
     return advantages * mask, (advantages + values) * mask
 
 
@@ -87,14 +99,15 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor) -> Tensor:
-    """Scales `x` to zero mean and unit variance.
+    """Scales `x` to zero mean and unit variance: (x - mean) / sqrt(variance + 1e-8).
 
     Args:
-        x, mask: `[B, T]`.
+        x: `[B, T]`.
+        mask: `[B, T]`.
         moments: of the whole batch, from `masked_moments`.
 
     Returns:
-        `[B, T]`, zero outside the mask; the variance is the unbiased one, epsilon 1e-8.
+        `[B, T]`, zero outside the mask. The variance is unbiased.
     """
     count, total, squares = moments.tolist()
     mean = total / count
@@ -105,53 +118,57 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor) -> Tensor:
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio: float, clip_ratio_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """PPO's clipped surrogate.
+    """PPO's clipped surrogate loss (Schulman et al. 2017): max(-A · ρ, -A · clip(ρ, 1 - ε, 1 + ε_high)).
+
+    ρ = exp(logprobs - old_logprobs) is the probability ratio of the trained policy to the one that was scored.
 
     Args:
-        logprobs: `[B, T]`, of the tokens under the weights that learn.
-        old_logprobs: `[B, T]`, under the weights that answered.
+        logprobs: `[B, T]`, of the tokens under the weights being trained.
+        old_logprobs: `[B, T]`, under the weights before the update.
         advantages: `[B, T]`.
-        clip_ratio: how far the probability ratio may be from 1.
-        clip_ratio_high: how far above it, if that is another number (DAPO, Yu et al. 2025, §3.1).
+        clip_ratio: ε.
+        clip_ratio_high: ε_high (clip-higher of DAPO, Yu et al. 2025, §3.1); None: ε.
 
     Returns:
-        `(loss, clipped)`, `[B, T]` each: the loss of every token, and 1.0 where the clip was active.
+        `(loss, clipped)`, `[B, T]` each: the loss of every token, and 1.0 if its ratio was clipped.
     """
     ratio = torch.exp(logprobs - old_logprobs)
-    plain = -advantages * ratio
+    unclipped = -advantages * ratio
     bounded = -advantages * ratio.clamp(
         1.0 - clip_ratio, 1.0 + (clip_ratio if clip_ratio_high is None else clip_ratio_high)
     )
-    return torch.maximum(plain, bounded), (bounded > plain).to(plain.dtype)
+    return torch.maximum(unclipped, bounded), (bounded > unclipped).to(unclipped.dtype)
 
 
-def importance_sampling_weights(logprobs: Tensor, sampler_logprobs: Tensor, cap: float | None) -> Tensor:
-    """Truncated importance weights of tokens that were drawn by other arithmetic, or other weights, than are learned.
+def importance_sampling_weights(logprobs: Tensor, sampler_logprobs: Tensor, clip_max: float | None) -> Tensor:
+    """Truncated importance sampling weights (Yao et al. 2025): min(π_learner / π_sampler, clip_max).
 
-    min(π_learner / π_sampler, cap) (Yao et al. 2025, "truncated importance sampling"): engines compute in bf16 and with
-    other kernels, which biases the gradient; the cap bounds what a rare token can weigh.
+    They correct the bias from tokens that were sampled with other kernels and precision (engines compute in bf16) or
+    with older weights than the learner's. The cap bounds the weight of rare tokens.
 
     Args:
-        logprobs: `[B, T]`, by the learner, before it learns.
-        sampler_logprobs: `[B, T]`, as the engine reported them.
-        cap: the largest weight; None: all weigh 1.
+        logprobs: `[B, T]`, by the learner, before the update.
+        sampler_logprobs: `[B, T]`, as the generation engine reported them.
+        clip_max: the largest weight; None: all weights are 1.
 
     Returns:
         `[B, T]`, without a gradient.
     """
-    if cap is None:
+    if clip_max is None:
         return torch.ones_like(logprobs)
-    return torch.exp(logprobs - sampler_logprobs).clamp(max=cap)
+    return torch.exp(logprobs - sampler_logprobs).clamp(max=clip_max)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Half the squared error, with the value's *change* clipped (RLlib's own PPO clamps the error instead).
+    """PPO's clipped value loss: max((V - G)², (clip(V, V_old ± ε) - G)²) / 2.
+
+    The *change* of the value is clipped; RLlib's own PPO clips the error instead.
 
     Args:
-        values: `[B, T]`, of the weights that learn.
-        old_values: `[B, T]`, of the weights that answered.
+        values: `[B, T]`, of the weights being trained.
+        old_values: `[B, T]`, of the weights before the update.
         returns: `[B, T]`.
-        clip: how far a value may move from the old one.
+        clip: ε, how far a value may move from the old one.
 
     Returns:
         `[B, T]`.
@@ -161,7 +178,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) under the mask; 0.0 where the returns do not vary."""
+    """1 - Var(returns - values) / Var(returns) under the mask; 0.0 if the returns are constant."""
     keep = mask.bool()
     target, residual = returns[keep].double(), (returns - values)[keep].double()
     variance = float(target.var(unbiased=False)) if target.numel() else 0.0
@@ -169,16 +186,17 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def adapt_kl_coef(kl_coef: float, kl: float, target: float, batch: int, horizon: int) -> float:
-    """The adaptive controller of Ziegler et al. (2019): moves the coefficient by at most 20 % per horizon.
+    """The adaptive KL controller of Ziegler et al. (2019): η ← η · (1 + clip(KL / target - 1, ±0.2) · batch / horizon).
 
-    Settings refuse a horizon shorter than the batch, by which the factor could become negative.
+    The coefficient changes by at most 20 % per horizon. Settings reject a horizon shorter than the batch, with which
+    the factor could become negative.
 
     Args:
-        kl_coef: the coefficient that the batch was trained with.
+        kl_coef: η of the batch.
         kl: mean over the batch of the KL summed over a response, in nats.
-        target: KL sought.
+        target: the target KL.
         batch: responses in the batch.
-        horizon: responses over which the controller moves.
+        horizon: responses over which the controller acts.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return kl_coef * (1.0 + error * batch / horizon)

@@ -1,4 +1,4 @@
-"""A folder that is whole or absent, whenever the process is killed and whenever the disk is full."""
+"""Atomic writes of folders: complete or absent, even if the process is killed or the disk is full."""
 
 import contextlib
 import os
@@ -7,30 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
-"""How the name of a folder starts that is still being filled, or was when the process was killed."""
+"""Prefix of the name of a folder that is being filled, or was when its process was killed."""
 
 
 @contextlib.contextmanager
-def atomic_dir(place: Path) -> Iterator[Path]:
-    """Yields an empty folder to fill, which takes the name `place` when all that is in it is on the disk.
+def atomic_dir(path: Path) -> Iterator[Path]:
+    """Yields an empty folder to fill; at the end its files are flushed to disk and it is renamed to `path`.
 
-    What a kill leaves lies beside `place` under another name, and goes at the next attempt.
+    If the process is killed, the temporary folder remains beside `path` until the next attempt removes it.
 
     Args:
-        place: does not exist yet, or is an empty folder.
+        path: does not exist yet, or is an empty folder.
 
     Raises:
-        OSError: it could not be written, as on a full disk; what was written of it is gone again.
+        OSError: the folder could not be written, for example because the disk is full; it is removed.
     """
-    unfinished = place.with_name(f"{UNFINISHED}{place.name}")
+    unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with named_errors(place):
+        with named_errors(path):
             unfinished.mkdir()
             yield unfinished
             _sync_tree(unfinished)
-            unfinished.rename(place)
-            sync(place.parent)
+            unfinished.rename(path)
+            sync(path.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -38,7 +38,7 @@ def atomic_dir(place: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Writes the path into errors of the operating system that name none: a full disk is noticed after `open`."""
+    """Adds the path to OS errors that name no file; a full disk, for example, is noticed only after `open`."""
     try:
         yield
     except OSError as error:
@@ -47,7 +47,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Makes a file's content, or the names in a folder, survive a power cut."""
+    """Flushes a file's content, or a folder's entries, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -56,7 +56,7 @@ def sync(path: Path) -> None:
 
 
 def _sync_tree(top: Path) -> None:
-    """Forces every file and folder under `top` to the disk."""
+    """Flushes every file and folder under `top` to disk."""
     for folder, _, names in os.walk(top):
         for name in names:
             sync(Path(folder) / name)

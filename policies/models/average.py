@@ -1,4 +1,4 @@
-"""The mean of LLMs that started from one base, from weights as checkpoints hold them: one tensor after another."""
+"""Average weights of policies that started from one base, computed lazily, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from policies.models.lora import Lora
 from policies.models.weights import LazyWeights, Weights, shapes
 
 
-def mean_weights(llms: Sequence[Weights]) -> LazyWeights:
-    """Returns the mean of the weights of LLMs."""
+def mean_weights(policies: Sequence[Weights]) -> LazyWeights:
+    """Returns the mean of the weights of several policies."""
 
     def make(name: str) -> np.ndarray:
-        total = np.array(llms[0][name])
-        for weights in llms[1:]:
+        total = np.array(policies[0][name])
+        for weights in policies[1:]:
             total += weights[name]
-        total /= np.float32(len(llms))
+        total /= np.float32(len(policies))
         return total
 
-    return LazyWeights(shapes(llms[0]), make)
+    return LazyWeights(shapes(policies[0]), make)
 
 
 def concat_lora(adapters: Sequence[Weights]) -> LazyWeights:
-    """Returns the adapter whose product is the mean of the products B A of several, exactly.
+    """Returns one adapter whose product B A is exactly the mean of the products of several adapters.
 
-    The mean of the factors has another product, where the adapters' A differ. This one has all of their rows of A, one
-    below the other, and columns of B, each divided by the number of adapters: so its rank is the sum of theirs. It
-    belongs to `stacked_lora`.
+    (The mean of the factors has another product if the adapters' A differ.) Its A is the concatenation of all rows of
+    A, its B the concatenation of all columns of B, divided by the number of adapters. Its rank is the sum of their
+    ranks; its configuration is `concat_lora_config`.
     """
     count = len(adapters)
 
@@ -38,13 +38,13 @@ def concat_lora(adapters: Sequence[Weights]) -> LazyWeights:
             return np.concatenate(factors, axis=0)
         return np.concatenate(factors, axis=1) / np.float32(count)
 
-    stacked_shapes = {
+    concat_shapes = {
         name: (count * rows, columns) if ".lora_A." in name else (rows, count * columns)
         for name, (rows, columns) in shapes(adapters[0]).items()
     }
-    return LazyWeights(stacked_shapes, make)
+    return LazyWeights(concat_shapes, make)
 
 
 def concat_lora_config(lora: Lora, count: int) -> Lora:
-    """Returns what the `stacked` adapter of `count` is like: of their scale, alpha / rank."""
+    """Returns the configuration of `concat_lora` of `count` adapters, with the same scale alpha / rank."""
     return lora._replace(rank=count * lora.rank, alpha=count * lora.alpha)

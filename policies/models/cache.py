@@ -1,7 +1,6 @@
-"""A folder in the user's cache that one process fills once, for all: under its name it is whole, or absent.
+"""Folders in the user's cache that the first process fills once, for all processes.
 
-It is filled under another name beside its place, forced to the disk, and renamed. So a kill at any moment leaves
-nothing that counts, and whoever finds the folder needs no lock and writes nothing.
+A folder is written atomically: it is either complete or absent, so reading it needs no lock.
 """
 
 import os
@@ -14,53 +13,53 @@ from policies.models.atomic import atomic_dir
 
 
 class CacheError(Exception):
-    """The user's cache cannot be written; the message says where, why, and what to do."""
+    """The user's cache cannot be written; the message names the path, the reason and the fix."""
 
 
 def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
-    """Returns a folder of the user's cache, filled by the first process that asks for it; others wait meanwhile.
-
-    The cache is `user_cache()`.
+    """Returns a folder of the user's cache. The first process that needs it fills it, while others wait.
 
     Args:
-        name: the folder's; it names whatever its content depends on, as a folder that is there is never filled again.
-        fill: writes files into the (existing, empty) folder that it is given. Its errors pass, but for an `OSError`.
+        name: name of the folder below `user_cache()`. It must contain everything that the content depends on, since an
+            existing folder is never filled again.
+        fill: writes files into the empty folder that it is given. An `OSError` becomes a `CacheError`; other errors
+            propagate.
 
     Raises:
-        CacheError: the cache cannot be written, as on a full disk.
+        CacheError: the cache cannot be written, for example because the disk is full.
     """
-    place = user_cache() / name
-    if not place.is_dir():
+    folder = user_cache() / name
+    if not folder.is_dir():
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with locked(place.with_name(f".{name}.lock")):
-                if not place.is_dir():  # else another process has filled it while this one waited
-                    with atomic_dir(place) as unfinished:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(folder.with_name(f".{name}.lock")):
+                if not folder.is_dir():  # another process may have filled it while this one waited
+                    with atomic_dir(folder) as unfinished:
                         fill(unfinished)
                         for path in unfinished.iterdir():
-                            path.chmod(0o644)  # safetensors makes files that only their owner can read
+                            path.chmod(0o644)  # safetensors creates files that only their owner can read
         except OSError as error:
             raise CacheError(
-                f"{place} cannot be written: {error.strerror or error}. Correct that, or set XDG_CACHE_HOME to a "
-                "folder that has room and can be written."
+                f"Cannot write {folder}: {error.strerror or error}. Fix that, or set XDG_CACHE_HOME to a writable "
+                "folder with free space."
             ) from error
-    return place
+    return folder
 
 
 def user_cache() -> Path:
     """Returns `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`; it may not exist yet.
 
     Raises:
-        CacheError: neither is known.
+        CacheError: XDG_CACHE_HOME is not set and the user has no home directory.
     """
     configured = os.environ.get("XDG_CACHE_HOME", "")
-    # Paths that are not absolute do not count, by the XDG base directory specification.
+    # The XDG base directory specification ignores relative paths.
     cache = configured if os.path.isabs(configured) else os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        raise CacheError("This user has no home directory for a cache. Set XDG_CACHE_HOME to a folder to use.")
+        raise CacheError("This user has no home directory for a cache. Set XDG_CACHE_HOME to a writable folder.")
     return Path(cache) / "cory-rllib"
 
 
 def locked(file: Path) -> FileLock:
-    """Returns a lock, which is waited for when it is entered. The kernel frees it when its holder ends, however."""
+    """Returns a blocking file lock, a context manager. The kernel releases it when the process ends, even if killed."""
     return FileLock(file, fallback_to_soft=False)

@@ -1,8 +1,8 @@
-"""Tells a model's files from others under the same name, in less time than it takes to read them.
+"""Fingerprints of a model's files, which detect changed files without reading all of their content.
 
-Small files are read whole. Of a large file its size, its start and blocks are read: of safetensors one in the middle
-of each tensor, of other files blocks all over it. What is not seen: a change to a few numbers of a large tensor, beside
-its block.
+Small files are read completely. For a large file, the digest covers its size, its start and sampled blocks: one in the
+middle of each tensor for safetensors, evenly spaced ones otherwise. A change to a few numbers of a large tensor outside
+its block goes undetected.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-OTHERS = ("config.json", "generation_config.json", "*.py")
-"""What else `from_pretrained` reads of a folder, beside the tokenizer."""
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+CONFIG_AND_CODE_FILES = ("config.json", "generation_config.json", "*.py")
+"""The other files that `from_pretrained` reads from a folder, besides the tokenizer."""
 HUB, COMMIT = "hub", "commit"
-"""The keys of a hub model's id and commit, where a folder has its files' names."""
-SMALL = 16 * 2**20
-"""Bytes of a file that are read in any case."""
-BLOCK = 4096
-"""Bytes that are read at each place beyond."""
-MOST_BLOCKS = 1024
-"""Of a file that is not of safetensors."""
+"""Keys of a hub model's id and commit."""
+SMALL_FILE_BYTES = 16 * 2**20
+"""Bytes at the start of a file that are always read."""
+BLOCK_BYTES = 4096
+"""Size of each sampled block after that."""
+MAX_BLOCKS = 1024
+"""Maximal number of sampled blocks of a file that is not safetensors."""
 
 
 def model_files(path: str) -> dict[str, str]:
-    """Returns a digest of each file that decides what a model computes, by its name.
+    """Returns a digest of each weight, configuration and code file of a model.
 
     Args:
-        path: what `from_pretrained` is given: a folder, or a hub id. For that there is the id, under `HUB`, and under
-            `COMMIT` the commit that the cache has.
+        path: a folder or hub id.
+
+    Returns:
+        For a folder, digests by file name; for a hub id, the id under `HUB` and the cached commit under `COMMIT`.
 
     Raises:
         OSError: a file cannot be read.
@@ -41,7 +43,7 @@ def model_files(path: str) -> dict[str, str]:
 
         file = try_to_load_from_cache(path, "config.json")
         return {HUB: path, COMMIT: Path(file).parent.name if isinstance(file, str) else ""}
-    files = sorted({file for pattern in (*WEIGHTS, *OTHERS) for file in folder.glob(pattern)})
+    files = sorted({file for pattern in (*WEIGHT_FILES, *CONFIG_AND_CODE_FILES) for file in folder.glob(pattern)})
     return {file.name: _digest(file) for file in files}
 
 
@@ -53,24 +55,24 @@ def _digest(file: Path) -> str:
 
 
 def _parts(file: Path) -> Iterator[bytes]:
-    """Yields what is looked at of a file: all of it, or of a large one its size, its start and blocks."""
+    """Yields the parts of a file that are digested: all of a small file; size, start and blocks of a large one."""
     size = file.stat().st_size
-    with file.open("rb") as opened:
-        start = opened.read(SMALL)
+    with file.open("rb") as stream:
+        start = stream.read(SMALL_FILE_BYTES)
         yield start
-        if size > SMALL:
+        if size > SMALL_FILE_BYTES:
             yield str(size).encode()
             for offset in _block_offsets(start, size):
-                opened.seek(offset)
-                yield opened.read(BLOCK)
+                stream.seek(offset)
+                yield stream.read(BLOCK_BYTES)
 
 
 def _block_offsets(start: bytes, size: int) -> Iterable[int]:
-    """Where blocks of a large file are read: in the middle of each tensor, or all over a file of another kind."""
+    """Offsets of the sampled blocks: in the middle of each tensor for safetensors, evenly spaced otherwise."""
     data = 8 + int.from_bytes(start[:8], "little")
     try:
         header = json.loads(start[8:data])
     except ValueError:
-        return range(SMALL, size, max((size - SMALL) // MOST_BLOCKS, BLOCK))
+        return range(SMALL_FILE_BYTES, size, max((size - SMALL_FILE_BYTES) // MAX_BLOCKS, BLOCK_BYTES))
     header.pop("__metadata__", None)
-    return [max(data + sum(entry["data_offsets"]) // 2 - BLOCK // 2, 0) for entry in header.values()]
+    return [max(data + sum(entry["data_offsets"]) // 2 - BLOCK_BYTES // 2, 0) for entry in header.values()]

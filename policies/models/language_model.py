@@ -1,4 +1,4 @@
-"""Loads causal LMs, and holds the one frozen base, or reference policy, that a process needs."""
+"""Loads causal LMs, and holds the process's one frozen base model, which is also the reference policy."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from transformers.pytorch_utils import Conv1D
 from policies.models.families import needed_attention
 from policies.models.model_check import ModelError, first_line, load_config
 
-_SHORT = 128  # tokens of a row
-_frozen: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
+_SHORT_ROW_TOKENS = 128
+_loaded_bases: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()
 
 Quantization = Literal["none", "nf4"]
 
 
 def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
-    """Returns the tokens that a model names as ends of a response, beside its tokenizer's EOS.
+    """Returns the stop tokens in a model's configuration files, which may differ from its tokenizer's EOS.
 
-    Instruction-tuned models often have several: one ends their turn, another ends a document. Not all of them need
-    stand in both files, generation_config.json and config.json.
+    Instruction-tuned models often have several: one ends a turn, another a document. They may be spread over
+    generation_config.json and config.json.
 
     Args:
         path: folder or hub id.
         trust_remote_code: run code that comes with the model.
 
     Raises:
-        ModelError: nothing loadable there.
+        ModelError: no such model.
     """
     config = load_config(path, trust_remote_code)
     try:
-        named = [GenerationConfig.from_pretrained(path).eos_token_id]
+        entries = [GenerationConfig.from_pretrained(path).eos_token_id]
     except OSError:  # many models come without a generation_config.json
-        named = []
-    written, _ = PreTrainedConfig.get_config_dict(path, trust_remote_code=trust_remote_code)
-    named += [part.get("eos_token_id") for part in (written, written.get("text_config") or {})]
-    if all(each is None for each in named):
-        named = [config.get_text_config().eos_token_id]  # its family's default, which counts only where no file has one
-    ends = [end for each in named for end in ([each] if isinstance(each, int) else each or ())]
-    return list(dict.fromkeys(ends))
+        entries = []
+    raw_config, _ = PreTrainedConfig.get_config_dict(path, trust_remote_code=trust_remote_code)
+    entries += [part.get("eos_token_id") for part in (raw_config, raw_config.get("text_config") or {})]
+    if all(entry is None for entry in entries):
+        entries = [config.get_text_config().eos_token_id]  # the family's default applies only if no file has one
+    token_ids = [token_id for entry in entries for token_id in ([entry] if isinstance(entry, int) else entry or ())]
+    return list(dict.fromkeys(token_ids))
 
 
 def load_language_model(
@@ -56,18 +56,18 @@ def load_language_model(
     quantization: Quantization = "none",
     device: str | None = None,
 ) -> PreTrainedModel:
-    """Loads a causal LM with every dropout off, so that sampler and learner see one distribution.
+    """Loads a causal LM with all dropout disabled, so that sampler and learner compute the same distribution.
 
     Args:
         path: folder or hub id.
         trust_remote_code: run code that comes with the model.
-        dtype: of its weights, and of what is computed with quantised ones.
-        quantization: 4 bits per weight of a linear layer, by bitsandbytes; the model is then on the GPU.
-        device: `meta` reads the weights one by one and keeps none: what is left are names, shapes, and how
-            transformers has converted them.
+        dtype: type of the weights; compute type of quantized weights.
+        quantization: `nf4`: 4 bits per weight of linear layers, by bitsandbytes; the model is then on the GPU.
+        device: `meta` reads the weights one by one without keeping them: names, shapes and transformers' conversions
+            remain.
 
     Raises:
-        ModelError: nothing loadable there, or weights that are not the model's.
+        ModelError: no such model, or its weights do not fit its configuration.
     """
     config = _config_without_dropout(path, trust_remote_code)
     try:
@@ -75,43 +75,43 @@ def load_language_model(
             path,
             config=config,
             dtype=dtype,
-            **_attention(config, trust_remote_code),
-            **({"device_map": device} if device else _quantised(quantization, dtype)),
+            **_attention_kwargs(config, trust_remote_code),
+            **({"device_map": device} if device else _quantization_kwargs(quantization, dtype)),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # reported below
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, UnpicklingError) as error:
         raise ModelError(f"No causal language model can be loaded from `{path}`: {first_line(error)}") from error
-    # transformers fills what is missing with random numbers.
-    wrong = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
-    if wrong:
+    # transformers initialises missing weights randomly.
+    invalid = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
+    if invalid:
         raise ModelError(
-            f"The weights of `{path}` do not go with its config.json: {len(wrong)} parameters are missing or of "
-            f"another shape, such as {min(wrong)}. Use the config.json that they were saved with."
+            f"The weights of `{path}` do not match its config.json: {len(invalid)} parameters are missing or have "
+            f"another shape, such as {min(invalid)}. Use the config.json that they were saved with."
         )
     return _without_dropout(model)
 
 
 def init_empty(path: str, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Returns what `load_language_model` does, with zeros for weights, which take no memory until they are written to.
+    """Like `load_language_model`, but with zeros as weights, which take no memory until they are written to.
 
     Args:
         path: folder or hub id.
         trust_remote_code: run code that comes with the model.
-        dtype: of its weights.
+        dtype: type of the weights.
 
     Raises:
-        ModelError: nothing loadable there.
+        ModelError: no such model.
     """
     from accelerate import init_empty_weights
 
     config = _config_without_dropout(path, trust_remote_code)
-    attention = _attention(config, trust_remote_code)
+    attention = _attention_kwargs(config, trust_remote_code)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=dtype, **attention)
     model.tie_weights()
-    zeros: dict[int, nn.Parameter] = {}  # a system's pages are its own only once they are written to
+    zeros: dict[int, nn.Parameter] = {}  # the system allocates a page of zeros only when it is written to
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in zeros:
@@ -124,7 +124,7 @@ def init_empty(path: str, trust_remote_code: bool = False, dtype: torch.dtype = 
 
 def _config_without_dropout(path: str, trust_remote_code: bool) -> PreTrainedConfig:
     config = load_config(path, trust_remote_code)
-    for part in (config, config.get_text_config()):  # families with more than text nest their text settings
+    for part in (config, config.get_text_config()):  # multimodal families nest their text configuration
         for key, value in part.to_dict().items():
             if "drop" in key and isinstance(value, float):
                 setattr(part, key, 0.0)
@@ -139,13 +139,13 @@ def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def meta_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Returns a causal LM without the memory for its weights: names and shapes alone.
+    """Returns a causal LM on the meta device: names and shapes of weights without memory.
 
     Raises:
-        ModelError: nothing loadable there.
+        ModelError: no such model.
     """
     config = load_config(path, trust_remote_code)
-    attention = _attention(config, trust_remote_code)
+    attention = _attention_kwargs(config, trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **attention)
     return cast(PreTrainedModel, model.requires_grad_(False))
@@ -158,44 +158,44 @@ def shared_base(
     dtype: torch.dtype = torch.float32,
     quantization: Quantization = "none",
     *,
-    matrices: torch.dtype | None = None,
+    linear_dtype: torch.dtype | None = None,
     eager: bool = False,
 ) -> PreTrainedModel:
-    """Returns the frozen initial policy pi_0: the reference, and with adapters the base of all policies.
+    """Returns the frozen initial policy π_0: the reference, and with LoRA the base of all policies.
 
-    One object per process, device, types, quantization and attention, however many policies ask for it.
+    All policies share one object per process, device, types, quantization and attention.
 
     Args:
         path: folder or hub id.
-        device: where it is to be.
+        device: the device.
         trust_remote_code: run code that comes with the model.
-        dtype: of its weights.
-        quantization: of its linear layers.
-        matrices: type of its linear layers, where it is another. If autocast computes in that type, nothing else comes
-            out: it would cast them at every pass.
-        eager: compute attention by plain matrix products (`eager_is_faster`).
+        dtype: type of the weights.
+        quantization: of the linear layers.
+        linear_dtype: type of the linear layers; None: `dtype`. With autocast to this type the results are the same,
+            but the weights need not be cast in every forward pass.
+        eager: use eager attention (see `eager_is_faster`).
 
     Raises:
-        ModelError: there is no such model, or it cannot be loaded so.
+        ModelError: no such model, or it cannot be loaded.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = (path, str(device), dtype, quantization, matrices, eager)
-    model = _frozen.get(key)
+    key = (path, str(device), dtype, quantization, linear_dtype, eager)
+    model = _loaded_bases.get(key)
     if model is None:
         model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
-        if matrices is not None:
-            store_matrices(model, matrices)
+        if linear_dtype is not None:
+            store_matrices(model, linear_dtype)
         if quantization == "none":
             model = model.to(device)
         if eager:
             model.set_attn_implementation("eager")
-        _frozen[key] = model
+        _loaded_bases[key] = model
     return model
 
 
 def store_matrices(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Gives linear layers another type, but for one whose weight is an embedding too, which autocast does not cast."""
+    """Casts linear layers to another type, except one tied to the embedding, which autocast does not cast."""
     tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     for layer in model.modules():
         if isinstance(layer, nn.Linear | Conv1D) and id(layer.weight) not in tied:
@@ -203,21 +203,21 @@ def store_matrices(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def base_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """The type that a frozen base is stored in: the compute type on a GPU, for its memory.
+    """The type that a frozen base is stored in: on a GPU the compute type, to save memory; on a CPU fp32.
 
-    On a CPU fp32, which bf16 autocast computes with 1.4 times as fast as with bf16 weights.
+    On a CPU, bf16 autocast is 1.4 times as fast with fp32 weights as with bf16 weights.
     """
-    computed = compute_dtype(setting, device)
-    return master_dtype(computed) if device.type == "cpu" else computed
+    forward_dtype = compute_dtype(setting, device)
+    return master_dtype(forward_dtype) if device.type == "cpu" else forward_dtype
 
 
-def master_dtype(computed: torch.dtype) -> torch.dtype:
-    """The type that trained weights, and sums, have where products are computed in `computed`: fp32 or better."""
-    return torch.promote_types(computed, torch.float32)
+def master_dtype(forward_dtype: torch.dtype) -> torch.dtype:
+    """The type of trained weights and of sums for a compute type: fp32 or better."""
+    return torch.promote_types(forward_dtype, torch.float32)
 
 
-def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
-    """What `from_pretrained` has to be told to quantise weights as it reads them."""
+def _quantization_kwargs(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that quantize weights while loading."""
     if quantization == "none":
         return {}
     from transformers import BitsAndBytesConfig
@@ -227,9 +227,9 @@ def _quantised(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]
 
 
 def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """Resolves `auto`: bf16 where the device multiplies it in hardware, else fp32.
+    """Resolves the setting `dtype`; `auto` is bf16 if the device has hardware support for it, else fp32.
 
-    No setting offers `fp64`: it shows what is rounding and what is not.
+    `fp64` is not available as a setting; it serves to tell rounding from errors in tests.
     """
     if setting == "bf16":
         return torch.bfloat16
@@ -237,31 +237,33 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
         return torch.float64 if setting == "fp64" else torch.float32
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    able = torch.cpu.get_capabilities()
-    return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_tile") else torch.float32
+    capabilities = torch.cpu.get_capabilities()
+    return torch.bfloat16 if capabilities.get("avx512_bf16") or capabilities.get("amx_tile") else torch.float32
 
 
-def eager_is_faster(dtype: torch.dtype, device: torch.device, longest: int | None) -> bool:
-    """Whether a run trains faster with eager attention. Decided once, as two implementations score a row differently.
+def eager_is_faster(dtype: torch.dtype, device: torch.device, max_length: int | None) -> bool:
+    """Whether a run is faster with eager attention: on a CPU, in bf16, with rows of at most 128 tokens.
 
-    Plain matrix products where all bf16 rows are short, on a CPU, else what transformers chose for the family, as a
-    rule PyTorch's fused one. Forward and backward of 64 rows, 5 M parameters: plain takes 0.78 of the fused one's time
-    at 20 tokens and 0.93 at 128; in fp32 they are equal. Plain memory grows with the square of the length. A run whose
-    longest row may be longer pays for it where its rows are short: on another machine, the fused one took 1.4 times the
-    plain one's time at 60 tokens, 1.25 times at 128 and 1.07 times at 200.
+    The choice is made once per run, since two implementations score a row differently. Otherwise the implementation is
+    transformers' choice for the family, usually PyTorch's fused attention. Forward and backward of 64 rows with 5 M
+    parameters: eager takes 0.78 of the fused time at 20 tokens and 0.93 at 128; in fp32 they are equal. Eager memory
+    grows with the square of the length. A run whose rows may exceed 128 tokens loses this gain on its short rows: on
+    another machine, fused took 1.4 times the eager time at 60 tokens, 1.25 times at 128 and 1.07 times at 200.
 
     Args:
         dtype: the compute type.
-        device: where it computes.
-        longest: tokens of the longest row of the run; None: not known.
+        device: the compute device.
+        max_length: maximal number of tokens of a row in the run; None: unknown.
     """
-    return device.type == "cpu" and dtype == torch.bfloat16 and longest is not None and longest <= _SHORT
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return False
+    return max_length is not None and max_length <= _SHORT_ROW_TOKENS
 
 
-def _attention(config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, str]:
-    """What a model's class has to be told of the attention that its definition needs."""
-    needed = needed_attention(config)
-    return {} if needed is None else {"attn_implementation": needed}
+def _attention_kwargs(config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, str]:
+    """Arguments of a model class for the attention implementation that the model requires."""
+    attention = needed_attention(config)
+    return {} if attention is None else {"attn_implementation": attention}
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

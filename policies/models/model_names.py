@@ -1,4 +1,4 @@
-"""What the setting `model` may name: models that need no hub, or anything that `from_pretrained` takes."""
+"""Values of the setting `model`: bundled models, or any folder or hub id that `from_pretrained` accepts."""
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models import smollm2
@@ -6,17 +6,17 @@ from policies.models import smollm2
 BUNDLED_LM = DEFAULT_TOKENIZER.name
 BUNDLED = {BUNDLED_LM: DEFAULT_TOKENIZER, "drafts-llama-tiny": DEFAULT_TOKENIZER.with_name("drafts-llama-tiny")}
 AVERAGE = "llm_mean"
-"""The LLM whose weights are the mean of those that were trained. Not `mean`, which figures over the LLMs are called."""
+"""Policy id of the average of the trained policies. Not `mean`, which is the key of metrics averaged over policies."""
 
 
 def model_path(name: str) -> str:
-    """Returns what `from_pretrained` is given for a name: a folder of this machine, or the name itself.
+    """Resolves a model name for `from_pretrained`: the folder of a bundled model on this machine, else the name itself.
 
-    Every process resolves names by itself, because folders lie elsewhere on another machine. A path stays what it is.
+    Every process resolves names itself, because folders differ between machines.
 
     Raises:
-        SmolLM2Error: `smollm2` is named, but its package is not installed.
-        CacheError: `smollm2` is named for the first time, and the cache cannot be written.
+        SmolLM2Error: the name is `smollm2`, but its package is not installed.
+        CacheError: `smollm2` must be unpacked, but the cache cannot be written.
     """
     if name in BUNDLED:
         return str(BUNDLED[name])
@@ -24,5 +24,5 @@ def model_path(name: str) -> str:
 
 
 def is_bundled(name: str) -> bool:
-    """Tells whether a name is that of a model that needs no hub, whatever folders there are."""
+    """Whether a name is that of a bundled model, which needs no hub."""
     return name in BUNDLED or name == smollm2.NAME

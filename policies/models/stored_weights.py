@@ -1,4 +1,4 @@
-"""A model's weights as its files hold them, read a few rows at a time, so that no process needs all of one."""
+"""A model's weights in its safetensors files, read a few rows at a time, so that no process needs the whole model."""
 
 from __future__ import annotations
 
@@ -19,45 +19,47 @@ class StoredWeights:
     """The safetensors files of a model."""
 
     def __init__(self, path: str) -> None:
-        """Finds them, and downloads those of a hub id; there may be none.
+        """Locates the files, and downloads those of a hub id; there may be none.
 
         Args:
             path: folder or hub id.
         """
         self._files: dict[str, str] = {}
-        """By the names in the files."""
+        """Path of the file of each tensor, by its name in the files."""
         if index := cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False):
             files, _ = get_checkpoint_shard_files(path, index)
-            of_name = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-            by_file = {Path(file).name: file for file in files}
-            self._files = {name: by_file[file] for name, file in of_name.items()}
-        elif file := cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False):
-            with safe_open(file, framework="pt") as opened:
-                self._files = dict.fromkeys(opened.keys(), file)
+            weight_map = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+            paths = {Path(file).name: file for file in files}
+            self._files = {name: paths[file] for name, file in weight_map.items()}
+        elif single_file := cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False):
+            with safe_open(single_file, framework="pt") as file:
+                self._files = dict.fromkeys(file.keys(), single_file)
 
     def names(self, model: PreTrainedModel) -> dict[str, str] | None:
-        """The names in the files, by those of a model's parameters and persistent buffers, but for adapters.
+        """Maps names of a model's parameters and persistent buffers, without adapters, to names in the files.
 
-        None where the files lack a name, have another shape, or hold what has no place in the model, as of families
-        that transformers converts when it loads them, and of quantized weights.
+        Returns:
+            The mapping; None if the files lack a tensor, have another shape, or contain tensors that the model does not
+            have, as with quantized weights and with families whose weights transformers converts on loading.
         """
         prefix = f"{model.base_model_prefix}."
-        wanted = {**dict(model.named_parameters()), **persistent_buffers(model)}
-        found = {}
-        for name, tensor in wanted.items():
+        tensors = {**dict(model.named_parameters()), **persistent_buffers(model)}
+        names = {}
+        for name, tensor in tensors.items():
             if ".lora_" in name:
                 continue
-            known = name.replace(".base_layer.", ".")
-            stored = next((each for each in (known, known.removeprefix(prefix)) if each in self._files), None)
+            base_name = name.replace(".base_layer.", ".")
+            candidates = (base_name, base_name.removeprefix(prefix))
+            stored = next((candidate for candidate in candidates if candidate in self._files), None)
             if stored is None or self._shape(stored) != tuple(tensor.shape):
                 return None
-            found[name] = stored
+            names[name] = stored
         aliases = {name.replace(".base_layer.", ".") for name in model.state_dict()}  # tied weights by all their names
-        places = {*found.values(), *aliases, *(alias.removeprefix(prefix) for alias in aliases)}
+        expected = {*names.values(), *aliases, *(alias.removeprefix(prefix) for alias in aliases)}
         ignored = (*ignored_weights(model), "rotary_emb.inv_freq")
-        if any(not any(re.search(each, name) for each in ignored) for name in self._files.keys() - places):
+        if any(not any(re.search(pattern, name) for pattern in ignored) for name in self._files.keys() - expected):
             return None
-        return found
+        return names
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
         """Reads the rows `start` to `end` of a tensor, by its name in the files."""
@@ -75,6 +77,6 @@ class StoredWeights:
 
 
 def persistent_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The buffers that are stored with a model's weights, by name."""
-    stored = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in stored}
+    """The buffers that are saved with a model's weights, by name."""
+    names = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in names}

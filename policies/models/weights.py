@@ -1,4 +1,4 @@
-"""A policy's weights on their way from learner to engine."""
+"""A policy's weights as they are sent from learners to engines, and their checksums."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ Shape = tuple[int, ...]
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
-    """Weights of which each is made when it is asked for, and not kept: so one at a time is in memory."""
+    """Weights that are computed on access and not cached, so that only one is in memory at a time."""
 
     def __init__(self, shapes: Mapping[str, Shape], make: Callable[[str], np.ndarray]) -> None:
-        """Takes the shapes, by name, and what makes an array of a name, which nobody else may write to."""
+        """Creates the mapping.
+
+        Args:
+            shapes: shape of each array, by name.
+            make: returns a new array for a name.
+        """
         self.shapes = shapes
         self._make = make
 
@@ -38,7 +43,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
 
 
 def shapes(weights: Weights) -> Mapping[str, Shape]:
-    """The shapes of weights, by name; of lazy ones without making any."""
+    """The shapes of weights, by name; `LazyWeights` are not computed for that."""
     return (
         weights.shapes if isinstance(weights, LazyWeights) else {name: array.shape for name, array in weights.items()}
     )
@@ -53,15 +58,15 @@ def checksum(weights: Weights) -> int:
 
 
 def extend(total: int, name: str, array: np.ndarray) -> int:
-    """The checksum of weights with one more, whose name is after those of the others."""
+    """Extends a `checksum` by one array, whose name must sort after those of the others."""
     return zlib.crc32(np.ascontiguousarray(array, dtype=np.float32).data, zlib.crc32(name.encode(), total))
 
 
 class Digest:
-    """A checksum of tensors in the order they pass by, of any type, each on its own device: none is copied to another.
+    """A checksum of a sequence of tensors of any type, computed on each tensor's device without copying it.
 
-    Two sides that pass the same tensors by devices of different kinds get the same number. On a GPU, tensors may pass
-    by on several CUDA streams at a time, as vLLM's do: what `add` computes on one depends on nothing that another does.
+    The value is the same on all kinds of devices. On a GPU, `add` may be called from several CUDA streams, as in vLLM:
+    its kernels on one stream do not depend on those on another.
     """
 
     _PART = 1 << 22
@@ -71,17 +76,17 @@ class Digest:
         self._bits: list[Tensor] = []  # a number per tensor, on its device
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Takes the next one."""
+        """Adds the next tensor."""
         self._names = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), self._names)
         bits = tensor.detach().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
-        places = torch.arange(1, min(len(bits), self._PART) + 1, device=bits.device)
+        positions = torch.arange(1, min(len(bits), self._PART) + 1, device=bits.device)
         total = torch.zeros((), dtype=torch.int64, device=bits.device)
         for part in bits.split(self._PART):
-            total = total * 1_000_003 + (part * places[: len(part)]).sum()  # modulo 2^64
+            total = total * 1_000_003 + (part * positions[: len(part)]).sum()  # modulo 2^64
         self._bits.append(total)
 
     def value(self) -> int:
-        """The checksum of all so far. It waits for what GPUs have yet to do."""
+        """The checksum of all tensors so far; synchronizes the GPU."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return zlib.crc32(str([int(bits) for bits in self._bits]).encode(), self._names)
@@ -92,7 +97,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 @contextmanager
 def in_shared_memory(weights: Weights) -> Iterator[str]:
-    """Yields the path of a safetensors file in memory that has no name of its own: a kill cannot leave it behind."""
+    """Yields the path of an anonymous safetensors file in memory (memfd), which disappears even if we are killed."""
     descriptor = os.memfd_create("weights")
     try:
         with open(descriptor, "wb", closefd=False) as file:

@@ -16,10 +16,10 @@ from policies.settings.settings import Settings
 
 
 def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
-    """What the `CausalLMModule` of an LLM is told of the settings, as its `model_config`."""
+    """The `model_config` of a policy's `CausalLMModule`."""
     shards = settings.shards_per_policy or 1
     return {
-        # Its name, from which each process finds it by itself: folders lie elsewhere on another machine.
+        # A name, not a path: each process resolves it, since folders differ between machines.
         "model": settings.models[policy_id],
         "critic": settings.critic,
         "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
@@ -30,13 +30,13 @@ def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
         "quantization": settings.quantization,
         "gradient_checkpointing": settings.gradient_checkpointing,
         "trust_remote_code": settings.trust_remote_code,
-        "longest": settings.max_prompt_tokens + settings.max_response_tokens,
+        "max_length": settings.max_prompt_tokens + settings.max_response_tokens,
         **({"mesh": (len(settings.policy_ids), shards)} if shards > 1 else {}),
     }
 
 
 class CausalLMModule(TorchRLModule):
-    """One LLM of the chain. Its `model_config` is made by `module_config`."""
+    """One policy as an RLModule. Its `model_config` comes from `module_config`."""
 
     def setup(self) -> None:
         """Builds the model."""

@@ -1,4 +1,4 @@
-"""How the algorithm talks to its learners: none may be lost, or fail, without a word."""
+"""The algorithm's side of its learners; a learner that is lost or fails never goes unnoticed."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from ray.tune.utils.file_transfer import sync_dir_between_nodes
 from policies.compat.rllib import actor_manager
 from policies.generation.generator import LoadedWeights
 from policies.learning.rows import Rows
-from policies.learning.stored_policy import FILES
+from policies.learning.stored_policy import TENSOR_FILES
 from policies.models.weights import Weights
-from policies.rllib.token_ppo_learner import TokenPPOLearner, fetched
+from policies.rllib.token_ppo_learner import TokenPPOLearner, fetch
 
 T = TypeVar("T")
-GRACE = 10.0
-"""Seconds that the other learners have to answer, once one has failed: they may wait for it in an all-reduce."""
+FAILURE_GRACE_SECONDS = 10.0
+"""Seconds that the other learners have to answer after one has failed: they may be waiting for it in an all-reduce."""
 
 
 class LearnerError(RuntimeError):
-    """A learner's process is gone, or stands still; so the state since the last checkpoint is lost."""
+    """A learner process died or hangs, so the training state since the last checkpoint is lost."""
 
 
 class Learners(LearnerGroup):
-    """RLlib's learners as the algorithm asks them: all LLMs at once, wherever each is learned."""
+    """RLlib's learner group, with calls for all policies at once, wherever each policy is trained."""
 
     def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
-        """Takes what RLlib's group does; `config` is a `CoryConfig`."""
+        """Creates the group; `config` is a `CoryConfig`."""
         super().__init__(config=config, **kwargs)
         self.timeout: float = config.settings.learner_timeout
-        """The longest wait for an answer of a remote learner, in seconds."""
+        """Timeout of a call to a remote learner, in seconds."""
 
     def foreach_learner(
         self,
@@ -56,226 +56,238 @@ class Learners(LearnerGroup):
         mark_healthy: bool = False,
         **kwargs: Any,
     ) -> RemoteCallResults:
-        """Calls a function on every learner. Once one has failed, the others have `GRACE`.
+        """Calls a function on every learner. After one fails, the others have `FAILURE_GRACE_SECONDS` to answer.
 
-        RLlib's own leaves out learners that are gone. So it takes a checkpoint whose learner died, or found no room on
-        the disk, for a whole one, and where one of several dies it may report what the others say of their lost
-        connection. It also waits for ever, and for all of them where one has failed.
+        RLlib's version skips dead learners: it treats a checkpoint as complete although a learner died or its disk was
+        full, and if one of several learners dies, it may report the connection errors of the others instead. It also
+        has no timeout, and waits for all learners although one has failed.
 
         Args:
-            func: takes a learner, and `kwargs`.
-            healthy_only: no effect, as no learner is left out.
-            remote_actor_ids: the remote learners that are asked; None: all.
-            timeout_seconds: the longest wait; None or 0: `timeout`.
-            return_obj_refs: no effect; answers are values.
-            mark_healthy: no effect, as of `healthy_only`.
-            **kwargs: the function's.
+            func: called with a learner and `kwargs`.
+            healthy_only: no effect; no learner is skipped.
+            remote_actor_ids: the remote learners to call; None: all.
+            timeout_seconds: the timeout; None or 0: `timeout`.
+            return_obj_refs: no effect; results are values.
+            mark_healthy: no effect.
+            **kwargs: keyword arguments of `func`.
 
         Raises:
-            LearnerError: one of them, or its answer, is lost; or there is no answer in time, and the learner is ended.
-            NonFiniteUpdate, OSError, …: what a learner raised, as it would be without a process of its own.
+            LearnerError: a learner or its result is lost, or a learner timed out and was killed.
+            NonFiniteUpdate, OSError, …: a learner raised it; raised here unchanged.
         """
         if self.is_local:
             return super().foreach_learner(func, **kwargs)
         timeout = timeout_seconds or self.timeout
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         actors = {
             learner: actor
             for learner, actor in actor_manager(self).actors().items()
             if remote_actor_ids is None or learner in remote_actor_ids
         }
         calls = {actor.apply.remote(partial(func, **kwargs)): learner for learner, actor in actors.items()}
-        answers: dict[int, Any] = {}
-        causes: list[Exception] = []
-        waiting = list(calls)
-        while waiting:
-            ready, waiting = ray.wait(waiting, timeout=max(0.0, until - time.monotonic()))
+        values: dict[int, Any] = {}
+        errors: list[Exception] = []
+        pending = list(calls)
+        while pending:
+            ready, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
             try:
-                answers[calls[ready[0]]] = ray.get(ready[0])
+                values[calls[ready[0]]] = ray.get(ready[0])
             except RayError as error:
-                causes.append(error.cause if isinstance(error, RayTaskError) else error)
-                until = min(until, time.monotonic() + GRACE)
-        for call in waiting:
+                errors.append(error.cause if isinstance(error, RayTaskError) else error)
+                deadline = min(deadline, time.monotonic() + FAILURE_GRACE_SECONDS)
+        for call in pending:
             ray.kill(actors[calls[call]])
-        for cause in causes:
+        for cause in errors:
             if isinstance(cause, RayError):
                 raise LearnerError(
                     "A learner's process died. Check its memory and device; micro_batch_size may be too large."
                 ) from cause
-        if causes:
-            raise causes[0] from None
-        if waiting:
+        if errors:
+            raise errors[0] from None
+        if pending:
             raise LearnerError(
-                f"{len(waiting)} of {len(calls)} learners gave no answer in {timeout:.0f} s. If an update may "
-                "take so long, raise learner_timeout; otherwise look at their machines."
+                f"{len(pending)} of {len(calls)} learners timed out after {timeout:.0f} s. If an update may take that "
+                "long, raise learner_timeout; otherwise check their machines."
             )
         results = RemoteCallResults()
         for learner in actors:
-            results.add_result(learner, ResultOrError(result=answers[learner]), None)
+            results.add_result(learner, ResultOrError(result=values[learner]), None)
         return results
 
     def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
-        """Scores every LLM's rows; what `PolicyLearner.score` gives, by LLM, on the CPU.
+        """Scores the rows of every policy; see `PolicyLearner.score`.
 
         Args:
-            rows: by LLM.
-            keep: the learners keep them, with their scores, for `learn`.
+            rows: rows by policy id.
+            keep: keep the rows and their scores in the learners, for `learn`.
+
+        Returns:
+            The scores by policy id, on the CPU.
 
         Raises:
-            LearnerError: as of `foreach_learner`.
+            LearnerError: see `foreach_learner`.
         """
         shared = self._shared(rows)
-        answers = self.ask_all(lambda learner: learner.score(fetched(shared), keep=keep))
-        return {name: scores for answer in answers for name, scores in answer.items()}
+        results = self.ask_all(lambda learner: learner.score(fetch(shared), keep=keep))
+        return {policy_id: scores for result in results for policy_id, scores in result.items()}
 
     def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
-        """Lets every LLM learn from the rows that `score` kept, and returns what RLlib's metrics take.
+        """Trains every policy on the rows that `score` kept.
 
         Args:
-            columns: by LLM, what the rows lack yet; nothing else is sent to learners.
-            update: its number, from 0.
-            kl_coefs: by LLM.
+            columns: by policy id the columns that these rows do not have yet; only they are sent to the learners.
+            update: number of the update, from 0.
+            kl_coefs: KL coefficients by policy id.
+
+        Returns:
+            RLlib metrics, one result per learner.
 
         Raises:
-            NonFiniteUpdate, LearnerError: as of `foreach_learner`.
+            NonFiniteUpdate, LearnerError: see `foreach_learner`.
         """
         shared = self._shared(columns)
-        return self.ask_all(lambda learner: learner.learn(fetched(shared), update, kl_coefs))
+        return self.ask_all(lambda learner: learner.learn(fetch(shared), update, kl_coefs))
 
     def _shared(self, value: T) -> T | ray.ObjectRef[T]:
-        """A value as learners get it, by `fetched`: once per machine, and only where one asks for it."""
+        """Puts a value into Ray's object store if learners are remote, so that each machine fetches it at most once."""
         return ray.put(value) if self.is_remote else value
 
     def weights(self, policy_id: str) -> Weights:
-        """The present weights of an LLM, without its value head, by Hugging Face names."""
+        """The current weights of a policy, without its value head, by Hugging Face names."""
         return self.ask(lambda learner: learner.weights(policy_id))
 
     def packed(self, policy_id: str) -> tuple[ray.ObjectRef[Weights], int]:
-        """An LLM's present weights in Ray's object store, and their checksum; they do not come by this process."""
-        (packed,), total = self.ask(lambda learner: learner.packed(policy_id))
-        return packed, total
+        """Puts a policy's current weights into Ray's object store, without passing through this process.
+
+        Returns:
+            The reference and the weights' checksum.
+        """
+        (ref,), total = self.ask(lambda learner: learner.packed(policy_id))
+        return ref, total
 
     def transfer(
         self, policy_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
     ) -> tuple[int, list[LoadedWeights] | None]:
-        """Lets an LLM's learners send weights to runners, past this process; see `WeightSender.send`."""
+        """Sends a policy's weights directly from its learners to runners; see `WeightSender.send`."""
         shared = self._shared(weights)
         return self.ask(lambda learner: learner.transfer(policy_id, runners, version, restarts, shared))
 
     def score_under(self, policy_id: str, weights: Weights, rows: Rows) -> Rows:
-        """Scores an LLM's rows under other weights than the present ones, which are put back."""
+        """Scores a policy's rows with other weights, and restores the current ones."""
         shared = self._shared(weights)
         return self.ask(lambda learner: learner.score_under(policy_id, shared, rows))
 
     def forget(self) -> None:
-        """Forgets Adam's moments of every LLM."""
+        """Resets Adam's moments of every policy."""
         self.ask(TokenPPOLearner.forget)
 
-    def average(self, share: float) -> None:
-        """Moves all LLMs a share of the way to the mean of their weights; see `TokenPPOLearner.average`."""
-        self.ask(lambda learner: learner.average(share))
+    def average(self, tau: float) -> None:
+        """Moves all policies towards the mean of their weights by `tau`; see `TokenPPOLearner.average`."""
+        self.ask(lambda learner: learner.average(tau))
 
     @contextmanager
     def lent(self, policy_id: str) -> Iterator[None]:
-        """Lets an LLM hold the mean of all LLMs' weights meanwhile."""
-        self.ask(lambda learner: learner.lend(policy_id))
+        """A context in which a policy has the mean of all policies' weights."""
+        self.ask(lambda learner: learner.swap_in_average(policy_id))
         try:
             yield
         finally:
-            self.ask(TokenPPOLearner.take_back)
+            self.ask(TokenPPOLearner.restore_weights)
 
     def ask(self, function: Callable[[TokenPPOLearner], T | None]) -> T:
-        """Calls a function on every learner, and returns the first answer that is not None.
+        """Calls a function on every learner, and returns the first result that is not None.
 
-        None says that another learner answers: with `shards_per_policy` a learner has one LLM alone.
+        With `shards_per_policy` a learner has only one policy; it returns None for the others.
         """
-        return next((answer for answer in self.ask_all(function) if answer is not None), None)  # type: ignore[return-value]
+        return next((result for result in self.ask_all(function) if result is not None), None)  # type: ignore[return-value]
 
     def ask_all(self, function: Callable[[TokenPPOLearner], T]) -> list[T]:
-        """Calls a function on every learner, and returns their answers."""
-        return [answer.get() for answer in self.foreach_learner(function)]
+        """Calls a function on every learner, and returns their results."""
+        return [result.get() for result in self.foreach_learner(function)]
 
-    # State. Each learner writes what it has of each LLM, into a folder of the LLM's name.
+    # State. Each learner writes its part of each policy into the policy's folder.
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What RLlib's runners would get (`inference_only`): nothing, as ours get weights another way.
+        """The state for RLlib's runners (`inference_only`): empty, since weight sync does not use it.
 
         Raises:
-            RuntimeError: more is asked for, which no process needs to have whole.
+            RuntimeError: without `inference_only`; no process holds the full state.
         """
         if not kwargs.get("inference_only"):
-            raise RuntimeError("Learners write their state themselves. Call the algorithm's save_to_path.")
+            raise RuntimeError("The full state is not available in one process. Call the algorithm's save_to_path.")
         return {COMPONENT_LEARNER: {COMPONENT_RL_MODULE: {}}}
 
     def save_to_path(self, path: Any = None, *, filesystem: Any = None, **kwargs: Any) -> str:
-        """Writes every LLM's state; see `stored_policy`. Files of learners that do not see this folder are fetched.
+        """Writes the state of every policy; see `stored_policy`.
+
+        Learners that cannot see this folder write to their own machine, and their files are copied here.
 
         Raises:
-            LearnerError, OSError: as of `foreach_learner`.
-            ValueError: `filesystem` is not this machine's.
+            LearnerError, OSError: see `foreach_learner`.
+            ValueError: `filesystem` is not local.
         """
-        _refuse_elsewhere(filesystem)
+        _reject_remote_filesystem(filesystem)
         self.begin_save(Path(path))
         self.finish_save()
         return str(path)
 
     def begin_save(self, path: Path) -> None:
-        """Begins to write every LLM's state as it is now; it is there after `finish_save`, and learning may go on.
+        """Starts writing a snapshot of every policy's state. Training may continue; `finish_save` completes it.
 
         Raises:
-            LearnerError, OSError: as of `foreach_learner`.
+            LearnerError, OSError: see `foreach_learner`.
         """
         folder = path / COMPONENT_LEARNER
-        shutil.rmtree(folder, ignore_errors=True)  # of other learners' files none may stay
+        shutil.rmtree(folder, ignore_errors=True)  # no files of an earlier set of learners may remain
         folder.mkdir(parents=True, exist_ok=True)
-        mark = folder / f".{uuid4().hex}"
-        mark.touch()
-        answers = self.ask_all(lambda learner: _begin_save(learner, mark))
-        mark.unlink()
-        self._unfinished = folder, [answer for answer in answers if answer]
+        marker = folder / f".{uuid4().hex}"
+        marker.touch()
+        results = self.ask_all(lambda learner: _begin_save(learner, marker))
+        marker.unlink()
+        self._unfinished = folder, [remote for remote in results if remote]
 
     def saved(self) -> bool:
-        """Whether `finish_save` would wait for no learner."""
+        """Whether `finish_save` would return without waiting for a learner."""
         return all(self.ask_all(TokenPPOLearner.saved))
 
     def finish_save(self) -> None:
-        """Waits for what was begun, of which files of learners that do not see the folder are fetched.
+        """Waits until the state is written, and copies the files of learners that cannot see the folder.
 
         Raises:
-            LearnerError, OSError: as of `foreach_learner`.
+            LearnerError, OSError: see `foreach_learner`.
         """
-        folder, elsewhere = self._unfinished
+        folder, remote_folders = self._unfinished
         try:
             self.ask_all(TokenPPOLearner.finish_save)
-            for machine, written in elsewhere:
-                sync_dir_between_nodes(machine, written, _address(), str(folder), max_size_bytes=None)
+            for address, remote_folder in remote_folders:
+                sync_dir_between_nodes(address, remote_folder, _address(), str(folder), max_size_bytes=None)
         finally:
-            if elsewhere:
-                self.ask_all(lambda _: _remove([written for _, written in elsewhere]))
+            if remote_folders:
+                self.ask_all(lambda _: _remove([remote_folder for _, remote_folder in remote_folders]))
 
     def restore_from_path(
         self, path: Any, *, filesystem: Any = None, component: str | None = None, moments: bool = True, **kwargs: Any
     ) -> None:
-        """Takes every LLM's state, as any number of learners wrote it; without `moments` the weights alone.
+        """Restores every policy's state, written by any number of learners; without `moments` only the weights.
 
         Raises:
-            LearnerError, KeyError, FileNotFoundError: as of `foreach_learner` and `stored_policy.restore`.
-            ValueError: `filesystem` is not this machine's, or a `component` is asked for.
+            LearnerError, KeyError, FileNotFoundError: see `foreach_learner` and `stored_policy.restore`.
+            ValueError: `filesystem` is not local, or `component` is not None.
         """
-        _refuse_elsewhere(filesystem)
+        _reject_remote_filesystem(filesystem)
         if component is not None:
-            raise ValueError(f"Only all of the learners can be restored, not {component}; see Cory.load_policies.")
+            raise ValueError(f"Cannot restore only {component} of the learners. See Cory.load_policies.")
         folder = Path(path) / COMPONENT_LEARNER
-        here, files = _address() if self.is_remote else "", _files(folder)
-        self.ask_all(lambda learner: _restore(learner, folder, files, here, moments))
+        address, files = _address() if self.is_remote else "", _files(folder)
+        self.ask_all(lambda learner: _restore(learner, folder, files, address, moments))
 
 
-def _refuse_elsewhere(filesystem: Any) -> None:
-    """Refuses a pyarrow file system that is not this machine's own."""
+def _reject_remote_filesystem(filesystem: Any) -> None:
+    """Raises ValueError for a pyarrow file system that is not local."""
     if filesystem is not None and filesystem.type_name != "local":
-        raise ValueError(f"Learners write to folders, not to {filesystem.type_name}. Save to a folder, and copy that.")
+        raise ValueError(f"Learners cannot write to {filesystem.type_name}. Save to a local folder and copy it.")
 
 
 def _address() -> str:
@@ -287,41 +299,41 @@ def _remove(folders: Sequence[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _begin_save(learner: TokenPPOLearner, mark: Path) -> tuple[str, str] | None:
-    """Begins to save into the folder of a file that is there; where it is not seen, into one of this machine's own.
+def _begin_save(learner: TokenPPOLearner, marker: Path) -> tuple[str, str] | None:
+    """Starts saving into the marker's folder; if this machine cannot see the marker, into a temporary folder.
 
     Returns:
-        Of that this machine's address, and its name.
+        This machine's address and the temporary folder; None if the learner saves into the marker's folder.
     """
-    if mark.exists():
-        learner.begin_save(str(mark.parent))
+    if marker.exists():
+        learner.begin_save(str(marker.parent))
         return None
-    own = tempfile.mkdtemp(prefix="cory-checkpoint-")
+    temporary = tempfile.mkdtemp(prefix="cory-checkpoint-")
     try:
-        learner.begin_save(own)
+        learner.begin_save(temporary)
     except BaseException:
-        _remove([own])
+        _remove([temporary])
         raise
-    return _address(), own
+    return _address(), temporary
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns the size and time of each file in a folder, by which another machine knows whether it sees the same."""
-    found = {file.relative_to(folder).as_posix(): file.stat() for file in folder.rglob(FILES)}
-    return {name: (status.st_size, status.st_mtime_ns) for name, status in found.items()}
+    """Size and modification time of each tensor file, by which another machine checks that it sees the same folder."""
+    stats = {file.relative_to(folder).as_posix(): file.stat() for file in folder.rglob(TENSOR_FILES)}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def _restore(
-    learner: TokenPPOLearner, folder: Path, files: dict[str, tuple[int, int]], machine: str, moments: bool
+    learner: TokenPPOLearner, folder: Path, files: dict[str, tuple[int, int]], address: str, moments: bool
 ) -> None:
-    """Restores from a folder; where it is not seen, from copies of what this learner needs."""
+    """Restores from a folder; if this machine cannot see it, from copies of the files that this learner needs."""
     if _files(folder) == files:
         learner.restore(str(folder), moments=moments)
         return
-    with tempfile.TemporaryDirectory(prefix="cory-checkpoint-") as own:
+    with tempfile.TemporaryDirectory(prefix="cory-checkpoint-") as temporary:
         for part in (COMPONENT_RL_MODULE, *([COMPONENT_OPTIMIZER] if moments else [])):
-            for name in learner.policies:
-                if any(file.startswith(f"{part}/{name}/") for file in files):
-                    there = f"{folder}/{part}/{name}"
-                    sync_dir_between_nodes(machine, there, _address(), f"{own}/{part}/{name}", max_size_bytes=None)
-        learner.restore(own, moments=moments)
+            for name in (f"{part}/{policy_id}" for policy_id in learner.policies):
+                if any(file.startswith(f"{name}/") for file in files):
+                    source, target = f"{folder}/{name}", f"{temporary}/{name}"
+                    sync_dir_between_nodes(address, source, _address(), target, max_size_bytes=None)
+        learner.restore(temporary, moments=moments)

@@ -1,4 +1,4 @@
-"""What RLlib asks of every EnvRunner, for one that keeps no state."""
+"""The interface that RLlib requires of every EnvRunner, for a runner without state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 
 
 class StatelessRunner(EnvRunner, Checkpointable):
-    """All that it needs comes with every call, so one that was restarted has nothing to remember."""
+    """A runner that gets everything it needs with every call, so that it can be restarted at any time."""
 
     env_steps = 0
-    """Environment steps since they were last asked for."""
+    """Environment steps since the last call of `get_metrics`."""
 
     def get_metrics(self) -> dict[str, int]:
         """Environment steps since the last call."""
@@ -22,19 +22,19 @@ class StatelessRunner(EnvRunner, Checkpointable):
         return {NUM_ENV_STEPS_SAMPLED: steps}
 
     def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls `func(self, ...)`. RLlib's own version ends the process a minute after any exception."""
+        """Calls `func(self, ...)`. RLlib's version ends the process a minute after any exception."""
         return func(self, *args, **kwargs)
 
     def assert_healthy(self) -> None:
-        """One that could be built is."""
+        """Does nothing: a runner that could be built is healthy."""
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """There is none."""
+        """Returns an empty state."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing to set."""
+        """Does nothing."""
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """How to build this runner again."""
+        """The arguments to build this runner again."""
         return (), {"config": self.config}

@@ -1,4 +1,4 @@
-"""A learner's side of vLLM's weight transfer: one LLM's weights to engines, past the driver and Ray's object store."""
+"""The learner's side of vLLM's weight transfer: direct weight sync to engines, without driver and object store."""
 
 from __future__ import annotations
 
@@ -17,80 +17,80 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from policies.generation import weight_transfer
 from policies.generation.generator import LoadedWeights
 from policies.learning.policy_learner import PolicyLearner
-from policies.learning.sharding import whole
+from policies.learning.sharding import full_tensor
 from policies.models.weights import Digest, Weights
 
 logger = logging.getLogger(__name__)
 
 
 class WeightSender:
-    """Sends an LLM's weights to any runners; every rank that learns the LLM has one, and the first one's sends."""
+    """Sends a policy's weights to runners; every rank of the policy has a sender, but only rank 0's sends."""
 
     def __init__(self, policy: PolicyLearner, backend: str, workers: int, timeout: float) -> None:
-        """Takes the LLM.
+        """Creates a sender; it connects with the first `send`.
 
         Args:
-            policy: its learner.
-            backend: `gloo`, or another one's name in vLLM.
-            workers: processes of each engine.
-            timeout: the longest wait for a runner, in seconds.
+            policy: the policy's learner.
+            backend: `gloo`, or the name of a backend of vLLM.
+            workers: processes per engine.
+            timeout: longest wait for a runner, in seconds.
         """
         self.policy, self.backend, self.workers, self.timeout = policy, backend, workers, timeout
         self._engine: Any = None
-        self._met: Any = None
+        self._connected_to: Any = None
 
     def send(
         self, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
     ) -> tuple[int, list[LoadedWeights] | None]:
-        """Sends the present weights, or others. All ranks of the LLM must call it alike.
+        """Sends the current or other weights. All ranks of the policy must call it.
 
         Args:
-            runners: actors, each of which gets them.
-            version: of the weights.
-            restarts: how many runners came back so far: they have forgotten the learner.
-            weights: others than the present ones.
+            runners: the actors to send to.
+            version: version of the weights.
+            restarts: number of runner restarts so far; restarted runners must connect again.
+            weights: other weights than the current ones.
 
         Returns:
-            The checksum of what was sent, and what each runner's engine read; None where a runner failed, so that
-            none of them may be played with.
+            The checksum of the sent weights, and what each runner's engine loaded; None if a runner failed, in which
+            case none of the runners may be used with these weights.
         """
-        met = (restarts, list(runners))
+        members = (restarts, list(runners))
         source = Source(self.policy, weights)
         client = Client(runners, self.policy.name, version, self.workers, self.timeout)
         try:
-            if self._engine is None or self._met != met:
+            if self._engine is None or self._connected_to != members:
                 self.close()
-                meeting = self._meeting(len(runners))
-                self._engine = WeightTransferTrainerFactory.trainer_init(meeting, client=client, source=source)
-                self._met = met
+                init_info = self._init_info(len(runners))
+                self._engine = WeightTransferTrainerFactory.trainer_init(init_info, client=client, source=source)
+                self._connected_to = members
             self._engine.source, self._engine.client = source, client
             self._engine.send_weights()
-        except Exception as error:  # of a runner, of Ray, of the backend
-            logger.warning("The weights of %s did not reach all runners: %s", self.policy.name, _line(error))
+        except Exception as error:  # from a runner, Ray, or the backend
+            logger.warning("Weight sync of %s failed on some runners: %s", self.policy.name, _one_line(error))
             self.close()
-            client.found = None
+            client.loaded = None
         finally:
             source.finish()
-        return source.digest.value(), client.found
+        return source.digest.value(), client.loaded
 
     def close(self) -> None:
-        """Leaves the group of the runners, which end what they wait for."""
+        """Leaves the process group, so that runners stop waiting for weights."""
         if self._engine is not None:
             self._engine.shutdown()
         self._engine = None
 
-    def _meeting(self, runners: int) -> TrainerInitInfo:
-        """How engines and this learner find each other."""
-        rank, world = 0 if self.policy.leads else 1, 1 + runners * self.workers
+    def _init_info(self, runners: int) -> TrainerInitInfo:
+        """How engines and this learner connect."""
+        rank, world = 0 if self.policy.is_rank_zero else 1, 1 + runners * self.workers
         address = ray.util.get_node_ip_address()
         if self.backend == weight_transfer.NAME:
             return weight_transfer.GlooTrainerInitInfo(address, world, self.timeout, rank=rank)
         if self.backend == "nccl":
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-            with socket.socket() as free:
-                free.bind(("", 0))
-                port = free.getsockname()[1]
+            with socket.socket() as sock:
+                sock.bind(("", 0))
+                port = sock.getsockname()[1]
             return NCCLTrainerInitInfo(address, port, world, rank=rank)
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
@@ -98,80 +98,89 @@ class WeightSender:
 
 
 class Source(WeightSource):
-    """An LLM's weights one after another, in the type that it computes in; gathering each takes all its ranks."""
+    """Streams a policy's weights, in its compute type; all ranks must iterate, to gather each weight."""
 
     def __init__(self, policy: PolicyLearner, weights: Weights | None = None) -> None:
-        """Takes the learner, and other weights than the present ones."""
+        """Streams the current weights of a policy, or `weights` instead."""
         self.digest = Digest()
         self._dtype = policy.model.dtype
         self._policy, self._weights = policy, weights
-        self._left: Iterator[tuple[str, Tensor]] = self._stream()
+        self._iterator: Iterator[tuple[str, Tensor]] = self._stream()
 
     def metadata(self) -> list[ParamMeta]:
-        """What will be sent."""
-        return [ParamMeta(name, self._dtype, tuple(tensor.shape)) for name, tensor in self._policy.played_weights()]
+        """Names, types and shapes of the weights."""
+        return [ParamMeta(name, self._dtype, tuple(tensor.shape)) for name, tensor in self._policy.engine_weights()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """What is left of it."""
-        return self._left
+        """The remaining weights."""
+        return self._iterator
 
     def finish(self) -> None:
-        """Takes what is left, so that the LLM's other ranks, which gather it too, do not wait for this one."""
-        for _ in self._left:
+        """Consumes the remaining weights, so that other ranks do not wait for this one to gather them."""
+        for _ in self._iterator:
             pass
 
     def _stream(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._policy.played_weights():
+        for name, parameter in self._policy.engine_weights():
             if self._weights is None:
-                tensor = whole(parameter.to(self._dtype))
+                tensor = full_tensor(parameter.to(self._dtype))
             else:
                 tensor = torch.from_numpy(self._weights[name]).to(parameter.device, self._dtype)
-            if self._policy.leads:
+            if self._policy.is_rank_zero:
                 self.digest.add(name, tensor)
             yield name, tensor
 
 
 class Client:
-    """How vLLM's sender speaks to engines: through the actors that have them."""
+    """vLLM's weight sync client, which reaches the engines through their runner actors."""
 
     def __init__(self, runners: Sequence[Any], policy_id: str, version: int, workers: int, timeout: float) -> None:
-        """Takes the runners, and whose weights of which version they get."""
-        self.found: list[LoadedWeights] | None = None
-        """What each read, in the end."""
+        """Creates a client for one weight sync.
+
+        Args:
+            runners: the actors.
+            policy_id: the policy whose weights are sent.
+            version: version of the weights.
+            workers: processes per engine.
+            timeout: longest wait for a runner, in seconds.
+        """
+        self.loaded: list[LoadedWeights] | None = None
+        """What each runner's engine loaded, after `finish_weight_update`."""
         self._runners, self._call, self._workers = runners, {"policy_id": policy_id, "version": version}, workers
         self._timeout = timeout
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Lets all engines meet the learner."""
-        places = [1 + place * self._workers for place in range(len(self._runners))]
-        of_each = [init_info | {"rank_offset": place} if "rank_offset" in init_info else init_info for place in places]
-        self._all("meet", of_each)
+        """Connects all engines to the learner."""
+        offsets = [1 + index * self._workers for index in range(len(self._runners))]
+        self._call_runners(
+            "meet", [init_info | ({"rank_offset": offset} if "rank_offset" in init_info else {}) for offset in offsets]
+        )
 
     def start_weight_update(self) -> None:
-        """Tells them that weights will come."""
-        self._all("begin", [None] * len(self._runners))
+        """Starts a weight update."""
+        self._call_runners("begin", [None] * len(self._runners))
 
     def update_weights(self, update_info: Any) -> None:
-        """Lets them take some."""
-        self._all("take", [update_info] * len(self._runners))
+        """Transfers some of the weights."""
+        self._call_runners("take", [update_info] * len(self._runners))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Tells them that these were all."""
-        self.found = self._all("end", [None] * len(self._runners))
+        """Ends the weight update."""
+        self.loaded = self._call_runners("end", [None] * len(self._runners))
 
-    def _all(self, step: str, arguments: Sequence[Any]) -> list[Any]:
+    def _call_runners(self, step: str, arguments: Sequence[Any]) -> list[Any]:
         calls = [
             runner.transfer.remote(step=step, argument=argument, **self._call)
             for runner, argument in zip(self._runners, arguments, strict=True)
         ]
-        waiting, until = calls, time.monotonic() + self._timeout
-        while waiting:  # what one raises must not wait for the others, which wait for it
-            ready, waiting = ray.wait(waiting, timeout=max(until - time.monotonic(), 0.0))
+        pending, deadline = calls, time.monotonic() + self._timeout
+        while pending:  # raise one runner's error at once: the other runners wait for that runner
+            ready, pending = ray.wait(pending, timeout=max(deadline - time.monotonic(), 0.0))
             if not ready:
-                raise TimeoutError(f"{len(waiting)} runners gave no answer in {self._timeout:.0f} s.")
+                raise TimeoutError(f"{len(pending)} runners timed out after {self._timeout:.0f} s.")
             ray.get(ready)
         return ray.get(calls)
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -122,7 +122,7 @@ def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     message = refusal("train", "model=smollm2")
-    assert "cannot be written: Not a directory" in message and "set XDG_CACHE_HOME to a folder that has room" in message
+    assert "Cannot write" in message and "Not a directory. Fix that, or set XDG_CACHE_HOME" in message
 
 
 @pytest.mark.parametrize(

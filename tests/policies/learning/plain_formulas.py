@@ -1,4 +1,4 @@
-"""Formulas as they are written down, with which faster ones are compared."""
+"""Plain implementations of the formulas, as references for the fast ones."""
 
 import torch
 from torch import Tensor

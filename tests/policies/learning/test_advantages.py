@@ -1,4 +1,4 @@
-"""Estimators without a critic, against numbers worked out by hand."""
+"""Critic-free advantage estimators, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from policies.learning import advantages
 
 SCORES = torch.tensor([1.0, 5.0, 2.0, 4.0, 3.0, 6.0])
-QUERIES = torch.tensor([7, 2, 7, 9, 2, 7])  # groups: 1, 2 and 6; 5 and 3; 4 alone
+QUERIES = torch.tensor([7, 2, 7, 9, 2, 7])  # scores by group: (1, 2, 6), (5, 3) and (4)
 
 
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
@@ -20,33 +20,33 @@ def test_dr_grpo_compares_with_the_mean_of_all() -> None:
     assert advantages.dr_grpo(SCORES, QUERIES).tolist() == pytest.approx([-2.0, 1.0, -1.0, 0.0, -1.0, 3.0])
 
 
-def test_grpo_also_divides_by_the_groups_unbiased_deviation() -> None:
+def test_grpo_also_divides_by_the_groups_unbiased_standard_deviation() -> None:
     first, second = 7**0.5 + 1e-4, 2**0.5 + 1e-4  # (4 + 1 + 9) / 2 and (1 + 1) / 1
     expected = [-2 / first, 1 / second, -1 / first, 0.0, -1 / second, 3 / first]
     assert advantages.grpo(SCORES, QUERIES).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("estimator", advantages.GROUPED.values(), ids=list(advantages.GROUPED))
-def test_a_group_of_equal_scores_teaches_nothing(estimator: advantages.Estimator) -> None:
+@pytest.mark.parametrize("estimator", advantages.GROUP_ESTIMATORS.values(), ids=list(advantages.GROUP_ESTIMATORS))
+def test_a_group_of_equal_scores_gets_zero_advantage(estimator: advantages.GroupEstimator) -> None:
     scores, queries = torch.tensor([0.1, 0.1, 0.1, 8.0]), torch.tensor([1, 1, 1, 3])
     assert estimator(scores, queries).tolist() == pytest.approx([0.0] * 4, abs=1e-9)
 
 
-@pytest.mark.parametrize("estimator", advantages.GROUPED.values(), ids=list(advantages.GROUPED))
-def test_a_query_that_pays_more_to_all_changes_no_advantage(estimator: advantages.Estimator) -> None:
+@pytest.mark.parametrize("estimator", advantages.GROUP_ESTIMATORS.values(), ids=list(advantages.GROUP_ESTIMATORS))
+def test_a_constant_added_to_all_rewards_of_a_query_changes_no_advantage(estimator: advantages.GroupEstimator) -> None:
     easier = SCORES + 100.0 * (QUERIES == 7)
     torch.testing.assert_close(estimator(easier, QUERIES), estimator(SCORES, QUERIES))
 
 
-def test_reinforce_whitens_the_rewards_to_come_over_all_tokens_of_the_batch() -> None:
+def test_reinforce_whitens_the_reward_to_go_over_all_tokens_of_the_batch() -> None:
     rewards, mask = torch.tensor([[1.0, 2.0], [3.0, 9.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    found = advantages.reinforce(rewards, mask, gamma=0.5)
-    # to come: 1 + 2 / 2, 2 and 3: mean 7/3, variance (1/9 + 1/9 + 4/9) / 2
-    deviation = (1 / 3) ** 0.5
-    expected = torch.tensor([[-1 / 3, -1 / 3], [2 / 3, 0.0]]) / deviation
-    torch.testing.assert_close(found, expected)
+    result = advantages.reinforce(rewards, mask, gamma=0.5)
+    # reward-to-go: 1 + 2 / 2, 2 and 3; mean 7/3, variance (1/9 + 1/9 + 4/9) / 2
+    std = (1 / 3) ** 0.5
+    expected = torch.tensor([[-1 / 3, -1 / 3], [2 / 3, 0.0]]) / std
+    torch.testing.assert_close(result, expected)
 
 
-def test_flat_groups_are_those_that_were_paid_alike_and_responses_alone() -> None:
-    paid, groups = torch.tensor([0.1, 2.0, 0.1, 8.0, 2.5]), torch.tensor([1, 5, 1, 3, 5])
-    assert advantages.has_nonzero_std(paid, groups).tolist() == [False, True, False, False, True]
+def test_zero_std_groups_are_those_with_equal_rewards_and_groups_of_one() -> None:
+    rewards, groups = torch.tensor([0.1, 2.0, 0.1, 8.0, 2.5]), torch.tensor([1, 5, 1, 3, 5])
+    assert advantages.has_nonzero_std(rewards, groups).tolist() == [False, True, False, False, True]

@@ -1,4 +1,4 @@
-"""What is measured of responses, against numbers worked out by hand."""
+"""Metrics of responses, against numbers computed by hand."""
 
 import pytest
 import torch
@@ -8,36 +8,36 @@ from policies.learning.rows import Rows, make_rows
 
 
 def scored() -> Rows:
-    """Two responses, of three tokens and of one, and what a learner says of them."""
+    """Two scored responses, of three tokens and of one token."""
     rows = make_rows([[1], [2]], [[5, 6, 7], [8]], [[-1.0, -1.0, -2.0], [-4.0]], [2.0, 6.0], [True, False])
-    of_both = {"full_kl": [[0.1, 0.2, 0.3], [0.5, 0.0, 0.0]], "entropy": [[1.0, 2.0, 3.0], [6.0, 0.0, 0.0]]}
+    scores = {"full_kl": [[0.1, 0.2, 0.3], [0.5, 0.0, 0.0]], "entropy": [[1.0, 2.0, 3.0], [6.0, 0.0, 0.0]]}
     logprobs = torch.tensor([[-1.0, -1.5, -2.0], [-4.1, 0.0, 0.0]])
-    return {**rows, "logprobs": logprobs, **{name: torch.tensor(column) for name, column in of_both.items()}}
+    return {**rows, "logprobs": logprobs, **{name: torch.tensor(column) for name, column in scores.items()}}
 
 
-def test_each_response_has_its_figures_and_the_kl_is_summed_over_it() -> None:
-    found = {name: column.tolist() for name, column in measure_responses(scored(), eval_kl_coef=0.5).items()}
-    assert found["task_reward"] == [2.0, 6.0] and found["response_length"] == [3.0, 1.0]
-    assert found["eos_rate"] == [1.0, 0.0] and found["repetition"] == [0.0, 0.0]
-    assert found["kl"] == pytest.approx([0.6, 0.5])
-    assert found["combined_reward"] == pytest.approx([2.0 - 0.3, 6.0 - 0.25])
+def test_each_response_has_its_metrics_and_the_kl_is_summed_over_its_tokens() -> None:
+    metrics = {name: column.tolist() for name, column in measure_responses(scored(), eval_kl_coef=0.5).items()}
+    assert metrics["task_reward"] == [2.0, 6.0] and metrics["response_length"] == [3.0, 1.0]
+    assert metrics["eos_rate"] == [1.0, 0.0] and metrics["repetition"] == [0.0, 0.0]
+    assert metrics["kl"] == pytest.approx([0.6, 0.5])
+    assert metrics["combined_reward"] == pytest.approx([2.0 - 0.3, 6.0 - 0.25])
 
 
-def test_a_batch_has_means_over_responses_or_over_tokens() -> None:
-    found = measure(scored(), eval_kl_coef=0.5)
-    assert found["task_reward"] == 4.0 and found["task_reward_std"] == 2.0
-    assert found["kl"] == pytest.approx(0.55)
-    assert found["entropy"] == pytest.approx(12.0 / 4)
-    assert found["logprob_diff_mean"] == pytest.approx(0.6 / 4) and found["logprob_diff_max"] == pytest.approx(0.5)
+def test_a_batch_s_metrics_are_means_over_responses_or_over_tokens() -> None:
+    metrics = measure(scored(), eval_kl_coef=0.5)
+    assert metrics["task_reward"] == 4.0 and metrics["task_reward_std"] == 2.0
+    assert metrics["kl"] == pytest.approx(0.55)
+    assert metrics["entropy"] == pytest.approx(12.0 / 4)
+    assert metrics["logprob_diff_mean"] == pytest.approx(0.6 / 4) and metrics["logprob_diff_max"] == pytest.approx(0.5)
 
 
-def test_a_critic_is_measured_where_returns_were_estimated() -> None:
+def test_explained_variance_requires_estimated_returns() -> None:
     assert "explained_variance" not in measure(scored(), eval_kl_coef=0.5)
     returns = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     assert measure(scored() | {"values": returns, "returns": returns}, eval_kl_coef=0.5)["explained_variance"] == 1.0
 
 
-def test_repetition_counts_token_pairs_that_stood_in_the_response_before() -> None:
+def test_repetition_counts_bigrams_that_occur_earlier_in_the_response() -> None:
     tokens = torch.tensor([[7, 8, 7, 8, 7, 0], [1, 2, 3, 4, 5, 6], [5, 5, 5, 9, 9, 9], [3, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[1.0] * 5 + [0.0], [1.0] * 6, [1.0] * 3 + [0.0] * 3, [1.0] + [0.0] * 5])
     assert repetition(tokens, mask).tolist() == [2 / 4, 0.0, 1 / 2, 0.0]

@@ -1,4 +1,4 @@
-"""Adam's moments in the machine's memory: the same numbers, and nothing of them left on the device."""
+"""AdamW with moments in host memory: the same numbers, and no moments left on the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["path"]
 
 
 @pytest.mark.parametrize("weights", ["full", "lora"])
-def test_a_learner_steps_to_the_bit_as_with_plain_adamw_and_each_goes_on_from_the_other_s_checkpoint(
+def test_steps_are_bit_identical_to_adamw_and_each_resumes_from_the_other_s_checkpoint(
     path: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offloaded_adam, "AT_ONCE", 128)  # so most weights are taken in parts
+    monkeypatch.setattr(offloaded_adam, "AT_ONCE", 128)  # most weights take several chunks
     others: dict[str, Any] = {"steps": 2, "num_epochs": 2, "weight_decay": 0.1, "grad_clip": 0.5}
     plain, offloaded = (make_learner(path, weights, offload_optimizer=offload, **others) for offload in (False, True))
     assert type(plain.optimizer) is AdamW and type(offloaded.optimizer) is OffloadedAdamW
@@ -29,18 +29,18 @@ def test_a_learner_steps_to_the_bit_as_with_plain_adamw_and_each_goes_on_from_th
         learner.update(ready(learner), 0)
         learner.save(str(tmp_path / f"{number}/weights"), str(tmp_path / f"{number}/moments"))
         learner.update(ready(learner), 1)
-    kept = plain.model.state()
-    assert equal(offloaded.model.state(), kept)
+    expected = plain.model.state()
+    assert equal(offloaded.model.state(), expected)
     for one, other in zip(moments(plain), moments(offloaded), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in ("step", *MOMENTS))
     for number, learner in ((1, plain), (0, offloaded)):
         learner.restore(str(tmp_path / f"{number}/weights"), str(tmp_path / f"{number}/moments"))
         learner.update(ready(learner), 1)
-        assert equal(learner.model.state(), kept)
+        assert equal(learner.model.state(), expected)
 
 
-def test_on_a_gpu_the_moments_are_in_the_machine_s_memory_after_a_step_and_after_a_state_was_loaded() -> None:
-    with FakeTensorMode():  # tensors that are on devices that are not here, without values
+def test_on_a_gpu_the_moments_are_in_host_memory_after_a_step_and_after_loading_a_state() -> None:
+    with FakeTensorMode():  # tensors without values, on devices that need not exist
         weight = torch.nn.Parameter(torch.empty(1000, 64, device="cuda"))
         weight.grad = torch.empty_like(weight)
         plain, offloaded = AdamW([weight], fused=True), OffloadedAdamW([weight], fused=True)
@@ -48,11 +48,11 @@ def test_on_a_gpu_the_moments_are_in_the_machine_s_memory_after_a_step_and_after
         offloaded.step()
         offloaded.step()
 
-        def places(optimizer: AdamW) -> set[str]:
+        def moment_devices(optimizer: AdamW) -> set[str]:
             return {optimizer.state[weight][name].device.type for name in MOMENTS}
 
-        assert (places(plain), places(offloaded)) == ({"cuda"}, {"cpu"})
+        assert (moment_devices(plain), moment_devices(offloaded)) == ({"cuda"}, {"cpu"})
         offloaded.load_state_dict(plain.state_dict())
-        assert places(offloaded) == {"cpu"} and offloaded.state[weight]["step"].device.type == "cuda"
+        assert moment_devices(offloaded) == {"cpu"} and offloaded.state[weight]["step"].device.type == "cuda"
         offloaded.step()
-        assert places(offloaded) == {"cpu"}
+        assert moment_devices(offloaded) == {"cpu"}

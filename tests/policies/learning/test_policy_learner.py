@@ -1,4 +1,4 @@
-"""One LLM's learner alone, on rows of hand-chosen responses: no Ray, no RLlib, no other LLM."""
+"""One policy's learner on rows of hand-chosen responses, without Ray, RLlib or other policies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.forked import run_ranks
 VOCAB = 64
 PROMPT_LENGTHS, LENGTHS = [3, 9, 1, 6, 2, 5], [1, 8, 3, 5, 2, 7]
 REWARDS = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
-"""By which tests know rows."""
+"""Different for every row, so that tests can identify it."""
 Build = Callable[..., PolicyLearner]
 
 
@@ -45,15 +45,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_learner(
-    path: str, weights: str, stream: int = 0, group: dist.ProcessGroup | None = None, seed: int = 0, **others: Any
+    path: str, weights: str, policy_index: int = 0, group: dist.ProcessGroup | None = None, seed: int = 0, **others: Any
 ) -> PolicyLearner:
-    """A learner whose LLM differs from the reference, the same one every time."""
+    """A deterministic learner whose policy differs from the reference."""
     hyper = Hyperparameters(**{"lr": 1e-3, "num_epochs": 1, "grad_clip": None, "kl_estimator": "full", **others})
     model = PolicyModel(path, dtype="fp32", critic=hyper.critic, lora=Lora(4, 8.0) if weights == "lora" else None)
     model.load(perturb(model.state(), seed))
     if hyper.critic:
         torch.nn.init.normal_(model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(seed))
-    return PolicyLearner(model, hyper, name="llm_2", stream=stream, group=group)
+    return PolicyLearner(model, hyper, name="llm_2", policy_index=policy_index, group=group)
 
 
 @pytest.fixture(params=["full", "lora"])
@@ -61,8 +61,8 @@ def build(path: str, request: pytest.FixtureRequest) -> Build:
     return lambda **others: make_learner(path, request.param, **others)
 
 
-def played(count: int = 6) -> Rows:
-    """Rows of different lengths; each is paid its task reward."""
+def make_row_batch(count: int = 6) -> Rows:
+    """Rows of different lengths, with their task rewards as rewards."""
     random = np.random.default_rng(0)
     prompts, responses = (
         [random.integers(1, VOCAB, length).tolist() for length in lengths[:count]]
@@ -74,8 +74,8 @@ def played(count: int = 6) -> Rows:
 
 
 def ready(learner: PolicyLearner, rows: Rows | None = None) -> Rows:
-    """Rows that can be learned from."""
-    rows = played() if rows is None else rows
+    """Rows with scores and advantages, ready for an update."""
+    rows = make_row_batch() if rows is None else rows
     scored = {**rows, **learner.score(rows)}
     return {**scored, **Estimation(learner.hyperparameters).estimate(scored)[0]}
 
@@ -97,18 +97,18 @@ def mean_loss(learner: PolicyLearner, rows: Rows) -> Tensor:
     """The loss as a masked mean over all tokens, from one padded forward pass over all rows."""
     h, mask = learner.hyperparameters, rows["mask"]
     logprobs, values = learner.model(rows)
-    policy, _ = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip_ratio)
-    value = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
-    return ((policy + h.value_coef * value) * mask).sum() / mask.sum()
+    policy_loss, _ = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip_ratio)
+    value_loss = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
+    return ((policy_loss + h.value_coef * value_loss) * mask).sum() / mask.sum()
 
 
-def dealt(learner: PolicyLearner, update: int, count: int = 6) -> list[list[int]]:
-    """The places of the rows of an update's mini-batches."""
+def minibatches(learner: PolicyLearner, update: int, count: int = 6) -> list[list[int]]:
+    """The row indices of an update's mini-batches."""
     epochs = range(learner.hyperparameters.num_epochs)
     return [part.tolist() for epoch in epochs for part in learner._minibatches(count, update, epoch)]
 
 
-def test_the_learning_rate_rises_and_then_falls_by_the_schedule() -> None:
+def test_the_learning_rate_warms_up_and_then_follows_the_schedule() -> None:
     def rates(**others: Any) -> list[float]:
         h = Hyperparameters(lr=8.0, num_updates=6, **others)
         return [round(h.lr_at(update), 6) for update in range(6)]
@@ -119,12 +119,12 @@ def test_the_learning_rate_rises_and_then_falls_by_the_schedule() -> None:
     assert rates(lr_schedule="cosine") == [8.0, 7.464102, 6.0, 4.0, 2.0, 0.535898]
 
 
-def test_an_update_learns_by_its_own_rate_and_decays_weights_by_it(path: str) -> None:
-    """With a rate of 0 nothing moves; with rewards that teach nothing, decay alone moves weights."""
+def test_an_update_uses_its_learning_rate_also_for_weight_decay(path: str) -> None:
+    """With zero advantages, only weight decay changes the weights; with a learning rate of 0, nothing does."""
     learner = make_learner(path, "full", lr_schedule="linear", num_updates=2, advantage="rloo", weight_decay=0.5)
     before = learner.model.state()
-    flat = {**played(), "groups": torch.zeros(6, dtype=torch.int64), "rewards": torch.ones(6)}
-    rows = ready(learner, flat) | {"advantages": torch.zeros_like(flat["mask"])}
+    equal_rewards = {**make_row_batch(), "groups": torch.zeros(6, dtype=torch.int64), "rewards": torch.ones(6)}
+    rows = ready(learner, equal_rewards) | {"advantages": torch.zeros_like(equal_rewards["mask"])}
     assert learner.update(rows, update=1)["lr"] == pytest.approx(5e-4)
     for name, array in learner.model.state().items():
         np.testing.assert_allclose(array, before[name] * (1 - 5e-4 * 0.5), rtol=1e-6)
@@ -133,13 +133,13 @@ def test_an_update_learns_by_its_own_rate_and_decays_weights_by_it(path: str) ->
     assert equal(learner.model.state(), halfway)
 
 
-def test_tokens_weigh_by_what_the_sampler_gave_them(path: str) -> None:
+def test_tokens_are_weighted_by_truncated_importance_sampling(path: str) -> None:
     learner = make_learner(path, "full", importance_sampling_clip_max=2.0)
-    rows = ready(learner) | {"advantages": played()["mask"]}
+    rows = ready(learner) | {"advantages": make_row_batch()["mask"]}
     same = rows | {"sampler_logprobs": rows["logprobs"]}
     half = rows | {"sampler_logprobs": rows["logprobs"] + np.log(2.0)}
     rare = rows | {"sampler_logprobs": rows["logprobs"] - np.log(5.0)}
-    plain, halved, capped = (learner.loss(each)[1] for each in (same, half, rare))
+    plain, halved, capped = (learner.loss(case)[1] for case in (same, half, rare))
     assert halved["policy_loss"] == pytest.approx(plain["policy_loss"] / 2)
     assert capped["policy_loss"] == pytest.approx(plain["policy_loss"] * 2)
     assert plain["value_loss"] == halved["value_loss"] == capped["value_loss"]
@@ -148,48 +148,48 @@ def test_tokens_weigh_by_what_the_sampler_gave_them(path: str) -> None:
 def test_an_update_without_rows_changes_nothing(path: str) -> None:
     learner = make_learner(path, "full")
     before, rows = learner.model.state(), ready(learner)
-    figures = learner.update({name: column[:0] for name, column in rows.items()}, 0)
-    assert equal(learner.model.state(), before) and figures["loss"] == figures["grad_norm"] == 0.0
+    metrics = learner.update({name: column[:0] for name, column in rows.items()}, 0)
+    assert equal(learner.model.state(), before) and metrics["loss"] == metrics["grad_norm"] == 0.0
 
 
-def test_scores_are_those_of_one_padded_forward_pass_and_zero_outside_the_mask(build: Build) -> None:
-    learner, rows = build(micro_batch_size=2), played()
-    scores, whole = learner.score(rows), learner.model.score(rows)
-    assert scores.keys() == whole.keys()
+def test_scores_equal_those_of_one_padded_forward_pass_and_are_zero_outside_the_mask(build: Build) -> None:
+    learner, rows = build(micro_batch_size=2), make_row_batch()
+    scores, expected = learner.score(rows), learner.model.score(rows)
+    assert scores.keys() == expected.keys()
     for name, column in scores.items():
-        torch.testing.assert_close(column, whole[name] * rows["mask"], rtol=0, atol=1e-5)
+        torch.testing.assert_close(column, expected[name] * rows["mask"], rtol=0, atol=1e-5)
         assert (column * (1 - rows["mask"]) == 0).all()
 
 
 @pytest.mark.parametrize(("micro_batch_size", "tokens"), [(1, None), (3, None), (64, None), (64, 16)])
-def test_micro_batches_leave_loss_and_gradient_those_of_one_mean_over_tokens(
+def test_micro_batches_do_not_change_the_loss_and_gradient_of_the_mean_over_tokens(
     build: Build, micro_batch_size: int, tokens: int | None
 ) -> None:
     learner = build(micro_batch_size=micro_batch_size, micro_batch_tokens=tokens)
     rows = ready(learner)
     loss = mean_loss(learner, rows)
     loss.backward()
-    whole = gradients(learner)
-    figures = learner.update(rows, 0)
+    expected = gradients(learner)
+    metrics = learner.update(rows, 0)
     ours = gradients(learner)
-    assert ours.keys() == whole.keys()
-    largest = max(float(grad.abs().max()) for grad in whole.values())
-    assert max(float((ours[name] - whole[name]).abs().max()) for name in whole) < 2e-6 * largest
-    assert figures["loss"] == pytest.approx(loss.item(), abs=1e-6)
-    parts = figures["policy_loss"] + learner.hyperparameters.value_coef * figures["value_loss"]
-    assert parts == pytest.approx(figures["loss"], abs=1e-6)
+    assert ours.keys() == expected.keys()
+    max_grad = max(float(grad.abs().max()) for grad in expected.values())
+    assert max(float((ours[name] - expected[name]).abs().max()) for name in expected) < 2e-6 * max_grad
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    total = metrics["policy_loss"] + learner.hyperparameters.value_coef * metrics["value_loss"]
+    assert total == pytest.approx(metrics["loss"], abs=1e-6)
 
 
 def test_each_mini_batch_is_divided_by_its_own_tokens(build: Build) -> None:
-    learner = build(steps=3, micro_batch_size=1, lr=1e-12)  # so that weights stand still
+    learner = build(steps=3, micro_batch_size=1, lr=1e-12)  # so that weights hardly change
     rows = ready(learner)
-    parts = [{name: column[part] for name, column in rows.items()} for part in dealt(learner, 0)]
+    parts = [{name: column[part] for name, column in rows.items()} for part in minibatches(learner, 0)]
     tokens = [float(part["mask"].sum()) for part in parts]
     assert len(set(tokens)) > 1
     losses = [mean_loss(learner, part).item() for part in parts]
     weighted = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
     assert learner.update(rows, 0)["loss"] == pytest.approx(weighted, abs=1e-5)
-    mean_loss(learner, parts[-1]).backward()  # adds the last mini-batch's to what it has left there
+    mean_loss(learner, parts[-1]).backward()  # adds to the gradients that the last mini-batch left
     for name, twice in gradients(learner).items():
         learner.optimizer.zero_grad()
         mean_loss(learner, parts[-1]).backward()
@@ -207,40 +207,40 @@ def test_adam_takes_a_step_per_mini_batch_and_keeps_its_moments_from_update_to_u
     learner = build(num_epochs=3, steps=2)
     learner.update(ready(learner), 0)
     assert {float(state["step"]) for state in moments(learner)} == {6.0}
-    learner.forget()
+    learner.reset_optimizer()
     assert moments(learner) == []
 
 
-def test_gradients_are_clipped_and_the_norm_before_is_reported(build: Build) -> None:
+def test_gradients_are_clipped_and_the_norm_before_clipping_is_reported(build: Build) -> None:
     free, clipped = build(), build(grad_clip=0.05)
-    figures = [learner.update(ready(learner), 0) for learner in (free, clipped)]
+    metrics = [learner.update(ready(learner), 0) for learner in (free, clipped)]
     before, after = (float(get_total_norm(gradients(learner).values())) for learner in (free, clipped))
-    assert [each["grad_norm"] for each in figures] == pytest.approx([before, before], rel=1e-4)
+    assert [values["grad_norm"] for values in metrics] == pytest.approx([before, before], rel=1e-4)
     assert after == pytest.approx(0.05, rel=1e-3) and before > 0.1
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
 def test_the_kl_can_be_in_the_loss(path: str, advantage: str) -> None:
     learner = make_learner(path, "full", advantage=advantage, kl_estimator="k3")
-    rows = {**played(), "groups": torch.tensor([0, 0, 0, 1, 1, 1])}
+    rows = {**make_row_batch(), "groups": torch.tensor([0, 0, 0, 1, 1, 1])}
     rows = ready(learner, rows)
     surrogate = -float((rows["advantages"] * rows["mask"]).sum() / rows["mask"].sum())
     difference = (rows["reference_logprobs"] - rows["logprobs"]) * rows["mask"]
     kl = float((difference.exp() - difference - 1).sum() / rows["mask"].sum())
     assert kl > 1e-4
-    figures = learner.update(rows, 0, kl_coef=0.5)
-    assert figures["loss"] == pytest.approx(surrogate + 0.5 * kl, rel=1e-3)
-    assert "value_loss" not in figures
+    metrics = learner.update(rows, 0, kl_coef=0.5)
+    assert metrics["loss"] == pytest.approx(surrogate + 0.5 * kl, rel=1e-3)
+    assert "value_loss" not in metrics
     padded = {**rows, "reference_logprobs": rows["reference_logprobs"] - 1000.0 * (1 - rows["mask"])}
-    assert torch.isfinite(learner.loss(padded, kl_coef=0.5)[0])  # where there is no token
+    assert torch.isfinite(learner.loss(padded, kl_coef=0.5)[0])  # padding must not overflow
 
 
-def test_a_learner_that_restores_a_state_goes_on_exactly_as_the_first_would_have(build: Build, tmp_path: Path) -> None:
+def test_a_learner_resumes_a_saved_state_exactly(build: Build, tmp_path: Path) -> None:
     first, second = build(steps=2, num_epochs=2), build(steps=2, num_epochs=2)
     first.update(ready(first), 0)
     folders = str(tmp_path / "weights"), str(tmp_path / "moments")
     first.save(*folders)
-    for number in (1, 2):  # the second learner is ahead when the older state comes
+    for number in (1, 2):  # the second learner is ahead of the state that it restores
         second.update(ready(second), number)
     second.restore(*folders)
     assert first.update(ready(first), 1) == second.update(ready(second), 1)
@@ -250,59 +250,59 @@ def test_a_learner_that_restores_a_state_goes_on_exactly_as_the_first_would_have
     assert {group["lr"] for group in slower.optimizer.param_groups} == {5e-4}
 
 
-def test_a_learner_that_restores_what_was_before_its_first_step_has_no_moments(build: Build, tmp_path: Path) -> None:
+def test_restoring_a_state_from_before_the_first_step_clears_the_moments(build: Build, tmp_path: Path) -> None:
     first, second = build(), build()
     folders = str(tmp_path / "weights"), str(tmp_path / "moments")
     first.save(*folders)
     second.update(ready(second), 0)
-    kept = moments(second)
+    before = moments(second)
     second.restore(folders[0], None)
-    assert equal(second.model.state(), first.model.state()) and moments(second) == kept != []
+    assert equal(second.model.state(), first.model.state()) and moments(second) == before != []
     second.restore(*folders)
     assert moments(second) == []
     with pytest.raises(KeyError, match="has no lm"):
         second.restore(folders[1], None)
 
 
-def test_a_gradient_that_is_not_finite_stops_before_any_weight_changes_and_names_the_llm(build: Build) -> None:
+def test_a_non_finite_gradient_changes_no_weight_and_the_error_names_the_policy(build: Build) -> None:
     learner = build()
     learner.update(ready(learner), 0)
     torch.nn.init.constant_(learner.model.value_head.bias, float("nan"))
-    kept = learner.model.state()
-    with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 2") as caught:
+    before = learner.model.state()
+    with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 2") as raised:
         learner.update(ready(learner), 1)
-    error = pickle.loads(pickle.dumps(caught.value))  # as it comes from a learner's process
-    assert str(error) == str(caught.value) and "values, advantages, returns" in str(error)
+    error = pickle.loads(pickle.dumps(raised.value))  # as when a remote learner raises it
+    assert str(error) == str(raised.value) and "values, advantages, returns" in str(error)
     assert error.rows["task_rewards"].tolist() == REWARDS
-    assert equal(learner.model.state(), kept)
+    assert equal(learner.model.state(), before)
     assert {float(state["step"]) for state in moments(learner)} == {1.0}
 
 
-def test_mini_batches_depend_on_seed_update_and_stream_alone_and_hold_every_row_once_per_epoch(path: str) -> None:
-    def prompt_ref(update: int, **others: Any) -> list[list[int]]:
-        return dealt(make_learner(path, "lora", steps=3, num_epochs=2, **others), update)
+def test_mini_batches_depend_only_on_seed_update_and_policy_and_have_every_row_once_per_epoch(path: str) -> None:
+    def draw(update: int, **others: Any) -> list[list[int]]:
+        return minibatches(make_learner(path, "lora", steps=3, num_epochs=2, **others), update)
 
-    batches = prompt_ref(3)
+    batches = draw(3)
     for epoch in (batches[:3], batches[3:]):
-        assert [len(places) for places in epoch] == [2, 2, 2]
-        assert sorted(place for places in epoch for place in places) == [0, 1, 2, 3, 4, 5]
+        assert [len(indices) for indices in epoch] == [2, 2, 2]
+        assert sorted(index for indices in epoch for index in indices) == [0, 1, 2, 3, 4, 5]
     assert batches[:3] != batches[3:]
     np.random.seed(7)
     torch.manual_seed(7)
-    assert prompt_ref(3) == batches != prompt_ref(4)
-    assert prompt_ref(3, stream=1) != batches
+    assert draw(3) == batches != draw(4)
+    assert draw(3, policy_index=1) != batches
 
 
-def test_mini_batches_that_are_left_empty_are_passed_over(build: Build) -> None:
+def test_empty_mini_batches_are_skipped(build: Build) -> None:
     learner = build(steps=6)
-    figures = learner.update(ready(learner, played(count=2)), 0)  # the other queries' rewards failed
+    metrics = learner.update(ready(learner, make_row_batch(count=2)), 0)  # the other queries' rewards failed
     assert {float(state["step"]) for state in moments(learner)} == {2.0}
-    assert all(np.isfinite(value) for value in figures.values())
+    assert all(np.isfinite(value) for value in metrics.values())
 
 
-def test_scoring_under_other_weights_trains_nothing_and_puts_the_present_weights_back(build: Build) -> None:
+def test_scoring_with_other_weights_restores_the_current_weights(build: Build) -> None:
     learner = build()
-    rows, kept = played(), learner.model.state()
+    rows, before = make_row_batch(), learner.model.state()
     scored = learner.score(rows)
     weights = dict(learner.stream_weights())
     if any("lora_" in name for name in weights):  # without an adapter
@@ -312,7 +312,7 @@ def test_scoring_under_other_weights_trains_nothing_and_puts_the_present_weights
     under = learner.score_under(reference, rows)
     torch.testing.assert_close(under["logprobs"], scored["reference_logprobs"], rtol=0, atol=1e-5)
     assert (scored["logprobs"] - under["logprobs"]).abs().max() > 1e-3
-    assert equal(learner.model.state(), kept) and moments(learner) == []
+    assert equal(learner.model.state(), before) and moments(learner) == []
 
 
 def test_weights_are_streamed_by_hugging_face_names_without_the_value_head(path: str) -> None:
@@ -322,31 +322,31 @@ def test_weights_are_streamed_by_hugging_face_names_without_the_value_head(path:
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
 
 
-# Several processes that learn one LLM.
+# Several processes that train one policy.
 
 
 def rank(number: int, ranks: int, path: str, weights: str, store: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=ranks)
     learner = make_learner(path, weights, group=dist.group.WORLD, seed=number, steps=2, num_epochs=2, lr=1e-4)
-    figures = []
-    for update, count in enumerate((6, 6, 1)):  # of one row, all ranks but one get none
-        figures.append(learner.update(ready(learner, played(count)), update))
-    torch.save((figures, learner.model.state(), learner.score(played())), f"{out}/{number}")
+    metrics = []
+    for update, count in enumerate((6, 6, 1)):  # with a single row, all ranks but one get none
+        metrics.append(learner.update(ready(learner, make_row_batch(count)), update))
+    torch.save((metrics, learner.model.state(), learner.score(make_row_batch())), f"{out}/{number}")
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_ranks_share_the_work_and_end_as_one_alone_would(path: str, weights: str, tmp_path: Path) -> None:
+def test_ranks_share_the_work_and_compute_the_same_as_a_single_process(path: str, weights: str, tmp_path: Path) -> None:
     run_ranks(rank, 3, 3, path, weights, str(tmp_path / "store"), str(tmp_path))
-    alone = make_learner(path, weights, steps=2, num_epochs=2, lr=1e-4)  # ranks start from the first one's weights
-    figures = [alone.update(ready(alone, played(count)), update) for update, count in enumerate((6, 6, 1))]
-    outcomes = [torch.load(tmp_path / str(number), weights_only=False) for number in range(3)]
-    # Not the weights: the gradient of GPT-2's key biases is nothing but rounding, which Adam scales up.
-    expected = alone.score(played())
-    for found, state, scores in outcomes:
-        assert equal(state, outcomes[0][1])
-        for ours, theirs in zip(found, figures, strict=True):
+    single = make_learner(path, weights, steps=2, num_epochs=2, lr=1e-4)  # ranks start from the weights of rank 0
+    metrics = [single.update(ready(single, make_row_batch(count)), update) for update, count in enumerate((6, 6, 1))]
+    results = [torch.load(tmp_path / str(number), weights_only=False) for number in range(3)]
+    # Scores, not weights: the gradient of GPT-2's key biases is pure rounding error, which Adam amplifies.
+    expected = single.score(make_row_batch())
+    for rank_metrics, state, scores in results:
+        assert equal(state, results[0][1])
+        for ours, theirs in zip(rank_metrics, metrics, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
         for name, column in scores.items():
             torch.testing.assert_close(column, expected[name], rtol=0, atol=2e-5)

@@ -56,7 +56,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES, **DROPPING, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**SIZES, **DROPPING, head_dim=8, tie_word_embeddings=True),
     "granite": GraniteConfig(**SIZES, **DROPPING, logits_scaling=4.0),  # divides its logits
-    # In train mode it draws its experts at random, of those that are close.
+    # In training mode it samples among experts with similar scores.
     "phimoe": PhimoeConfig(**SIZES, **DROPPING, num_local_experts=4, router_jitter_noise=0.5),
 }
 FAMILIES = ["bundled", *CONFIGS]
@@ -65,13 +65,13 @@ TIED = {"bundled": True, "gpt2": True, "llama, tied": True, "qwen3": True, "llam
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A folder per family; weights are random but for the bundled model."""
-    found = {"bundled": BUNDLED}
+    """A folder per family; all weights are random except the bundled model's."""
+    folders = {"bundled": BUNDLED}
     for name, config in CONFIGS.items():
         torch.manual_seed(0)
-        found[name] = str(tmp_path_factory.mktemp("model"))
-        AutoModelForCausalLM.from_config(config).save_pretrained(found[name])
-    return found
+        folders[name] = str(tmp_path_factory.mktemp("model"))
+        AutoModelForCausalLM.from_config(config).save_pretrained(folders[name])
+    return folders
 
 
 @pytest.fixture(params=FAMILIES)
@@ -97,7 +97,7 @@ PROMPT_LENGTHS, RESPONSE_LENGTHS = [3, 11, 1, 7], [5, 2, 6, 1]
 
 
 def ragged() -> Rows:
-    """Four rows of different prompt and response lengths; no row is both longest."""
+    """Four rows of different prompt and response lengths; none has both the longest prompt and response."""
     random = np.random.default_rng(0)
     prompts, responses = (
         [random.integers(1, VOCAB, length).tolist() for length in lengths]
@@ -115,7 +115,7 @@ def unpadded(rows: Rows) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 @torch.no_grad()
 def plain_logprobs(module: PolicyModel, rows: Rows, temperature: float = 1.0) -> list[Tensor]:
-    """Log-probabilities of each response `[r]`, from a plain forward pass of its row alone."""
+    """Log-probabilities of each response `[r]`, from a plain forward pass of its unpadded row."""
     out = []
     for _, prompt, response in unpadded(rows):
         logits = module.lm(torch.cat([prompt, response], 1)).logits[0, prompt.shape[1] - 1 : -1] / temperature
@@ -123,19 +123,19 @@ def plain_logprobs(module: PolicyModel, rows: Rows, temperature: float = 1.0) ->
     return out
 
 
-def gap(padded: Tensor, single: list[Tensor]) -> float:
+def max_difference(padded: Tensor, single: list[Tensor]) -> float:
     """Largest difference between padded `[B, R]` numbers and unpadded ones."""
     return max(float((padded[row, : len(x)] - x).detach().abs().max()) for row, x in enumerate(single))
 
 
-def test_a_reference_with_matrices_in_bf16_scores_as_one_whose_matrices_autocast_casts(path: str) -> None:
+def test_a_reference_with_bf16_linear_layers_scores_like_one_under_autocast(path: str) -> None:
     module, rows = build(path, dtype="bf16"), ragged()
-    whole = module.score(rows)["reference_logprobs"]
+    expected = module.score(rows)["reference_logprobs"]
     cpu = torch.device("cpu")
-    lean = shared_base(path, cpu, matrices=torch.bfloat16, eager=module._eager(cpu))
-    assert {parameter.dtype for parameter in lean.parameters()} == {torch.float32, torch.bfloat16}
-    module._reference = [lean]
-    assert torch.equal(module.score(rows)["reference_logprobs"], whole)
+    reference = shared_base(path, cpu, linear_dtype=torch.bfloat16, eager=module._eager(cpu))
+    assert {parameter.dtype for parameter in reference.parameters()} == {torch.float32, torch.bfloat16}
+    module._reference = [reference]
+    assert torch.equal(module.score(rows)["reference_logprobs"], expected)
 
 
 def test_padding_changes_neither_log_probabilities_nor_values(path: str) -> None:
@@ -146,12 +146,12 @@ def test_padding_changes_neither_log_probabilities_nor_values(path: str) -> None
             module.lm(torch.cat([prompt, response], 1), output_hidden_states=True).hidden_states[-1][0]
             for _, prompt, response in unpadded(rows)
         ]
-    assert gap(logprobs, plain_logprobs(module, rows)) < 1e-5
+    assert max_difference(logprobs, plain_logprobs(module, rows)) < 1e-5
     before = [
         states[p - 1 : -1] @ module.value_head.weight[0] + module.value_head.bias
         for states, p in zip(hidden, PROMPT_LENGTHS, strict=True)
     ]
-    assert gap(values, before) < 1e-5
+    assert max_difference(values, before) < 1e-5
 
 
 def test_scoring_gives_the_log_probabilities_of_training(path: str) -> None:
@@ -164,38 +164,38 @@ def test_scoring_gives_the_log_probabilities_of_training(path: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["bundled", "gpt2"])
-def test_gpt2_would_be_off_if_positions_were_not_counted_from_the_mask(family: str, paths: dict[str, str]) -> None:
+def test_without_positions_from_the_mask_gpt2_would_score_wrongly(family: str, paths: dict[str, str]) -> None:
     module, rows = build(paths[family]), ragged()
     tokens = torch.cat([rows["prompts"], rows["responses"]], 1)
     mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], 1)
     with torch.no_grad():
         naive = module.lm(tokens, attention_mask=mask).logits[:, rows["prompts"].shape[1] - 1 : -1]
     chosen = naive.log_softmax(-1).gather(2, rows["responses"].unsqueeze(2)).squeeze(2)
-    assert gap(chosen, plain_logprobs(module, rows)) > 0.01
+    assert max_difference(chosen, plain_logprobs(module, rows)) > 0.01
 
 
 def test_the_temperature_divides_the_logits_of_policy_and_reference(path: str) -> None:
     module, rows = build(path, temperature=0.7), ragged()
     single = plain_logprobs(module, rows, temperature=0.7)
-    assert gap(module(rows)[0], single) < 1e-5
-    assert gap(module.score(rows)["reference_logprobs"], single) < 1e-5
-    assert gap(build(path).score(rows)["logprobs"], single) > 1e-3
+    assert max_difference(module(rows)[0], single) < 1e-5
+    assert max_difference(module.score(rows)["reference_logprobs"], single) < 1e-5
+    assert max_difference(build(path).score(rows)["logprobs"], single) > 1e-3
 
 
 def test_keeping_only_the_response_s_logits_changes_nothing(path: str) -> None:
     module, rows = build(path), ragged()
-    assert module._keeps_logits
-    kept = module.score(rows)
-    module._keeps_logits = False  # as for the few families that cannot
+    assert module._supports_logits_to_keep
+    expected = module.score(rows)
+    module._supports_logits_to_keep = False  # as for the few families without that argument
     for name, column in module.score(rows).items():
-        torch.testing.assert_close(column, kept[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(column, expected[name], rtol=0, atol=1e-5)
 
 
-def test_the_kl_is_zero_until_the_weights_move(path: str) -> None:
+def test_the_kl_is_zero_until_the_weights_change(path: str) -> None:
     module, rows = build(path), ragged()
     before = module.score(rows)
     mask = rows["mask"].bool()
-    # Equal weights elsewhere in memory: some processors round otherwise.
+    # Equal weights at other memory addresses: some processors round differently.
     torch.testing.assert_close(before["full_kl"][mask], torch.zeros_like(before["full_kl"][mask]), rtol=0, atol=1e-6)
     torch.testing.assert_close(before["logprobs"][mask], before["reference_logprobs"][mask], rtol=0, atol=1e-5)
     module.load(perturb(module.state(), seed=0))
@@ -230,7 +230,7 @@ def test_the_reference_is_one_frozen_object_that_no_module_owns(path: str) -> No
         assert {name.split(".")[0] for name in (*module.state(), *module.state_dict())} == {"lm", "value_head"}
 
 
-def test_a_state_s_round_trip_restores_every_weight_from_read_only_arrays(path: str) -> None:
+def test_loading_a_state_restores_every_weight_even_from_read_only_arrays(path: str) -> None:
     source, target, rows = build(path), build(path), ragged()
     state = perturb(source.state(), seed=1)
     for array in state.values():
@@ -248,12 +248,12 @@ def test_a_state_s_round_trip_restores_every_weight_from_read_only_arrays(path: 
 def test_a_state_is_a_copy_that_later_steps_do_not_change(path: str) -> None:
     module = build(path)
     state = module.state()
-    kept = {name: array.copy() for name, array in state.items()}
+    expected = {name: array.copy() for name, array in state.items()}
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1.0)
     for name, array in state.items():
-        np.testing.assert_array_equal(array, kept[name])
+        np.testing.assert_array_equal(array, expected[name])
 
 
 @pytest.mark.parametrize("family", TIED)
@@ -291,29 +291,31 @@ def test_bf16_computes_over_fp32_weights(path: str) -> None:
     assert (half.score(rows)["full_kl"] * rows["mask"] == 0).all()
 
 
-def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_a_model_is_one_line_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"^[^\n]+`{tmp_path}`: [^\n]+$"):
         build(str(tmp_path))
 
 
-@pytest.mark.parametrize(("dtype", "longest", "plain"), [("bf16", 79, True), ("bf16", 144, False), ("fp32", 79, False)])
-def test_a_run_has_one_attention_so_that_a_row_scores_alike_whatever_is_beside_it(
-    dtype: str, longest: int, plain: bool
+@pytest.mark.parametrize(
+    ("dtype", "max_length", "eager"), [("bf16", 79, True), ("bf16", 144, False), ("fp32", 79, False)]
+)
+def test_a_run_uses_one_attention_so_that_a_row_s_scores_do_not_depend_on_its_batch(
+    dtype: str, max_length: int, eager: bool
 ) -> None:
-    module = build(BUNDLED, dtype=dtype, max_prompt_tokens=longest - 15, max_response_tokens=15)
-    prompts, responses = [[*range(30, 52)], [*range(100, 96 + longest - 8)]], [[61, 7, 940, 12], [5, 6, 7, 8]]
-    nothing = [[0.0] * 4] * 2
-    alone = make_rows(prompts[:1], responses[:1], nothing[:1], [0.0], [False])
-    beside = make_rows(prompts, responses, nothing, [0.0] * 2, [False] * 2)
+    module = build(BUNDLED, dtype=dtype, max_prompt_tokens=max_length - 15, max_response_tokens=15)
+    prompts, responses = [[*range(30, 52)], [*range(100, 96 + max_length - 8)]], [[61, 7, 940, 12], [5, 6, 7, 8]]
+    logprobs = [[0.0] * 4] * 2
+    single = make_rows(prompts[:1], responses[:1], logprobs[:1], [0.0], [False])
+    batch = make_rows(prompts, responses, logprobs, [0.0] * 2, [False] * 2)
     for name in ("logprobs", "reference_logprobs"):
-        first, other = module.score(alone)[name][0], module.score(beside)[name][0]
-        # Fused attention sums in blocks whose size depends on the width; another implementation is 0.06 off.
-        assert (first - other).abs().max() < (1e-4 if dtype == "fp32" else 0.02)
+        ours, theirs = module.score(single)[name][0], module.score(batch)[name][0]
+        # Fused attention sums in blocks whose size depends on the width; another implementation differs by 0.06.
+        assert (ours - theirs).abs().max() < (1e-4 if dtype == "fp32" else 0.02)
     for lm in (module.lm, module.reference()):
-        assert (lm.config._attn_implementation == "eager") is plain
+        assert (lm.config._attn_implementation == "eager") is eager
 
 
-def test_a_critic_that_knows_of_the_chain_adds_what_role_and_earlier_rewards_are_worth() -> None:
+def test_a_centralised_critic_adds_a_bias_per_role_and_weighted_earlier_rewards() -> None:
     torch.manual_seed(0)
     head = ValueHead(4, agents=3)
     hidden = torch.randn(3, 2, 4)
@@ -321,12 +323,12 @@ def test_a_critic_that_knows_of_the_chain_adds_what_role_and_earlier_rewards_are
         "positions": torch.tensor([0, 1, 2]),
         "earlier_rewards": torch.tensor([[0.0, 0.0], [5.0, 0.0], [5.0, -2.0]]),
     }
-    assert head.values(hidden, rows).abs().max() == 0.0  # as every critic at first
+    assert head.values(hidden, rows).abs().max() == 0.0  # initialised to zero
     with torch.no_grad():
         head.weight.fill_(1.0)
         head.of_role.copy_(torch.tensor([10.0, 20.0, 30.0]))
         head.of_earlier.copy_(torch.tensor([[7.0, 7.0], [0.1, 7.0], [0.2, 0.5]]))
-    found = head.values(hidden, rows) - hidden.sum(-1)
-    torch.testing.assert_close(found, torch.tensor([[10.0], [20.5], [30.0]]).expand(3, 2))  # 30 + 1 - 1
-    alone = {"positions": torch.tensor([0]), "earlier_rewards": torch.zeros(1, 0)}
-    torch.testing.assert_close(head.values(hidden[:1], alone), found[:1] + hidden[:1].sum(-1))
+    chain_values = head.values(hidden, rows) - hidden.sum(-1)
+    torch.testing.assert_close(chain_values, torch.tensor([[10.0], [20.5], [30.0]]).expand(3, 2))  # 30 + 1 - 1
+    single = {"positions": torch.tensor([0]), "earlier_rewards": torch.zeros(1, 0)}
+    torch.testing.assert_close(head.values(hidden[:1], single), chain_values[:1] + hidden[:1].sum(-1))

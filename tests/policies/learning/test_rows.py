@@ -1,4 +1,4 @@
-"""Padding, and trimming into micro-batches."""
+"""Padding rows, and splitting them into trimmed micro-batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESPONSES = [[1], [2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12]]
 
 
 def ragged() -> Rows:
-    """Five rows; token, log-probability and task reward say which row they belong to."""
+    """Five rows; tokens, log-probabilities and task rewards identify their row."""
     return make_rows(
         PROMPTS,
         RESPONSES,
@@ -24,7 +24,7 @@ def ragged() -> Rows:
 
 
 def columns() -> dict[str, Tensor]:
-    """The rows, and two columns of the learner's: `[B, R]` and `[B]`."""
+    """The rows with two more columns, `[B, R]` and `[B]`."""
     rows = ragged()
     return {**rows, "advantages": rows["responses"] * 10.0, "weight": torch.arange(5.0)}
 
@@ -64,11 +64,11 @@ def test_a_row_needs_one_log_probability_per_token() -> None:
         make_rows([[1], [2]], [[1], [2]], [[-1.0]], [0.0, 0.0], [False, False])
 
 
-def test_take_chooses_the_same_rows_of_every_column() -> None:
-    taken = take(columns(), torch.tensor([3, 0]))
-    assert taken["weight"].tolist() == [3, 0]
-    assert taken["responses"].tolist() == [[7, 8, 0, 0], [1, 0, 0, 0]]
-    assert {len(column) for column in taken.values()} == {2}
+def test_take_selects_the_same_rows_of_every_column() -> None:
+    rows = take(columns(), torch.tensor([3, 0]))
+    assert rows["weight"].tolist() == [3, 0]
+    assert rows["responses"].tolist() == [[7, 8, 0, 0], [1, 0, 0, 0]]
+    assert {len(column) for column in rows.values()} == {2}
 
 
 def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[tuple[torch.Tensor, Rows]]:
@@ -78,8 +78,8 @@ def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[tupl
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
 def test_micro_batches_hold_every_row_exactly_once(size: int) -> None:
     batches = list(micro_batches(columns(), size))
-    seen = torch.cat([index for index, _ in batches])
-    assert sorted(seen.tolist()) == [0, 1, 2, 3, 4]
+    indices = torch.cat([index for index, _ in batches])
+    assert sorted(indices.tolist()) == [0, 1, 2, 3, 4]
     sizes = [len(index) for index, _ in batches]
     assert max(sizes) <= size and len(batches) == -(-5 // size)
     for index, micro in batches:
@@ -89,45 +89,45 @@ def test_micro_batches_hold_every_row_exactly_once(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
 def test_micro_batches_are_trimmed_to_their_longest_prompt_and_response_and_lose_no_token(size: int) -> None:
     for index, micro in micro_batches(columns(), size):
-        chosen = index.tolist()
-        prompt, response = (max(len(lists[i]) for i in chosen) for lists in (PROMPTS, RESPONSES))
+        row_indices = index.tolist()
+        prompt, response = (max(len(lists[i]) for i in row_indices) for lists in (PROMPTS, RESPONSES))
         assert {micro[name].shape[1] for name in ("prompts", "prompt_mask")} == {prompt}
         by_token = ("responses", "mask", "sampler_logprobs", "advantages")
         assert {micro[name].shape[1] for name in by_token} == {response}
-        for row, place in enumerate(chosen):
-            assert micro["prompts"][row][micro["prompt_mask"][row].bool()].tolist() == PROMPTS[place]
-            real = micro["mask"][row].bool()
-            assert micro["responses"][row][real].tolist() == RESPONSES[place]
-            assert micro["advantages"][row][real].tolist() == [10.0 * token for token in RESPONSES[place]]
+        for row, source in enumerate(row_indices):
+            assert micro["prompts"][row][micro["prompt_mask"][row].bool()].tolist() == PROMPTS[source]
+            valid = micro["mask"][row].bool()
+            assert micro["responses"][row][valid].tolist() == RESPONSES[source]
+            assert micro["advantages"][row][valid].tolist() == [10.0 * token for token in RESPONSES[source]]
 
 
 @pytest.mark.parametrize("tokens", [1, 6, 8, 12, 100])
-def test_a_micro_batch_has_at_most_so_many_tokens_or_one_row(tokens: int) -> None:
+def test_a_micro_batch_respects_the_token_limit_or_has_one_row(tokens: int) -> None:
     batches = list(micro_batches(columns(), 64, tokens))
-    seen = torch.cat([index for index, _ in batches])
-    assert sorted(seen.tolist()) == [0, 1, 2, 3, 4]
+    indices = torch.cat([index for index, _ in batches])
+    assert sorted(indices.tolist()) == [0, 1, 2, 3, 4]
     sizes = [len(index) * (micro["prompts"].shape[1] + micro["responses"].shape[1]) for index, micro in batches]
     assert all(size <= tokens or len(index) == 1 for size, (index, _) in zip(sizes, batches, strict=True))
-    if tokens == 12:  # by length of response and prompt: 1 + 3, 2 + 2, 2 + 5, 3 + 1, 4 + 1; the third would make 3 * 7
+    if tokens == 12:  # response + prompt in order of length: 1 + 3, 2 + 2, 2 + 5, 3 + 1, 4 + 1; three rows take 3 * 7
         assert [index.tolist() for index, _ in batches] == [[0, 3], [2], [1, 4]]
 
 
-def test_a_micro_batch_has_at_most_so_many_rows_whatever_their_tokens() -> None:
+def test_a_micro_batch_respects_the_row_limit_whatever_its_tokens() -> None:
     assert [len(index) for index, _ in micro_batches(columns(), 2, 100)] == [2, 2, 1]
 
 
 def test_the_index_of_a_micro_batch_maps_back_to_the_rows_it_came_from() -> None:
-    whole = columns()
-    back = {name: torch.zeros_like(column) for name, column in whole.items()}
-    for index, micro in micro_batches(whole, 2):
+    rows = columns()
+    rebuilt = {name: torch.zeros_like(column) for name, column in rows.items()}
+    for index, micro in micro_batches(rows, 2):
         for name in ("responses", "advantages", "mask"):
-            back[name][index, : micro[name].shape[1]] = micro[name]
-        back["weight"][index] = micro["weight"]
+            rebuilt[name][index, : micro[name].shape[1]] = micro[name]
+        rebuilt["weight"][index] = micro["weight"]
     for name in ("responses", "advantages", "mask", "weight"):
-        assert torch.equal(back[name], whole[name])
+        assert torch.equal(rebuilt[name], rows[name])
 
 
 def test_rows_of_similar_length_share_a_micro_batch() -> None:
     order = torch.cat([index for index, _ in micro_batches(columns(), 2)]).tolist()
     lengths = [(len(RESPONSES[i]), len(PROMPTS[i])) for i in order]
-    assert lengths == sorted(lengths) and lengths[0] != (1, 1)  # responses first, of equals the shortest prompts
+    assert lengths == sorted(lengths) and lengths[0] != (1, 1)  # by response length, then by prompt length

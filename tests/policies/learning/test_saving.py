@@ -1,4 +1,4 @@
-"""Checkpoints that are written while learning goes on."""
+"""Checkpoints that are written while training continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANKS = 2
 
 
 def gated(gate: threading.Event, failing: bool = False) -> None:
-    """Lets whatever is written wait; or fail, as on a full disk."""
+    """Makes writes wait for the gate, and optionally fail as on a full disk."""
     write = stored_policy.HuggingFaceStorageWriter.write_data
 
     def wait(self: Any, *args: Any) -> Any:
@@ -39,14 +39,14 @@ def gated(gate: threading.Event, failing: bool = False) -> None:
 
 
 def rank(number: int, path: str, out: str) -> None:
-    """Learns while a checkpoint is written, which goes on before, between and after what learning says to the other."""
+    """Trains while a checkpoint is written, so that both kinds of communication between the ranks interleave."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=number, world_size=RANKS)
     mesh = learner_mesh(1, RANKS, "cpu")["shard"]
     group = stored_policy.writing_group(mesh.get_group())
     learner = make_learner(path, "full", mesh)
     learn(learner, range(1))
-    then, gate = learner.model.state(), threading.Event()
+    snapshot, gate = learner.model.state(), threading.Event()
     gated(gate)
     saving = stored_policy.begin_save(learner.state(f"{out}/weights", f"{out}/moments"), group)
     learn(learner, range(1, 2))
@@ -58,62 +58,62 @@ def rank(number: int, path: str, out: str) -> None:
     learner.restore(f"{out}/weights", f"{out}/moments")
     restored = learner.model.state()
     learn(learner, range(1, 3))
-    again = learner.model.state()
+    resumed = learner.model.state()
     gated(gate, failing=number == 1)
     failed = stored_policy.begin_save(learner.state(f"{out}/full/weights", f"{out}/full/moments"), group)
     error = failed.exception(timeout=60)
-    torch.save((then, end, restored, again, type(error), error.errno), f"{out}/{number}")  # type: ignore[union-attr]
+    result = (snapshot, end, restored, resumed, type(error), error.errno)  # type: ignore[union-attr]
+    torch.save(result, f"{out}/{number}")
     dist.destroy_process_group()
 
 
-def test_two_ranks_write_what_they_were_while_they_learn_on_and_both_hear_of_a_full_disk(
-    path: str, tmp_path: Path
-) -> None:
+def test_two_ranks_write_a_snapshot_while_training_and_both_get_a_disk_full_error(path: str, tmp_path: Path) -> None:
     run_ranks(rank, RANKS, path, str(tmp_path))
     for number in range(RANKS):
-        then, end, restored, again, kind, code = torch.load(tmp_path / str(number), weights_only=False)
+        snapshot, end, restored, resumed, kind, code = torch.load(tmp_path / str(number), weights_only=False)
         assert (kind, code) == (OSError, errno.ENOSPC)
-        assert any((then[name] != end[name]).any() for name in then)
-        for name, array in then.items():
-            assert (restored[name] == array).all() and (again[name] == end[name]).all()
+        assert any((snapshot[name] != end[name]).any() for name in snapshot)
+        for name, array in snapshot.items():
+            assert (restored[name] == array).all() and (resumed[name] == end[name]).all()
     assert len(list((tmp_path / "weights").iterdir())) == len(list((tmp_path / "moments").iterdir())) == RANKS
 
 
-def test_what_is_begun_is_what_was_then(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begin_save_writes_the_state_at_its_call(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, save = threading.Event(), stored_policy.save
     monkeypatch.setattr(stored_policy, "save", lambda *args: gate.wait(60) and save(*args))
     learner = make_learner(path, "full")
     learn(learner, range(1))
-    then = learner.model.state()
+    snapshot = learner.model.state()
     saving = stored_policy.begin_save(learner.state(str(tmp_path / "weights"), str(tmp_path / "moments")), None)
     learn(learner, range(1, 2))
     assert not saving.done() and not list(tmp_path.iterdir())
     gate.set()
     saving.result(timeout=60)
-    written = stored_policy.read(str(tmp_path / "weights"))
-    assert written.keys() == then.keys() and all((written[name] == array).all() for name, array in then.items())
-    again = make_learner(path, "full")
-    again.restore(str(tmp_path / "weights"), str(tmp_path / "moments"))
-    learn(again, range(1, 2))
+    weights = stored_policy.read(str(tmp_path / "weights"))
+    assert weights.keys() == snapshot.keys() and all((weights[name] == array).all() for name, array in snapshot.items())
+    resumed = make_learner(path, "full")
+    resumed.restore(str(tmp_path / "weights"), str(tmp_path / "moments"))
+    learn(resumed, range(1, 2))
     for name, array in learner.model.state().items():
-        assert (again.model.state()[name] == array).all()
+        assert (resumed.model.state()[name] == array).all()
 
 
-def test_a_stored_value_head_of_another_shape_is_refused_with_what_decides_it(path: str, tmp_path: Path) -> None:
+def test_a_stored_value_head_of_another_shape_is_rejected_naming_the_settings(path: str, tmp_path: Path) -> None:
     def learner(agents: int) -> PolicyLearner:
         return PolicyLearner(PolicyModel(path, dtype="fp32", critic_agents=agents), Hyperparameters())
 
     learner(2).save(str(tmp_path / "weights"), str(tmp_path / "moments"))
     with pytest.raises(
-        stored_policy.StoredPolicyError, match=r"its value_head.of_role is \[2\], this run's \[3\]. Set .*num_agents"
-    ) as told:
+        stored_policy.StoredPolicyError,
+        match=r"value_head.of_role has shape \[2\], this run's \[3\]. Set .*num_agents",
+    ) as raised:
         learner(3).restore(str(tmp_path / "weights"), None)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     learner(2).restore(str(tmp_path / "weights"), None)
 
 
-def test_each_folder_has_a_stager_of_its_own(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is used twice fails on torch 2.11, once it has copied moments."""
+def test_each_folder_has_its_own_stager(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch 2.11 a stager fails when it is used a second time, after it has copied moments."""
 
     class ServesOnce(stored_policy.DefaultStager):
         used = False

@@ -1,4 +1,4 @@
-"""LLMs that are split over several processes."""
+"""Policies that are sharded over several processes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights
 from policies.sync_check import perturb
 from tests.forked import run_ranks
-from tests.policies.learning.test_policy_learner import VOCAB, path, played, ready
+from tests.policies.learning.test_policy_learner import VOCAB, make_row_batch, path, ready
 
 __all__ = ["path"]
 
 RANKS = 3
 COUNTS = (6, 6, 1)
-"""Rows of the updates; of one row all ranks but one get none."""
+"""Rows per update. With a single row, all ranks but one get none."""
 
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random Llama of two layers, whose head is its own, in two files."""
+    """A random Llama of two layers with an untied head, in several files."""
     folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -78,7 +78,7 @@ def make_learner(path: str, weights: str, mesh: Any = None, dtype: str = "fp32",
 
 
 def batch(learner: PolicyLearner, count: int) -> Rows:
-    return ready(learner, {**played(count), "groups": torch.tensor([0, 0, 0, 1, 1, 1])[:count]})
+    return ready(learner, {**make_row_batch(count), "groups": torch.tensor([0, 0, 0, 1, 1, 1])[:count]})
 
 
 def learn(learner: PolicyLearner, updates: range) -> list[dict[str, float]]:
@@ -86,7 +86,7 @@ def learn(learner: PolicyLearner, updates: range) -> list[dict[str, float]]:
 
 
 def rank(number: int, cases: list[tuple[str, str, dict[str, Any]]], out: str) -> None:
-    """Learns two updates, saves, goes on; and goes on from what one process saved."""
+    """Trains two updates, saves and continues; then resumes from a single process's checkpoint."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=number, world_size=RANKS)
     mesh = learner_mesh(1, RANKS, "cpu")["shard"]
@@ -94,101 +94,103 @@ def rank(number: int, cases: list[tuple[str, str, dict[str, Any]]], out: str) ->
         learner = make_learner(model, weights, mesh, **others)
         learner.model.check_forward()
         assert all(isinstance(parameter, DTensor) for parameter in learner.model.parameters())
-        held = sum(tensor.numel() for tensor in learner.model.own())
-        figures = learn(learner, range(2))
-        learner.save(f"{out}/{case}/ours/weights", f"{out}/{case}/ours/moments")
-        figures += learn(learner, range(2, 3))
-        state, scores = learner.model.state(), learner.score(played())
-        weights_of = dict(names(learner))
-        assert list(dict(learner.stream_weights())) == ([] if number else list(weights_of))
-        under = learner.score_under({name: 0 * array for name, array in weights_of.items()}, played())
+        size = sum(tensor.numel() for tensor in learner.model.local_weights())
+        metrics = learn(learner, range(2))
+        learner.save(f"{out}/{case}/sharded/weights", f"{out}/{case}/sharded/moments")
+        metrics += learn(learner, range(2, 3))
+        state, scores = learner.model.state(), learner.score(make_row_batch())
+        engine_weights = dict(lm_weights(learner))
+        assert list(dict(learner.stream_weights())) == ([] if number else list(engine_weights))
+        zero_scores = learner.score_under({name: 0 * array for name, array in engine_weights.items()}, make_row_batch())
         after = learner.model.state()
-        learner.restore(f"{out}/{case}/alone/weights", f"{out}/{case}/alone/moments")
+        learner.restore(f"{out}/{case}/single/weights", f"{out}/{case}/single/moments")
         learn(learner, range(2, 3))
-        torch.save((held, figures, state, scores, under, after, learner.model.state()), f"{out}/{case}/{number}")
+        torch.save((size, metrics, state, scores, zero_scores, after, learner.model.state()), f"{out}/{case}/{number}")
     dist.destroy_process_group()
 
 
-def far(one: dict[str, Any], other: dict[str, Any], start: dict[str, Any]) -> float:
-    """How far two ends are from each other, of the way from the start to the second."""
-    apart = sum(float(((one[name] - other[name]) ** 2).sum()) for name in start)
-    return float(np.sqrt(apart / sum(float(((other[name] - start[name]) ** 2).sum()) for name in start)))
+def relative_distance(one: dict[str, Any], other: dict[str, Any], start: dict[str, Any]) -> float:
+    """Distance between two trained states, relative to the distance from the start to the second."""
+    distance = sum(float(((one[name] - other[name]) ** 2).sum()) for name in start)
+    return float(np.sqrt(distance / sum(float(((other[name] - start[name]) ** 2).sum()) for name in start)))
 
 
-def names(learner: PolicyLearner) -> list[tuple[str, Any]]:
+def lm_weights(learner: PolicyLearner) -> list[tuple[str, Any]]:
     state = learner.model.state()
     return [(name.removeprefix("lm."), array) for name, array in state.items() if name.startswith("lm.")]
 
 
-def test_a_split_llm_learns_and_scores_as_a_whole_one_and_goes_on_from_its_checkpoint_and_back(
+def test_a_sharded_policy_trains_and_scores_like_a_single_process_and_each_resumes_the_other_s_checkpoint(
     path: str, llama: str, tmp_path: Path
 ) -> None:
     cases: list[tuple[str, str, dict[str, Any]]] = [
-        (path, "full", {}),  # GPT-2: its head is its embedding
+        (path, "full", {}),  # GPT-2: tied embeddings
         (llama, "full", {"advantage": "rloo"}),
         (llama, "lora", {"offload_optimizer": True}),
-        (llama, "full", {"dtype": "bf16"}),  # which rounds elsewhere: embeddings and norms are gathered in bf16 too
+        (llama, "full", {"dtype": "bf16"}),  # rounds differently: embeddings and norms are gathered in bf16 too
     ]
     expected = []
     for case, (model, weights, others) in enumerate(cases):
         learner = make_learner(model, weights, **others)
-        figures = learn(learner, range(2))
-        learner.save(str(tmp_path / str(case) / "alone/weights"), str(tmp_path / str(case) / "alone/moments"))
-        figures += learn(learner, range(2, 3))
-        zeros = {name: 0 * array for name, array in names(learner)}
-        expected.append((figures, learner.model.state(), learner.score(played()), learner.score_under(zeros, played())))
+        metrics = learn(learner, range(2))
+        learner.save(str(tmp_path / str(case) / "single/weights"), str(tmp_path / str(case) / "single/moments"))
+        metrics += learn(learner, range(2, 3))
+        zeros = {name: 0 * array for name, array in lm_weights(learner)}
+        rows = make_row_batch()
+        expected.append((metrics, learner.model.state(), learner.score(rows), learner.score_under(zeros, rows)))
     run_ranks(rank, RANKS, cases, str(tmp_path))
     for case, (model, weights, others) in enumerate(cases):
-        figures, state, scores, under = expected[case]
+        metrics, state, scores, zero_scores = expected[case]
         exact = "dtype" not in others
-        of_weights, of_scores, of_figures = (5e-5, 2e-5, 1e-3) if exact else (1e-3, 0.2, 0.1)
-        parts = []
+        weight_atol, score_atol, metric_rtol = (5e-5, 2e-5, 1e-3) if exact else (1e-3, 0.2, 0.1)
+        sizes = []
         for number in range(RANKS):
-            held, found, theirs, scored, scored_under, after, resumed = torch.load(
+            size, rank_metrics, sharded, rank_scores, rank_zero_scores, after, resumed = torch.load(
                 tmp_path / str(case) / str(number), weights_only=False
             )
-            parts.append(held)
-            for one, other in zip(found, figures, strict=True):
-                assert one == pytest.approx(other, rel=of_figures, abs=1e-5 if exact else 0.05)
+            sizes.append(size)
+            for ours, theirs in zip(rank_metrics, metrics, strict=True):
+                assert ours == pytest.approx(theirs, rel=metric_rtol, abs=1e-5 if exact else 0.05)
             start = make_learner(model, weights, **others).model.state()
-            assert max(far(theirs, state, start), far(resumed, state, start)) < (0.02 if exact else 0.5)
+            distances = (relative_distance(weights_after, state, start) for weights_after in (sharded, resumed))
+            assert max(distances) < (0.02 if exact else 0.5)
             for name, array in state.items():
-                assert abs(theirs[name] - array).max() < of_weights
-                assert abs(resumed[name] - array).max() < of_weights
-                assert (after[name] == theirs[name]).all()
+                assert abs(sharded[name] - array).max() < weight_atol
+                assert abs(resumed[name] - array).max() < weight_atol
+                assert (after[name] == sharded[name]).all()
             for name, column in scores.items():
-                torch.testing.assert_close(scored[name], column, rtol=0, atol=of_scores)
-                torch.testing.assert_close(scored_under[name], under[name], rtol=0, atol=of_scores)
-        whole = sum(array.size for array in state.values())
-        assert sum(parts) == whole and max(parts) < whole / RANKS * 1.5  # adapters have few rows
-        back = make_learner(model, weights, **others)
-        back.restore(str(tmp_path / str(case) / "ours/weights"), str(tmp_path / str(case) / "ours/moments"))
-        stored = stored_policy.read(str(tmp_path / str(case) / "ours/weights"))
+                torch.testing.assert_close(rank_scores[name], column, rtol=0, atol=score_atol)
+                torch.testing.assert_close(rank_zero_scores[name], zero_scores[name], rtol=0, atol=score_atol)
+        total = sum(array.size for array in state.values())
+        assert sum(sizes) == total and max(sizes) < total / RANKS * 1.5  # adapters have few rows
+        single = make_learner(model, weights, **others)
+        single.restore(str(tmp_path / str(case) / "sharded/weights"), str(tmp_path / str(case) / "sharded/moments"))
+        stored = stored_policy.read(str(tmp_path / str(case) / "sharded/weights"))
         assert stored.keys() == state.keys()
-        assert all((stored[name] == array).all() for name, array in back.model.state().items())
-        learn(back, range(2, 3))
-        for name, array in back.model.state().items():
-            assert abs(array - state[name]).max() < of_weights
+        assert all((stored[name] == array).all() for name, array in single.model.state().items())
+        learn(single, range(2, 3))
+        for name, array in single.model.state().items():
+            assert abs(array - state[name]).max() < weight_atol
 
 
-def test_a_family_that_names_no_blocks_is_refused(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_declares_no_blocks_is_rejected(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = init_empty(llama)
     assert [type(block).__name__ for block in blocks_of(lm)] == ["LlamaDecoderLayer"] * 2
     monkeypatch.setattr(lm, "_no_split_modules", [])
-    with pytest.raises(ModelError, match=r"does not say which of its modules are blocks\. Set shards_per_policy=1\."):
+    with pytest.raises(ModelError, match=r"does not declare its blocks .* Set shards_per_policy=1\."):
         blocks_of(lm)
 
 
-def test_files_of_parts_must_all_be_there_each_once(tmp_path: Path, llama: str) -> None:
+def test_every_part_of_a_tensor_must_be_stored_exactly_once(tmp_path: Path, llama: str) -> None:
     learner = make_learner(llama, "full")
     learner.save(str(tmp_path / "weights"), str(tmp_path / "moments"))
     (file,) = (tmp_path / "weights").iterdir()
     shutil.copy(file, file.with_name("shard-00002-model-00001-of-00001.safetensors"))
-    with pytest.raises(FileNotFoundError, match=r"does not have all parts of lm\..*, each once"):
+    with pytest.raises(FileNotFoundError, match=r"has missing or duplicate parts of lm\..*"):
         learner.restore(str(tmp_path / "weights"), None)
 
 
-def test_files_that_hold_what_has_no_place_are_not_read_row_by_row(tmp_path: Path, llama: str) -> None:
+def test_files_with_tensors_that_the_model_lacks_are_not_read_row_by_row(tmp_path: Path, llama: str) -> None:
     lm = init_empty(llama)
     names = StoredWeights(llama).names(lm)
     assert names is not None and names.keys() == {name for name, _ in lm.named_parameters()}

@@ -1,4 +1,4 @@
-"""The formulas against numbers worked out by hand."""
+"""The formulas against numbers computed by hand."""
 
 from math import log, sqrt
 
@@ -18,7 +18,7 @@ RAGGED = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.
 
 
 def logits(*rows: list[list[float]]) -> Tensor:
-    """Logits `[B, T, V]` of the given probabilities, off by a constant that must not matter."""
+    """Logits `[B, T, V]` of the given probabilities, plus a constant that must not matter."""
     return torch.tensor(rows).log() + 3.0
 
 
@@ -26,17 +26,17 @@ def close(ours: Tensor, theirs: object) -> None:
     torch.testing.assert_close(ours, torch.as_tensor(theirs, dtype=ours.dtype), rtol=1e-5, atol=1e-6)
 
 
-def test_comparing_two_models_at_once_gives_what_the_four_formulas_give() -> None:
+def test_score_tokens_gives_the_results_of_the_four_formulas() -> None:
     tokens = torch.tensor([[0, 1, 2], [1, 0, 2]])
     policy, reference = logits([P, P, Q], [Q, UNIFORM, UNIFORM]), logits([Q, P, P], [UNIFORM, UNIFORM, P])
-    one_by_one = (
+    plain = (
         plain_formulas.token_logprobs(policy, tokens),
         plain_formulas.token_logprobs(reference, tokens),
         plain_formulas.entropy(policy),
         plain_formulas.full_kl(policy, reference),
     )
-    at_once = token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
-    for ours, theirs in zip(at_once, one_by_one, strict=True):
+    fast = token_ppo.score_tokens(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
+    for ours, theirs in zip(fast, plain, strict=True):
         close(ours, theirs)
 
 
@@ -52,7 +52,7 @@ def test_the_full_kl_sums_over_the_vocabulary_and_is_exactly_zero_for_equal_logi
     assert plain_formulas.full_kl(logits([P, Q]), logits([P, Q])).tolist() == [[0.0, 0.0]]
 
 
-def test_k1_is_the_log_ratio_and_k3_the_same_plus_the_inverse_ratio_less_one() -> None:
+def test_k1_is_the_log_ratio_and_k3_adds_the_inverse_ratio_minus_one() -> None:
     logprobs, reference = torch.tensor([[-LN2, -2 * LN2, -1.0]]), torch.tensor([[-2 * LN2, -LN2, -1.0]])
     close(token_ppo.sampled_kl(logprobs, reference, "k1"), [[LN2, -LN2, 0.0]])
     # ratios pi_ref/pi: 1/2, 2, 1
@@ -69,19 +69,19 @@ def test_k3_is_never_negative_and_both_estimators_average_to_the_full_kl() -> No
         assert float((kl * torch.tensor(P)).sum()) == pytest.approx(0.25 * LN2, abs=1e-6)
 
 
-def test_token_rewards_pay_the_score_at_the_last_token_and_the_penalty_at_every_one() -> None:
+def test_token_rewards_are_the_kl_penalty_plus_the_score_at_the_last_token() -> None:
     kl = torch.tensor([[0.2, 0.4, 0.0, 1.0], [0.2, 0.4, 9.0, 9.0], [0.6, 9.0, 9.0, 9.0]])
     ours = token_ppo.token_rewards(torch.tensor([1.0, 2.0, 3.0]), kl, RAGGED, kl_coef=0.5)
     close(ours, [[-0.1, -0.2, 0.0, -0.5 + 1.0], [-0.1, -0.2 + 2.0, 0.0, 0.0], [-0.3 + 3.0, 0.0, 0.0, 0.0]])
-    assert float(kl[1, 2]) == 9.0  # the input is left alone
+    assert float(kl[1, 2]) == 9.0  # the input is unchanged
 
 
-def test_a_row_without_tokens_gets_its_score_nowhere() -> None:
+def test_a_row_without_tokens_gets_no_reward() -> None:
     ours = token_ppo.token_rewards(torch.tensor([5.0]), torch.ones(1, 3), torch.zeros(1, 3), kl_coef=0.5)
     close(ours, [[0.0, 0.0, 0.0]])
 
 
-def test_gae_sums_discounted_errors_and_the_value_after_the_last_token_is_zero() -> None:
+def test_gae_sums_discounted_td_errors_with_a_value_of_zero_after_the_last_token() -> None:
     rewards = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 7.0, 7.0], [1.0, 7.0, 7.0, 7.0]])
     values = torch.tensor([[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 9.0, 9.0], [0.25, 9.0, 9.0, 9.0]])
     advantages, returns = token_ppo.gae(rewards, values, RAGGED, gamma=1.0, lam=0.5)
@@ -100,18 +100,18 @@ def test_gae_with_lambda_one_gives_discounted_rewards_to_go() -> None:
     close(advantages, [[1.5, 1.25, 0.75]])
 
 
-def test_gae_with_lambda_zero_is_the_one_step_error() -> None:
+def test_gae_with_lambda_zero_is_the_one_step_td_error() -> None:
     advantages, _ = token_ppo.gae(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.ones(1, 2), 0.5, 0.0)
     close(advantages, [[1 + 0.5 * 4 - 3, 2.0 - 4]])
 
 
-def test_gae_of_a_response_of_one_token_is_reward_less_value() -> None:
+def test_gae_of_a_response_of_one_token_is_reward_minus_value() -> None:
     advantages, returns = token_ppo.gae(torch.tensor([[2.0]]), torch.tensor([[0.5]]), torch.ones(1, 1), 0.9, 0.9)
     close(advantages, [[1.5]])
     close(returns, [[2.0]])
 
 
-def test_moments_ignore_what_is_masked() -> None:
+def test_moments_ignore_masked_tokens() -> None:
     x = torch.tensor([[1.0, 3.0, 100.0], [5.0, 100.0, 100.0]])
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     moments = token_ppo.masked_moments(x, mask)
@@ -128,14 +128,14 @@ def test_whitening_uses_the_unbiased_variance() -> None:
     close(token_ppo.whiten(x, mask, moments), [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
 
 
-def test_whitening_takes_the_moments_it_is_given_and_not_its_rows_own() -> None:
-    whole = torch.tensor([3.0, 9.0, 35.0], dtype=torch.float64)
-    close(token_ppo.whiten(torch.tensor([[5.0]]), torch.ones(1, 1), whole), [[1.0]])
+def test_whitening_uses_the_given_moments_and_not_those_of_its_rows() -> None:
+    moments = torch.tensor([3.0, 9.0, 35.0], dtype=torch.float64)
+    close(token_ppo.whiten(torch.tensor([[5.0]]), torch.ones(1, 1), moments), [[1.0]])
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e4])
 @pytest.mark.parametrize("mask", [RAGGED, RAGGED[2:]], ids=["ragged", "one token"])
-def test_advantages_that_are_all_equal_whiten_to_zero(value: float, mask: Tensor) -> None:
+def test_equal_advantages_whiten_to_zero(value: float, mask: Tensor) -> None:
     x = torch.full_like(mask, value)
     ours = token_ppo.whiten(x, mask, token_ppo.masked_moments(x, mask))
     close(ours, torch.zeros_like(mask))
@@ -151,7 +151,7 @@ def test_the_policy_loss_is_pessimistic_about_ratios_outside_the_clip_range() ->
     close(clipped, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
 
 
-def test_the_clip_range_may_be_wider_above_than_below() -> None:
+def test_the_upper_clip_range_may_be_wider() -> None:
     new = torch.tensor([[1.5, 1.3, 0.5]]).log()
     loss, clipped = token_ppo.policy_loss(
         new, torch.zeros(1, 3), torch.tensor([[1.0, 1.0, -1.0]]), 0.2, clip_ratio_high=0.4
@@ -160,14 +160,14 @@ def test_the_clip_range_may_be_wider_above_than_below() -> None:
     close(clipped, [[1.0, 0.0, 1.0]])
 
 
-def test_tokens_weigh_what_the_learner_finds_likelier_than_the_sampler_up_to_the_cap() -> None:
+def test_importance_sampling_weights_are_learner_over_sampler_up_to_the_cap() -> None:
     learner, sampler = torch.tensor([[0.5, 0.2, 0.9]]).log(), torch.tensor([[0.25, 0.4, 0.1]]).log()
-    close(token_ppo.importance_sampling_weights(learner, sampler, cap=2.0), [[2.0, 0.5, 2.0]])
-    close(token_ppo.importance_sampling_weights(learner, sampler, cap=20.0), [[2.0, 0.5, 9.0]])
-    close(token_ppo.importance_sampling_weights(learner, sampler, cap=None), [[1.0, 1.0, 1.0]])
+    close(token_ppo.importance_sampling_weights(learner, sampler, clip_max=2.0), [[2.0, 0.5, 2.0]])
+    close(token_ppo.importance_sampling_weights(learner, sampler, clip_max=20.0), [[2.0, 0.5, 9.0]])
+    close(token_ppo.importance_sampling_weights(learner, sampler, clip_max=None), [[1.0, 1.0, 1.0]])
 
 
-def test_the_policy_loss_has_no_gradient_where_it_is_clipped() -> None:
+def test_clipped_tokens_have_no_policy_gradient() -> None:
     new = torch.tensor([[1.5, 1.5, 1.0]]).log().requires_grad_()
     token_ppo.policy_loss(new, torch.zeros(1, 3), torch.tensor([[1.0, -1.0, 2.0]]), clip_ratio=0.2)[0].sum().backward()
     assert new.grad is not None
@@ -176,7 +176,7 @@ def test_the_policy_loss_has_no_gradient_where_it_is_clipped() -> None:
 
 def test_the_value_loss_clips_the_change_and_takes_the_worse_error() -> None:
     values, old = torch.tensor([[0.5, -0.5, 0.1]]), torch.zeros(1, 3)
-    # bounded values 0.2, -0.2, 0.1: half of max(0.5², 0.8²), max(1.5², 1.2²), 0.9²
+    # clipped values 0.2, -0.2, 0.1: half of max(0.5², 0.8²), max(1.5², 1.2²), 0.9²
     close(token_ppo.value_loss(values, old, torch.ones(1, 3), clip=0.2), [[0.32, 1.125, 0.405]])
 
 
@@ -191,10 +191,10 @@ def test_explained_variance_is_one_for_perfect_values_and_zero_for_constant_ones
 
 @pytest.mark.parametrize(
     ("kl", "factor"),
-    # of batch / horizon = 1/4: the error is cut at ±0.2
+    # batch / horizon = 1/4, and the error is clipped to ±0.2
     [(6.0, 1.0), (6.6, 1.025), (5.4, 0.975), (7.2, 1.05), (600.0, 1.05), (4.8, 0.95), (0.0, 0.95), (-6.0, 0.95)],
 )
-def test_the_adaptive_controller_moves_by_at_most_a_fifth_per_horizon(kl: float, factor: float) -> None:
+def test_the_adaptive_kl_controller_changes_by_at_most_a_fifth_per_horizon(kl: float, factor: float) -> None:
     assert token_ppo.adapt_kl_coef(0.4, kl, target=6.0, batch=25, horizon=100) == pytest.approx(0.4 * factor)
 
 
@@ -211,14 +211,14 @@ def test_reward_moments_z_score_the_first_batch_exactly() -> None:
 def test_reward_moments_of_two_batches_are_those_of_their_union() -> None:
     moments = RewardMoments()
     moments.update(torch.tensor([1.0, 3.0]))
-    assert moments.update(torch.tensor([5.0, 7.0])) == pytest.approx((6.0, sqrt(2)))  # the batch's own
+    assert moments.update(torch.tensor([5.0, 7.0])) == pytest.approx((6.0, sqrt(2)))  # of this batch alone
     assert (moments.mean, moments.variance, moments.count) == pytest.approx((4.0, 5.0, 4.0))  # of 1, 3, 5, 7
-    assert moments.deviation == pytest.approx(sqrt(20 / 3))
+    assert moments.std == pytest.approx(sqrt(20 / 3))
     close(moments.scale(torch.tensor([4.0]), "normalize"), [0.0])
 
 
 @pytest.mark.parametrize("scores", [[2.0], [2.0, 2.0, 2.0], [0.1, 0.1, 0.1]])
-def test_scores_that_are_all_equal_are_not_blown_up(scores: list[float]) -> None:
+def test_equal_scores_are_not_divided_by_a_zero_deviation(scores: list[float]) -> None:
     moments = RewardMoments()
     moments.update(torch.tensor(scores))
     close(moments.scale(torch.tensor(scores), "normalize"), torch.zeros(len(scores)))

@@ -1,7 +1,7 @@
-"""The formulas against numbers that the method's official code computed.
+"""The formulas against numbers computed by the paper's official code.
 
-The numbers lie beside the project, not in it; without them these tests are skipped. Their prediction axis holds prompt,
-response and padding; ours holds responses alone, so `token_rewards` gets its rows shifted to where the response starts.
+The numbers are not part of this repository; without them these tests are skipped. Their prediction axis has prompt,
+response and padding, ours only responses, so the rows of `token_rewards` are shifted to the start of the response.
 """
 
 import json
@@ -51,21 +51,21 @@ class Inputs(NamedTuple):
     new_logits: Tensor
 
     def column(self, *path: str) -> Tensor:
-        found: Any = self.section
+        values: Any = self.section
         for key in path:
-            found = found[key]
-        return torch.tensor(found, dtype=self.dtype)
+            values = values[key]
+        return torch.tensor(values, dtype=self.dtype)
 
     def starts(self) -> list[int]:
-        """Where each row's response starts."""
+        """The position at which each row's response starts."""
         return [length - 1 for length in self.section["query_len"]]
 
-    def to_the_left(self, x: Tensor) -> Tensor:
-        """`[4, 8]` with every response at the left, as our batches hold them."""
+    def to_left(self, x: Tensor) -> Tensor:
+        """Shifts every response to the left, as in our batches; `[4, 8]`."""
         return torch.stack([row.roll(-start) for row, start in zip(x, self.starts(), strict=True)])
 
     def back(self, x: Tensor) -> Tensor:
-        """Undoes `to_the_left`."""
+        """Undoes `to_left`."""
         return torch.stack([row.roll(start) for row, start in zip(x, self.starts(), strict=True)])
 
 
@@ -96,12 +96,12 @@ WHITENED = {"f64": 5e-7, "f32": 5e-6}  # the official code rounds n / (n - 1) to
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """As a learner computes them, which also has the logits after the last token."""
+    """Calls the learner's function, whose logits include the position after the last token."""
     return learner_logits.token_logprobs(torch.cat([logits, logits[:, -1:]], 1), tokens, temperature=1.0)
 
 
-def compare(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-    return token_ppo.compare(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
+def score_tokens(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    return token_ppo.score_tokens(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
 
 
 @pytest.mark.parametrize("section", DTYPES)
@@ -120,7 +120,7 @@ def test_log_probabilities_agree_at_every_position(section: str) -> None:
 @pytest.mark.parametrize("section", DTYPES)
 def test_the_entropy_agrees_at_every_position(section: str) -> None:
     x = inputs(section)
-    entropy = compare(x.new_logits, x.reference_logits, x.tokens)[2]
+    entropy = score_tokens(x.new_logits, x.reference_logits, x.tokens)[2]
     assert_close(entropy, x.column("out_entropy_new"), EXACT[section])
     reported = x.section["mode_kl"]["loss_default"]["stats"]["policy/entropy"]
     assert_close(masked_mean(entropy, x.mask), reported, EXACT[section])
@@ -128,7 +128,7 @@ def test_the_entropy_agrees_at_every_position(section: str) -> None:
 
 def per_token_kl(x: Inputs, mode: str) -> Tensor:
     if mode == "full":
-        return compare(x.logits, x.reference_logits, x.tokens)[3]
+        return score_tokens(x.logits, x.reference_logits, x.tokens)[3]
     logprobs, reference = (token_logprobs(logits, x.tokens) for logits in (x.logits, x.reference_logits))
     return token_ppo.sampled_kl(logprobs, reference, "k1")
 
@@ -143,7 +143,7 @@ def test_the_kl_agrees_per_token_and_per_response(section: str, mode: str) -> No
 
 def rewards_of(x: Inputs, mode: str, scores: Tensor) -> Tensor:
     """Our token rewards, `[4, 8]` on the prediction axis."""
-    kl, mask = x.to_the_left(per_token_kl(x, mode)), x.to_the_left(x.mask)
+    kl, mask = x.to_left(per_token_kl(x, mode)), x.to_left(x.mask)
     return x.back(token_ppo.token_rewards(scores, kl, mask, KL_COEF))
 
 
@@ -177,9 +177,10 @@ def test_advantages_and_returns_agree(section: str, mode: str, gamma: float, lam
 
 @pytest.mark.parametrize("mode", ["kl", "full"])
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.8)])
-def test_advantages_agree_with_whitened_rewards_too(mode: str, gamma: float, lam: float) -> None:
-    """The official code masks, then whitens, which leaves (1 - 1/deviation) * mean on padding, and its GAE runs through
-    that. Ours zeroes padding after whitening; given a mask of ones it does the same as theirs.
+def test_advantages_of_whitened_rewards_agree(mode: str, gamma: float, lam: float) -> None:
+    """The official code masks, then whitens, which leaves (1 - 1/std) * mean on padding, and its GAE includes that.
+
+    Our code zeroes padding after whitening; with a mask of ones it computes the same.
     """
     x = inputs("f64")
     theirs = f"mode_{mode}", f"gae_wr1_g{gamma}_l{lam}"
@@ -238,7 +239,7 @@ def test_running_reward_moments_agree_after_every_update(section: str) -> None:
         assert_close(deviation, step["ret_batch_std"], WHITENED[section])
         assert_close(moments.mean, step["mean"], WHITENED[section])
         assert_close(moments.variance, step["var"], WHITENED[section])
-        assert_close(moments.deviation, step["std"], WHITENED[section])
+        assert_close(moments.std, step["std"], WHITENED[section])
         assert moments.count == step["count"]
         for mode, name in (("normalize", "scaled_norm"), ("scale", "scaled_only")):
             ours = moments.scale(scores, mode)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def path(request: pytest.FixtureRequest, llama: str) -> str:
 
 
 def move(model: torch.nn.Module, seed: int) -> None:
-    """Gives an adapter weights far from its first ones."""
+    """Gives an adapter weights far from its initial ones."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,7 +47,9 @@ def move(model: torch.nn.Module, seed: int) -> None:
                 parameter.normal_(0.0, 0.1, generator=random)
 
 
-def test_a_new_adapter_answers_as_the_base_and_a_moved_one_leaves_the_base_and_its_neighbour_alone(path: str) -> None:
+def test_a_new_adapter_computes_like_the_base_and_changing_it_affects_no_other_model(
+    path: str,
+) -> None:
     base = shared_base(path, CPU)
     before = base(TOKENS).logits
     one, two = add_lora(base, Lora(4, 8.0)), add_lora(base, Lora(4, 8.0))
@@ -58,18 +60,18 @@ def test_a_new_adapter_answers_as_the_base_and_a_moved_one_leaves_the_base_and_i
     assert torch.equal(base(TOKENS).logits, before)
 
 
-def test_adapters_share_every_tensor_of_the_base_and_own_only_what_trains(path: str) -> None:
+def test_adapters_share_every_tensor_of_the_base_and_own_only_trainable_ones(path: str) -> None:
     base = shared_base(path, CPU)
     shared = {id(parameter) for parameter in base.parameters()}
     for model in (add_lora(base, Lora(4, 8.0)), add_lora(base, Lora(4, 8.0))):
-        own = {name for name, parameter in model.named_parameters() if id(parameter) not in shared}
-        assert own == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        assert own and all("lora_" in name for name in own)
-        assert len(list(model.parameters())) == len(shared) + len(own)
+        names = {name for name, parameter in model.named_parameters() if id(parameter) not in shared}
+        assert names == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        assert names and all("lora_" in name for name in names)
+        assert len(list(model.parameters())) == len(shared) + len(names)
     assert not any(parameter.requires_grad for parameter in base.parameters())
 
 
-def test_a_gradient_reaches_every_adapter_though_all_go_forward_before_one_goes_backward(path: str) -> None:
+def test_every_adapter_gets_gradients_when_all_forward_passes_precede_one_backward_pass(path: str) -> None:
     base = shared_base(path, CPU)
     models = [add_lora(base, Lora(4, 8.0)) for _ in range(3)]
     for seed, model in enumerate(models):
@@ -81,9 +83,9 @@ def test_a_gradient_reaches_every_adapter_though_all_go_forward_before_one_goes_
     assert all(parameter.grad is None for parameter in base.parameters())
 
 
-def test_a_first_adapter_depends_on_the_seed_alone(path: str) -> None:
+def test_a_new_adapter_depends_only_on_the_seed(path: str) -> None:
     states = [make_model(path, weights="lora", seed=seed).state() for seed in (3, 3, 4)]
-    torch.rand(1)  # the global stream is another one now
+    torch.rand(1)  # advances the global generator
     states.append(make_model(path, weights="lora", seed=3).state())
     assert all(np.array_equal(states[0][name], states[k][name]) for name in states[0] for k in (1, 3))
     assert any(not np.array_equal(states[0][name], states[2][name]) for name in states[0])
@@ -94,24 +96,24 @@ def test_the_reference_of_a_policy_with_an_adapter_is_its_base(path: str) -> Non
     assert one.reference() is two.reference() is shared_base(path, CPU)
 
 
-def test_a_state_holds_adapter_and_value_head_alone(path: str) -> None:
-    whole, module = make_model(path), make_model(path, weights="lora", lora_rank=2)
+def test_a_state_has_only_adapter_and_value_head(path: str) -> None:
+    full, module = make_model(path), make_model(path, weights="lora", lora_rank=2)
     state = module.state()
     assert all("lora_" in name or name.startswith("value_head.") for name in state)
     size = sum(array.size for array in state.values())
-    assert size < 0.1 * sum(array.size for array in whole.state().values())
+    assert size < 0.1 * sum(array.size for array in full.state().values())
 
 
-def test_the_layers_can_be_named_and_those_that_are_not_there_are_refused(llama: str) -> None:
+def test_target_layers_can_be_named_and_unknown_ones_are_rejected(llama: str) -> None:
     base = shared_base(llama, CPU)
     assert linear_layers(base) == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-    own = {n for n, p in add_lora(base, Lora(2, 2.0, ("q_proj", "v_proj"))).named_parameters() if p.requires_grad}
-    assert {name.split(".")[4] for name in own} == {"q_proj", "v_proj"}
+    names = {n for n, p in add_lora(base, Lora(2, 2.0, ("q_proj", "v_proj"))).named_parameters() if p.requires_grad}
+    assert {name.split(".")[4] for name in names} == {"q_proj", "v_proj"}
     with pytest.raises(ModelError, match=r"no linear layer 'v_porj' to adapt\. It has down_proj, gate_proj"):
         add_lora(base, Lora(2, 2.0, ("q_proj", "v_porj")))
 
 
-def test_gradient_checkpointing_changes_no_gradient(path: str) -> None:
+def test_gradient_checkpointing_does_not_change_gradients(path: str) -> None:
     rows = {
         "prompts": TOKENS[:, :6],
         "prompt_mask": torch.ones(2, 6, dtype=torch.long),
@@ -127,14 +129,14 @@ def test_gradient_checkpointing_changes_no_gradient(path: str) -> None:
         layer.register_forward_pre_hook(lambda *_, passes=passes: passes.append(None))
         module.train()
         module(rows)[0].sum().backward()
-        assert len(passes) == 1 + checkpointing  # the second one in the backward pass
+        assert len(passes) == 1 + checkpointing  # recomputed in the backward pass
         grads.append({name: p.grad for name, p in module.trainable() if p.grad is not None})
     assert grads[0].keys() == grads[1].keys()
     for name, grad in grads[0].items():
         torch.testing.assert_close(grad, grads[1][name], rtol=1e-4, atol=1e-6)
 
 
-def test_peft_reads_an_adapter_as_it_was_trained(path: str, tmp_path: Path) -> None:
+def test_peft_loads_a_saved_adapter_with_the_same_logits(path: str, tmp_path: Path) -> None:
     lora = Lora(4, 12.0)
     model = add_lora(shared_base(path, CPU), lora)
     move(model, seed=5)

@@ -1,4 +1,4 @@
-"""The mean of LLMs, from stored weights."""
+"""Averages of policies' weights."""
 
 import numpy as np
 import pytest
@@ -18,21 +18,20 @@ def adapters(count: int) -> list[Weights]:
     ]
 
 
-def test_the_mean_of_weights_is_fp32_and_leaves_them_as_they_were() -> None:
-    llms = [{"a": np.full(3, value, dtype=np.float32)} for value in (1.0, 2.0, 6.0)]
-    found = mean_weights(llms)
-    assert found["a"].tolist() == [3.0] * 3 and found["a"].dtype == np.float32
-    assert [each["a"][0] for each in llms] == [1.0, 2.0, 6.0]
+def test_the_mean_of_weights_is_fp32_and_does_not_change_them() -> None:
+    policies = [{"a": np.full(3, value, dtype=np.float32)} for value in (1.0, 2.0, 6.0)]
+    mean = mean_weights(policies)
+    assert mean["a"].tolist() == [3.0] * 3 and mean["a"].dtype == np.float32
+    assert [weights["a"][0] for weights in policies] == [1.0, 2.0, 6.0]
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_stacked_adapter_adds_the_mean_of_what_the_adapters_add_which_the_mean_of_factors_does_not(
-    count: int,
-) -> None:
+def test_the_concatenated_adapter_has_the_mean_delta_while_the_mean_of_factors_has_not(count: int) -> None:
     several, lora = adapters(count), Lora(rank=4, alpha=6.0)
-    made, like = concat_lora(several), concat_lora_config(lora, count)
-    assert made[A].shape == (like.rank, 9) and made[B].shape == (7, like.rank)
-    expected = np.mean([lora.alpha / lora.rank * each[B] @ each[A] for each in several], axis=0)
-    np.testing.assert_allclose(like.alpha / like.rank * made[B] @ made[A], expected, rtol=1e-4, atol=1e-5)
+    concatenated, config = concat_lora(several), concat_lora_config(lora, count)
+    assert concatenated[A].shape == (config.rank, 9) and concatenated[B].shape == (7, config.rank)
+    expected = np.mean([lora.alpha / lora.rank * adapter[B] @ adapter[A] for adapter in several], axis=0)
+    delta = config.alpha / config.rank * concatenated[B] @ concatenated[A]
+    np.testing.assert_allclose(delta, expected, rtol=1e-4, atol=1e-5)
     factors = mean_weights(several)
     assert np.abs(lora.alpha / lora.rank * factors[B] @ factors[A] - expected).max() > 0.1

@@ -1,4 +1,4 @@
-"""The user's cache: a folder in it is whole or absent, whoever fills it and whatever happens meanwhile."""
+"""The user's cache: a folder is complete or absent, even if the process that fills it is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from policies.models.cache import cached_folder
 
 def fill(folder):
     (folder / "first").write_text("1")
-    print("begun", flush=True)
+    print("started", flush=True)
     sys.stdin.readline()
     (folder / "second").write_text("2")
 
@@ -36,12 +36,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start() -> subprocess.Popen[str]:
-    """Starts a process that fills the folder up to its middle, then waits for a line."""
+    """Starts a process that fills half of the folder, then waits for a line on its stdin."""
     return subprocess.Popen([sys.executable, "-c", FILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-class Waiting(threading.Thread):
-    """Asks for the folder beside the test, and has had time to find that another process is at it."""
+class WaitingThread(threading.Thread):
+    """Calls `cached_folder`; its constructor returns after it has had time to start waiting for another process."""
 
     def __init__(self, fill: Callable[[Path], object]) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,6 @@ class Waiting(threading.Thread):
         self.join(0.3)
 
     def run(self) -> None:
-        """Waits for the folder."""
         self.returned = cached_folder("model", self._fill)
 
 
@@ -84,9 +83,9 @@ def test_a_folder_is_filled_once_and_readable_by_all(cache: Path) -> None:
     assert cached_folder("model", fill).stat().st_ino == inode
 
 
-def test_a_kill_in_the_middle_leaves_nothing_that_counts_and_the_next_process_fills_the_folder(cache: Path) -> None:
+def test_after_a_kill_the_folder_is_absent_and_the_next_process_fills_it(cache: Path) -> None:
     with start() as victim:
-        assert line(victim) == "begun"
+        assert line(victim) == "started"
         assert [path.name for path in cache.glob(".unfinished*/*")] == ["first"]
         victim.kill()
     assert victim.returncode == -signal.SIGKILL
@@ -96,24 +95,24 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts_and_the_next_process_fi
     assert not list(cache.glob(".unfinished*"))
 
 
-def test_of_two_processes_at_once_one_fills_the_folder_and_the_other_waits_for_it(cache: Path) -> None:
+def test_a_second_process_waits_for_the_first_to_fill_the_folder(cache: Path) -> None:
     def never(folder: Path) -> None:
         raise AssertionError("filled twice")
 
     with start() as first:
-        assert line(first) == "begun"
-        second = Waiting(never)
+        assert line(first) == "started"
+        second = WaitingThread(never)
         assert second.is_alive()
-        first.communicate("go on\n")
+        first.communicate("continue\n")
         second.join(10)
     assert second.returned == cache / "model"
     assert contents(cache / "model") == {"first": "1", "second": "2"}
 
 
-def test_who_waited_for_a_process_that_was_killed_fills_the_folder_itself(cache: Path) -> None:
+def test_a_waiting_process_fills_the_folder_if_the_first_one_is_killed(cache: Path) -> None:
     with start() as first:
-        assert line(first) == "begun"
-        second = Waiting(fill)
+        assert line(first) == "started"
+        second = WaitingThread(fill)
         assert second.is_alive()
         first.kill()
         second.join(10)
@@ -121,7 +120,7 @@ def test_who_waited_for_a_process_that_was_killed_fills_the_folder_itself(cache:
     assert contents(cache / "model") == {"first": "1", "second": "2"}
 
 
-def test_an_error_while_filling_passes_and_leaves_nothing(cache: Path) -> None:
+def test_an_error_while_filling_propagates_and_leaves_nothing(cache: Path) -> None:
     def fail(folder: Path) -> None:
         fill(folder)
         raise KeyError("no such tensor")
@@ -132,18 +131,18 @@ def test_an_error_while_filling_passes_and_leaves_nothing(cache: Path) -> None:
     assert not list(cache.glob(".unfinished*"))
 
 
-def test_a_file_that_the_disk_refuses_is_named_with_what_to_do(cache: Path) -> None:
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
+def test_a_write_error_names_the_folder_and_the_fix(cache: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(CacheError, match=r"cory-rllib/model cannot be written: File too large.*XDG_CACHE_HOME"):
+        with pytest.raises(CacheError, match=r"Cannot write .*cory-rllib/model: File too large.*XDG_CACHE_HOME"):
             cached_folder("model", lambda folder: (folder / "weights").write_bytes(bytes(2000)))
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(cache.glob("*model*/*"))
 
 
-def test_without_an_absolute_xdg_cache_home_the_cache_lies_in_the_home_folder(
+def test_without_an_absolute_xdg_cache_home_the_cache_is_in_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

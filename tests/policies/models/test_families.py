@@ -1,4 +1,4 @@
-"""What is found out about a model's family before anything is started, and when its weights are loaded."""
+"""Checks of a model's family, before a run starts and when its weights are loaded."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ def save_model(folder: Path, model_type: str, **values: Any) -> str:
 
 
 @pytest.mark.parametrize("model_type", ["rwkv", "recurrent_gemma"])
-def test_a_family_that_ignores_padding_is_refused_by_name_before_its_weights_are_loaded(
-    tmp_path: Path, model_type: str
-) -> None:
+def test_a_family_that_ignores_padding_is_rejected_before_loading_weights(tmp_path: Path, model_type: str) -> None:
     CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=rf"`{tmp_path}` is of the family {model_type}, whose code ignores padding"):
         check_model(str(tmp_path), 80)
 
 
-def test_a_model_that_ignores_padding_is_refused_by_its_own_weights_too(tmp_path: Path) -> None:
+def test_check_forward_rejects_a_model_that_ignores_padding(tmp_path: Path) -> None:
     PolicyModel(save_model(tmp_path / "llama", "llama"), dtype="fp32").check_forward()
     model = PolicyModel(save_model(tmp_path / "rwkv", "rwkv"), dtype="fp32")
     with pytest.raises(ModelError, match="ignores padding or positions"):
@@ -47,31 +45,33 @@ def test_a_model_that_ignores_padding_is_refused_by_its_own_weights_too(tmp_path
 
 
 @pytest.mark.parametrize("model_type", CAPPED)
-def test_a_soft_cap_on_attention_gets_the_attention_that_has_it(tmp_path: Path, model_type: str) -> None:
+def test_a_model_with_a_soft_cap_gets_eager_attention(tmp_path: Path, model_type: str) -> None:
     path = save_model(tmp_path, model_type)
-    model = PolicyModel(path, dtype="fp32", longest=1000)
+    model = PolicyModel(path, dtype="fp32", max_length=1000)
     makers = (meta_model, init_empty, load_language_model)
     for lm in (model.lm, model.reference(), *(make(path) for make in makers)):
         assert lm.config._attn_implementation == "eager"
     model.check_forward()
     model.lm.set_attn_implementation("sdpa")
-    with pytest.raises(ModelError, match="sdpa attention gives other log-probabilities than its definition"):
+    with pytest.raises(ModelError, match="log-probabilities with sdpa attention differ"):
         model.check_forward()
 
 
-def test_bf16_does_not_hide_what_attention_leaves_out(tmp_path: Path) -> None:
-    model = PolicyModel(save_model(tmp_path, "gemma2"), dtype="bf16", longest=1000)
-    model.lm.set_attn_implementation("sdpa")  # less than bf16's rounding
-    with pytest.raises(ModelError, match="sdpa attention gives other log-probabilities than its definition"):
+def test_bf16_rounding_does_not_hide_a_missing_soft_cap(tmp_path: Path) -> None:
+    model = PolicyModel(save_model(tmp_path, "gemma2"), dtype="bf16", max_length=1000)
+    model.lm.set_attn_implementation("sdpa")  # differs by less than bf16 rounding
+    with pytest.raises(ModelError, match="log-probabilities with sdpa attention differ"):
         model.check_forward()
     assert model.dtype == torch.bfloat16
 
 
-def test_the_attention_that_a_family_needs_is_known_by_its_soft_cap_or_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_needed_attention_follows_from_the_soft_cap_or_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     capped = CONFIG_MAPPING["gemma2"]()
-    monkeypatch.setattr(families, "read_table", lambda: families.Table({}, {}))
+    monkeypatch.setattr(families, "read_table", lambda: families.FamilyTable({}, {}))
     assert families.needed_attention(capped) == "eager"
-    monkeypatch.setattr(families, "read_table", lambda: families.Table({}, {"llama": {"attention_difference": 0.01}}))
+    monkeypatch.setattr(
+        families, "read_table", lambda: families.FamilyTable({}, {"llama": {"attention_difference": 0.01}})
+    )
     assert families.needed_attention(CONFIG_MAPPING["llama"]()) == "eager"
     assert families.needed_attention(CONFIG_MAPPING["gpt2"]()) is None
 
@@ -79,7 +79,7 @@ def test_the_attention_that_a_family_needs_is_known_by_its_soft_cap_or_its_row(m
 @pytest.mark.parametrize(
     ("model_type", "layer"), [("phimoe", "router"), ("falcon_h1", "out_proj"), ("mamba", "dt_proj")]
 )
-def test_layers_that_cannot_carry_an_adapter_are_no_default_and_refused_by_name(
+def test_layers_that_cannot_be_adapted_are_not_defaults_and_are_rejected_by_name(
     tmp_path: Path, model_type: str, layer: str
 ) -> None:
     model = tiny_model(CONFIG_MAPPING[model_type]()).requires_grad_(False)
@@ -96,15 +96,15 @@ def test_layers_that_cannot_carry_an_adapter_are_no_default_and_refused_by_name(
             add_lora(model, Lora(4, 8.0, (layers[0], name)))
 
 
-def test_opt_whose_embeddings_are_narrower_than_its_layers_can_have_a_critic(tmp_path: Path) -> None:
+def test_opt_with_embeddings_narrower_than_its_layers_can_have_a_critic(tmp_path: Path) -> None:
     path = save_model(tmp_path, "opt", hidden_size=768, word_embed_proj_dim=384, do_layer_norm_before=False)
     model = PolicyModel(path, dtype="fp32")
     assert model.lm.config.word_embed_proj_dim < model.lm.config.hidden_size
     assert model.value_head.weight.shape == (1, model.lm.config.word_embed_proj_dim)
-    model.check_forward()  # scores rows, values included
+    model.check_forward()  # also computes values
 
 
-def test_the_table_is_of_many_families_and_says_what_was_measured_with_what() -> None:
+def test_the_table_has_many_families_and_the_versions_they_were_measured_with() -> None:
     from benchmarks.families import FAMILIES
 
     table = families.read_table()
@@ -114,7 +114,7 @@ def test_the_table_is_of_many_families_and_says_what_was_measured_with_what() ->
     assert not unmeasured
 
 
-def test_the_table_s_figures_are_those_of_the_family_s_code() -> None:
+def test_the_table_agrees_with_measurements_of_the_installed_code() -> None:
     for model_type in ("gpt2", "gemma2"):
         config, row = CONFIG_MAPPING[model_type](), families.read_table().families[model_type]
         difference = tiny_models.attention_difference(config)
@@ -124,14 +124,14 @@ def test_the_table_s_figures_are_those_of_the_family_s_code() -> None:
         assert tiny_models.padding_difference(tiny_model(config)) < families.LIMIT > row["padding"]
 
 
-def test_a_layer_that_vllm_cannot_adapt_is_no_default(tmp_path: Path) -> None:
+def test_a_layer_that_vllm_cannot_adapt_is_not_a_default(tmp_path: Path) -> None:
     CONFIG_MAPPING["glm4"]().save_pretrained(tmp_path)
     assert "gate_up_proj" not in describe_family(str(tmp_path))
     assert "glm4: sdpa attention; LoRA on down_proj, k_proj, " in describe_family(str(tmp_path))
 
 
-def test_code_of_a_model_s_own_is_told_with_the_setting(tmp_path: Path) -> None:
-    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
-    with pytest.raises(ModelError, match=r"Python code of its own\. If you trust it, set trust_remote_code=true\."):
+def test_the_error_for_a_model_with_custom_code_names_the_setting(tmp_path: Path) -> None:
+    auto_map = {"AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "custom", "auto_map": auto_map}))
+    with pytest.raises(ModelError, match=r"contains Python code\. If you trust it, set trust_remote_code=true\."):
         load_language_model(str(tmp_path))

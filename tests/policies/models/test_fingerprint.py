@@ -1,4 +1,4 @@
-"""A model's files are told apart in a moment, those of the same size too."""
+"""Fingerprints quickly detect changed model files, even of the same size."""
 
 import os
 import time
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from policies.models import fingerprint
-from policies.models.fingerprint import SMALL, model_files
+from policies.models.fingerprint import SMALL_FILE_BYTES, model_files
 
 
 @pytest.fixture
@@ -19,17 +19,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_whichever_tensor_of_a_large_file_was_replaced_is_seen(folder: Path) -> None:
+def test_a_change_of_any_tensor_of_a_large_file_is_detected(folder: Path) -> None:
     tensors = {f"layer_{number}.weight": torch.zeros(64, 4096) for number in range(40)}
     file = folder / "model.safetensors"
     save_file(tensors, file)
-    assert file.stat().st_size > 2 * SMALL
+    assert file.stat().st_size > 2 * SMALL_FILE_BYTES
     before = model_files(str(folder))
     assert model_files(str(folder)) == before
     for name in ("layer_0.weight", "layer_17.weight", "layer_39.weight"):
         save_file({**tensors, name: torch.ones(64, 4096)}, file)
         assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"], name
-    tensors["layer_33.bias"] = torch.zeros(8)  # lies where no evenly spaced block would
+    tensors["layer_33.bias"] = torch.zeros(8)  # evenly spaced blocks would miss it
     save_file(tensors, file)
     before = model_files(str(folder))
     save_file({**tensors, "layer_33.bias": torch.ones(8)}, file)
@@ -39,8 +39,8 @@ def test_whichever_tensor_of_a_large_file_was_replaced_is_seen(folder: Path) -> 
     assert model_files(str(folder))["model.safetensors"] != before["model.safetensors"]
 
 
-def test_a_large_model_takes_no_time_to_look_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three files of 5 GB, which are holes on the disk; how many bytes are read is what counts, whatever the disk."""
+def test_the_fingerprint_of_a_large_model_is_fast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sparse files of 5 GB; the test counts bytes read, because their time depends on the disk."""
     header = ",".join(
         f'"layer_{n}":{{"dtype":"F32","shape":[1],"data_offsets":[{n * 2**24},{(n + 1) * 2**24}]}}' for n in range(300)
     )
@@ -60,19 +60,19 @@ def test_a_large_model_takes_no_time_to_look_at(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(fingerprint, "_parts", counted)
     started = time.process_time()
     assert len(model_files(str(folder))) == 4
-    assert sum(read) < 3 * (SMALL + 5 * 10**6)
+    assert sum(read) < 3 * (SMALL_FILE_BYTES + 5 * 10**6)
     assert time.process_time() - started < 0.5
 
 
-def test_a_file_of_another_kind_under_the_name_of_weights_is_looked_at_too(folder: Path) -> None:
+def test_a_weight_file_that_is_not_safetensors_is_sampled_too(folder: Path) -> None:
     file = folder / "model.safetensors"
-    file.write_bytes(b"x" * (SMALL + 5000))
+    file.write_bytes(b"x" * (SMALL_FILE_BYTES + 5000))
     before = model_files(str(folder))
-    file.write_bytes(b"y" * (SMALL + 5000))
+    file.write_bytes(b"y" * (SMALL_FILE_BYTES + 5000))
     assert model_files(str(folder)) != before
 
 
-def test_what_is_no_part_of_a_model_does_not_count(folder: Path) -> None:
+def test_files_that_are_not_part_of_the_model_are_ignored(folder: Path) -> None:
     before = model_files(str(folder))
     for name in ("README.md", "trainer_state.json", "log.txt"):
         (folder / name).write_text("{}")

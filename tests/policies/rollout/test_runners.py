@@ -118,7 +118,7 @@ def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_sam
 def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path) -> None:
     model = deeper_than_its_weights(tmp_path)
     with pytest.raises(
-        ModelError, match=r"do not go with its config.json: 12 parameters are missing .* transformer\.h\.4"
+        ModelError, match=r"do not match its config.json: 12 parameters are missing .* transformer\.h\.4"
     ):
         make_cory(num_runners=1, model=str(model))
 
