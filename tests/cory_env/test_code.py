@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cory_env.rewarding.worker import RewardError, RewardWorker
-from cory_env.rewards.code import all_passed, closed, program_of, share_passed
+from cory_env.rewards.code import all_passed, close_prefix, extract_program, share_passed
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 from cory_env.tasks import DataError, Task, make_task
 from cory_env.validate import validate
@@ -215,11 +215,11 @@ def test_a_row_with_a_single_test_as_text_and_a_conversation_s_answer_are_taken(
 
 
 def test_the_program_in_a_completion_is_its_first_block_or_all_of_it() -> None:
-    assert program_of("x = 1") == "x = 1"
-    assert program_of("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```") == "x = 1\n"
-    assert program_of("```py\nx = 1\ny") == "x = 1\ny"
-    assert closed("def f(x):\n").endswith("pass\n") and closed("import os\n") == "import os\n"
-    assert closed("def (") == ""
+    assert extract_program("x = 1") == "x = 1"
+    assert extract_program("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```") == "x = 1\n"
+    assert extract_program("```py\nx = 1\ny") == "x = 1\ny"
+    assert close_prefix("def f(x):\n").endswith("pass\n") and close_prefix("import os\n") == "import os\n"
+    assert close_prefix("def (") == ""
 
 
 def test_settings_stand_in_the_reward_s_name_and_what_is_wrong_with_them_is_told_at_the_start() -> None:

@@ -176,7 +176,7 @@ def test_tags_that_a_template_writes_around_a_thought_are_text() -> None:
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
     )
     chain = Chain(task(), tokenizer, chat=True)
-    assert "<think></think>" in chain.chat.written  # type: ignore[union-attr]
+    assert "<think></think>" in chain.chat.template_text  # type: ignore[union-attr]
     assert not {"<think>", "</think>"} & set(chain.control._spellings) and "<｜User｜>" in chain.control._spellings
 
 

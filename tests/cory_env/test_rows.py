@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from cory_env.tasks import DataError, Query, make_task
-from cory_env.tasks.rows import cut_queries, read_queries
+from cory_env.tasks.rows import read_queries, truncate_queries
 from cory_env.validate import Report, check_columns
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
 
@@ -307,8 +307,8 @@ def test_a_conversation_in_a_file_of_texts_is_read_as_json_and_refused_as_python
 def test_long_texts_are_cut_to_their_first_tokens_and_to_the_same_ones_each_time() -> None:
     text = "The acting is, as ever, wonderful, and nobody in the audience looked at a watch even once. "
     queries = [Query(i, text * 50, {"label": i}) for i in range(100)]
-    cut = cut_queries(queries, tokenizer(), 2, 8)
-    assert cut == cut_queries(queries, tokenizer(), 2, 8)
+    cut = truncate_queries(queries, tokenizer(), 2, 8)
+    assert cut == truncate_queries(queries, tokenizer(), 2, 8)
     lengths = [len(tokenizer()(query.text)["input_ids"]) for query in cut]
     assert set(lengths) == {2, 3, 4, 5, 6, 7, 8}
     assert all(text.startswith(query.text) for query in cut)
@@ -316,8 +316,8 @@ def test_long_texts_are_cut_to_their_first_tokens_and_to_the_same_ones_each_time
 
 
 def test_a_cut_inside_a_character_leaves_no_broken_one_and_a_short_text_stays_whole() -> None:
-    assert cut_queries([Query(0, "Fun")], tokenizer(), 8, 8)[0].text == "Fun"
-    (cut,) = cut_queries([Query(0, "A film 😀😀")], tokenizer(), 4, 4)
+    assert truncate_queries([Query(0, "Fun")], tokenizer(), 8, 8)[0].text == "Fun"
+    (cut,) = truncate_queries([Query(0, "A film 😀😀")], tokenizer(), 4, 4)
     assert cut.text.startswith("A film") and "A film 😀".startswith(cut.text.rstrip())
-    (first,) = cut_queries([Query(0, "😀 is how I felt")], tokenizer(), 1, 1)
+    (first,) = truncate_queries([Query(0, "😀 is how I felt")], tokenizer(), 1, 1)
     assert first.text == "😀"

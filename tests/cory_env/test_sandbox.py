@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cory_env.sandbox import machine
-from cory_env.sandbox.grading import Allowance, Limits, Submission, grade
+from cory_env.sandbox.grading import Limits, Submission, TimeBudget, grade
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 
 MB = 2**20
@@ -113,7 +113,7 @@ FORGERIES = {
         "def f(x): return 0"
     ),
     "patches this sandbox": (
-        "import sys\nsys.modules['cory_env.sandbox.inside'].Wire._encoded = lambda *_: 2\ndef f(x): return 0"
+        "import sys\nsys.modules['cory_env.sandbox.protocol'].Channel._encode = lambda *_: 2\ndef f(x): return 0"
     ),
     "prints a verdict": "print('1' * 9, flush=True)\ndef f(x): return print('passed', '11')",
     "writes a verdict everywhere": (
@@ -224,8 +224,8 @@ def test_many_programs_that_hang_take_no_more_than_the_time_for_all(shut_in: Non
 
 
 def test_time_is_shared_so_that_the_last_program_has_some_too() -> None:
-    allowance = Allowance(8, 2, 10.0, 20.0)
-    assert [round(allowance.next(), 1) for _ in range(8)] == [5.0, 5.0, 6.7, 6.7, 10.0, 10.0, 10.0, 10.0]
+    budget = TimeBudget(8, 2, 10.0, 20.0)
+    assert [round(budget.next(), 1) for _ in range(8)] == [5.0, 5.0, 6.7, 6.7, 10.0, 10.0, 10.0, 10.0]
 
 
 def test_a_killed_grader_leaves_nothing_running(shut_in: None) -> None:
@@ -262,8 +262,8 @@ def test_a_killed_grader_leaves_nothing_running(shut_in: None) -> None:
 def test_where_nothing_can_be_shut_in_it_is_refused_unless_that_is_switched_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    no_way = lambda command: ["/bin/sh", "-c", "echo no namespaces >&2; exit 1"]  # noqa: E731
-    monkeypatch.setattr(machine, "sandboxed", no_way)
+    failing_command = lambda command: ["/bin/sh", "-c", "echo no namespaces >&2; exit 1"]  # noqa: E731
+    monkeypatch.setattr(machine, "sandbox_command", failing_command)
     require_sandbox.cache_clear()
     submission = Submission("def f(x): return x", ["assert f(1) == 1", "assert f(1) == 2"])
     with pytest.raises(SandboxError, match=r"\(no namespaces\): install bubblewrap.*sandbox=off"):

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from cory_env.rewarding.worker import RewardWorker
-from cory_env.rewards.sentiment import BUNDLED, positive_logit
+from cory_env.rewards.sentiment import BUNDLED_CLASSIFIER, positive_logit
 from tests.cory_env.sample_tasks import tokenizer
 
 PROMPTS = ["This movie was", "I", "The acting is, as ever,"] * 40
@@ -22,8 +22,8 @@ COMPLETIONS = [" wonderful, a masterpiece I loved.", " hated this awful, boring 
 
 
 def test_the_value_is_the_raw_positive_logit_of_each_joined_text() -> None:
-    judge = AutoTokenizer.from_pretrained(BUNDLED)
-    classifier = AutoModelForSequenceClassification.from_pretrained(BUNDLED).eval()
+    judge = AutoTokenizer.from_pretrained(BUNDLED_CLASSIFIER)
+    classifier = AutoModelForSequenceClassification.from_pretrained(BUNDLED_CLASSIFIER).eval()
     assert classifier.config.id2label[1] == "POSITIVE"
     values = positive_logit(PROMPTS, COMPLETIONS)
     for index in range(3):
