@@ -164,7 +164,7 @@ class RewardWorker:
         for index in range(len(batch)):
             if time.monotonic() > deadline:
                 if self.on_error == "skip":
-                    values += ["was not called for it, because other samples used up the time"] * (len(batch) - index)
+                    values += ["could not run, because other samples used up the time"] * (len(batch) - index)
                 break
             reply = self._call(batch.pick([index]))
             values.append(reply.error or reply.values[0])
