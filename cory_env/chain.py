@@ -117,7 +117,7 @@ class Chain:
 
     Attributes:
         at: By position, the chain with the tokenizer of that agent; by default this chain.
-        ends: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
+        end_token_ids: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
         stops: The stop strings (none or one), in the form that `Detokenizer` takes.
     """
 
@@ -166,8 +166,8 @@ class Chain:
         self.stop = s.stop
         self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(end_ids)
-        self.ends = frozenset(end_ids)  # there may be hundreds
-        self._hidden_ids = self.ends.difference(ids_with_stop)  # they contain no text of the response
+        self.end_token_ids = frozenset(end_ids)  # there may be hundreds
+        self._hidden_ids = self.end_token_ids.difference(ids_with_stop)  # they contain no text of the response
         templates = (task.prompt_template, task.observer_template, task.reference_separator)
         template_texts = [literal for template in templates for literal in literals(template)]
         if self.chat:
@@ -294,8 +294,8 @@ class Chain:
         Returns:
             The response's tokens, and whether it is complete; if not, it reached the maximum length.
         """
-        tokens = tokens[: next((length for length, token in enumerate(tokens, start=1) if token in self.ends), None)]
-        ended = tokens[-1] in self.ends
+        tokens = tokens[: next((length for length, token in enumerate(tokens, start=1) if token in self.end_token_ids), None)]
+        ended = tokens[-1] in self.end_token_ids
         if self.stop is None or self.stop not in self.decode_whole(tokens if not ended else tokens[:-1]):
             return tokens, ended
         # The stop string spans several tokens; no single token contains it.

@@ -146,7 +146,7 @@ def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.Ca
 
 def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text('task: arithmetic\ndigits: 1\nprompt: "Work out {query} ="\nmax_response: 40\n')
+    mine.write_text('task: arithmetic\ndigits: 1\nprompt: "Work out {query} ="\nmax_response_tokens: 40\n')
     assert main(["validate", "-c", str(mine), "operations=sums"]) == 0
     assert "Work out " in capsys.readouterr().out
     for words, said in (
