@@ -294,7 +294,8 @@ class Chain:
         Returns:
             The response's tokens, and whether it is complete; if not, it reached the maximum length.
         """
-        tokens = tokens[: next((length for length, token in enumerate(tokens, start=1) if token in self.end_token_ids), None)]
+        first_end = next((i for i, token in enumerate(tokens, start=1) if token in self.end_token_ids), None)
+        tokens = tokens[:first_end]
         ended = tokens[-1] in self.end_token_ids
         if self.stop is None or self.stop not in self.decode_whole(tokens if not ended else tokens[:-1]):
             return tokens, ended
