@@ -126,7 +126,7 @@ def rooms() -> dict[str, list[Path]]:
     return found
 
 
-@pytest.mark.parametrize("placement", sorted(rooms()))
+@pytest.mark.parametrize("room", sorted(rooms()))
 def test_a_room_tells_one_story(room: str) -> None:
     assert len(rooms()[room]) <= (COMMANDS if room == "launch/commands" else FILES)
 

@@ -21,7 +21,7 @@ def check_free(client: "JobSubmissionClient", place: str) -> None:
 
     Raises:
         CommandError: such a job, which is named.
-        Unanswered: the cluster refuses to say, or is gone.
+        ClusterUnavailableError: the cluster refuses to say, or is gone.
     """
     with cluster_errors(client):
         jobs = client.list_jobs()
@@ -44,7 +44,7 @@ def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
 
     Raises:
         CommandError: there is no such job.
-        Unanswered: the cluster refuses to say, or is gone.
+        ClusterUnavailableError: the cluster refuses to say, or is gone.
     """
     with cluster_errors(client, job):
         return client.get_job_info(job)
@@ -55,7 +55,7 @@ def later_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
 
     Raises:
         CommandError: there is no such job any more.
-        Unanswered: the cluster does not say for `PATIENCE` seconds.
+        ClusterUnavailableError: the cluster does not say for `RETRY_SECONDS` seconds.
     """
 
     def tell(error: Exception) -> None:

@@ -63,7 +63,7 @@ def prepare_streams() -> None:
 
 class _RunOutput(io.FileIO):
     """What a run prints, which is worth less than the run: what cannot be written is left out, and that is said once,
-    on standard error, or in the run's log while `output_into` is entered.
+    on standard error, or in the run's log while `redirect_output` is entered.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _RunOutput(io.FileIO):
 
 
 def dup_stdout() -> TextIO:
-    """Returns a stream of its own to standard output, or what a notebook puts there; `output_into` leaves it alone.
+    """Returns a stream of its own to standard output, or what a notebook puts there; `redirect_output` leaves it alone.
 
     For commands whose work is worth more than what they print: what cannot be written is left out.
     """

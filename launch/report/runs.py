@@ -29,7 +29,7 @@ from policies.settings.settings import Settings, settings_in
 LABEL_LENGTH = 48
 """Letters of an arm's name for which plots have room; the table of settings has all."""
 _OF_NO_STUDY: dict[str, Any] = {
-    **{"study": "", "arm": "", "label": "", "tier": 1, "place": 0, "against": None, "differs": {}},
+    **{"study": "", "arm": "", "label": "", "tier": 1, "arm_index": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
 NO_DIFFERENCE = {"seed", "num_updates", *settings_in("writing")}

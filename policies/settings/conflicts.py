@@ -82,8 +82,8 @@ def _batch(s: Fields) -> Iterator[str]:
             f"Set warmup_updates to {s.num_updates - 1} or less."
         )
     for name, low, high in (
-        ("query", s.min_query_tokens, s.max_query_tokens),
-        ("response", s.min_response_tokens, s.max_response_tokens),
+        ("query_tokens", s.min_query_tokens, s.max_query_tokens),
+        ("response_tokens", s.min_response_tokens, s.max_response_tokens),
     ):
         if low is not None and high is not None and low > high:
             yield f"min_{name}={low}, but max_{name}={high}. Set max_{name} to {low} or more."

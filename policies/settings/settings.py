@@ -51,7 +51,7 @@ class Settings(Fields):
         return found
 
     def selection_score(self, found: Mapping[str, Any]) -> Any:
-        """The combined reward by which `select_by` chooses, of an evaluation as in `choosing`."""
+        """The combined reward by which `select_by` chooses, of an evaluation as in `selection_metrics`."""
         return self.selection_metrics(found)["combined_reward"]
 
     @property

@@ -11,7 +11,7 @@ import pytest
 WITHOUT = (
     "import runpy, sys\n"
     "for name in ('ray', 'vllm', 'pettingzoo', 'gymnasium', 'pydantic', 'rich'): sys.modules[name] = None\n"
-    "sys.argv[1:1] = '--updates 1 --rows 4 --prompt 6 --response 5 --micro-batch 2'.split()\n"
+    "sys.argv[1:1] = '--updates 1 --rows 4 --prompt 6 --response 5 --micro-batch-size 2'.split()\n"
     "runpy.run_module('benchmarks.one_llm', run_name='__main__')"
 )
 

@@ -42,8 +42,8 @@ def test_agents_respond_in_order_and_then_the_episode_ends() -> None:
 def test_the_observer_sees_the_paper_s_prompt_with_the_pioneer_s_response() -> None:
     episode = ChainEpisode(chain(), QUERIES[0])
     assert episode.prompt_ids() == tokenizer()("This movie was")["input_ids"]
-    episode.respond(response(" a great prompt_ref of fun."))
-    text = 'I can make this sentence "This movie was a great prompt_ref of fun." more positive: This movie was'
+    episode.respond(response(" a great deal of fun."))
+    text = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
     assert episode.prompt_ids() == tokenizer()(text)["input_ids"]
 
 

@@ -70,10 +70,10 @@ def test_rewards_arrive_with_the_last_step() -> None:
 def test_the_observer_sees_the_pioneer_s_response_only_with_knowledge_transfer(transfer: bool) -> None:
     env = make(2, knowledge_transfer=transfer)
     env.reset(options={"query": 0})
-    env.step(action(env, " a great prompt_ref of fun."))
+    env.step(action(env, " a great deal of fun."))
     observation, *_ = env.last()
     text = tokenizer().decode(observation["tokens"][: observation["length"]])
-    expected = 'I can make this sentence "This movie was a great prompt_ref of fun." more positive: This movie was'
+    expected = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
     assert text == (expected if transfer else "This movie was")
     assert observation in env.observation_space("observer")
 

@@ -61,7 +61,7 @@ def test_a_wrong_name_or_value_is_one_sentence() -> None:
     ("asked", "told"),
     [
         ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation is written to a folder"),
-        ({"queries_per_update": 0}, "queries_per_update=0 is not above 0."),
+        ({"queries": 0}, "queries=0 is not above 0."),
         ({"samples": -1}, "samples=-1 is not above 0."),
     ],
 )

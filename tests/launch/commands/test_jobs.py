@@ -117,7 +117,7 @@ def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
         told = capsys.readouterr().err
         assert told.startswith("Warning: The cluster at") and told.endswith(" Asking again for a minute.\n")
         assert told.count("\n") == 1
-    monkeypatch.setattr("launch.cluster.jobs.PATIENCE", 0.0)
+    monkeypatch.setattr("launch.cluster.jobs.RETRY_SECONDS", 0.0)
     dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
     assert main(["jobs", "logs", "one"]) == 2
     assert capsys.readouterr().err.startswith("Error: The cluster at")

@@ -158,7 +158,7 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         ),
         (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"), "stops a point's unlucky seeds"),
         (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
-        (("--over", "queries_per_update=128,256", "--scheduler", "pbt"), "cannot change queries while a trial runs"),
+        (("--over", "queries_per_update=128,256", "--scheduler", "pbt"), "cannot change queries_per_update"),
         (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
         (
             ("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),

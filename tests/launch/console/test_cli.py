@@ -50,7 +50,7 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.Capt
     [
         (["--lr", "1e-5"], "--lr is not an option. Write settings as lr=1e-5."),
         (["--lr=1e-5"], "--lr=1e-5 is not an option. Write settings as lr=1e-5."),
-        (["imdb-tiny", "--max-response", "5"], "Write settings as max_response_tokens=5."),
+        (["imdb-tiny", "--max-response-tokens", "5"], "Write settings as max_response_tokens=5."),
         (["--lr"], "Write settings as lr=VALUE."),
         (["--learning-rate", "1"], "No such option: --learning-rate"),
         (["lr", "=", "1e-5"], "One preset or file"),

@@ -72,7 +72,7 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
         "positive_logit",
         {"model": "lvwerra/distilbert-imdb"},
     )
-    assert parse_source(s.data or "") == ("hub:stanfordnlp/imdb", {"split": "train", "query": "text"})
+    assert parse_source(s.data or "") == ("hub:stanfordnlp/imdb", {"split": "train", "query_column": "text"})
     assert parse_source(s.eval_data or "")[0] == "hub:stanfordnlp/imdb"
     assert (s.min_query_tokens, s.max_query_tokens, s.min_response_tokens, s.max_response_tokens) == (2, 8, 4, 15)
     assert (s.num_updates, s.queries_per_update, s.minibatch_size, s.num_epochs, s.lr, s.kl_coef) == (

@@ -35,10 +35,10 @@ def test_in_a_notebook_what_is_said_is_shown_there_and_what_libraries_print_is_n
 RUN = """
 import sys
 from pathlib import Path
-from launch.console.output import output_into, own_output
+from launch.console.output import redirect_output, dup_stdout
 
-output = own_output()
-with output_into(Path(sys.argv[1])):
+output = dup_stdout()
+with redirect_output(Path(sys.argv[1])):
     for number in range(3):
         print("row", "x" * 10_000, file=output, flush=True)
 if sys.argv[2] == "saved":

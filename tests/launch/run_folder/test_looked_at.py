@@ -187,11 +187,11 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
     monkeypatch.setattr(Storage, "download", shaky)
     monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
     monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
-    monkeypatch.setattr("launch.console.retry.PATIENCE", 0.0)
+    monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 0.0)
     assert main(["watch", storage.uri]) == 2
     assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err
     looks.clear()
-    monkeypatch.setattr("launch.console.retry.PATIENCE", 60.0)
+    monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 60.0)
     assert main(["watch", storage.uri]) == 0
     output = capsys.readouterr().out
     assert output.count("Warning: The bucket cannot be read: no network. Looking again for a minute.\n") == 1

@@ -80,7 +80,7 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
     run = record(tmp_path / "run", Settings(num_updates=12), updates=[0])
     lines = iter(record(tmp_path / "other", Settings(num_updates=12)).updates()[1:])
     algo = SimpleNamespace(
-        num_updates=0,
+        updates=0,
         get_state=lambda not_components: {},
         save_to_path=lambda folder, state: (Path(folder) / "weights").write_text("learned"),
         learners=SimpleNamespace(begin_save=lambda folder: None, saved=lambda: True, finish_save=lambda: None),

@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence_with_its_place(tmp_path: Pat
 
 def test_a_small_file_of_aliases_cannot_fill_any_memory(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("queries: &n 64\nminibatch: *n\n")
+    file.write_text("queries_per_update: &n 64\nminibatch_size: *n\n")
     assert read_file(file) == {"queries_per_update": 64, "minibatch_size": 64}
     lists = [f"&{name} [{', '.join([f'*{before}'] * 99)}]" for before, name in pairwise("abcdefgh")]
     file.write_text("reward: [&a [x], " + ", ".join(lists) + "]")
