@@ -1,4 +1,4 @@
-"""Wraps prompts as an instruction-tuned model expects them: in the chat template of its tokenizer."""
+"""Renders prompts in the chat template of an instruction-tuned model's tokenizer."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -12,23 +12,23 @@ from cory_env.tasks.task import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MARKER = "Marker{}Text"
-"""Stands for a message while a template is checked."""
-_ROLES = ("system", "developer", "assistant", "tool")
-"""Roles that templates mark beside the user's."""
-_OTHER = "Use a model with another template, change the data or the setting `system_prompt`, or set chat=false."
+_PLACEHOLDER = "Marker{}Text"
+"""The content of messages when a template is checked."""
+_OTHER_ROLES = ("system", "developer", "assistant", "tool")
+"""Roles that templates may know in addition to `user`."""
+_ADVICE = "Use a model with another template, change the data or the setting `system_prompt`, or set chat=false."
 
 
 class ChatError(ValueError):
-    """Prompts cannot be wrapped in a chat template."""
+    """Prompts cannot be rendered with a chat template."""
 
 
 class ChatFormat:
     """A tokenizer's chat template: the text of a conversation up to where the assistant's turn begins.
 
     Attributes:
-        asks_date: Whether the template asked for today's date so far.
-        written: What the template writes around messages of all roles that it takes.
+        asks_date: Whether the template has used today's date so far.
+        template_text: The text that the template writes around messages, for all roles that it supports.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class ChatFormat:
         """Checks the template.
 
         Args:
-            tokenizer: It must have a chat template.
-            system_prompt: A system message before every conversation that has none; None leaves it to the template.
-            chat_date: The date that a template gets as today's, as YYYY-MM-DD; None: today's.
+            tokenizer: A tokenizer with a chat template.
+            system_prompt: A system message for every conversation that has none; None leaves it to the template.
+            chat_date: The date that the template shows as today's, as YYYY-MM-DD. None: the real date.
 
         Raises:
-            ChatError: There is no template, it does not take a system message, loses or repeats a message, or does not
-                open the assistant's turn.
+            ChatError: There is no template, or it does not support a system message, drops or repeats a message, or
+                does not open the assistant's turn.
         """
         if not tokenizer.chat_template:
             raise ChatError(
@@ -54,35 +54,35 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._system = system_prompt
         self._date = None if chat_date is None else datetime.combine(date.fromisoformat(chat_date), datetime.min.time())
-        self._checked: set[tuple[str, ...]] = set()
-        self._check_turn()
+        self._checked_roles: set[tuple[str, ...]] = set()
+        self._check_generation_prompt()
         self.render("a")
-        self.written, self._turn_ends = self._probe()
+        self.template_text, self._turn_ends = self._probe()
 
     def render(self, text: str, history: Sequence[Message] = ()) -> str:
-        """Returns the conversation as the model reads it, special tokens as text, open for the assistant's answer.
+        """Returns the conversation as the model's input, with special tokens as text and the generation prompt.
 
         Args:
-            text: What the user says last.
-            history: The messages before.
+            text: The last user message.
+            history: The messages before it.
 
         Raises:
-            ChatError: The template refuses these messages, or loses one of a role.
+            ChatError: The template rejects these messages, or drops one.
         """
         system = [] if history and history[0]["role"] == "system" else self._system_message()
         messages = [*system, *history, Message(role="user", content=text)]
         roles = tuple(message["role"] for message in messages)
-        if roles not in self._checked:
-            self._check(roles)
-            self._checked.add(roles)
+        if roles not in self._checked_roles:
+            self._check_roles(roles)
+            self._checked_roles.add(roles)
         return self._render(messages)
 
-    def turn_end(self, ends: Collection[int]) -> int | None:
-        """Returns the token with which the template ends the assistant's turn, if it does so with none of `ends`.
+    def turn_end(self, end_ids: Collection[int]) -> int | None:
+        """Returns the token that ends the assistant's turn in the template, if none of `end_ids` does.
 
-        Base models often have a template that ends turns with `<|im_end|>`, but name only another end.
+        Templates of base models often end turns with `<|im_end|>`, which is not the model's end-of-sequence token.
         """
-        return self._turn_ends[0] if self._turn_ends and not set(self._turn_ends) & set(ends) else None
+        return self._turn_ends[0] if self._turn_ends and not set(self._turn_ends) & set(end_ids) else None
 
     def _system_message(self) -> list[Message]:
         return [] if self._system is None else [Message(role="system", content=self._system)]
@@ -97,90 +97,88 @@ class ChatFormat:
                 strftime_now=self._strftime_now,
                 **dates,
             )
-        except Exception as error:  # a template is a program, and may fail in any way
+        except Exception as error:  # a template is a program and may raise anything
             roles = ", ".join(message["role"] for message in messages)
             reason = str(error).strip().rstrip(".") or type(error).__name__
             raise ChatError(
-                f"The chat template of {self._tokenizer.name_or_path} does not take messages from {roles}: {reason}. "
-                f"{_OTHER}"
+                f"The chat template of {self._tokenizer.name_or_path} rejects messages of the roles {roles}: {reason}. "
+                f"{_ADVICE}"
             ) from error
         assert isinstance(rendered, str)  # a list comes back only for a batch
         return rendered
 
     def _strftime_now(self, form: str) -> str:
-        """Stands for transformers' own function of that name, which templates ask for today's date."""
+        """Replaces transformers' `strftime_now`, which templates call for today's date."""
         self.asks_date = True
         return (self._date or datetime.now()).strftime(form)
 
-    def _check(self, roles: Sequence[str]) -> None:
-        """Checks that each message of a conversation, given by their roles, comes out of the template once."""
+    def _check_roles(self, roles: Sequence[str]) -> None:
+        """Checks that the template renders each message of a conversation with these roles exactly once."""
         for role in roles:
             if not re.fullmatch(r"[\w .-]+", role):
-                raise ChatError(
-                    f"A conversation has a message of the role {role!r}, which is no word. Correct the data."
-                )
-        markers = [_MARKER.format(index) for index in range(len(roles))]
+                raise ChatError(f"A conversation has a message with the invalid role {role!r}. Correct the data.")
+        contents = [_PLACEHOLDER.format(index) for index in range(len(roles))]
         rendered = self._render(
-            [Message(role=role, content=marker) for role, marker in zip(roles, markers, strict=True)]
+            [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
         )
-        for role, marker in zip(roles, markers, strict=True):
-            if (count := rendered.count(marker)) != 1:
-                does = f"writes {count} times" if count else "leaves out"
+        for role, content in zip(roles, contents, strict=True):
+            if (count := rendered.count(content)) != 1:
+                fault = f"renders {count} times" if count else "drops"
                 raise ChatError(
-                    f"The chat template of {self._tokenizer.name_or_path} {does} the message of the role {role} in a "
-                    f"conversation of {', '.join(roles)}. {_OTHER}"
+                    f"The chat template of {self._tokenizer.name_or_path} {fault} the message of the role {role} in a "
+                    f"conversation of the roles {', '.join(roles)}. {_ADVICE}"
                 )
 
-    def _check_turn(self) -> None:
-        """Checks that the assistant's turn is opened."""
-        asked = [*self._system_message(), Message(role="user", content=_MARKER.format(0))]
-        answer = Message(role="assistant", content=_MARKER.format(1))
-        opened = self._render(asked)
-        if opened != self._render(asked, generate=False):
+    def _check_generation_prompt(self) -> None:
+        """Checks that the template opens the assistant's turn."""
+        messages = [*self._system_message(), Message(role="user", content=_PLACEHOLDER.format(0))]
+        response = Message(role="assistant", content=_PLACEHOLDER.format(1))
+        prompt = self._render(messages)
+        if prompt != self._render(messages, generate=False):
             return
-        try:  # Llama 2's and Mistral's end the user's turn, and nothing stands before the answer
-            answered = self._render([*asked, answer], generate=False)
+        try:  # Llama 2's and Mistral's templates end the user's turn and write nothing before the response
+            conversation = self._render([*messages, response], generate=False)
         except ChatError:
             return
-        between, separator, _ = answered.removeprefix(opened).partition(answer["content"])
-        if answered.startswith(opened) and separator and between.strip():
+        header, separator, _ = conversation.removeprefix(prompt).partition(response["content"])
+        if conversation.startswith(prompt) and separator and header.strip():
             raise ChatError(
-                f"The chat template of {self._tokenizer.name_or_path} opens no assistant turn: an answer would follow "
-                f"{opened!r}, without {between!r}. {_OTHER}"
+                f"The chat template of {self._tokenizer.name_or_path} has no generation prompt: a response would "
+                f"follow {prompt!r} without {header!r}. {_ADVICE}"
             )
 
     def _probe(self) -> tuple[str, list[int]]:
-        """Returns what the template writes around messages, and the tokens that end the assistant's turn."""
-        written, turn_ends = "", list[int]()
-        for role in _ROLES:
-            other = Message(role=role, content=_MARKER.format(0))
-            asked = Message(role="user", content=_MARKER.format(1))
-            for messages in ([other, asked], [asked, other], [asked, other, asked]):
+        """Returns the text that the template writes around messages, and the tokens that end the assistant's turn."""
+        template_text, turn_ends = "", list[int]()
+        for role in _OTHER_ROLES:
+            other = Message(role=role, content=_PLACEHOLDER.format(0))
+            user = Message(role="user", content=_PLACEHOLDER.format(1))
+            for messages in ([other, user], [user, other], [user, other, user]):
                 try:
                     rendered = self._render(messages, generate=messages[-1]["role"] == "user")
                 except ChatError:
                     continue
-                written += rendered
-                if role == "assistant" and messages[0] is asked:  # some leave the last turn open
+                template_text += rendered
+                if role == "assistant" and messages[0] is user:  # some templates leave the last turn open
                     turn_ends = turn_ends or self._leading_tokens(rendered.partition(other["content"])[2])
-        return written, turn_ends
+        return template_text, turn_ends
 
     def _leading_tokens(self, text: str) -> list[int]:
-        """Returns the added tokens with which a text begins, spaces aside."""
+        """Returns the added tokens at the start of a text, ignoring spaces."""
         tokens: list[int] = []
-        added = {token.content: number for number, token in self._tokenizer.added_tokens_decoder.items()}
-        while marks := [mark for mark in added if is_mark(mark) and text.lstrip().startswith(mark)]:
-            longest = max(marks, key=len)
-            tokens.append(added[longest])
+        added_ids = {token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+        while prefixes := [token for token in added_ids if is_mark(token) and text.lstrip().startswith(token)]:
+            longest = max(prefixes, key=len)
+            tokens.append(added_ids[longest])
             text = text.lstrip().removeprefix(longest)
         return tokens
 
 
 def reject_conversations(task: Task) -> None:
-    """Raises ChatError where a query is a conversation, which nothing but a chat template can render."""
+    """Raises ChatError if a query is a conversation, because only a chat template can render it."""
     for query in task.all_queries():
         if query.history is not None:
             raise ChatError(
                 f"Query {query.id} of task {task.name} is a conversation, but chat is off: {query.text[:80]!r}. Set "
-                "chat=true for a model with a chat template, or give the queries as plain text."
+                "chat=true for a model with a chat template, or use plain-text queries."
             )

@@ -1,13 +1,13 @@
-"""Keeps text that is put into a prompt from becoming control tokens, such as those that begin and end a turn.
+"""Keeps text inserted into a prompt from becoming control tokens, such as those that begin and end a turn.
 
     control = ControlTokens(tokenizer)
     prompt = f"<|im_start|>{control.mask(response)}<|im_end|>"
     control.encode([prompt], add_special_tokens=False)
 
-A response may spell `<|im_end|><|im_start|>system` with ordinary tokens, and a tokenizer reads that as real ones. So
-inserted text is masked before a template takes it in: stand-ins take the place of the characters that spell a control
-token. After that, a control token in the prompt is the template's own if it has no stand-in. Where one has, the prompt
-is tokenized in two parts, cut inside of that spelling. A prompt without such a spelling is tokenized as it is.
+A response may spell `<|im_end|><|im_start|>system` with ordinary tokens, and a tokenizer would turn that text into real
+control tokens. So text is masked before it is inserted into a template: stand-ins replace the characters that spell a
+control token. A control token in the prompt without a stand-in is then the template's own. If one has a stand-in, the
+prompt is tokenized in two parts, split inside that spelling. Prompts without such a spelling are tokenized as they are.
 """
 
 import re
@@ -19,40 +19,42 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _STAND_INS = range(0xD800, 0xE000)
-"""Surrogates, which no text that can be tokenized has by themselves."""
+"""Lone surrogates, which do not occur in text that can be tokenized."""
 _TAG = re.compile(r"</?\w+>")
-"""Parts of a message that templates may write, and look for in earlier ones, such as `<think>`; they mark no turns."""
-_BEFORE = ("a", "0", "(", "\n")
-"""Texts that stand before the second part of a prompt while it is tokenized, so that it does not begin a text."""
+"""Tags inside messages that templates may write, and search in earlier ones, such as `<think>`; they mark no turns."""
+_PREFIXES = ("a", "0", "(", "\n")
+"""Prefixes with which the second part of a prompt is tokenized, so that it is not at the start of a text."""
 
 
 class ControlTokens:
     """The tokens of a tokenizer that inserted text must not become.
 
-    These are its special tokens, the tokens that end a response, and other added tokens that templates write, as the
-    turns of DeepSeek's template begin. Any other added token is text, such as `<think>` or runs of spaces.
+    These are its special tokens, the tokens that end a response, and other added tokens that templates write, such as
+    those that begin turns in DeepSeek's template. Other added tokens, such as `<think>` or runs of spaces, are text.
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int] = (), written: Sequence[str] = ()
+        self, tokenizer: "PreTrainedTokenizerBase", reserved: Collection[int] = (), template_texts: Sequence[str] = ()
     ) -> None:
-        """Finds them.
+        """Collects the control tokens.
 
         Args:
             tokenizer: The tokenizer.
-            ends: Tokens that end a response, or that the model has no embedding for.
-            written: What templates write around inserted text.
+            reserved: Ids of tokens that end a response, or that the model has no embedding for.
+            template_texts: The texts that templates write around inserted text.
         """
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)  # tokenizers that are written in Python have none
         normalizer = None if backend is None else backend.normalizer
         self._normalize = None if normalizer is None else normalizer.normalize_str
-        in_templates = {token for text in written for token in tokenizer(text, add_special_tokens=False)["input_ids"]}
+        template_ids = {
+            token for text in template_texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]
+        }
         spellings: set[str] = set()
-        for number, token in tokenizer.added_tokens_decoder.items():
-            in_template = number in in_templates and not _TAG.fullmatch(token.content)
-            marks = is_mark(token.content) and (number in ends or in_template)
-            if token.special or number in tokenizer.all_special_ids or marks:
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            in_template = token_id in template_ids and not _TAG.fullmatch(token.content)
+            is_control = is_mark(token.content) and (token_id in reserved or in_template)
+            if token.special or token_id in tokenizer.all_special_ids or is_control:
                 spellings.add(token.content)
                 if token.normalized and self._normalize is not None:
                     spellings.add(self._normalize(token.content))
@@ -64,21 +66,21 @@ class ControlTokens:
         characters = sorted({ord(character) for text in self._spellings for character in text if character.strip()})
         self._stand_ins = dict(zip(characters, _STAND_INS, strict=False))
         self._originals = {stand_in: character for character, stand_in in self._stand_ins.items()}
-        self._masked = re.compile(f"[{chr(_STAND_INS[0])}-{chr(_STAND_INS[-1])}]")
+        self._stand_in_pattern = re.compile(f"[{chr(_STAND_INS[0])}-{chr(_STAND_INS[-1])}]")
         plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
-        whole: list[int] = tokenizer("a")["input_ids"]
-        start = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
-        self._first, self._last = whole[:start], whole[start + len(plain) :]
+        with_special: list[int] = tokenizer("a")["input_ids"]
+        start = next((i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain), 0)
+        self._leading_ids, self._trailing_ids = with_special[:start], with_special[start + len(plain) :]
 
     def mask(self, text: str) -> str:
-        """Returns text as it may be inserted into a template.
+        """Returns text that is safe to insert into a template.
 
-        Most texts come back as they are. Stand-ins, one for one, take the place of characters that spell a control
-        token, or that may be a part of one together with other inserted text before or after it: `<|im_` and `end|>`.
-        Words and numbers never are: what they complete is a token that the template itself spells around them.
+        Most texts stay unchanged. Stand-ins replace, one for one, the characters that spell a control token, or that
+        could form one together with other inserted text before or after it, such as `<|im_` and `end|>`. Words and
+        numbers are not replaced: if they complete a control token, the template itself spells the parts around them.
         """
         if self._normalize is not None and not self._pattern.search(text):
-            normalized = self._normalize(text)  # as in full-width characters, which NFKC makes ASCII
+            normalized = self._normalize(text)  # NFKC, for example, turns full-width characters into ASCII
             text = normalized if self._pattern.search(normalized) else text
         spans = list(self._spans(text))
         characters = list(text) if spans else []
@@ -87,7 +89,7 @@ class ControlTokens:
         return "".join(characters) or text
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yields where control tokens are spelled in a text, and their parts at its two ends."""
+        """Yields the spans of control tokens in a text, and of parts of control tokens at its two ends."""
         inner = text.strip()  # templates strip
         if not inner:
             return
@@ -110,37 +112,37 @@ class ControlTokens:
         """Tokenizes prompts whose inserted texts are masked.
 
         Args:
-            prompts: As they were filled in.
-            add_special_tokens: Add those that the tokenizer puts around every text.
+            prompts: The filled templates.
+            add_special_tokens: Whether to add the special tokens that the tokenizer puts around every text.
         """
-        split = [self.split(prompt) for prompt in prompts]
-        whole = [parts[0] for parts in split if len(parts) == 1]
-        ids = iter(self._tokenizer(whole, add_special_tokens=add_special_tokens)["input_ids"] if whole else ())
-        return [next(ids) if len(parts) == 1 else self._join(parts, add_special_tokens) for parts in split]
+        split_prompts = [self.split(prompt) for prompt in prompts]
+        unsplit = [parts[0] for parts in split_prompts if len(parts) == 1]
+        ids = iter(self._tokenizer(unsplit, add_special_tokens=add_special_tokens)["input_ids"] if unsplit else ())
+        return [next(ids) if len(parts) == 1 else self._join(parts, add_special_tokens) for parts in split_prompts]
 
     def encode_text(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenizes texts that hold no template, as a model that writes them would."""
+        """Tokenizes texts without a template, as a model would generate them."""
         return self.encode([self.mask(text) for text in texts], add_special_tokens=False)
 
     def break_up(self, text: str) -> str:
-        """Returns text with a space inside of each control token that inserted text has a share in.
+        """Returns text with a space inside each control token that inserted text contributes to.
 
-        For readers that tokenize it themselves, with padding or as one of a pair.
+        For callers that tokenize the text themselves, with padding or as one of a pair.
         """
         return " ".join(self.split(text))
 
     def split(self, prompt: str) -> list[str]:
-        """Returns a prompt without stand-ins, cut inside of each control token that inserted text has a share in."""
-        if not self._masked.search(prompt):
+        """Returns a prompt without stand-ins, split inside each control token that inserted text contributes to."""
+        if not self._stand_in_pattern.search(prompt):
             return [prompt]
         text = prompt.translate(self._originals)
         cuts: list[int] = []
-        for spelling in self._spellings:  # the shortest first: a longer one may hold them
+        for spelling in self._spellings:  # the shortest first: a longer one may contain them
             start = text.find(spelling)
             while start >= 0:
                 stop = start + len(spelling)
                 if prompt[start:stop] != spelling and not any(start < cut < stop for cut in cuts):
-                    inside = range(stop - 1, start, -1)  # beside an inserted character, so not in a token of a template
+                    inside = range(stop - 1, start, -1)  # next to an inserted character, so not in a template's token
                     cuts.append(next(cut for cut in inside if prompt[cut - 1 : cut + 1] != text[cut - 1 : cut + 1]))
                 start = text.find(spelling, start + 1)
         edges = [0, *sorted(cuts), len(text)]
@@ -149,21 +151,21 @@ class ControlTokens:
     def _join(self, parts: Sequence[str], add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer(parts[0], add_special_tokens=False)["input_ids"]
         for part in parts[1:]:
-            ids = [*ids, *self._continued(part)]
-        return [*self._first, *ids, *self._last] if add_special_tokens else ids
+            ids = [*ids, *self._tokenize_continuation(part)]
+        return [*self._leading_ids, *ids, *self._trailing_ids] if add_special_tokens else ids
 
-    def _continued(self, text: str) -> list[int]:
-        """Tokenizes text that goes on from other text: some tokenizers put a space where a text begins."""
-        for before in _BEFORE:
-            head: list[int] = self._tokenizer(before, add_special_tokens=False)["input_ids"]
-            ids: list[int] = self._tokenizer(before + text, add_special_tokens=False)["input_ids"]
+    def _tokenize_continuation(self, text: str) -> list[int]:
+        """Tokenizes text that continues other text: some tokenizers add a space at the start of a text."""
+        for prefix in _PREFIXES:
+            head: list[int] = self._tokenizer(prefix, add_special_tokens=False)["input_ids"]
+            ids: list[int] = self._tokenizer(prefix + text, add_special_tokens=False)["input_ids"]
             if head and ids[: len(head)] == head:
                 return ids[len(head) :]
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def is_mark(text: str) -> bool:
-    """Whether a text is more than a word, a number or a space, so that templates may mark something with it."""
+    """Returns whether a text contains more than letters, digits, spaces and underscores, as turn markers do."""
     return any(
         not (character.isalnum() or character.isspace() or character in "_\N{LOWER ONE EIGHTH BLOCK}")
         for character in text

@@ -12,10 +12,10 @@
 - Agents: the roles, `pioneer` and `observer`; with three or more `pioneer`, `observer_1`, `observer_2`, …
 - Observation: the prompt, `Dict(tokens: int32 [max_prompt_tokens] padded on the right, length)`; before the turn,
   length 0.
-- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response_tokens), length)`; tokens past `length` or
-  past what ends a response are ignored.
+- Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response_tokens), length)`; tokens after `length` or
+  after an end token are ignored.
 - Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
-- Info: `query` (its number), `truncated_prompt`; after the last step `task_reward` (r_i) and `completion` too.
+- Info: `query` (its index), `truncated_prompt`; after the last step also `task_reward` (r_i) and `completion`.
 
 The environment checks the order of calls itself and raises `ValueError`s that name the agent, so it needs no wrapper.
 """
@@ -58,16 +58,17 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:
-        """Makes the environment. The reward's process starts when the first response is rewarded.
+        """Makes the environment. The reward process starts when the first response is rewarded.
 
         Args:
             task: A task's name or a `Task`.
-            num_agents: How many agents answer; 1 is the single-agent baseline, 2 is CORY.
-            split: The queries to play, `train` or `test`.
+            num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY.
+            split: The queries to use, `train`, `validation` or `test`.
             tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
             reward_timeout: Seconds that one call of the reward may take.
-            render_mode: `ansi`: `render()` returns the chain as text. `human`: it is printed, also after each episode.
-            **settings: Those of `cory_env.chain.ChainSettings`, and with a task's name those of
+            render_mode: `ansi`: `render()` returns the chain as text. `human`: `render()` prints it, and so does the
+                end of each episode.
+            **settings: Fields of `cory_env.chain.ChainSettings` and, if `task` is a name, of
                 `cory_env.tasks.TaskSettings`.
 
         Raises:
@@ -75,19 +76,21 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         """
         super().__init__()
         tokenizer = load_tokenizer(tokenizer)
-        of_chain = {field.name: settings.pop(field.name) for field in fields(ChainSettings) if field.name in settings}
+        chain_settings = {
+            field.name: settings.pop(field.name) for field in fields(ChainSettings) if field.name in settings
+        }
         if isinstance(task, str):
             task = make_task(task, tokenizer=tokenizer, **settings)
-        elif given := [name for name, value in settings.items() if value is not None]:
+        elif task_settings := [name for name, value in settings.items() if value is not None]:
             raise ValueError(
-                f"{', '.join(given)} belong to a task given by name, but a Task came with them. Leave them out, or "
-                "give them to make_task."
+                f"{', '.join(task_settings)} require a task's name, but task is a Task. Leave them out, or pass them "
+                "to make_task."
             )
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"render_mode is {render_mode!r}, but must be one of {', '.join(RENDER_MODES)}, or None.")
         self.render_mode = render_mode
         self.queries = task.queries(split)
-        self.chain = Chain(task, tokenizer, num_agents=num_agents, **of_chain)
+        self.chain = Chain(task, tokenizer, num_agents=num_agents, **chain_settings)
         self.possible_agents = list(self.chain.roles)
         self.agents: list[str] = []
         self.observation_spaces = {role: self.chain.observation_space() for role in self.chain.roles}
@@ -109,16 +112,16 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         """Starts an episode.
 
         Args:
-            seed: Seeds the choice of this and all following queries; None goes on with the generator as it is.
-            options: `{"query": i}` plays query i of the split; else a random one is played. Other keys are ignored.
+            seed: Seeds the choice of this and all following queries; None continues with the current generator.
+            options: `{"query": i}` selects query i of the split; by default a random one. Other keys are ignored.
 
         Raises:
-            ValueError: There is no such query.
+            ValueError: The query does not exist.
             QueryTooLong: The query does not fit `max_prompt_tokens`.
         """
         if seed is not None:
             self._random = np.random.default_rng(seed)
-        self._episode = ChainEpisode(self.chain, self._choose(options or {}))
+        self._episode = ChainEpisode(self.chain, self._select_query(options or {}))
         self._task_rewards = []
         self.agents = list(self.chain.roles)
         self.rewards = dict.fromkeys(self.agents, 0.0)
@@ -129,14 +132,12 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self._skip_agent_selection: str | None = None
         self._take_turn(self._episode, self.agents[0])
 
-    def _choose(self, options: dict[str, object]) -> Query:
+    def _select_query(self, options: dict[str, object]) -> Query:
         if "query" not in options:
             return self.queries[int(self._random.integers(len(self.queries)))]
         index = options["query"]
         if not isinstance(index, (int, np.integer)) or not 0 <= index < len(self.queries):
-            raise ValueError(
-                f"reset() expected an integer from 0 to {len(self.queries) - 1}, but query {index!r} came."
-            )
+            raise ValueError(f"reset() got query {index!r}, but expects an integer from 0 to {len(self.queries) - 1}.")
         return self.queries[int(index)]
 
     def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
@@ -146,55 +147,55 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self.agent_selection = agent
         self.infos[agent]["truncated_prompt"] = episode.truncated[-1]
 
-    def _running(self, call: str) -> ChainEpisode:
+    def _require_episode(self, call: str) -> ChainEpisode:
         if self._episode is None:
-            raise ValueError(f"reset() needs to be called before {call}.")
+            raise ValueError(f"{call}() requires an episode. Call reset() first.")
         return self._episode
 
     def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, object]]:
         """Returns observation, reward, termination, truncation and info of the agent whose turn it is.
 
         Raises:
-            ValueError: There is no episode.
+            ValueError: `reset` was not called.
         """
-        self._running("last")
+        self._require_episode("last")
         return super().last(observe)
 
     def agent_iter(self, max_iter: int = 2**63) -> AECIterable[str, Observation, Action | None]:
-        """Returns what yields the agent whose turn it is until the episode ends.
+        """Iterates over the agents whose turn it is until the episode ends.
 
         Raises:
-            ValueError: There is no episode.
+            ValueError: `reset` was not called.
         """
-        self._running("agent_iter")
+        self._require_episode("agent_iter")
         return super().agent_iter(max_iter)
 
     def observe(self, agent: str) -> Observation:
-        """Returns what the agent sees: its prompt, or nothing (length 0) before its turn.
+        """Returns the agent's observation: its prompt, or an empty one (length 0) before its turn.
 
         Raises:
-            ValueError: There is no such agent, or no episode.
+            ValueError: The agent is unknown, or `reset` was not called.
         """
-        return self._running("observe").observation(agent)
+        return self._require_episode("observe").observation(agent)
 
     def step(self, action: Action | None) -> None:
-        """Takes the response of `agent_selection`; after the last one, rewards all agents.
+        """Takes the response of `agent_selection`. After the last response, all agents get their rewards.
 
         Raises:
-            ValueError: There is no episode, it is over, or the action is not what this agent may do now.
+            ValueError: `reset` was not called, the episode is over, or the action is invalid.
             RewardError: The reward function failed.
         """
-        episode = self._running("step")
+        episode = self._require_episode("step")
         if not self.agents:
-            raise ValueError("step() was called, but the episode is over. Call reset() to start another.")
+            raise ValueError("step() was called after the episode's end. Call reset() to start another.")
         agent = self.agent_selection
         if self.terminations[agent]:
             if action is not None:
-                raise ValueError(f"{agent}: expected the action None, because it has finished, but {action!r} came.")
+                raise ValueError(f"{agent} has finished, so its action must be None, not {action!r}.")
             self._was_dead_step(None)
             return
         if action is None:
-            raise ValueError(f"{agent}: expected a response, because it is its turn, but None came.")
+            raise ValueError(f"It is the turn of {agent}, so its action must be a response, not None.")
         episode.respond(action)
         self._clear_rewards()
         self._cumulative_rewards[agent] = 0.0
@@ -204,9 +205,10 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             self._finish(episode)
 
     def _finish(self, episode: ChainEpisode) -> None:
-        """Scores the chain and ends the episode for all agents."""
+        """Computes the rewards and ends the episode for all agents."""
         (rewards,) = reward_episodes(self._worker, [episode])
-        self._task_rewards = [reward for reward in rewards if reward is not None]  # all: this worker stops on errors
+        # No reward is None, because this worker stops on errors.
+        self._task_rewards = [reward for reward in rewards if reward is not None]
         self.rewards = episode.collective_rewards(self._task_rewards)
         for position, agent in enumerate(self.agents):
             self.terminations[agent] = True
@@ -221,11 +223,11 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         """Returns (`ansi`) or prints (`human`) the chain so far: the query, each response and its task reward.
 
         Raises:
-            ValueError: The environment was made without a render mode, or there is no episode.
+            ValueError: The environment has no render mode, or `reset` was not called.
         """
-        episode = self._running("render")
+        episode = self._require_episode("render")
         if self.render_mode is None:
-            raise ValueError("render() needs a render mode. Make the environment with render_mode='ansi' or 'human'.")
+            raise ValueError("render() requires a render mode. Set render_mode to 'ansi' or 'human'.")
         lines = [f"query {episode.query.id}: {episode.query.text}"]
         for position, completion in enumerate(episode.completions):
             reward = f" [task reward {self._task_rewards[position]:.3f}]" if self._task_rewards else ""
@@ -237,7 +239,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return None
 
     def close(self) -> None:
-        """Ends the reward's process."""
+        """Ends the reward process."""
         self._worker.close()
 
 

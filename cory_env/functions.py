@@ -1,10 +1,10 @@
-"""Functions that a configuration names, such as rewards: `module:function`, or `module:function?setting=value&...`.
+"""Functions named in a configuration, such as rewards: `module:function`, or `module:function?setting=value&...`.
 
-Settings are handed to the function as keyword arguments, as text; `~/` at the start of one is the home directory. They
-are part of the name, so they travel with the configuration to every runner and into every checkpoint:
+Settings are passed to the function as keyword arguments, as text; `~/` at the start of a value is the home directory.
+They are part of the name, so the configuration carries them to every runner and into every checkpoint:
 `cory_env.rewards.sentiment:positive_logit?model=lvwerra/distilbert-imdb`.
 
-A function that no module holds, such as a notebook's, is named with its code (`cory_env.pickled`).
+The name of a function that is in no module, such as one from a notebook, contains its code (`cory_env.pickled`).
 """
 
 import importlib
@@ -16,19 +16,23 @@ from functools import partial
 from typing import Any
 
 from cory_env.home import expand_home
-from cory_env.pickled import PICKLED, is_pickled, unpickled
-from cory_env.shadowing import PACKAGES, shadowed_import
+from cory_env.pickled import PICKLED, is_pickled, unpickle_function
+from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
 
 class SpecError(ValueError):
-    """A function's name is malformed, or leads to nothing that can be called."""
+    """A function's name is malformed, or does not refer to a callable."""
 
 
-def parse_spec(spec: str, what: str = "reward") -> tuple[str, str, dict[str, str]]:
+def parse_spec(spec: str, kind: str = "reward") -> tuple[str, str, dict[str, str]]:
     """Splits a function's name into module, function and settings, without importing anything.
 
+    Args:
+        spec: The function's name.
+        kind: What messages call the function, such as `reward`.
+
     Raises:
-        SpecError: The name is not of this form, or gives a setting twice.
+        SpecError: The name is malformed, or repeats a setting.
     """
     if is_pickled(spec):
         return PICKLED, spec.split(":")[1], {}
@@ -39,7 +43,7 @@ def parse_spec(spec: str, what: str = "reward") -> tuple[str, str, dict[str, str
             raise ValueError(f"{target!r} is not a function's name")
     except ValueError as error:
         raise SpecError(
-            f"The {what} {spec!r} cannot be used: {error}. Write module:function, such as my_{what}s:length, or "
+            f"Invalid {kind} {spec!r}: {error}. Write module:function, such as my_{kind}s:length, or "
             "module:function?setting=value."
         ) from error
     return module, function, settings
@@ -49,71 +53,70 @@ def split_settings(text: str) -> tuple[str, dict[str, str]]:
     """Splits `NAME?setting=value&...` into the name and its settings.
 
     Raises:
-        ValueError: The settings are not of this form, or one stands twice.
+        ValueError: The settings are malformed, or one is repeated.
     """
     name, _, tail = text.partition("?")
     pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
     settings = {setting: value for setting, equals, value in pairs if setting.isidentifier() and equals}
     if len(settings) < len(pairs):
-        raise ValueError("after the question mark must stand setting=value, joined by &, each setting once")
+        raise ValueError("the question mark must be followed by setting=value pairs, joined by &, without repetition")
     return name, settings
 
 
 def search_working_folder() -> None:
-    """Lets modules of the present folder be imported; where a command is started, its own folder is there instead."""
+    """Adds the current folder to the search path. For installed commands, Python adds the command's folder instead."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
 
 
-def load_function(spec: str, what: str = "reward") -> Callable[..., Any]:
-    """Imports the function that `spec` names and binds its settings, or makes it of the code that it holds.
+def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
+    """Imports the function that `spec` names and binds its settings, or unpickles it from the code in its name.
 
     Args:
-        spec: its name.
-        what: what messages call it: the setting that names it.
+        spec: The function's name.
+        kind: What messages call the function, such as `reward`.
 
     Raises:
-        SpecError: The module cannot be imported, or has no such function; or the code cannot be used here.
+        SpecError: The module cannot be imported or has no such function, or the code cannot be unpickled.
     """
     if is_pickled(spec):
         try:
-            return unpickled(spec)
+            return unpickle_function(spec)
         except ValueError as error:
             raise SpecError(str(error)) from error
-    module_name, function_name, settings = parse_spec(spec, what)
+    module_name, function_name, settings = parse_spec(spec, kind)
     search_working_folder()
     try:
-        if shadowed := shadowed_import(module_name, ("cory_env",) if what == "reward" else PACKAGES):
+        if shadowed := shadowed_import(module_name, ("cory_env",) if kind == "reward" else PROJECT_PACKAGES):
             name, shadowing = shadowed
             raise SpecError(
-                f"The {what} {spec!r} imports {name}, which in its process is a package of CORY, not {shadowing}. "
+                f"The {kind} {spec!r} imports {name}, which in its process is a package of CORY, not {shadowing}. "
                 "Rename that module."
             )
-        found: object = importlib.import_module(module_name)
+        function: object = importlib.import_module(module_name)
     except SpecError:
         raise
     except ModuleNotFoundError as error:
         raise SpecError(
-            f"The module {error.name!r}, needed for the {what} {spec!r}, was not found: neither in {os.getcwd()}, "
-            "nor on PYTHONPATH, nor installed. Start the run from the folder that holds it, or add that folder to "
-            "PYTHONPATH."
+            f"Module {error.name!r} of the {kind} {spec!r} not found in {os.getcwd()}, on PYTHONPATH or among the "
+            "installed packages. Start the run from the folder that contains it, or add that folder to PYTHONPATH."
         ) from error
     except Exception as error:
         raise SpecError(
-            f"Importing the module {module_name!r} of the {what} {spec!r} failed:\n{traceback.format_exc()}"
+            f"Importing module {module_name!r} of the {kind} {spec!r} failed:\n{traceback.format_exc()}"
         ) from error
-    file = getattr(found, "__file__", None) or "built in"
+    file = getattr(function, "__file__", None) or "built in"
     for name in function_name.split("."):
-        if name not in dir(found):
+        if name not in dir(function):
             raise SpecError(
-                f"The module {module_name!r} ({file}) has no function {function_name!r}. Correct the {what}'s name, or "
-                "the module that is found first."
+                f"Module {module_name!r} ({file}) has no function {function_name!r}. Correct the {kind}'s name, or "
+                "rename the module if it hides another one of that name."
             )
-        found = getattr(found, name)
-    if isinstance(found, type) or not callable(found):
+        function = getattr(function, name)
+    if isinstance(function, type) or not callable(function):
         raise SpecError(
-            f"The {what} {spec!r} names a {'class' if isinstance(found, type) else type(found).__name__}, not a "
-            "function. Name a function, or an object that can be called."
+            f"The {kind} {spec!r} is a {'class' if isinstance(function, type) else type(function).__name__}, not a "
+            "function. Name a function or a callable object."
         )
     values = {name: expand_home(value) if value.startswith("~/") else value for name, value in settings.items()}
-    return partial(found, **values) if values else found
+    return partial(function, **values) if values else function

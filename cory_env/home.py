@@ -1,22 +1,22 @@
-"""Paths that begin with `~`: a shell expands that only where it begins a word, and a YAML file never."""
+"""Expands `~` at the start of paths. A shell expands it only at the start of a word, and YAML files never do."""
 
 import os
 
 
 class HomeError(ValueError):
-    """There is no such home directory; the message says what to write instead."""
+    """The home directory does not exist."""
 
 
 def expand_home(path: str) -> str:
-    """Returns a path whose `~` or `~user` at the start is that home directory; any other text as it is.
+    """Replaces `~` or `~user` at the start of a path by that home directory. Other text stays unchanged.
 
     Raises:
-        HomeError: there is no such home directory.
+        HomeError: The home directory does not exist.
     """
     if not path.startswith("~"):
         return path
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         name = path.partition("/")[0]
-        raise HomeError(f"There is no home directory {name}. Write ./{name} if a file or folder has that name.")
+        raise HomeError(f"Home directory {name} not found. Write ./{name} if a file or folder has that name.")
     return expanded

@@ -1,10 +1,10 @@
-"""A turn of a conversation."""
+"""The message type of conversations."""
 
 from typing import TypedDict
 
 
 class Message(TypedDict):
-    """One turn of a conversation, as chat templates take it."""
+    """One message of a conversation, in the form that chat templates take."""
 
     role: str
     content: str

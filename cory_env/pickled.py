@@ -1,8 +1,8 @@
-"""Reward functions given as objects: of a module by their name there, others with their code.
+"""Names for functions passed as objects: module and function, or the pickled code.
 
-A function that no module holds, such as a notebook's, is named `pickled:NAME:CODE`: CODE is what cloudpickle makes of
-it, in base64. So it travels with the settings into every process and every run's folder, as other names do; whoever
-loads it runs that code.
+A function that is in no module, such as one from a notebook, is named `pickled:NAME:CODE`, with CODE the base64 of its
+cloudpickle. The settings carry that name into every process and run folder, as they do other names. Loading it runs
+that code.
 """
 
 import base64
@@ -14,73 +14,73 @@ from functools import partial
 
 PICKLED = "pickled"
 MAX_CHARACTERS = 64 * 1024
-"""Characters of a code, at most: it stands in every settings file."""
+"""Maximum length of the code, because every settings file contains it."""
 
 _CODE = re.compile(rf"\b{PICKLED}:(\w+):[\w=-]*")
 
 
 def spec_of(function: Callable[..., object]) -> str:
-    """Names a function, as settings do.
+    """Returns the name of a function for use in settings.
 
     Raises:
-        ValueError: it cannot be pickled, or its code would be too long.
+        ValueError: The function cannot be pickled, or its code is too long.
     """
     target = function.func if isinstance(function, partial) else function
     name = re.sub(r"\W", "", getattr(target, "__name__", type(target).__name__))
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if module and path and _found(module, path) is function:
+    if module and path and _lookup(module, path) is function:
         return f"{module}:{path}"
     import cloudpickle
 
-    advice = f"put it into a module, my_rewards.py, and write reward='my_rewards:{name}'"
+    advice = f"put the function into a module, my_rewards.py, and set reward='my_rewards:{name}'"
     try:
         code = base64.urlsafe_b64encode(cloudpickle.dumps(function)).decode()
-    except Exception as error:  # whatever the objects raise that it refers to
+    except Exception as error:  # the objects that it refers to may raise anything
         raise ValueError(
-            f"the function {name} cannot be sent to the process that computes rewards, as what it refers to cannot be "
-            f"pickled ({error}); make that inside the function, or {advice}"
+            f"function {name} cannot be sent to the reward process, because an object that it refers to cannot be "
+            f"pickled ({error}); create that object inside the function, or {advice}"
         ) from error
     if len(code) > MAX_CHARACTERS:
         raise ValueError(
-            f"the function {name} and what it refers to are {len(code):,} characters when pickled, more than "
-            f"{MAX_CHARACTERS:,}; load inside the function what is large, or {advice}"
+            f"function {name} has {len(code):,} characters when pickled with the objects that it refers to, more than "
+            f"the maximum of {MAX_CHARACTERS:,}; load large objects inside the function, or {advice}"
         )
     return f"{PICKLED}:{name}:{code}"
 
 
-def unpickled(spec: str) -> Callable[..., object]:
-    """Makes the function of its name `pickled:NAME:CODE`.
+def unpickle_function(spec: str) -> Callable[..., object]:
+    """Unpickles the function from its name `pickled:NAME:CODE`.
 
     Raises:
-        ValueError: there is no such function in it, or not with this Python and these packages.
+        ValueError: The code is invalid, or requires another Python version or other packages.
     """
     _, name, code = spec.split(":")
     try:
         function: Callable[..., object] = pickle.loads(base64.urlsafe_b64decode(code))
     except Exception as error:
         raise ValueError(
-            f"The reward {name} was given as a Python function, and cannot be made here of what was kept of it "
-            f"({type(error).__name__}: {error}). Use the Python and the packages with which it was given, or name a "
-            "function of a module."
+            f"The reward {name} was passed as a Python function, and its saved code cannot be loaded here "
+            f"({type(error).__name__}: {error}). Use the same Python version and packages as then, or name a function "
+            "of a module."
         ) from error
     return function
 
 
 def is_pickled(spec: str) -> bool:
-    """Tells whether a name holds its function's code, and is well-formed."""
+    """Returns whether a function's name is well-formed and contains its code."""
     return _CODE.fullmatch(spec) is not None
 
 
 def display_name(spec: str) -> str:
-    """Returns a reward's name, or that of a sum of several, as messages have it: without code."""
+    """Returns a reward's name for messages, without code; the reward may be a weighted sum."""
     return _CODE.sub(r"\1", spec)
 
 
-def _found(module: str, path: str) -> object:
-    """Returns what other processes find under a name, too; None where there is nothing."""
-    found: object = sys.modules.get(module)
-    if module == "__main__" or getattr(found, "__spec__", None) is None:
+def _lookup(module: str, path: str) -> object:
+    """Returns the object that other processes would import under a name, or None."""
+    value: object = sys.modules.get(module)
+    if module == "__main__" or getattr(value, "__spec__", None) is None:
         return None
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value

@@ -1,8 +1,8 @@
-"""A user's own modules with the name of one of our packages, such as `policies.py`.
+"""Handles user modules that have the name of one of this project's packages, such as `policies.py`.
 
-Ours are imported in the driver and in Ray's workers: `cory_rllib` imports them from beside itself, whatever else the
-search path has first. In the process that computes rewards the user's are (`UsersModulesFirst`); of ours, that process
-needs `cory_env` alone.
+The driver and Ray's workers import the project's packages: `cory_rllib` imports them from its own parent folder,
+whatever the search path has first. The reward process imports the user's modules (`UsersModulesFirst`), because it
+needs only `cory_env` of the project.
 """
 
 import ast
@@ -18,24 +18,24 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-"""The folder of our packages."""
-PACKAGES = ("cory_env", "policies", "launch", "cory_rllib")
+"""The folder that contains the project's packages."""
+PROJECT_PACKAGES = ("cory_env", "policies", "launch", "cory_rllib")
 WORKER_SETUP = "cory_rllib.worker.set_up"
-"""What Ray's workers call first, by name, before they look for modules where the driver does."""
+"""The function that Ray's workers call first, before they get the driver's search path."""
 
 
 def shadowing_modules(folders: Iterable[str | Path] | None = None) -> dict[str, Path]:
-    """Finds regular modules that have the name of one of our packages.
+    """Finds regular modules that have the name of one of the project's packages.
 
     Args:
-        folders: where to look; None: in the present folder, and in those of the search path that come before ours.
+        folders: The folders to search. None: the current folder, and the search path's folders before the project's.
 
     Returns:
-        Their files, by name.
+        The modules' files, by name.
     """
     if folders is None:
         folders = list(takewhile(lambda folder: Path(folder).resolve() != ROOT, _search_path()))
-    specs = {name: _users_spec(name, folders) for name in PACKAGES}
+    specs = {name: _find_user_module(name, folders) for name in PROJECT_PACKAGES}
     return {name: Path(spec.origin) for name, spec in specs.items() if spec is not None and spec.origin is not None}
 
 
@@ -43,42 +43,42 @@ def _search_path() -> list[str]:
     return list(dict.fromkeys([os.getcwd(), *(path or os.getcwd() for path in sys.path)]))
 
 
-def _users_spec(name: str, folders: Iterable[str | Path]) -> ModuleSpec | None:
-    """Finds a module in folders, but for those with our packages: a checkout of this project shadows nothing."""
+def _find_user_module(name: str, folders: Iterable[str | Path]) -> ModuleSpec | None:
+    """Finds a module in folders, except those with the project's packages: a checkout of it shadows nothing."""
     paths = [str(folder) for folder in folders if not Path(folder, "cory_rllib", "__init__.py").is_file()]
     return PathFinder.find_spec(name, paths)
 
 
 @contextlib.contextmanager
 def own_packages_first() -> Iterator[None]:
-    """Lets processes that `multiprocessing` spawns meanwhile import our packages: they take over the search path."""
-    added = [str(ROOT)] if shadowing_modules() else []
-    sys.path[:0] = added
+    """Puts the project's packages first on the search path, which spawned `multiprocessing` processes inherit."""
+    prefix = [str(ROOT)] if shadowing_modules() else []
+    sys.path[:0] = prefix
     try:
         yield
     finally:
-        del sys.path[: len(added)]
+        del sys.path[: len(prefix)]
 
 
 class UsersModulesFirst(MetaPathFinder):
-    """Finds the user's modules, for `sys.meta_path` of a process that needs none of our packages but `cory_env`."""
+    """Finds the user's modules first; for `sys.meta_path` of a process that needs only `cory_env` of the project."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds a module with the name of one of our packages, a folder without an `__init__.py` too."""
-        return _users_spec(fullname, _search_path()) if fullname in PACKAGES else None
+        """Finds a module with the name of one of the project's packages, including folders without `__init__.py`."""
+        return _find_user_module(fullname, _search_path()) if fullname in PROJECT_PACKAGES else None
 
 
-def shadowed_import(module: str, packages: Iterable[str] = PACKAGES) -> tuple[str, Path] | None:
-    """Finds a user's module that another module of theirs needs, but cannot have beside ours of the same name.
+def shadowed_import(module: str, packages: Iterable[str] = PROJECT_PACKAGES) -> tuple[str, Path] | None:
+    """Finds a user module that a module imports but cannot get, because a project package has the same name.
 
     Args:
-        module: whose file's imports are looked at, those in functions too.
-        packages: those of ours that are imported.
+        module: The module whose imports are checked, including those inside functions.
+        packages: The project's packages that the process imports.
 
     Returns:
-        Its name and file; None if there is none.
+        The user module's name and file; None if there is no such module.
     """
     shadowing = {name: file for name, file in shadowing_modules().items() if name in packages}
     if not shadowing:
@@ -94,10 +94,10 @@ def shadowed_import(module: str, packages: Iterable[str] = PACKAGES) -> tuple[st
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """Yields the modules that a file imports; `from package import name` asks for `package.name`."""
+    """Yields the modules that a file imports; `from package import name` counts as `package.name`."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from names if node.module in PACKAGES else [node.module]
+            yield from names if node.module in PROJECT_PACKAGES else [node.module]

@@ -1,4 +1,4 @@
-"""Loads the tokenizer of the model that plays; transformers is imported only then, torch not for the bundled one."""
+"""Loads tokenizers. Imports transformers only when needed, and torch not at all for the bundled tokenizer."""
 
 import hashlib
 import json
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_TOKENIZER = Path(__file__).parent / "assets" / "imdb-gpt2-tiny"
-GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # the class of transformers ≥ 5, and its older name
+GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # the class in transformers ≥ 5, and its old name
 
 _PROBE = "It isn't \tO'Hara's  naïve résumé:\n\n 12,345 + 67 = 'x_1'; 漢字 😀"
-"""A text that tokenizers of other rules cut otherwise."""
+"""A text that different tokenizers are likely to split differently."""
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TokenizerError(ValueError):
-    """A tokenizer cannot be loaded or used; the message says which, why, and what to do."""
+    """A tokenizer cannot be loaded or used."""
 
 
 def load_tokenizer(
     tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerBase":
-    """Returns a tokenizer from a folder or hub id; None means the bundled one, and an object is returned as it is.
+    """Loads a tokenizer.
 
     Args:
-        tokenizer: Where it lies.
-        trust_remote_code: Run Python code that comes with it.
+        tokenizer: A folder or hub id; None for the bundled tokenizer. A tokenizer object is returned unchanged.
+        trust_remote_code: Whether to run Python code that comes with the tokenizer.
 
     Raises:
-        TokenizerError: The name leads to no tokenizer, here or on the hub.
+        TokenizerError: The tokenizer cannot be loaded, or has no tokens.
     """
     if tokenizer is None:
         tokenizer = DEFAULT_TOKENIZER
@@ -55,21 +55,21 @@ def load_tokenizer(
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise TokenizerError(
-            f"No tokenizer could be loaded from {name!r}: {reason}. "
-            "Set the model to a folder that holds one or to a hub id."
+            f"The tokenizer of {name!r} cannot be loaded: {reason}. Set the model to a folder with a tokenizer or to a "
+            "hub id."
         ) from error
-    if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes one up where its file is missing
-        raise TokenizerError(f"The tokenizer of {name!r} has no tokens. Put its tokenizer.json beside the model.")
+    if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes an empty one if its file is missing
+        raise TokenizerError(f"The tokenizer of {name!r} has no tokens. Add tokenizer.json to the model's folder.")
     return loaded
 
 
 def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> bool:
-    """Whether two tokenizers differ in nothing that matters to a response.
+    """Returns whether two tokenizers handle responses identically.
 
     Args:
         one: A tokenizer.
-        other: Another.
-        chat: Chat templates matter too.
+        other: Another tokenizer.
+        chat: Whether to compare chat templates too.
     """
     return (
         one.get_vocab() == other.get_vocab()
@@ -81,13 +81,10 @@ def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBa
 
 
 def fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Returns a digest of the rules by which a tokenizer cuts text into tokens, and of its special tokens.
-
-    It does not depend on where the tokenizer lies, nor on its chat template.
-    """
+    """Returns a digest of a tokenizer's rules and special tokens, independent of its location and chat template."""
     if tokenizer.is_fast:
         rules = tokenizer.backend_tokenizer.to_str()
-        # What stands before them is the truncation and padding of the last call.
+        # The part before it is the truncation and padding of the last call.
         rules = rules[max(rules.find('"added_tokens"'), 0) :]
     else:
         rules = repr((sorted(tokenizer.get_vocab().items()), tokenizer(_PROBE)["input_ids"]))
@@ -99,13 +96,13 @@ def fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 @lru_cache(maxsize=8)
 def tokens_holding(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Returns the tokens of a vocabulary in which a text occurs."""
-    tokens = sorted(tokenizer.get_vocab().values())  # not all numbers up to the largest need be there
-    texts = tokenizer.batch_decode([[token] for token in tokens])
-    return [token for token, held in zip(tokens, texts, strict=True) if text in held]
+    """Returns the ids of the tokens whose text contains `text`."""
+    ids = sorted(tokenizer.get_vocab().values())  # ids may have gaps
+    token_texts = tokenizer.batch_decode([[token] for token in ids])
+    return [token for token, token_text in zip(ids, token_texts, strict=True) if text in token_text]
 
 
 def _names_generic_class(folder: Path) -> bool:
-    """Whether a folder names the class for any `tokenizer.json`. `AutoTokenizer` would choose it, but imports torch."""
+    """Returns whether a folder's config names the generic class. `AutoTokenizer` would find it, but imports torch."""
     config = folder / "tokenizer_config.json"
     return config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") in GENERIC_CLASSES

@@ -1,12 +1,12 @@
-"""Proves a task without a model: its queries, its prompts and its reward.
+"""Checks a task without a model: its queries, prompts and reward.
 
     report = validate(make_task("imdb"), load_tokenizer())
     print(report)
     assert report.ok
 
-Every query of all splits is looked at. The reward runs as it will in training, in its own process: on a few responses,
-of which one is empty (a model may end at once), and on every gold answer that the task has: as the right answer to its
-own query, and as a wrong one to the query before.
+All queries of all splits are checked. The reward runs in its own process, as in training. It gets a few responses,
+including an empty one (a model may end at once), and every gold answer of the task: as the right answer to its query,
+and as a wrong answer to the previous query.
 """
 
 import sys
@@ -26,21 +26,21 @@ from cory_env.tasks.rows import RESERVED
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SAMPLES = 3  # queries on which the reward is shown
+NUM_SAMPLES = 3  # queries with example rewards in the report
 
 
 @dataclass
 class Report:
-    """What `validate` found.
+    """The result of `validate`.
 
     Attributes:
         task: The task's name.
-        facts: What holds, a sentence or figure each.
-        max_prompt_tokens: The least one that holds all prompts with full-length references.
-        prompts: Per role, the prompt of the first query as text and its length in tokens.
-        rewards: Responses with the task reward that they got, as (role, query, completion, reward).
-        warnings: What works, but is probably not meant.
-        problems: What must be mended before training.
+        facts: Facts about the task, one sentence or number each.
+        max_prompt_tokens: The smallest value that fits all prompts with full-length references.
+        prompts: Per role, the prompt of the first query as text, and its length in tokens.
+        rewards: Example task rewards, as (role, query, completion, reward).
+        warnings: Problems that do not prevent training.
+        problems: Problems to fix before training.
     """
 
     task: str
@@ -57,7 +57,15 @@ class Report:
         return not self.problems
 
     def count(self, split: Split, queries: Sequence[Query], wrong: Sequence[Query], problem: str, advice: str) -> None:
-        """Adds a problem that some queries of a split have, if any does."""
+        """Adds a problem of a split if any query has it.
+
+        Args:
+            split: The split's name.
+            queries: All queries of the split.
+            wrong: The queries with the problem.
+            problem: The problem, as the predicate of a sentence.
+            advice: How to fix it, as a sentence.
+        """
         if wrong:
             self.problems.append(
                 f"{len(wrong)} of {len(queries)} queries of {split} {problem}, the first is query {wrong[0].id}, "
@@ -87,17 +95,18 @@ def validate(
     reward_timeout: float = 60.0,
     **settings: Any,
 ) -> Report:
-    """Checks a task and shows what the agents would see.
+    """Checks a task and shows example prompts and rewards.
 
     Args:
         task: The task.
-        tokenizer: The tokenizer of the model that will play.
-        max_prompt_tokens: The longest prompt, in tokens; None: not decided yet (the report's own says what is needed).
+        tokenizer: The tokenizer of the model to train.
+        max_prompt_tokens: Maximum prompt length in tokens; None if undecided (the report's `max_prompt_tokens` is the
+            required value).
         reward_timeout: Seconds that one call of the reward may take.
-        **settings: Other settings of the chain, those of `cory_env.chain.ChainSettings`.
+        **settings: Other fields of `cory_env.chain.ChainSettings`.
 
     Returns:
-        A report; what is wrong with the task is in its `problems`, nothing is raised for it.
+        A report. Errors in the task are not raised, but listed in its `problems`.
 
     Raises:
         ValueError: A setting of the chain is out of range.
@@ -110,7 +119,7 @@ def validate(
     try:
         check_lengths(chain, report)
         check_chat(chain, report)
-    except (NoEmbeddingError, ChatError) as error:  # ChatError: of a conversation in the data
+    except (NoEmbeddingError, ChatError) as error:  # ChatError: about a conversation in the data
         report.problems.append(str(error))
     if report.ok:
         show_prompts(chain, report)
@@ -126,7 +135,7 @@ def validate(
 
 
 def check_queries(task: Task, report: Report) -> None:
-    """Finds empty splits, empty queries, wrong numbering, and training queries that are held out too."""
+    """Finds empty splits, empty queries, wrong numbering, and training queries that are also held out."""
     for split in task.splits:
         queries = task.queries(split)
         report.facts.append(f"{split}: {len(queries)} queries")
@@ -139,61 +148,63 @@ def check_queries(task: Task, report: Report) -> None:
     held_out = {query.text for split in task.splits if split != "train" for query in task.queries(split)}
     if shared := {query.text for query in task.train} & held_out:
         report.warnings.append(
-            f"{len(shared)} training queries are held out too, such as {min(shared)[:60]!r}, so held-out rewards will "
-            "flatter."
+            f"{len(shared)} training queries are also held out, such as {min(shared)[:60]!r}, so held-out rewards will "
+            "be too optimistic."
         )
 
 
 def check_lengths(chain: Chain, report: Report) -> None:
-    """Finds queries whose prompts cannot fit, and those whose references may be cut."""
+    """Finds queries whose prompts are too long, and queries whose references may be truncated."""
     references = chain.max_references * chain.max_response_tokens
     for split in chain.task.splits:
         queries = chain.task.queries(split)
         if not queries:
             continue
-        whole = longest_prompts(chain, queries, chain.max_references)
-        lengths = whole if chain.max_references <= 1 else longest_prompts(chain, queries, 1)
-        needed = max(whole) + references
-        report.facts.append(f"{split}: prompts take up to {max(whole)} tokens, references up to {references} more")
+        full_lengths = longest_prompts(chain, queries, chain.max_references)
+        lengths = full_lengths if chain.max_references <= 1 else longest_prompts(chain, queries, 1)
+        needed = max(full_lengths) + references
+        report.facts.append(
+            f"{split}: prompts have up to {max(full_lengths)} tokens, and references up to {references} more"
+        )
         report.max_prompt_tokens = max(report.max_prompt_tokens, needed)
         empty = [query for query, length in zip(queries, lengths, strict=True) if not length]
-        report.count(split, queries, empty, "make a prompt of no token", "Correct or remove them.")
+        report.count(split, queries, empty, "have prompts without tokens", "Correct or remove them.")
         too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt_tokens]
         problem, advice = (
             f"do not fit max_prompt_tokens = {chain.max_prompt_tokens}",
             f"Raise max_prompt_tokens to {max(lengths)}",
         )
         report.count(split, queries, too_long, problem, f"{advice}, or remove them.")
-        cut = sum(length + references > chain.max_prompt_tokens for length in whole) - len(too_long)
-        if cut:
+        num_truncated = sum(length + references > chain.max_prompt_tokens for length in full_lengths) - len(too_long)
+        if num_truncated:
             report.warnings.append(
-                f"{cut} queries of {split} leave too little room for full-length references, which will be cut. "
-                f"With max_prompt_tokens = {needed} none would be."
+                f"{num_truncated} queries of {split} leave too little room for full-length references, which will be "
+                f"truncated. Set max_prompt_tokens to {needed} to prevent that."
             )
 
 
 def check_chat(chain: Chain, report: Report) -> None:
-    """Finds prompts that do not begin with one BOS token where the tokenizer has one."""
+    """Finds prompts that do not begin with exactly one BOS token although the tokenizer has one."""
     tokenizer = chain.tokenizer
     bos = tokenizer.bos_token_id
     if bos is None or not chain.task.train:
         return
     count = len(list(takewhile(lambda token: token == bos, chain.encode_first(chain.task.train[:1])[0])))
     if count > 1 or (not count and tokenizer("a")["input_ids"][:1] == [bos]):
-        writers = "`prompt` and the tokenizer" if chain.chat is None else "the chat template"
+        cause = "`prompt` and the tokenizer" if chain.chat is None else "the chat template"
         report.warnings.append(
-            f"Prompts begin with {count or 'no'} BOS tokens, {tokenizer.bos_token}, which {writers} write. Models "
-            "expect one."
+            f"Prompts begin with {count or 'no'} BOS tokens, {tokenizer.bos_token}, because of {cause}. Models expect "
+            "one."
         )
 
 
 def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
-    """Finds columns that the reward cannot do without, and queries that have no value in them.
+    """Finds queries without a value in a column that the reward requires.
 
     Args:
         task: The task.
-        needed: The arguments that the reward has no default for.
-        report: Gets a problem for each split and column.
+        needed: The reward's arguments without a default.
+        report: The report, which gets a problem per split and column.
     """
     for split in task.splits:
         queries = task.queries(split)
@@ -202,26 +213,26 @@ def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
                 split,
                 queries,
                 [query for query in queries if query.columns.get(name) is None],
-                f"have no value in the column {name!r}, which the reward {task.reward} asks for",
-                f"Add it to the data, or give the argument {name} a default: then the reward gets None if there is no "
-                "value.",
+                f"have no value in the column {name!r}, which the reward {task.reward} requires",
+                f"Add it to the data, or give the argument {name} a default; the reward then gets None for missing "
+                "values.",
             )
 
 
 def longest_prompts(chain: Chain, queries: Sequence[Query], references: int) -> list[int]:
-    """Returns, for each query, the most tokens that a role's prompt takes with so many references, all empty."""
+    """Returns, for each query, the length of its longest prompt with this number of empty references."""
     lengths = [len(prompt) for prompt in chain.encode_first(queries)]
     if not references:
         return lengths
-    nothing = [""] * references
-    later = chain.encode_later([(query, nothing) for query in queries])
+    empty = [""] * references
+    later = chain.encode_later([(query, empty) for query in queries])
     return [max(length, len(prompt)) for length, prompt in zip(lengths, later, strict=True)]
 
 
 def show_prompts(chain: Chain, report: Report) -> None:
-    """Adds each role's prompt for the first training query, with responses that say what they stand for.
+    """Adds each role's prompt for the first training query, with placeholders as responses.
 
-    Where the best of them is seen, all count as equally good.
+    If agents see the best response, all responses count as equally good.
     """
     episode = ChainEpisode(chain, chain.task.train[0])
     while episode.role is not None:
@@ -236,8 +247,8 @@ def show_prompts(chain: Chain, report: Report) -> None:
 
 
 def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
-    """Adds the task rewards of a few responses: each query's gold answer, or its own words again; then an empty one."""
-    queries = chain.task.train[:SAMPLES]
+    """Adds the task rewards of a few responses: the gold answer (or the query's text), and an empty response."""
+    queries = chain.task.train[:NUM_SAMPLES]
     answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries] + [(queries[0], "")]
     for role in chain.roles:
         for (query, text), value in zip(answers, reward_answers(chain, worker, answers, role), strict=True):
@@ -246,9 +257,9 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
 
 
 def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
-    """Finds gold answers that do not score 1.0 or that no response can hold, and wrong answers that score 1.0.
+    """Finds gold answers with a reward other than 1.0 or too long for a response, and wrong answers with reward 1.0.
 
-    The wrong answer to a query is the gold answer of the next one, if that is another.
+    The wrong answer to a query is the gold answer of the next query, if it differs.
     """
     for split in chain.task.splits:
         answers = gold_answers(chain.task, split)
@@ -267,27 +278,26 @@ def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
         if too_long := [length for length in lengths if length > chain.max_response_tokens]:
             report.warnings.append(
                 f"{len(too_long)} gold answers of {split} do not fit max_response_tokens = "
-                f"{chain.max_response_tokens}. Raise it to "
-                f"{max(too_long)} or more."
+                f"{chain.max_response_tokens}. Raise it to {max(too_long)} or more."
             )
         following = [gold for _, gold in [*answers[1:], answers[0]]]
         wrong = [(query, other) for (query, gold), other in zip(answers, following, strict=True) if other != gold]
         rewards = reward_answers(chain, worker, wrong)
-        taken = [answer for answer, reward in zip(wrong, rewards, strict=True) if reward == 1.0]
+        accepted = [answer for answer, reward in zip(wrong, rewards, strict=True) if reward == 1.0]
         if wrong:
             report.facts.append(
-                f"{split}: {len(taken)} of {len(wrong)} wrong answers, those of the next query, score 1.0"
+                f"{split}: {len(accepted)} of {len(wrong)} wrong answers (those of the next query) score 1.0"
             )
-        if taken:
-            query, other = taken[0]
+        if accepted:
+            query, other = accepted[0]
             report.problems.append(
-                f"{len(taken)} wrong answers to queries of {split} score 1.0, the first is {other[:80]!r} to query "
+                f"{len(accepted)} wrong answers to queries of {split} score 1.0, the first is {other[:80]!r} to query "
                 f"{query.id}, {query.text[:60]!r}. Correct the reward or the data."
             )
 
 
 def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
-    """Returns the queries that have a gold answer, each with it."""
+    """Returns the queries with a gold answer, and their answers."""
     golds = [(query, task.gold(query)) for query in task.queries(split)]
     return [(query, gold) for query, gold in golds if gold is not None]
 
@@ -295,7 +305,7 @@ def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
 def reward_answers(
     chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]], role: str | None = None
 ) -> list[float | None]:
-    """Returns the task rewards of answers to queries, as if a role had given them; by default the pioneer."""
+    """Returns the task rewards of answers to queries, as responses of a role; by default the pioneer."""
     tokens = chain.control.encode_text([text for _, text in answers])
     return reward_responses(
         worker,

@@ -1,1 +1,1 @@
-"""Recipes of the bundled offline assets: language models, a sentiment classifier, review openings."""
+"""Recipes that build the bundled offline assets: language models, a sentiment classifier, and queries."""

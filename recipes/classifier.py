@@ -1,8 +1,8 @@
 """`imdb-classifier-tiny`: a small DistilBERT for sentiment, and its tokenizer; its positive logit is the IMDB reward.
 
-Left out: pretraining. The rewarded texts are some ten to thirty tokens long, so most training texts are short too:
-random crops of reviews under the review's label, and labelled single sentences. Where a crop cannot tell, the model
-learns to stay near zero, which keeps the reward smooth.
+There is no pretraining. Rewarded texts have about 10 to 30 tokens, so most training texts are short too: random crops
+of reviews with the review's label, and labelled single sentences. If a crop does not show the label, the model learns
+to stay near zero, which keeps the reward smooth.
 """
 
 import math
@@ -30,7 +30,7 @@ from recipes.staging import save_half, save_tokenizer
 
 @dataclass(frozen=True)
 class ClassifierRecipe:
-    """How the classifier is built."""
+    """Settings of the classifier."""
 
     tokens: int = 16_000_000
     """training tokens, padding included"""
@@ -43,28 +43,28 @@ class ClassifierRecipe:
     vocabulary: int = 8192
     """lower-case WordPiece tokens"""
     positions: int = 320
-    """longest text in tokens; longer ones are cut"""
+    """maximum text length in tokens; longer texts are truncated"""
     batch_tokens: int = 8192
-    """about the tokens of one optimizer step"""
+    """approximate number of tokens per optimizer step"""
     dropout: float = 0.2
-    """in the blocks and before the head"""
+    """dropout in the blocks and before the head"""
     lr: float = 1e-3
     """peak learning rate of AdamW"""
     warmup: float = 0.05
-    """share of the tokens over which the learning rate rises"""
+    """share of the tokens for the learning rate's warmup"""
     weight_decay: float = 0.05
-    """of every parameter"""
+    """weight decay of every parameter"""
     seed: int = 1
-    """seed of the initial weights and of every draw"""
+    """random seed"""
 
 
-# Shares of the training tokens: whole reviews, random crops of 10 to 40 words, labelled single sentences.
-SHARES = {"whole": 0.5, "crop": 0.42, "sentence": 0.08}
-_TYPICAL_TOKENS = {"whole": 256, "crop": 48, "sentence": 32}
+# Shares of the training tokens: full reviews, random crops of 10 to 40 words, labelled single sentences.
+SHARES = {"review": 0.5, "crop": 0.42, "sentence": 0.08}
+_TYPICAL_TOKENS = {"review": 256, "crop": 48, "sentence": 32}
 
 
 def train_tokenizer(texts: Sequence[str], recipe: ClassifierRecipe) -> PreTrainedTokenizerFast:
-    """Trains a lower-case WordPiece tokenizer that frames a text as `[CLS] text [SEP]`."""
+    """Trains a lower-case WordPiece tokenizer that encodes a text as `[CLS] text [SEP]`."""
     wordpiece = BertWordPieceTokenizer(lowercase=True)
     wordpiece.train_from_iterator(texts, vocab_size=recipe.vocabulary, show_progress=False)
     special = [(token, wordpiece.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
@@ -83,24 +83,24 @@ def train_tokenizer(texts: Sequence[str], recipe: ClassifierRecipe) -> PreTraine
 
 
 def crop(text: str, words: int, rng: random.Random) -> str:
-    """Returns `words` successive words of `text` from a random place, or all of a shorter text."""
+    """Returns `words` consecutive words from a random position of `text`, or the whole text if it is shorter."""
     parts = text.split(" ")
     start = rng.randrange(max(1, len(parts) - words + 1))
     return " ".join(parts[start : start + words])
 
 
 class Batches:
-    """Draws batches of labelled texts of one kind each."""
+    """Draws random batches of labelled texts, each of one kind."""
 
     def __init__(self, corpus: Corpus, recipe: ClassifierRecipe) -> None:
-        """Indexes the training part of `corpus`; every draw follows the recipe's seed."""
+        """Uses the training part of `corpus` and the recipe's seed."""
         self._corpus = corpus
         self._batch_tokens = recipe.batch_tokens
         self._rng = random.Random(recipe.seed)
 
     def draw(self) -> tuple[list[str], list[int]]:
         """Returns texts and labels of one batch."""
-        # A kind's share is of tokens and every batch has as many, so shares are chances.
+        # The shares refer to tokens. All batches have about the same number of tokens, so shares are probabilities.
         kind = self._rng.choices(list(SHARES), list(SHARES.values()))[0]
         source = self._corpus.train_sentences if kind == "sentence" else self._corpus.train
         reviews = self._rng.choices(source, k=max(2, self._batch_tokens // _TYPICAL_TOKENS[kind]))
@@ -137,14 +137,14 @@ def train(
     report: Callable[[DistilBertForSequenceClassification], str],
     log: Callable[[str], None],
 ) -> DistilBertForSequenceClassification:
-    """Trains a classifier on whole reviews, crops and sentences.
+    """Trains a classifier on full reviews, crops and sentences.
 
     Args:
         recipe: Sizes, budget, learning rate and seed.
         tokenizer: The classifier's tokenizer.
-        corpus: Its training parts are used.
-        report: Gives held-out figures in words, called at each tenth of the budget.
-        log: Takes one line of progress.
+        corpus: The corpus, of which the training parts are used.
+        report: Returns held-out metrics as text; called at each tenth of the budget.
+        log: Called with one line of progress.
     """
     model = new_model(recipe, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
@@ -152,7 +152,7 @@ def train(
     schedule = get_cosine_schedule_with_warmup(optimizer, math.ceil(recipe.warmup * steps), steps)
     report_every = max(1, steps // 10)
     batches = Batches(corpus, recipe)
-    began = time.monotonic()
+    started = time.monotonic()
     for step in range(1, steps + 1):
         model.train()
         texts, labels = batches.draw()
@@ -166,14 +166,14 @@ def train(
         schedule.step()
         optimizer.zero_grad()
         if step % report_every == 0 or step == steps:
-            log(f"step {step}/{steps}: loss {loss.item():.3f}, {report(model)}, {time.monotonic() - began:.0f} s")
-    centre(model)
+            log(f"step {step}/{steps}: loss {loss.item():.3f}, {report(model)}, {time.monotonic() - started:.0f} s")
+    center_logits(model)
     return model.eval()
 
 
 @torch.no_grad()
-def centre(model: DistilBertForSequenceClassification) -> None:
-    """Shifts both logits alike so that they sum to zero: the positive logit becomes half the log-odds, exactly."""
+def center_logits(model: DistilBertForSequenceClassification) -> None:
+    """Shifts both logits by the same value so that they sum to zero: the positive logit is then half the log-odds."""
     head = model.classifier
     head.weight -= head.weight.mean(dim=0)
     head.bias -= head.bias.mean()
@@ -193,7 +193,7 @@ def positive_logits(
 
 
 def short_texts(reviews: Sequence[Review], words: int, openings: bool) -> list[Review]:
-    """Returns the first `words` words of each review, or `words` words from a random place, with the review's label."""
+    """Returns `words` words of each review, from its beginning or a random position, with the review's label."""
     rng = random.Random("short texts")
     return [
         Review(" ".join(review.text.split(" ")[:words]) if openings else crop(review.text, words, rng), review.label)
@@ -202,23 +202,23 @@ def short_texts(reviews: Sequence[Review], words: int, openings: bool) -> list[R
 
 
 def accuracy_and_loss(logits: torch.Tensor, reviews: Sequence[Review]) -> tuple[float, float]:
-    """Returns accuracy and mean negative log-likelihood (nats) of positive logits [N] that are half the log-odds."""
+    """Returns accuracy and mean negative log-likelihood (nats) of positive logits [N], which are half the log-odds."""
     labels = torch.tensor([float(review.label) for review in reviews])
     loss = torch.nn.functional.binary_cross_entropy_with_logits(2 * logits, labels)
     return ((logits > 0) == labels.bool()).float().mean().item(), loss.item()
 
 
 def calibration_error(logits: torch.Tensor, reviews: Sequence[Review], bins: int = 10) -> float:
-    """Returns the expected calibration error: |predicted − observed| share of positives, over equally filled bins."""
+    """Returns the expected calibration error: mean |predicted − observed| share of positives in bins of equal size."""
     order = logits.argsort()
     labels = torch.tensor([float(review.label) for review in reviews])
     groups = order.chunk(bins)
-    gaps = [(torch.sigmoid(2 * logits[group]).mean() - labels[group].mean()).abs() * len(group) for group in groups]
-    return float(sum(gaps) / len(order))
+    errors = [(torch.sigmoid(2 * logits[group]).mean() - labels[group].mean()).abs() * len(group) for group in groups]
+    return float(sum(errors) / len(order))
 
 
 def measure(model: DistilBertForSequenceClassification, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> Figures:
-    """Measures accuracy, loss and calibration on held-out texts of several lengths, and the logits of short ones."""
+    """Measures accuracy, loss, calibration and logits on held-out texts of several lengths."""
     figures: Figures = {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
     for name, reviews in {
         "whole reviews": corpus.held_out,
@@ -231,28 +231,28 @@ def measure(model: DistilBertForSequenceClassification, tokenizer: PreTrainedTok
             logits, reviews
         )
         figures[f"held-out calibration error, {name}"] = calibration_error(logits, reviews)
-        spread = torch.quantile(logits, torch.tensor([0.01, 0.25, 0.5, 0.75, 0.99])).tolist()
-        figures[f"positive logit at 1, 25, 50, 75, 99 %, {name}"] = ", ".join(f"{value:.2f}" for value in spread)
+        quantiles = torch.quantile(logits, torch.tensor([0.01, 0.25, 0.5, 0.75, 0.99])).tolist()
+        figures[f"positive logit at 1, 25, 50, 75, 99 %, {name}"] = ", ".join(f"{value:.2f}" for value in quantiles)
     return figures
 
 
 def build(folder: Path, recipe: ClassifierRecipe, corpus: Corpus, log: Callable[[str], None]) -> Figures:
-    """Trains tokenizer and classifier, save both into `folder` in Hugging Face format, and return the measured figures.
+    """Trains tokenizer and classifier, saves both in `folder` in Hugging Face format, and returns the measured figures.
 
-    Weights are stored in float16; the config asks for float32, so they are loaded as such.
+    Weights are stored in float16; because of the config, they are loaded as float32.
     """
     texts = [review.text for review in (*corpus.train, *corpus.train_sentences)]
     log(f"training a tokenizer of {recipe.vocabulary} tokens on {len(texts):,} texts")
     tokenizer = train_tokenizer(texts, recipe)
-    whole = corpus.held_out[:300]
+    full_reviews = corpus.held_out[:300]
     crops = short_texts(corpus.held_out[:1000], 20, openings=False)
 
     def report(model: DistilBertForSequenceClassification) -> str:
         accuracies = [
             accuracy_and_loss(positive_logits(model, tokenizer, [review.text for review in reviews]), reviews)[0]
-            for reviews in (whole, crops)
+            for reviews in (full_reviews, crops)
         ]
-        return "held-out accuracy {:.3f} whole, {:.3f} 20-word crops".format(*accuracies)
+        return "held-out accuracy {:.3f} full reviews, {:.3f} 20-word crops".format(*accuracies)
 
     model = train(recipe, tokenizer, corpus, report, log)
     save_tokenizer(tokenizer, folder)

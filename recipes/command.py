@@ -10,7 +10,7 @@ from pathlib import Path
 from recipes import cards, staging
 from recipes.corpus import Corpus, MissingReviewsError, load_corpus
 
-BUNDLED = Path(__file__).resolve().parents[1] / "cory_env" / "assets"
+ASSETS = Path(__file__).resolve().parents[1] / "cory_env" / "assets"
 LANGUAGE_MODEL, DOUBLE, CLASSIFIER, QUERIES, DRAFTS = (
     "imdb-gpt2-tiny",
     "imdb-gpt2-double",
@@ -21,45 +21,52 @@ LANGUAGE_MODEL, DOUBLE, CLASSIFIER, QUERIES, DRAFTS = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser; budgets are in tokens, so results do not depend on how busy the machine is."""
-    made = argparse.ArgumentParser(
-        prog="python -m recipes", description="Rebuild the bundled offline assets, from film reviews and drawn sums."
+    """Returns the parser. Budgets are in tokens, so results do not depend on the speed of the machine."""
+    argument_parser = argparse.ArgumentParser(
+        prog="python -m recipes", description="Rebuild the bundled offline assets from film reviews and random sums."
     )
-    made.add_argument("--out", type=Path, default=BUNDLED, help="folder of the assets (default: %(default)s)")
-    made.add_argument(
+    argument_parser.add_argument("--out", type=Path, default=ASSETS, help="folder of the assets (default: %(default)s)")
+    argument_parser.add_argument(
         "--only",
         choices=("lm", "classifier", "queries", "drafts"),
-        help="rebuild one asset; queries need --out's tokenizer, drafts no reviews",
+        help="rebuild one asset; 'queries' requires the tokenizer in --out, 'drafts' requires no reviews",
     )
-    made.add_argument("--tokens", type=int, help="training tokens of the language model")
-    made.add_argument("--classifier-tokens", type=int, help="training tokens of the classifier")
-    made.add_argument("--documents", type=int, help="training documents of the model of drafts")
-    made.add_argument(
-        "--queries", type=int, nargs=2, default=(4000, 500), metavar=("TRAIN", "TEST"), help="numbers of queries"
+    argument_parser.add_argument("--tokens", type=int, help="training tokens for the language model")
+    argument_parser.add_argument("--classifier-tokens", type=int, help="training tokens for the classifier")
+    argument_parser.add_argument("--documents", type=int, help="training documents for the drafts model")
+    argument_parser.add_argument(
+        "--queries",
+        type=int,
+        nargs=2,
+        default=(4000, 500),
+        metavar=("TRAIN", "TEST"),
+        help="number of queries per split",
     )
-    made.add_argument("--reviews", type=int, help="train on this many reviews only, for trial runs")
-    made.add_argument("--seed", type=int, default=1, help="seed of weights and draws; the corpus split never changes")
-    made.add_argument(
+    argument_parser.add_argument(
+        "--reviews", type=int, help="number of training reviews, for trial runs (default: all)"
+    )
+    argument_parser.add_argument("--seed", type=int, default=1, help="random seed; does not affect the corpus split")
+    argument_parser.add_argument(
         "--double",
         action="store_true",
-        help=f"build only {DOUBLE}, a language model of twice the parameters, into --out",
+        help=f"build only {DOUBLE}, a language model with twice the parameters, in --out",
     )
-    return made
+    return argument_parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Rebuilds the assets.
 
     Returns:
-        0, or 2 when the reviews are not installed or the options contradict each other.
+        0, or 2 if the reviews are not installed or options conflict.
     """
     arguments = sys.argv[1:] if argv is None else argv
     options = parser().parse_args(arguments)
-    if options.double and options.out.resolve() == BUNDLED:
-        print("The model of twice the size is not bundled: name a folder of your own with --out.", file=sys.stderr)
+    if options.double and options.out.resolve() == ASSETS:
+        print("--double requires --out, because this model is not bundled.", file=sys.stderr)
         return 2
     if options.double and options.only not in (None, "lm"):
-        print("--double builds a language model: leave out --only, or give --only lm.", file=sys.stderr)
+        print(f"--double conflicts with --only {options.only}. Use --only lm, or leave it out.", file=sys.stderr)
         return 2
     if options.only == "drafts":
         _drafts(options)
@@ -79,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.only in (None, "queries"):
         if not (options.out / LANGUAGE_MODEL / "tokenizer.json").exists():
             print(
-                f"The tokenizer that cuts queries is not in {options.out}: build it first, with --only lm.",
+                f"--only queries requires the tokenizer in {options.out}. Build it first with --only lm.",
                 file=sys.stderr,
             )
             return 2
@@ -129,7 +136,13 @@ def _queries(options: argparse.Namespace, corpus: Corpus) -> None:
     _build(
         options.out / QUERIES,
         cards.QUERIES,
-        {"train": train, "test": test, "shortest": queries.SHORTEST, "longest": queries.LONGEST, "seed": options.seed},
+        {
+            "train": train,
+            "test": test,
+            "min_tokens": queries.MIN_TOKENS,
+            "max_tokens": queries.MAX_TOKENS,
+            "seed": options.seed,
+        },
         _command(options, "--only", "queries", "--queries", str(train), str(test)),
         lambda folder, _: queries.build(folder, corpus, tokenizer, train, test, options.seed),
     )
@@ -146,32 +159,32 @@ def _drafts(options: argparse.Namespace) -> None:
         asdict(recipe),
         f"python -m recipes --only drafts --documents {recipe.documents} --seed {options.seed}",
         lambda folder, log: drafts.build(folder, recipe, log),
-        cards.DRAWN,
+        cards.GENERATED_LICENCE,
     )
 
 
 def _build(
     target: Path,
-    about: str,
+    description: str,
     recipe: dict[str, object],
     command: str,
     fill: Callable[[Path, Callable[[str], None]], cards.Figures],
     licence: str = cards.LICENCE,
 ) -> None:
-    """Lets `fill` build an asset in a fresh folder, add its card, and put the folder in the place of `target`."""
-    began = time.monotonic()
+    """Builds an asset with `fill` in a new folder, adds its card, and atomically replaces `target`."""
+    started = time.monotonic()
 
     def log(line: str) -> None:
-        print(f"[{target.name} {time.monotonic() - began:6.0f} s] {line}", flush=True)
+        print(f"[{target.name} {time.monotonic() - started:6.0f} s] {line}", flush=True)
 
-    with staging.replacing(target) as folder:
+    with staging.replace_folder(target) as folder:
         figures = fill(folder, log)
         figures["size in MB, without this card"] = staging.size_mb(folder)
-        cards.write_card(folder, target.name, about, recipe, figures, command, licence)
+        cards.write_card(folder, target.name, description, recipe, figures, command, licence)
     log(f"wrote {target}")
 
 
-def _command(options: argparse.Namespace, *own: str) -> str:
-    """Returns the command line that rebuilds one asset, every setting spelled out."""
+def _command(options: argparse.Namespace, *arguments: str) -> str:
+    """Returns the command line that rebuilds one asset, with all settings."""
     trial = ["--reviews", str(options.reviews)] if options.reviews else []
-    return " ".join(["python -m recipes", *own, "--seed", str(options.seed), *trial])
+    return " ".join(["python -m recipes", *arguments, "--seed", str(options.seed), *trial])

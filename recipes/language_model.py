@@ -1,7 +1,7 @@
-"""`imdb-gpt2-tiny`: a GPT-2 of 4 million parameters pretrained on movie reviews, and its tokenizer.
+"""`imdb-gpt2-tiny`: a GPT-2 with 4 million parameters pretrained on movie reviews, and its tokenizer.
 
-Left out: checkpoints, gradient accumulation, several devices. The budget is in tokens, never in minutes, so that a
-busy machine gives the same model later, not another one.
+There are no checkpoints, no gradient accumulation and no parallel devices. The budget is in tokens, not in minutes, so
+that the model does not depend on the speed of the machine.
 """
 
 import math
@@ -28,7 +28,7 @@ from recipes.windows import OBSERVER_SHARE, Windows
 
 EOS = "<|endoftext|>"
 POSITIONS = 256
-WINDOW_SHARES = {64: 0.7, 128: 0.22, 256: 0.08}  # of tokens; every position that the model has is trained
+WINDOW_SHARES = {64: 0.7, 128: 0.22, 256: 0.08}  # shares of tokens by window length; all positions are trained
 SAMPLE_PROMPTS = (
     "This movie",
     "I saw this",
@@ -40,7 +40,7 @@ SAMPLE_PROMPTS = (
 
 @dataclass(frozen=True)
 class LanguageModelRecipe:
-    """How the language model is built."""
+    """Settings of the language model."""
 
     tokens: int = 8_000_000
     """training tokens"""
@@ -51,24 +51,24 @@ class LanguageModelRecipe:
     heads: int = 4
     """attention heads"""
     vocabulary: int = 4096
-    """byte-level BPE tokens, EOS among them"""
+    """byte-level BPE tokens, including EOS"""
     batch_tokens: int = 2048
-    """tokens of one optimizer step"""
+    """tokens per optimizer step"""
     lr: float = 2e-3
     """peak learning rate of AdamW"""
     warmup: float = 0.03
-    """share of the steps over which the learning rate rises"""
+    """share of the steps for the learning rate's warmup"""
     weight_decay: float = 0.05
-    """of every matrix but the embeddings"""
+    """weight decay of all matrices except the embeddings"""
     seed: int = 1
-    """seed of the initial weights and of every draw"""
+    """random seed"""
 
 
 DOUBLE = LanguageModelRecipe(layers=6, width=320, heads=5)  # twice the parameters of the default
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer whose EOS, BOS and padding token is `<|endoftext|>`, as GPT-2's."""
+    """Trains a byte-level BPE tokenizer whose EOS, BOS and padding token is `<|endoftext|>`, like GPT-2's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,7 +90,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenize
 
 
 def new_model(recipe: LanguageModelRecipe, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
-    """Returns an untrained GPT-2 without dropout, its head tied to the embeddings."""
+    """Returns an untrained GPT-2 without dropout, with tied embeddings."""
     torch.manual_seed(recipe.seed)
     config = GPT2Config(
         vocab_size=len(tokenizer),
@@ -101,7 +101,7 @@ def new_model(recipe: LanguageModelRecipe, tokenizer: PreTrainedTokenizerBase) -
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        activation_function="gelu_pytorch_tanh",  # the same function as gelu_new, in one kernel
+        activation_function="gelu_pytorch_tanh",  # same as gelu_new, but one kernel
         summary_first_dropout=0.0,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -119,7 +119,7 @@ def token_loss(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def mean_loss(model: GPT2LMHeadModel, windows: torch.Tensor, rows: int = 64) -> float:
-    """Returns the mean cross-entropy per token over many windows [N, T], without gradients."""
+    """Returns the mean cross-entropy per token over windows [N, T], without gradients."""
     model.eval()
     losses = [token_loss(model, batch).item() * len(batch) for batch in windows.split(rows)]
     model.train()
@@ -127,7 +127,7 @@ def mean_loss(model: GPT2LMHeadModel, windows: torch.Tensor, rows: int = 64) -> 
 
 
 def batch_lengths(recipe: LanguageModelRecipe) -> list[int]:
-    """Returns the window length of every step, drawn in the shares of `WINDOW_SHARES`."""
+    """Returns the window length of every step, random with probabilities `WINDOW_SHARES`."""
     steps = max(1, round(recipe.tokens / recipe.batch_tokens))
     return random.Random(recipe.seed).choices(list(WINDOW_SHARES), list(WINDOW_SHARES.values()), k=steps)
 
@@ -145,16 +145,16 @@ def train(
         recipe: Sizes, budget, learning rate and seed.
         tokenizer: The tokenizer of the windows.
         reviews: Training reviews.
-        validate: Gives the held-out loss to report, called at each twentieth of the budget.
-        log: Takes one line of progress.
+        validate: Returns the held-out loss for the log; called at each twentieth of the budget.
+        log: Called with one line of progress.
     """
     model = new_model(recipe, tokenizer)
-    model.set_attn_implementation("eager")  # the faster one on short windows
+    model.set_attn_implementation("eager")  # faster on short windows
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "wte" not in n and "wpe" not in n]
-    decayed = {id(parameter) for parameter in matrices}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
+    matrix_ids = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=recipe.lr,
         betas=(0.9, 0.95),
         fused=True,
@@ -164,7 +164,7 @@ def train(
     schedule = get_cosine_schedule_with_warmup(optimizer, math.ceil(recipe.warmup * len(lengths)), len(lengths))
     windows = Windows(reviews, tokenizer, recipe.seed)
     model.train()
-    began = time.monotonic()
+    started = time.monotonic()
     for step, length in enumerate(lengths, start=1):
         rows = max(2, recipe.batch_tokens // length)
         observers = round(rows * OBSERVER_SHARE * 1.5) if length < POSITIONS else 0
@@ -175,7 +175,7 @@ def train(
         schedule.step()
         optimizer.zero_grad()
         if step % report_every == 0 or step == len(lengths):
-            held_out, speed = validate(model), step * recipe.batch_tokens / (time.monotonic() - began)
+            held_out, speed = validate(model), step * recipe.batch_tokens / (time.monotonic() - started)
             log(f"step {step}/{len(lengths)}: loss {loss.item():.3f}, held-out {held_out:.3f}, {speed:,.0f} tokens/s")
     return model.eval()
 
@@ -194,16 +194,18 @@ def sample(
 def measure(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, held_out: list[Review], windows: int
 ) -> Figures:
-    """Measures the held-out loss on several kinds of windows, and draws the samples of the card."""
-    draw = Windows(held_out, tokenizer, seed=0)
+    """Measures the held-out loss on several kinds of windows, and generates the card's samples."""
+    held_out_windows = Windows(held_out, tokenizer, seed=0)
     return {
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
-        "held-out loss per token (nats), 64-token windows": mean_loss(model, draw.draw(windows, 64)),
-        "held-out loss per token (nats), 128-token windows": mean_loss(model, draw.draw(windows // 2, 128)),
-        "held-out loss per token (nats), 256-token windows": mean_loss(model, draw.draw(windows // 4, 256), rows=32),
+        "held-out loss per token (nats), 64-token windows": mean_loss(model, held_out_windows.draw(windows, 64)),
+        "held-out loss per token (nats), 128-token windows": mean_loss(model, held_out_windows.draw(windows // 2, 128)),
+        "held-out loss per token (nats), 256-token windows": mean_loss(
+            model, held_out_windows.draw(windows // 4, 256), rows=32
+        ),
         "held-out loss per token (nats), observer prompts, 64-token windows": mean_loss(
-            model, draw.draw(windows // 2, 64, observers=windows // 2)
+            model, held_out_windows.draw(windows // 2, 64, observers=windows // 2)
         ),
         "held-out windows of 64 tokens": windows,
         "samples": [
@@ -213,9 +215,9 @@ def measure(
 
 
 def build(folder: Path, recipe: LanguageModelRecipe, corpus: Corpus, log: Callable[[str], None]) -> Figures:
-    """Trains tokenizer and model, save both into `folder` in Hugging Face format, and return the measured figures.
+    """Trains tokenizer and model, saves both in `folder` in Hugging Face format, and returns the measured figures.
 
-    Weights are stored in float16; the config asks for float32, so they are loaded as such.
+    Weights are stored in float16; because of the config, they are loaded as float32.
     """
     log(f"training a tokenizer of {recipe.vocabulary} tokens on {len(corpus.train):,} reviews")
     tokenizer = train_tokenizer((review.text for review in corpus.train), recipe.vocabulary)

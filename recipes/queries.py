@@ -1,4 +1,4 @@
-"""`imdb-queries`: review openings of 2 to 8 tokens, what the pioneer and the observer are asked to continue."""
+"""`imdb-queries`: review openings of 2 to 8 tokens, which the agents continue."""
 
 import json
 import random
@@ -11,33 +11,33 @@ from transformers import PreTrainedTokenizerBase
 from recipes.cards import Figures
 from recipes.corpus import Corpus, Review
 
-SHORTEST, LONGEST = 2, 8
-WORD_START = "Ġ"  # how a byte-level BPE writes the space that begins a word
+MIN_TOKENS, MAX_TOKENS = 2, 8
+WORD_START = "Ġ"  # the space that begins a word in byte-level BPE
 
 
-def opening(text: str, tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> str | None:
-    """Returns the first 2 to 8 tokens of `text` as text, or None where no fitting cut exists.
+def sample_opening(text: str, tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> str | None:
+    """Returns the first 2 to 8 tokens of `text` as text, or None if there is no suitable length.
 
-    The length is drawn among those after which a new word starts. Tokenising the result gives the same tokens.
+    The random length is one after which a new word starts. Tokenizing the result gives the same tokens.
     """
     tokens = tokenizer(text[:200])["input_ids"]
     pieces = tokenizer.convert_ids_to_tokens(tokens)
-    cuts = [cut for cut in range(SHORTEST, LONGEST + 1) if cut < len(pieces) and pieces[cut].startswith(WORD_START)]
-    if not cuts:
+    lengths = [n for n in range(MIN_TOKENS, MAX_TOKENS + 1) if n < len(pieces) and pieces[n].startswith(WORD_START)]
+    if not lengths:
         return None
-    kept = tokens[: rng.choice(cuts)]
-    query = str(tokenizer.decode(kept))
-    return query if tokenizer(query)["input_ids"] == kept else None
+    prefix = tokens[: rng.choice(lengths)]
+    query = str(tokenizer.decode(prefix))
+    return query if tokenizer(query)["input_ids"] == prefix else None
 
 
-def openings(
-    reviews: Sequence[Review], count: int, tokenizer: PreTrainedTokenizerBase, rng: random.Random, taken: set[str]
+def sample_openings(
+    reviews: Sequence[Review], count: int, tokenizer: PreTrainedTokenizerBase, rng: random.Random, used: set[str]
 ) -> Iterator[str]:
-    """Yields up to `count` openings of `reviews` that are not in `taken`, adding each to it."""
+    """Yields up to `count` openings of `reviews` that are not in `used`, and adds them to it."""
     for review in reviews:
-        query = opening(review.text, tokenizer, rng) if count else None
-        if query is not None and query not in taken:
-            taken.add(query)
+        query = sample_opening(review.text, tokenizer, rng) if count else None
+        if query is not None and query not in used:
+            used.add(query)
             count -= 1
             yield query
 
@@ -48,18 +48,21 @@ def build(
     """Writes `train.jsonl` (openings of training reviews) and `test.jsonl` (of held-out reviews), one query per line.
 
     Args:
-        folder: Where to write.
+        folder: The output folder.
         corpus: The reviews.
-        tokenizer: The language model's.
+        tokenizer: The language model's tokenizer.
         train: Number of training queries.
         test: Number of test queries.
-        seed: Seed of the lengths.
+        seed: Random seed of the lengths.
+
+    Returns:
+        The measured figures.
     """
     rng = random.Random(seed)
-    taken: set[str] = set()
+    used: set[str] = set()
     figures: Figures = {}
     for name, reviews, count in (("test", corpus.held_out, test), ("train", corpus.train, train)):
-        queries = list(openings(reviews, count, tokenizer, rng, taken))
+        queries = list(sample_openings(reviews, count, tokenizer, rng, used))
         lines = [json.dumps({"query": query}, ensure_ascii=False) for query in queries]
         (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         lengths = Counter(len(tokenizer(query)["input_ids"]) for query in queries)

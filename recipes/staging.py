@@ -1,4 +1,4 @@
-"""Writing a finished model or folder: weights in half the space, folders swapped in whole."""
+"""Saves models and folders: float16 weights, and atomic replacement of folders."""
 
 import json
 import tempfile
@@ -12,30 +12,27 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Gives an empty folder to fill; it takes the place of `target` when the block ends, and vanishes if that fails.
-
-    Readers see the old folder or the new one, never half of one.
-    """
+def replace_folder(target: Path) -> Iterator[Path]:
+    """Yields an empty folder that atomically replaces `target` when the block ends; deletes it if the block fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as stage:
-        fresh, stale = Path(stage, "fresh"), Path(stage, "stale")
-        fresh.mkdir()
-        yield fresh
-        for path in fresh.iterdir():
+        new_folder, old_folder = Path(stage, "fresh"), Path(stage, "stale")
+        new_folder.mkdir()
+        yield new_folder
+        for path in new_folder.iterdir():
             path.chmod(0o644)  # safetensors makes files that only their owner can read
         if target.exists():
-            target.rename(stale)
-        fresh.rename(target)
+            target.rename(old_folder)
+        new_folder.rename(target)
 
 
 def size_mb(folder: Path) -> float:
-    """Returns the size of everything below `folder` in megabytes (10^6 bytes)."""
+    """Returns the size of all files in `folder` in megabytes (10^6 bytes)."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
-    """Saves a tokenizer without the limit and padding of its last call, which readers of its file alone would apply."""
+    """Saves a tokenizer without the truncation and padding of its last call, which `tokenizers` would apply."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -43,7 +40,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
 
 
 def save_half(model: "PreTrainedModel", folder: Path) -> None:
-    """Saves a float32 model with float16 weights, under a config that has them loaded as float32 again."""
+    """Saves a float32 model with float16 weights and a config that loads them as float32."""
     model.half().save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -1,7 +1,7 @@
-"""Training windows of the language model: token sequences of one length, cut from reviews.
+"""Training windows of the language model: token sequences of equal length from reviews.
 
-Left out: packing across the whole corpus. A window starts at a review's opening or at a sentence, because a rollout's
-first token does. A review that ends inside a window is followed by EOS and another opening.
+A window starts at the beginning of a review or sentence, like a rollout; so reviews are not packed across the whole
+corpus. If a review ends inside a window, EOS and another review follow.
 """
 
 import random
@@ -14,21 +14,21 @@ from transformers import PreTrainedTokenizerBase
 from recipes.corpus import Review, sentence_starts
 
 OBSERVER_PROMPT = 'I can make this sentence "{reference}" more positive: {query}'
-OPENING_SHARE = 0.4  # of windows start at a review's opening, the others at a random sentence
-OBSERVER_SHARE = 0.08  # of tokens are in windows that start with an observer's prompt
-_CHARACTERS_PER_TOKEN = 9  # read ahead: more than any text here needs
+OPENING_SHARE = 0.4  # share of windows that start at a review's beginning; the others start at a random sentence
+OBSERVER_SHARE = 0.08  # share of tokens in windows that start with an observer's prompt
+_CHARACTERS_PER_TOKEN = 9  # upper estimate for these texts
 
 
 class Windows:
-    """Draws batches of windows from reviews, each from a random state of its own."""
+    """Draws random batches of windows from reviews."""
 
     def __init__(self, reviews: Sequence[Review], tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Indexes the reviews.
 
         Args:
             reviews: Cleaned, labelled reviews.
-            tokenizer: The language model's; its EOS separates reviews.
-            seed: Seed of every draw.
+            tokenizer: The language model's tokenizer; its EOS separates reviews.
+            seed: Random seed of the windows.
         """
         self._texts = [review.text for review in reviews]
         self._starts = [sentence_starts(text) for text in self._texts]
@@ -43,13 +43,19 @@ class Windows:
                 self._positive_by_start[tuple(words[:size])].append(text)
 
     def draw(self, rows: int, length: int, observers: int = 0) -> torch.Tensor:
-        """Returns `rows` windows of `length` tokens, the last `observers` of which start with an observer's prompt.
+        """Draws a batch of windows.
 
-        In these the reference is the opening of a negative review, and what follows `more positive: ` is a positive
-        review that shares its first one to three words, as an observer's query is also where the reference starts.
+        The last `observers` windows start with an observer's prompt. Their reference is the opening of a negative
+        review, and the text after `more positive: ` is a positive review with the same first one to three words, if
+        possible, because a reference also starts with the query.
+
+        Args:
+            rows: Number of windows.
+            length: Tokens per window.
+            observers: Number of windows with an observer's prompt.
 
         Returns:
-            int64 [rows, length].
+            Token ids, int64 [rows, length].
         """
         texts = [self._review_text(length) for _ in range(rows - observers)]
         texts += [self._observer_text(length) for _ in range(observers)]
@@ -63,13 +69,13 @@ class Windows:
     def _observer_text(self, length: int) -> str:
         negative = self._rng.choice(self._negative)
         words = negative.split(" ", 24)
-        matches = [found for size in (3, 2, 1) if (found := self._positive_by_start.get(tuple(words[:size])))]
+        matches = [texts for size in (3, 2, 1) if (texts := self._positive_by_start.get(tuple(words[:size])))]
         positive = self._rng.choice(matches[0] if matches else self._positive)
         reference = " ".join(words[: self._rng.randint(3, 20)])
         return self._fill(OBSERVER_PROMPT.format(reference=reference, query=positive), length)
 
     def _fill(self, text: str, length: int) -> str:
-        """Appends EOS and other openings until `text` surely has `length` tokens."""
+        """Appends EOS and other reviews until `text` certainly has `length` tokens."""
         while len(text) < length * _CHARACTERS_PER_TOKEN:
             text += f"{self._tokenizer.eos_token}{self._rng.choice(self._texts)}"
         return text[: length * _CHARACTERS_PER_TOKEN]

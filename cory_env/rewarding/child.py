@@ -1,10 +1,10 @@
-"""The child process that holds a reward: a function, or several whose weighted sum it is.
+"""The child process that computes a reward: one function, or the weighted sum of several.
 
     python -c "from cory_env.rewarding.child import main; main()" FD PARENT_PID [--die-with-thread]
 
 The parent's first request is the reward's name. The main thread runs the function. A second thread reads requests and
-ends the process when the parent is gone, so that a function that hangs cannot outlive the run. The parent opens
-standard output onto standard error, so a `print` does no harm.
+ends the process when the parent is gone, so that a hanging function cannot outlive the run. The parent redirects
+standard output to standard error, so `print` is harmless.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from typing import NamedTuple, SupportsFloat
 
 from cory_env.functions import SpecError, load_function
 from cory_env.pickled import display_name
-from cory_env.rewarding.process import Batch, Reply, Request, Reward
+from cory_env.rewarding.process import Batch, Reply, Reward, RewardRequest
 from cory_env.rewarding.spec import parse_sum, short_names
 from cory_env.shadowing import UsersModulesFirst
 
-PARENT_CHECK = 1.0  # seconds between looks at whether the parent lives, where its pipe's end is held open by others
+PARENT_CHECK_SECONDS = 1.0  # between checks that the parent is alive, because others may hold its pipe open
 
 EVENT_LOOP = asyncio.Runner()
-"""One for all calls, as in TRL: a semaphore or a client that a reward keeps belongs to the loop that it first met."""
+"""One loop for all calls, as in TRL, because a reward's semaphores and clients are bound to their first loop."""
 
 
-class Part(NamedTuple):
-    """One of the functions that make a reward."""
+class WeightedFunction(NamedTuple):
+    """One function of a reward, with its weight in the sum."""
 
     spec: str
     name: str
@@ -45,18 +45,20 @@ class Part(NamedTuple):
     function: Callable[..., object]
 
 
-def load(spec: str) -> list[Part]:
-    """Loads what a reward's name names.
+def load_functions(spec: str) -> list[WeightedFunction]:
+    """Loads the functions of a reward.
 
     Raises:
-        SpecError: A function cannot be loaded, or says that it cannot be used here.
-        ValueError: The arguments of one cannot be matched.
+        SpecError: A function cannot be loaded, or its `check` failed.
+        ValueError: The arguments of a function cannot be matched.
     """
     weights = dict(parse_sum(spec))
     names = short_names([*weights])
-    parts = [Part(key, name, weights[key], load_function(key)) for key, name in zip(weights, names, strict=True)]
+    parts = [
+        WeightedFunction(key, name, weights[key], load_function(key)) for key, name in zip(weights, names, strict=True)
+    ]
     for part in parts:
-        required(part.function)
+        required_arguments(part.function)
         try:
             call_hook(part.function, "check")
         except Exception as error:
@@ -64,21 +66,23 @@ def load(spec: str) -> list[Part]:
     return parts
 
 
-def call_all(parts: Sequence[Part], batch: Batch) -> Reply:
-    """Calls every function on a batch; with several, what fails names its function."""
+def call_all(parts: Sequence[WeightedFunction], batch: Batch) -> Reply:
+    """Calls every function on a batch. If there are several, an error names its function."""
     if len(parts) == 1 and parts[0].weight == 1.0:
         return call(parts[0].function, batch)
     replies = []
     for part in parts:
-        reply = call(part.function, batch, f"asks {display_name(part.spec)}, which ")
+        reply = call(part.function, batch, f"calls {display_name(part.spec)}, which ")
         if reply.error:
             return reply
         replies.append(reply)
-    return Reply(values=[_sum(parts, values) for values in zip(*(reply.values for reply in replies), strict=True)])
+    return Reply(
+        values=[_weighted_sum(parts, values) for values in zip(*(reply.values for reply in replies), strict=True)]
+    )
 
 
-def _sum(parts: Sequence[Part], values: Sequence[float | str]) -> float | str:
-    """Returns the weighted sum of what functions gave for one sample, or what one of them gave instead of a number."""
+def _weighted_sum(parts: Sequence[WeightedFunction], values: Sequence[float | str]) -> float | str:
+    """Returns the weighted sum of the functions' values for one sample, or the first error text among them."""
     numbers = {}
     for part, value in zip(parts, values, strict=True):
         if isinstance(value, str):
@@ -89,42 +93,43 @@ def _sum(parts: Sequence[Part], values: Sequence[float | str]) -> float | str:
     return reward
 
 
-def call(function: Callable[..., object], batch: Batch, asks: str = "") -> Reply:
-    """Calls the function on a batch with the arguments that it accepts, and checks what it returns.
+def call(function: Callable[..., object], batch: Batch, prefix: str = "") -> Reply:
+    """Calls the function on a batch with the arguments that it accepts, and checks its return value.
 
-    It gets a copy of each value, so that what it does to one sample in place is not done to another of the same query.
+    The function gets a copy of each value, so that changing one sample in place does not change another of the same
+    query.
 
     Args:
         function: The function.
-        batch: What it rewards.
-        asks: What stands before any error, to name one function of several.
+        batch: The samples to reward.
+        prefix: Text before any error message, to name the function if a reward has several.
     """
-    offered = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
-    arguments, missing = select_arguments(function, offered)
+    columns = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
+    arguments, missing = select_arguments(function, columns)
     if missing:
         return Reply(
             fatal=True,
-            error=f"it {asks}asks for {', '.join(missing)}, but is offered only {', '.join(sorted(offered))}. "
+            error=f"it {prefix}requires {', '.join(missing)}, but only {', '.join(sorted(columns))} are available. "
             "Rename its arguments, give them defaults, or add the columns to the data",
         )
-    if empty := [name for name in required(function) if any(value is None for value in arguments[name])]:
+    if empty := [name for name in required_arguments(function) if any(value is None for value in arguments[name])]:
         return Reply(
-            error=f"{asks}was not called, because it asks for {', '.join(empty)}, and the data has no value there "
-            "(with a default for that argument it would get None)"
+            error=f"{prefix}was not called, because it requires {', '.join(empty)}, which the data does not have for "
+            "this query (if the argument had a default, the function would get None)"
         )
     try:
         copies = {name: [copy.deepcopy(value) for value in values] for name, values in arguments.items()}
         result = function(**copies)
         if inspect.isawaitable(result):
-            result = EVENT_LOOP.run(_wait_for(result))
-        return check_values(result, len(batch), asks)
-    except BaseException as error:  # SystemExit too: a reward must not end its process without a word
-        return Reply(error=f"{asks}raised {_describe(error)}")
+            result = EVENT_LOOP.run(_await_result(result))
+        return check_values(result, len(batch), prefix)
+    except BaseException as error:  # SystemExit too: a reward must not end its process silently
+        return Reply(error=f"{prefix}raised {_describe(error)}")
     finally:
         sys.stdout.flush()
 
 
-async def _wait_for(result: Awaitable[object]) -> object:
+async def _await_result(result: Awaitable[object]) -> object:
     return await result
 
 
@@ -135,92 +140,95 @@ def _describe(error: BaseException) -> str:
 
 
 def select_arguments(
-    function: Callable[..., object], offered: dict[str, Sequence[object]]
+    function: Callable[..., object], columns: dict[str, Sequence[object]]
 ) -> tuple[dict[str, Sequence[object]], list[str]]:
-    """Returns those of the `offered` arguments that the function accepts, and the names it requires beyond them.
+    """Returns the columns that the function accepts as arguments, and the names of required arguments without a column.
 
-    Settings bound by the reward's name stay as bound, even where the data has a column of the same name.
+    Settings in the reward's name take precedence over columns of the same name.
     """
     bound = function.keywords if isinstance(function, partial) else {}
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    names = [name for name in offered if (takes_all or name in parameters) and name not in bound]
-    return {name: offered[name] for name in names}, [name for name in required(function) if name not in names]
+    names = [name for name in columns if (takes_all or name in parameters) and name not in bound]
+    return {name: columns[name] for name in names}, [name for name in required_arguments(function) if name not in names]
 
 
-def required(function: Callable[..., object]) -> tuple[str, ...]:
-    """Returns the arguments for which the function has no default, and its name no setting.
+def required_arguments(function: Callable[..., object]) -> tuple[str, ...]:
+    """Returns the arguments that have neither a default nor a setting in the function's name.
 
     Raises:
-        ValueError: It is a built-in without a signature, or does not know a setting.
+        ValueError: The function is a built-in without a signature, or does not accept a setting.
     """
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variable)
 
 
-def check_values(result: object, size: int, asks: str) -> Reply:
-    """Turns what a function returned for `size` samples into numbers; NumPy's and torch's scalars are welcome."""
+def check_values(result: object, size: int, prefix: str) -> Reply:
+    """Converts a function's return value for `size` samples into numbers; accepts NumPy and torch scalars."""
     try:
         if isinstance(result, (str, bytes, dict)):
             raise TypeError
         values = list(result)  # type: ignore[call-overload]
     except TypeError:
-        return Reply(error=f"{asks}returned {_shown(result)} instead of a list of {size} numbers")
+        return Reply(error=f"{prefix}returned {_format_value(result)} instead of a list of {size} numbers")
     if len(values) != size:
-        return Reply(error=f"{asks}returned {len(values)} values for {size} samples")
-    return Reply(values=[_number(value, asks) for value in values])
+        return Reply(error=f"{prefix}returned {len(values)} values for {size} samples")
+    return Reply(values=[_number(value, prefix) for value in values])
 
 
-def _number(value: object, asks: str) -> float | str:
+def _number(value: object, prefix: str) -> float | str:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
         if isinstance(value, SupportsFloat) and math.isfinite(number := float(value)):
             return number
-    return f"{asks}returned {_shown(value)} instead of a finite number"
+    return f"{prefix}returned {_format_value(value)} instead of a finite number"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None:
-        return "None (in TRL: a reward that does not apply; here every sample needs one)"
+        return "None (in TRL: the reward does not apply; here every sample requires a reward)"
     return f"{value!r:.80} ({type(value).__name__})"
 
 
 def call_hook(function: Callable[..., object], name: str) -> None:
-    """Calls what the function has under the name `prepare` or `check`, if anything, with the settings of its name."""
+    """Calls the function's attribute `prepare` or `check`, if it has one, with the settings in the function's name."""
     target, settings = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
     if callable(hook := getattr(target, name, None)):
         hook(**settings)
 
 
-def _read_requests(connection: "Connection[Reply, Request]", parent: int, requests: "queue.Queue[Request]") -> None:
+def _read_requests(
+    connection: "Connection[Reply, RewardRequest]", parent: int, requests: "queue.Queue[RewardRequest]"
+) -> None:
     try:
         while True:
-            while not connection.poll(PARENT_CHECK):
+            while not connection.poll(PARENT_CHECK_SECONDS):
                 if os.getppid() != parent:
                     return
             requests.put(connection.recv())
     except (EOFError, OSError):
         return
     finally:
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # its own group: this process and whatever the function started
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # its own group: this process and its children
 
 
 def main() -> None:
-    """Loads the functions, says so, prepares them, and answers batches until the parent is gone."""
+    """Loads the functions, reports that, prepares them, and rewards batches until the parent is gone."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
-    # A stopped Ray job sends this to all its processes, but the parent still needs rewards to finish its update.
+    # Stopping a Ray job sends SIGTERM to all its processes, but the parent still needs rewards to finish its update.
     signal.signal(signal.SIGTERM, lambda *_: None)
     if "--die-with-thread" in sys.argv and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends even a function that never yields to Python
-    connection: Connection[Reply, Request] = Connection(fd)
-    requests: queue.Queue[Request] = queue.Queue()
+    connection: Connection[Reply, RewardRequest] = Connection(fd)
+    requests: queue.Queue[RewardRequest] = queue.Queue()
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
     spec = requests.get()
     assert isinstance(spec, str)
     sys.meta_path.insert(0, UsersModulesFirst())
     try:
-        parts = load(spec)
-        ready = Reply(needs=tuple(dict.fromkeys(name for part in parts for name in required(part.function))))
+        parts = load_functions(spec)
+        names = dict.fromkeys(name for part in parts for name in required_arguments(part.function))
+        ready = Reply(needs=tuple(names))
     except SpecError as error:
         ready = Reply(error=str(error), fatal=True)
     except ValueError as error:
@@ -229,7 +237,7 @@ def main() -> None:
     if ready.error:
         return
     for part in parts:
-        with contextlib.suppress(BaseException):  # SystemExit too: the first call meets it again, and tells
+        with contextlib.suppress(BaseException):  # SystemExit too: the first call raises it again and reports it
             call_hook(part.function, "prepare")
     while True:
         batch = requests.get()

@@ -1,4 +1,4 @@
-"""Scores the responses of episodes in batches, one call of the reward function each."""
+"""Computes the task rewards of episodes in batches, with one call of the reward function per batch."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
 
 class RewardedResponse(NamedTuple):
-    """A response as the reward function gets it."""
+    """The input of the reward function for one response.
+
+    Attributes:
+        query: The query.
+        role: The role that responded.
+        text: The decoded response.
+        tokens: The response's token ids.
+    """
 
     query: "Query"
     role: str
@@ -21,56 +28,56 @@ class RewardedResponse(NamedTuple):
 
     @property
     def completion(self) -> "str | list[Message]":
-        """The text; a message of the assistant's where the query is a conversation."""
+        """The text, or a list of one assistant message if the query is a conversation."""
         return self.text if self.query.history is None else [{"role": "assistant", "content": self.text}]
 
 
 def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
-    """Returns the task rewards of finished episodes, from one call of the function for the responses without one.
+    """Returns the task rewards of finished episodes. One call of the function rewards all responses without a reward.
 
-    The samples stand episode by episode, in each the roles in the chain's order. The columns are those of the queries,
-    repeated to match, `role` and `completion_ids`; a query that lacks a column of another has None there. Where a query
-    is a conversation, so is the completion: a list of one message of the assistant's.
+    Samples are ordered by episode, then by the chain's order of roles. The columns are those of the queries, `role` and
+    `completion_ids`; if a query lacks a column of another query, its value is None. If a query is a conversation, its
+    completion is a list of one assistant message.
 
     Args:
         worker: The reward function.
-        episodes: Episodes in which all agents have answered; they may belong to different chains.
+        episodes: Episodes in which all agents have responded; they may belong to different chains.
 
     Returns:
-        Per episode, the task reward of each role; None where the worker skipped a sample.
+        Per episode, the task reward of each role; None if the worker skipped the sample.
 
     Raises:
         RewardError: The function failed.
     """
-    rewards = _reward(worker, episodes)
-    return [[*episode.task_rewards, *others] for episode, others in zip(episodes, rewards, strict=True)]
+    rewards = _missing_rewards(worker, episodes)
+    return [[*episode.task_rewards, *new_rewards] for episode, new_rewards in zip(episodes, rewards, strict=True)]
 
 
 def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Asks, in one call, for the rewards of the responses so far that have none, and notes them in the episodes.
+    """Computes the missing task rewards of the responses so far in one call, and notes them in the episodes.
 
-    So each response is rewarded once: `reward_episodes` returns these rewards with the others. A response whose reward
-    was skipped counts as the worst of those that an agent may see (`observed` is `best`).
+    Each response is rewarded only once, because `reward_episodes` returns noted rewards with the others. A response
+    whose reward was skipped counts as the worst when an agent sees the best one (`observed` is `best`).
 
     Raises:
         RewardError: The function failed.
     """
-    for episode, rewards in zip(episodes, _reward(worker, episodes), strict=True):
+    for episode, rewards in zip(episodes, _missing_rewards(worker, episodes), strict=True):
         episode.note_rewards(rewards)
 
 
-def _reward(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
+def _missing_rewards(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
     """Returns, per episode, the task rewards of the responses that have none noted."""
-    waiting = [range(len(episode.task_rewards), len(episode.responses)) for episode in episodes]
+    missing = [range(len(episode.task_rewards), len(episode.responses)) for episode in episodes]
     responses = [
         RewardedResponse(
             episode.query, episode.chain.roles[position], episode.completions[position], episode.responses[position]
         )
-        for episode, of in zip(episodes, waiting, strict=True)
-        for position in of
+        for episode, positions in zip(episodes, missing, strict=True)
+        for position in positions
     ]
     values = iter(reward_responses(worker, responses))
-    return [[next(values) for _ in of] for of in waiting]
+    return [[next(values) for _ in positions] for positions in missing]
 
 
 def reward_responses(worker: RewardWorker, responses: Sequence[RewardedResponse]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""The name of a reward: one function's (`cory_env.functions`), or the weighted sum of several,
+"""Names of rewards: one function (`cory_env.functions`), or a weighted sum of several,
 `1.0 * my_rewards:right + -0.1 * my_rewards:length`.
 """
 
@@ -11,19 +11,19 @@ PLUS, TIMES = " + ", " * "
 
 
 def weighted_sum(specs: Sequence[str], weights: Sequence[float] | None = None) -> str:
-    """Returns the name of the weighted sum of functions, as TRL's `reward_funcs` and `reward_weights` give it.
+    """Returns the name of a weighted sum of functions, as with TRL's `reward_funcs` and `reward_weights`.
 
     Args:
-        specs: their names.
-        weights: as many; None: 1.0 each.
+        specs: The functions' names.
+        weights: One weight per function; None means 1.0 each.
 
     Raises:
-        SpecError: there are not as many, or no functions.
+        SpecError: There are no functions, or their number differs from the number of weights.
     """
     weights = [1.0] * len(specs) if weights is None else weights
     if not specs or len(weights) != len(specs):
         raise SpecError(
-            f"There are {len(specs)} reward functions and {len(weights)} reward_weights. Give each function a weight, "
+            f"There are {len(specs)} reward functions, but {len(weights)} reward_weights. Set one weight per function, "
             "in the same order, or leave reward_weights out."
         )
     if len(specs) == 1 and weights[0] == 1.0:
@@ -32,10 +32,10 @@ def weighted_sum(specs: Sequence[str], weights: Sequence[float] | None = None) -
 
 
 def parse_sum(spec: str) -> list[tuple[str, float]]:
-    """Splits a reward's name into those of its functions, each with its weight, without importing anything.
+    """Splits a reward's name into its functions and their weights, without importing anything.
 
     Raises:
-        SpecError: A name is not of its form, or a function stands twice.
+        SpecError: A name is malformed, or a function is repeated.
     """
     parts: list[tuple[str, float]] = []
     for part in spec.split(PLUS):
@@ -44,20 +44,23 @@ def parse_sum(spec: str) -> list[tuple[str, float]]:
             parts.append((name, float(weight)) if times else (part, 1.0))
         except ValueError as error:
             raise SpecError(
-                f"The reward {display_name(spec)!r} has {weight!r} before {TIMES.strip()!r}, which is no number."
+                f"The reward {display_name(spec)!r} has the invalid weight {weight!r}. Write a number before "
+                f"{TIMES.strip()!r}."
             ) from error
         parse_spec(parts[-1][0])
     if len({name for name, _ in parts}) < len(parts):
-        raise SpecError(f"The reward {display_name(spec)!r} names a function twice. Add up its weights.")
+        raise SpecError(f"The reward {display_name(spec)!r} repeats a function. Add up its weights.")
     return parts
 
 
 def short_names(specs: Sequence[str]) -> list[str]:
-    """Returns what functions are called in reports: their bare names where these differ, else as they are named, those
-    with their code by a number.
+    """Returns the functions' names for reports.
+
+    A function's name comes without its module if that is unique. If it is not, the name includes the module, or a
+    number if the function is pickled.
     """
-    bare = [parse_spec(spec)[1] for spec in specs]
-    others = [
-        f"{name}_{at}" if is_pickled(spec) else spec for at, (name, spec) in enumerate(zip(bare, specs, strict=True))
+    names = [parse_spec(spec)[1] for spec in specs]
+    unique_names = [
+        f"{name}_{i}" if is_pickled(spec) else spec for i, (name, spec) in enumerate(zip(names, specs, strict=True))
     ]
-    return [name if bare.count(name) == 1 else other for name, other in zip(bare, others, strict=True)]
+    return [name if names.count(name) == 1 else unique for name, unique in zip(names, unique_names, strict=True)]

@@ -1,11 +1,11 @@
-"""Scores batches with a user's reward function and finds out which sample a failure belongs to.
+"""Rewards batches with a user's reward function and finds the sample that causes a failure.
 
-Whatever the function does wrong (an exception, a hang, an exit, a wrong number of values, a value that is no finite
-number), the answer is never a silent 0: with `stop` a `RewardError` names the function and the sample, with `skip` the
-sample's reward is None and is counted, so that the caller can drop its query.
+A failure of the function (an exception, a hang, an exit, a wrong number of values, a value that is not a finite number)
+never becomes a silent 0. With `stop`, a `RewardError` names the function and the sample. With `skip`, the sample's
+reward is None and is counted, so that the caller can drop its query.
 
-A process that the system kills, as it does where memory runs out, says nothing about function or data: its batch is
-tried again.
+If the system kills the process, as it does when memory runs out, neither function nor data need be at fault: the batch
+is retried.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 OnError = Literal["stop", "skip"]
 
-ATTEMPTS = 3  # at a batch during which the system kills the process
+MAX_ATTEMPTS = 3  # at a batch if the system kills the process
 
 
 class RewardError(RuntimeError):
@@ -30,31 +30,31 @@ class RewardError(RuntimeError):
 
 
 class RewardKilled(RewardError):
-    """The system killed a reward's process again and again; another time it may not."""
+    """The system killed the reward process at every attempt; a later attempt may succeed."""
 
 
 class RewardWorker:
-    """One reward, a function or several, in one child process, started on the first call and kept; a context manager.
+    """A reward in a child process, which starts on the first call and then stays; a context manager.
 
     Attributes:
-        skipped: How many samples have got None so far.
+        skipped: Number of samples so far whose reward is None.
     """
 
     def __init__(self, spec: str, *, timeout: float = 60.0, on_error: OnError = "stop") -> None:
-        """Names the function; nothing is started yet.
+        """Makes the worker without starting the child process.
 
         Args:
-            spec: `module:function`, or `module:function?setting=value`, or the weighted sum of several (`spec`).
-            timeout: Seconds that one call may take; also those for importing the module. A model that the function
-                loads on its first call counts in that call.
-            on_error: What a failure does: `stop` raises, `skip` gives None to the samples concerned.
+            spec: `module:function`, `module:function?setting=value`, or a weighted sum (`cory_env.rewarding.spec`).
+            timeout: Seconds that one call may take, and that importing the module may take. Loading a model in the
+                first call counts as part of that call.
+            on_error: How to handle a failure: `stop` raises, `skip` returns None for the affected samples.
 
         Raises:
-            ValueError: The name is not of this form, or a setting is out of range.
+            ValueError: The name is malformed, or a setting is out of range.
         """
         parse_sum(spec)
         if not timeout > 0:
-            raise ValueError(f"The reward's time limit is {timeout} s, but must be more than 0. Set reward_timeout.")
+            raise ValueError(f"reward_timeout is {timeout} s, but must be greater than 0.")
         self.name = display_name(spec)
         self.timeout = timeout
         self.on_error = on_error
@@ -67,29 +67,30 @@ class RewardWorker:
         """Returns one task reward per sample, from one call of the function.
 
         Args:
-            prompts: The bare queries: text, or lists of messages where they are conversations.
-            completions: The decoded responses, as many, in the same form.
-            columns: Further arguments, each a list as long; the function gets those that it accepts.
+            prompts: The queries: texts, or lists of messages for conversations.
+            completions: The decoded responses, one per query, in the same form.
+            columns: Further arguments, each a list of the same length; the function gets those that it accepts.
 
         Returns:
-            One finite number per sample, of several functions a `Reward`; None only with `skip`.
+            One finite number per sample (a `Reward` if there are several functions); None only with `skip`.
 
         Raises:
             RewardError: The function failed (with `stop`), or can never be called (always).
-            RewardKilled: The system killed its process at all attempts (with `skip`: and no sample stands out by that).
+            RewardKilled: The system killed the process at every attempt (with `skip`: unless only single samples
+                cause that).
             ValueError: The lists differ in length.
         """
         lengths = {"prompts": len(prompts), "completions": len(completions)} | {k: len(v) for k, v in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"The lists to reward must have one length, but these came: {lengths}.")
+            raise ValueError(f"The lists to reward differ in length: {lengths}.")
         batch = Batch(prompts, completions, columns)
         if not len(batch):
             return []
         reply = self._call(batch)
-        for _ in range(ATTEMPTS - 1):
+        for _ in range(MAX_ATTEMPTS - 1):
             if not reply.killed:
                 break
-            logger.warning("The reward %s %s; its %d samples are tried again.", self.name, reply.error, len(batch))
+            logger.warning("The reward %s %s; retrying its %d samples.", self.name, reply.error, len(batch))
             reply = self._call(batch)
         values = self._call_singly(batch, reply.error) if reply.error else reply.values
         faults = {index: value for index, value in enumerate(values) if isinstance(value, str)}
@@ -102,19 +103,19 @@ class RewardWorker:
         if self.on_error == "stop":
             raise RewardError(message)
         logger.warning("%s", message)
-        # If only the whole batch fails, nothing says which of its values can be trusted.
+        # If the batch fails but no single sample does, none of its values can be trusted.
         rewards = [value if isinstance(value, float) and faults else None for value in values]
         self.skipped += rewards.count(None)
         return rewards
 
     def start(self) -> tuple[str, ...]:
-        """Starts the child process now, so that a function that cannot be loaded is noticed before the first call.
+        """Starts the child process, so that a function that cannot be loaded fails before the first call.
 
         Returns:
-            The arguments that the function has no default for, so that every query must have a value for them.
+            The function's arguments without a default; every query must have a value for them.
 
         Raises:
-            RewardError: it cannot be loaded.
+            RewardError: The function cannot be loaded.
         """
         reply = self._process.start()
         if reply.error:
@@ -122,9 +123,9 @@ class RewardWorker:
         return self._process.needs
 
     def prepare(self) -> None:
-        """Starts the child process, which loads what the function's `prepare` does, and does not wait for that.
+        """Starts the child process, which calls the function's `prepare`; does not wait for that.
 
-        Nothing is raised: what fails now fails again in the first call, which tells of it.
+        Raises nothing: an error here occurs again in the first call, which reports it.
         """
         self._process.prepare()
 
@@ -151,10 +152,10 @@ class RewardWorker:
         return kind(f"The reward {self.name} cannot be used: {reply.error}")
 
     def _call_singly(self, batch: Batch, error: str) -> list[float | str]:
-        """Scores each sample by itself after a call that failed as a whole, for at most twice the time limit.
+        """Rewards each sample separately after the whole call failed, for at most twice the time limit.
 
         Returns:
-            Per sample, its reward or why it has none; with `stop` no further than to the first that fails.
+            Per sample, its reward or its error; with `stop`, only up to the first error.
         """
         if len(batch) == 1:
             return [error]
@@ -163,7 +164,7 @@ class RewardWorker:
         for index in range(len(batch)):
             if time.monotonic() > deadline:
                 if self.on_error == "skip":
-                    values += ["got no reward, because other samples used up the time"] * (len(batch) - index)
+                    values += ["could not run, because other samples used up the time"] * (len(batch) - index)
                 break
             reply = self._call(batch.pick([index]))
             values.append(reply.error or reply.values[0])
@@ -172,24 +173,24 @@ class RewardWorker:
         return values
 
     def _message(self, batch: Batch, error: str, faults: dict[int, str], killed: bool) -> str:
-        """Says which function failed, on which sample, how, and what to do."""
+
         index = min(faults, default=0)
         reason = faults.get(index, error)
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            where = f"sample {index} of {len(batch)}{more}, {_sample(batch, index)}"
+            location = f"sample {index} of {len(batch)}{more}, {_describe_sample(batch, index)}"
         else:
-            where = f"a batch of {len(batch)}, no sample of which was found to fail alone"
+            location = f"a batch of {len(batch)}, none of whose samples failed alone"
         if killed:
-            attempts = f" at {ATTEMPTS} attempts"
-            advice = "The system does that where memory runs out: leave it more, or let the reward take less."
+            attempts = f" at {MAX_ATTEMPTS} attempts"
+            advice = "The system probably ran out of memory: free some, or make the reward use less."
         else:
             attempts = ""
-            advice = "Correct the function or the data; set on_reward_error to skip to go on without such queries."
+            advice = "Correct the function or the data, or set on_reward_error=skip to drop such queries."
         end = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
-        return f"The reward {self.name} failed{attempts} on {where}: it {reason}{end}{advice}"
+        return f"The reward {self.name} failed{attempts} on {location}: it {reason}{end}{advice}"
 
 
-def _sample(batch: Batch, index: int) -> str:
+def _describe_sample(batch: Batch, index: int) -> str:
     role = f"role {batch.columns['role'][index]}, " if "role" in batch.columns else ""
     return f"{role}prompt {batch.prompts[index]!r:.100}, completion {batch.completions[index]!r:.100}"

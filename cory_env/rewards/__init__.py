@@ -1,1 +1,1 @@
-"""Reward functions that a configuration can name, as `cory_env.rewards.rouge:overlap`."""
+"""Bundled reward functions, named in a configuration as `cory_env.rewards.rouge:overlap`, for example."""

@@ -1,10 +1,11 @@
-"""Rewards for programs: which tests of the column `tests` a completion's program passes.
+"""Rewards for programs: the tests in the column `tests` that a completion's program passes.
 
     {"query": "Write a function double(x).", "tests": ["assert double(2) == 4", "assert double('ab') == 'abab'"]}
 
-A test is Python code that passes where it ends without an exception. In a completion with a block of code between
-lines of ``` the first such block is the program, else all of it is. Programs run shut in, a test's comparisons where no
-program can reach them (docs/tasks.md). A program that fails, hangs or takes too much passes nothing more.
+A test is Python code; it passes if it ends without an exception. The program is the completion's first block of code
+between lines of ```, or the whole completion if it has no such block. Programs run in a sandbox, and the tests'
+comparisons run in a separate process that the program cannot reach (docs/tasks.md). A program that fails, hangs or
+exceeds its limits passes no further tests.
 """
 
 import ast
@@ -16,24 +17,24 @@ from functools import wraps
 from typing import Any
 
 from cory_env.message import Message
-from cory_env.rewards.prepared import TIMEOUT, check_with
+from cory_env.rewards.prepared import TIMEOUT_VARIABLE, check_with
 from cory_env.sandbox.grading import Limits, Submission, grade
 
-SHARE = 0.8  # of the time that one call of the reward may take, for programs
-BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+TIME_SHARE = 0.8  # share of the reward's time limit that programs may use
+CODE_BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
-def check(sandbox: str = "required", seconds: str = "10", memory: str = "512") -> None:
-    """Finds out whether programs can be run here.
+def check_sandbox(sandbox: str = "required", seconds: str = "10", memory: str = "512") -> None:
+    """Checks that programs can be run on this machine.
 
     Raises:
-        SandboxError: programs cannot be shut in here.
-        ValueError: a setting is no number, or out of range.
+        SandboxError: The sandbox does not work here.
+        ValueError: A setting is not a number, or out of range.
     """
     grade([], _limits(seconds, memory), sandbox)
 
 
-@check_with(check)
+@check_with(check_sandbox)
 def share_passed(
     completions: Sequence[str | list[Message]],
     tests: Sequence[Sequence[str] | str],
@@ -48,65 +49,68 @@ def share_passed(
 
     Args:
         completions: The decoded responses.
-        tests: Of each, one test or several.
-        setup: Code that the tests rely on.
-        prefix: A program's beginning; a completion goes on with it, unless it defines `entry` itself.
-        entry: What the tests ask of a program, such as a function's name.
-        sandbox: `required`, or `off`: run programs with limits of time and memory alone.
-        seconds: That a program may take for all its tests, start included; less where many programs use it up.
-        memory: MiB of address space that a program may take.
+        tests: One test, or a list of tests, per completion.
+        setup: Code that the tests require.
+        prefix: The program's beginning, which the completion continues unless it defines `entry` itself.
+        entry: The name that the tests use of the program, such as a function's name.
+        sandbox: `required`, or `off`: run programs only with time and memory limits.
+        seconds: Time limit of a program for all its tests, including its start; lower if many programs reach it.
+        memory: Memory limit of a program, in MiB of address space.
 
     Raises:
-        SandboxError: programs cannot be shut in here.
-        ValueError: a setting is out of range, or a row has no tests.
+        SandboxError: The sandbox does not work here.
+        ValueError: A setting is out of range, or a row has no tests.
     """
     limits = _limits(seconds, memory)
-    nothing = [None] * len(completions)
+    none = [None] * len(completions)
     submissions = []
-    for completion, asked, before, start, name in zip(
-        completions, tests, setup or nothing, prefix or nothing, entry or nothing, strict=True
+    for completion, row_tests, row_setup, row_prefix, row_entry in zip(
+        completions, tests, setup or none, prefix or none, entry or none, strict=True
     ):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
-        pieces = [asked] if isinstance(asked, str) else list(asked)
-        if not pieces or not all(isinstance(test, str) and test.strip() for test in pieces):
-            raise ValueError(f"The column tests holds {asked!r}, but must be code, or a list of such.")
-        submissions.append(Submission(program_of(text, start or "", name or ""), pieces, before or "", name or ""))
-    passed = grade(submissions, limits, sandbox, float(os.environ.get(TIMEOUT, math.inf)) * SHARE)
+        test_list = [row_tests] if isinstance(row_tests, str) else list(row_tests)
+        if not test_list or not all(isinstance(test, str) and test.strip() for test in test_list):
+            raise ValueError(f"The column tests contains {row_tests!r}, but must be code or a list of code.")
+        program = extract_program(text, row_prefix or "", row_entry or "")
+        submissions.append(Submission(program, test_list, row_setup or "", row_entry or ""))
+    passed = grade(submissions, limits, sandbox, float(os.environ.get(TIMEOUT_VARIABLE, math.inf)) * TIME_SHARE)
     return [sum(verdicts) / len(verdicts) for verdicts in passed]
 
 
 @wraps(share_passed, assigned=())
 def all_passed(*arguments: Any, **settings: Any) -> list[float]:
-    """Returns 1.0 where a completion's program passes all tests, else 0.0; arguments as of `share_passed`."""
+    """Returns 1.0 if a completion's program passes all tests, else 0.0; takes the arguments of `share_passed`."""
     return [float(share == 1) for share in share_passed(*arguments, **settings)]
 
 
 def _limits(seconds: str, memory: str) -> Limits:
     limits = Limits(float(seconds), int(memory) * 2**20)
     if not (0 < limits.seconds < math.inf and limits.memory >= 64 * 2**20):
-        raise ValueError(f"seconds is {seconds} and memory {memory}, but must be above 0 and at least 64.")
+        raise ValueError(
+            f"seconds is {seconds} and memory {memory}, but seconds must be above 0 and memory at least 64."
+        )
     return limits
 
 
-def program_of(completion: str, prefix: str = "", entry: str = "") -> str:
+def extract_program(completion: str, prefix: str = "", entry: str = "") -> str:
     """Returns the program in a completion.
 
-    Where it goes on with a prefix it ends with the first line that stands at the margin, after which models invent
-    further tasks.
+    A completion that continues a prefix ends before its first unindented line, because models then invent further
+    tasks.
     """
-    block = BLOCK.search(completion)
+    block = CODE_BLOCK.search(completion)
     code = block[1] if block else completion
     if not prefix:
         return code
     if re.search(rf"^(async[ ]+)?(def|class)[ ]+{re.escape(entry)}\b", code, re.MULTILINE):
-        return f"{closed(prefix)}\n{code}"  # a later definition counts
+        return f"{close_prefix(prefix)}\n{code}"  # a later definition counts
     lines = code.splitlines(keepends=True)
     end = next((k for k, line in enumerate(lines) if k and line.strip() and not line[0].isspace()), None)
     return prefix + "".join(lines[:end])
 
 
-def closed(prefix: str) -> str:
-    """Returns a program's beginning as one that can be run, with its last function empty; or nothing."""
+def close_prefix(prefix: str) -> str:
+    """Returns a program's beginning as a complete program, with its last function empty; "" if that fails."""
     for ending in ("", "\n    pass\n"):
         try:
             ast.parse(prefix + ending)

@@ -1,10 +1,10 @@
-"""A language model behind an OpenAI-compatible address as the judge of responses.
+"""LLM as a judge: a language model behind an OpenAI-compatible API scores responses.
 
     cory_env.rewards.llm_judge:score?url=http://localhost:8000/v1&model=Qwen/Qwen3-32B&template=judge.txt
 
-The judge is asked for each response, and the last `Score: N` of its reply counts, as a share of the scale. The key
-is in the environment variable OPENAI_API_KEY, or in the one that `key` names; without one, EMPTY is sent. Needs openai
-(extra `judge`), which also retries.
+The judge gets one request per response. The last `Score: N` of its reply counts, rescaled to 0 to 1. The API key is
+read from the environment variable OPENAI_API_KEY, or from the one that `key` names; if it is unset, EMPTY is sent.
+Requires the package openai (extra `judge`), which also retries failed requests.
 """
 
 import asyncio
@@ -41,23 +41,23 @@ logger = logging.getLogger(__name__)
 
 
 class JudgeError(RuntimeError):
-    """The judge cannot be asked."""
+    """The judge's settings are invalid, or a request to it failed."""
 
 
 class Judge(BaseModel, frozen=True, extra="forbid"):
-    """Whom to ask, and how; every field is a setting of the reward's name.
+    """Settings of the judge; every field is a setting in the reward's name.
 
     Attributes:
-        url: Of the API, up to `/v1`.
-        model: Its name there.
-        key: The environment variable that holds the key.
-        template: A file with the question, with `{prompt}`, `{completion}` and columns of the data.
-        low: The least score, which is paid 0.
-        high: The best score, which is paid 1.
-        parallel: Requests at once.
-        tries: Replies that each response may take until one tells its score, and requests that each reply may take.
+        url: Base URL of the API, up to `/v1`.
+        model: The model's name in the API.
+        key: The environment variable with the API key.
+        template: A file with the judge's prompt, with `{prompt}`, `{completion}` and columns of the data.
+        low: The lowest score; its reward is 0.
+        high: The highest score; its reward is 1.
+        parallel: Maximum number of concurrent requests.
+        tries: Maximum number of replies per response until one has a score, and of requests per reply.
         timeout: Seconds that one request may take.
-        reply: Most tokens of a reply.
+        reply: Maximum number of tokens of a reply.
     """
 
     url: str = Field(pattern="^https?://")
@@ -72,111 +72,111 @@ class Judge(BaseModel, frozen=True, extra="forbid"):
     reply: int = Field(512, ge=1)
 
     @cached_property
-    def question(self) -> str:
-        """The template's text."""
+    def template_text(self) -> str:
+        """The template of the judge's prompt."""
         return TEMPLATE if self.template is None else self.template.read_text(encoding="utf-8")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.low < self.high:
             raise ValueError("low must be below high")
-        if "{completion}" not in self.question:
+        if "{completion}" not in self.template_text:
             raise ValueError("the template has no {completion}")
         return self
 
 
 def make_judge(**settings: str) -> Judge:
-    """Reads settings, which are text.
+    """Makes a judge from settings given as text.
 
     Raises:
-        JudgeError: one is unknown, missing, no number or out of range, or there is no such template.
+        JudgeError: A setting is unknown, missing or invalid, or the template cannot be read.
     """
     try:
         return Judge.model_validate(settings)
     except ValidationError as error:
-        reasons = "; ".join(f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors())
+        reasons = "; ".join(f"{'.'.join(map(str, item['loc']))} {item['msg']}".strip() for item in error.errors())
         raise JudgeError(
-            f"The judge cannot be asked: {reasons}. Its settings are: {', '.join(Judge.model_fields)}."
+            f"Invalid settings of the judge: {reasons}. Its settings are: {', '.join(Judge.model_fields)}."
         ) from error
     except OSError as error:
         raise JudgeError(f"The judge's template cannot be read: {error}.") from error
 
 
-def check(**settings: str) -> None:
-    """Finds out whether the judge can be asked, without asking.
+def check_judge(**settings: str) -> None:
+    """Checks the judge's settings, without a request.
 
     Raises:
-        JudgeError: it cannot.
+        JudgeError: A setting is invalid.
         ModuleNotFoundError: openai is not installed.
     """
     make_judge(**settings)
     import_extra("openai", "judge")
 
 
-@check_with(check)
+@check_with(check_judge)
 async def score(
     prompts: Sequence[str | list[Message]],
     completions: Sequence[str | list[Message]],
-    **given: str | Sequence[object],
+    **settings_and_columns: str | Sequence[object],
 ) -> list[float | None]:
     """Returns the judge's score of each response, from 0 for `low` to 1 for `high`.
 
-    A response whose score the judge does not tell in all tries gets None, which is an error of that sample's own.
+    A response gets None, an error of this sample only, if no reply of the judge has a score.
 
     Args:
-        prompts: what was asked.
-        completions: the responses.
-        given: the fields of `Judge`, as text; and the data's columns, one entry per response.
+        prompts: The queries.
+        completions: The responses.
+        settings_and_columns: The fields of `Judge`, as text; and the columns of the data, one entry per response.
 
     Raises:
-        JudgeError: the judge refuses or cannot be reached, or its template asks for what the data does not have.
+        JudgeError: A request failed, or the template requires a column that the data does not have.
     """
     from openai import AsyncOpenAI
 
-    judge = make_judge(**{name: value for name, value in given.items() if isinstance(value, str)})
-    columns = {name: value for name, value in given.items() if not isinstance(value, str)}
-    turn = asyncio.Semaphore(judge.parallel)
+    judge = make_judge(**{name: value for name, value in settings_and_columns.items() if isinstance(value, str)})
+    columns = {name: value for name, value in settings_and_columns.items() if not isinstance(value, str)}
+    semaphore = asyncio.Semaphore(judge.parallel)
 
-    async def judged(index: int) -> float | None:
+    async def judge_response(index: int) -> float | None:
         values = {name: column[index] for name, column in columns.items()}
         values |= {"prompt": _text(prompts[index]), "completion": _text(completions[index])}
         try:
-            question = judge.question.format_map(values)
+            prompt = judge.template_text.format_map(values)
         except KeyError as error:
-            raise JudgeError(f"The judge's template asks for {error}, which the data does not have.") from error
-        async with turn:
-            return await _ask(judge, client, question)
+            raise JudgeError(f"The judge's template requires {error}, but the data has no such column.") from error
+        async with semaphore:
+            return await _request_score(judge, client, prompt)
 
     client = AsyncOpenAI(
         base_url=judge.url,
-        api_key=os.environ.get(judge.key) or "EMPTY",  # without any, it would take the key of another variable
+        api_key=os.environ.get(judge.key) or "EMPTY",  # with None, the client would use the key of another variable
         timeout=judge.timeout,
         max_retries=judge.tries - 1,
     )
     try:
         async with client, asyncio.TaskGroup() as group:
-            tasks = [group.create_task(judged(index)) for index in range(len(completions))]
-    except ExceptionGroup as failed:  # the others were given up for it
-        raise failed.exceptions[0] from None
+            tasks = [group.create_task(judge_response(index)) for index in range(len(completions))]
+    except ExceptionGroup as errors:  # the first error has cancelled the other requests
+        raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-async def _ask(judge: Judge, client: "AsyncOpenAI", question: str) -> float | None:
-    """Asks until there is a score, or all tries are used."""
+async def _request_score(judge: Judge, client: "AsyncOpenAI", prompt: str) -> float | None:
+    """Sends requests until a reply has a score or all tries are used."""
     import openai
 
     for _ in range(judge.tries):
         try:
             reply = await client.chat.completions.create(
                 model=judge.model,
-                messages=[{"role": "user", "content": question}],
+                messages=[{"role": "user", "content": prompt}],
                 temperature=0,
                 max_tokens=judge.reply,
             )
         except openai.OpenAIError as error:
             reason = f"{type(error).__name__}: {error}"
             raise JudgeError(
-                f"The judge at {judge.url} did not answer in up to {judge.tries} tries ({reason})."
+                f"The judge at {judge.url} did not reply in up to {judge.tries} tries ({reason})."
             ) from error
         text = reply.choices[0].message.content or ""
         if scores := SCORE.findall(text):
@@ -185,5 +185,7 @@ async def _ask(judge: Judge, client: "AsyncOpenAI", question: str) -> float | No
     return None
 
 
-def _text(turn: str | list[Message]) -> str:
-    return turn if isinstance(turn, str) else "\n".join(f"{message['role']}: {message['content']}" for message in turn)
+def _text(value: str | list[Message]) -> str:
+    if isinstance(value, str):
+        return value
+    return "\n".join(f"{message['role']}: {message['content']}" for message in value)

@@ -1,9 +1,10 @@
-r"""The reward for answers that are mathematics: 1.0 where a completion's answer has the value of the column `answer`.
+r"""Reward for mathematical answers: 1.0 if a completion's answer has the same value as the column `answer`.
 
     {"query": "Solve 2x = 1.", "answer": "\\frac{1}{2}"}      right: $x = 0.5$, \boxed{1/2}, \boxed{\frac12}
 
-The package math-verify reads both and compares them by sympy (extra `math`). Of a completion it takes what is in
-\boxed{}, else a final answer, else the last mathematics in it. Percentages count both ways, units do not count.
+The package math-verify (extra `math`) parses both and compares them with sympy. It takes a completion's \boxed{} if
+there is one, otherwise a final answer, otherwise the last expression. Percentages match in both notations, and units
+are ignored.
 """
 
 import contextlib
@@ -17,68 +18,70 @@ from typing import TYPE_CHECKING
 
 from cory_env.message import Message
 from cory_env.rewards.number import answer_text
-from cory_env.rewards.prepared import TIMEOUT, check_with, import_extra
-from cory_env.sandbox.grading import Allowance
+from cory_env.rewards.prepared import TIMEOUT_VARIABLE, check_with, import_extra
+from cory_env.sandbox.grading import TimeBudget
 
 if TYPE_CHECKING:
     from sympy import Basic
 
 BOXED = r"\boxed{"
-LIMIT = 3.0  # seconds for one completion
-SHARE = 0.8  # of the time that one call of the reward may take
+MAX_SECONDS = 3.0  # time limit of one completion
+TIME_SHARE = 0.8  # share of the reward's time limit that comparisons may use
 
 
-class TooLong(BaseException):
-    """A completion takes too much time; no `except Exception` of a library takes it for its own."""
+class ComparisonTimeout(BaseException):
+    """Comparing a completion takes too long. Not an `Exception`, so that no library catches it."""
 
 
-def check() -> None:
-    """Finds out whether math-verify is installed.
+def check_math_verify() -> None:
+    """Checks that math-verify is installed.
 
     Raises:
-        ModuleNotFoundError: It is not.
+        ModuleNotFoundError: It is not installed.
     """
     _library()
 
 
-@check_with(check)
+@check_with(check_math_verify)
 def same_value(completions: Sequence[str | list[Message]], answer: Sequence[object]) -> list[float]:
-    r"""Returns 1.0 where a completion's answer has the value of the right one, else 0.0.
+    r"""Returns 1.0 if a completion's answer has the same value as the gold answer, else 0.0.
 
-    A completion that takes longer than 3 s to compare, as a tower of powers does, is wrong.
+    A completion whose comparison takes longer than 3 s, such as a tower of powers, is wrong.
 
     Args:
         completions: The decoded responses.
-        answer: The right answers: mathematics, a solution that ends in \boxed{}, or one with the answer after `####`.
+        answer: The gold answers: expressions, or solutions with the answer in \boxed{} at the end or after `####`.
 
     Raises:
         ModuleNotFoundError: math-verify is not installed.
-        ValueError: A right answer cannot be read.
+        ValueError: A gold answer cannot be parsed.
     """
     parse, verify = _library()
-    allowance = Allowance(len(completions), 1, LIMIT, float(os.environ.get(TIMEOUT, math.inf)) * SHARE)
+    budget = TimeBudget(
+        len(completions), 1, MAX_SECONDS, float(os.environ.get(TIMEOUT_VARIABLE, math.inf)) * TIME_SHARE
+    )
     values = []
-    for completion, gold in zip(completions, answer, strict=True):
+    for completion, gold_answer in zip(completions, answer, strict=True):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
-        right = _gold(gold_text(gold))
+        gold_values = _parse_gold(gold_text(gold_answer))
         value = 0.0
-        with contextlib.suppress(TooLong), _at_most(allowance.next()):
-            value = float(verify(list(right), parse(text, parsing_timeout=None), timeout_seconds=None))
+        with contextlib.suppress(ComparisonTimeout), _time_limit(budget.next()):
+            value = float(verify(list(gold_values), parse(text, parsing_timeout=None), timeout_seconds=None))
         values.append(value)
     return values
 
 
 def gold_text(answer: object) -> str:
-    r"""Returns the answer in a column `answer` or `solution`: after the last `####`, or in the last \boxed{}, or all.
+    r"""Returns the answer in a column `answer` or `solution`: after the last `####`, in the last \boxed{}, or all text.
 
     Raises:
-        ValueError: There is none, or it is no answer (`answer_text`).
+        ValueError: The answer is empty, or has an unsupported type (`answer_text`).
     """
-    whole = answer_text(answer)
-    text = whole.rpartition("####")[2].strip()
+    full_text = answer_text(answer)
+    text = full_text.rpartition("####")[2].strip()
     text = _last_boxed(text) if BOXED in text else text
     if not text.strip():
-        raise ValueError(f"The answer {whole[-80:]!r} is empty. Write it as text, or in \\boxed{{}}.")
+        raise ValueError(f"The answer {full_text[-80:]!r} is empty. Write it as text, or in \\boxed{{}}.")
     return text.strip()
 
 
@@ -93,33 +96,33 @@ def _last_boxed(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _gold(text: str) -> "tuple[Basic | str, ...]":
+def _parse_gold(text: str) -> "tuple[Basic | str, ...]":
     parse, _ = _library()
-    found = tuple(parse(f"{BOXED}{text}}}", parsing_timeout=None))
-    if not found:
-        raise ValueError(f"The answer {text!r} cannot be read as mathematics. Correct it.")
-    return found
+    values = tuple(parse(f"{BOXED}{text}}}", parsing_timeout=None))
+    if not values:
+        raise ValueError(f"The answer {text!r} cannot be parsed as mathematics. Correct it.")
+    return values
 
 
 @lru_cache(maxsize=1)
 def _library() -> tuple[Callable[..., list["Basic | str"]], Callable[..., bool]]:
     library = import_extra("math_verify", "math")
-    # Its own time limits are whole seconds; it warns of going without.
+    # Its time limits are whole seconds, and it warns if they are disabled.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return library.parse, library.verify
 
 
 @contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raises `TooLong` in here once time is up. For the main thread, where a reward's process runs its function."""
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises `ComparisonTimeout` inside when time is up. Works only in the main thread, which runs reward functions."""
 
     def stop(*_: object) -> None:
-        raise TooLong
+        raise ComparisonTimeout
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 0.1)  # again, where something has swallowed the first
+    previous_handler = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 0.1)  # repeats, in case the first one is swallowed
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)

@@ -1,14 +1,14 @@
-r"""Reads numbers in text exactly, as fractions, in the notations that answers to sums are written in.
+r"""Parses numbers in text exactly, as fractions, in the notations common in answers to arithmetic problems.
 
     18   18.0   .5   -3   −3   1,234,567   $1,234.50   -$5   45%   3/4   1 1/2   2.5e3   \frac{3}{4}   \boxed{18}
 
-A percent sign, a currency and a unit change nothing. A hyphen is a minus sign where it touches the number and nothing
-before it: `-3`, `= -3`, but not `5-3`, `2-3 days` or `- 3`. Digits inside a word (`m2`) and exponents (`cm^2`) are not
-numbers of their own; an exponent with a sign, as in `10^-3`, is taken for one. Nothing is calculated: in `2 * 3` and
-`48 / 2` the last numbers are 3 and 2, but `48/2` is a fraction. Words (`half`) and characters such as ½ are not read.
+Percent signs, currencies and units are ignored. A hyphen is a minus sign if it touches the number and nothing before
+it: `-3`, `= -3`, but not `5-3`, `2-3 days` or `- 3`. Digits inside a word (`m2`) and exponents (`cm^2`) are not
+numbers; a signed exponent, as in `10^-3`, does count as one. Nothing is calculated: in `2 * 3` and `48 / 2` the last
+numbers are 3 and 2, but `48/2` is a fraction. Words (`half`) and characters such as ½ are not recognized.
 
-Texts come from models that may write anything, so reading takes linear time, and a number that is too long, has too
-large an exponent or divides by zero is unreadable instead of slow.
+Models may write anything, so parsing takes linear time: a number that is too long, has too large an exponent or divides
+by zero counts as unreadable.
 """
 
 import math
@@ -17,16 +17,16 @@ from decimal import Decimal
 from fractions import Fraction
 from numbers import Real
 
-LONGEST = 1000  # characters of a number, and the largest power of ten
+MAX_NUMBER_LENGTH = 1000  # characters of a number, and the largest power of ten
 
-# Quantifiers that end in + never give back what they took, so no text makes the search slow. \d is a digit of any
-# script, as int() takes it.
+# Quantifiers that end in + never backtrack, so no text makes the search slow. \d matches digits of any script, as int()
+# does.
 _INTEGER = r"(?: \d{1,3} (?: ,\d{3}(?!\d) )++ | \d++ )"
 _NUMBER = re.compile(
     rf"""
     (?: (?<! [-−–A-Za-z\d)\]}}%] ) (?P<minus>[-−–]) (?: \\?[$€£¥] )? | (?<! [A-Za-z\d^] ) (?<! \^\{{ ) )
     (?:
-        (?: (?P<whole>{_INTEGER}) [ ] )? (?P<top>{_INTEGER}) / (?P<bottom>{_INTEGER}) (?! \.\d )
+        (?: (?P<integer>{_INTEGER}) [ ] )? (?P<top>{_INTEGER}) / (?P<bottom>{_INTEGER}) (?! \.\d )
       | (?P<decimal> (?: {_INTEGER} (?: \.\d++ )? | (?<! [A-Za-z\d.] ) \.\d++ ) (?: [eE][-+]?\d++ )? )
     )
     """,
@@ -36,51 +36,50 @@ _LATEX_FRACTION = re.compile(rf"(\d[ ]?)? \\[dt]?frac \{{({_INTEGER})\}} \{{({_I
 
 
 def last_number(text: str) -> Fraction | None:
-    """Returns the last number in `text`; None where there is none, or where the last one is unreadable."""
-    text = text.replace("{,}", ",").replace("\\,", ",")  # LaTeX's thousands
-    text = _LATEX_FRACTION.sub(_as_slash, text)
+    """Returns the last number in `text`; None if there is none, or if the last one is unreadable."""
+    text = text.replace("{,}", ",").replace("\\,", ",")  # LaTeX's thousands separators
+    text = _LATEX_FRACTION.sub(_to_slash_fraction, text)
     last = None
-    for found in _NUMBER.finditer(text):
-        last = found
-    return None if last is None else _value(last)
+    for match in _NUMBER.finditer(text):
+        last = match
+    return None if last is None else _to_fraction(last)
 
 
-def _as_slash(found: re.Match[str]) -> str:
-    whole, top, bottom = found.groups()
-    return f"{whole.strip()} {top}/{bottom}" if whole else f"{top}/{bottom}"
+def _to_slash_fraction(match: re.Match[str]) -> str:
+    integer, top, bottom = match.groups()
+    return f"{integer.strip()} {top}/{bottom}" if integer else f"{top}/{bottom}"
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    if len(found[0]) > LONGEST:
+def _to_fraction(match: re.Match[str]) -> Fraction | None:
+    if len(match[0]) > MAX_NUMBER_LENGTH:
         return None
-    if found["decimal"]:
-        decimal = found["decimal"].replace(",", "").lower()
-        if abs(int(decimal.partition("e")[2] or 0)) > LONGEST:
+    if match["decimal"]:
+        decimal = match["decimal"].replace(",", "").lower()
+        if abs(int(decimal.partition("e")[2] or 0)) > MAX_NUMBER_LENGTH:
             return None
         value = Fraction(decimal)
     else:
-        whole, top, bottom = (int((found[name] or "0").replace(",", "")) for name in ("whole", "top", "bottom"))
+        integer, top, bottom = (int((match[name] or "0").replace(",", "")) for name in ("integer", "top", "bottom"))
         if bottom == 0:
             return None
         value = Fraction(top, bottom)
-        if found["whole"] and value >= 1:
-            return value  # no mixed number: the one before is another number, and so is its sign
-        value += whole
-    return -value if found["minus"] else value
+        if match["integer"] and value >= 1:
+            return value  # not a mixed number: the integer before it, and its sign, are another number
+        value += integer
+    return -value if match["minus"] else value
 
 
 def gold_number(answer: object) -> Fraction:
-    """Returns the number in a data set's column `answer`: after the last `####`, where there is a solution before it.
+    """Returns the number in a data set's column `answer`: after the last `####` if it has a solution before that.
 
     Raises:
-        ValueError: There is none, or it is no answer (`answer_text`).
+        ValueError: The answer has no number, or an unsupported type (`answer_text`).
     """
     text = answer_text(answer)
     number = last_number(text.rpartition("####")[2])
     if number is None:
         raise ValueError(
-            f"The answer {text[-80:]!r} has no number. Write it as a number, after #### where a solution stands "
-            "before it."
+            f"The answer {text[-80:]!r} has no number. Write a number, or a solution followed by #### and a number."
         )
     return number
 
@@ -89,10 +88,10 @@ def answer_text(answer: object) -> str:
     """Returns a gold answer as text.
 
     Args:
-        answer: A text, a finite number, or a list of exactly one of these.
+        answer: A text, a finite number, or a list with exactly one of these.
 
     Raises:
-        ValueError: It is anything else, such as a list of several answers.
+        ValueError: `answer` is anything else, such as a list of several answers.
     """
     value = answer[0] if isinstance(answer, (list, tuple)) and len(answer) == 1 else answer
     if isinstance(value, str):
@@ -100,5 +99,6 @@ def answer_text(answer: object) -> str:
     if isinstance(value, (Real, Decimal)) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     raise ValueError(
-        f"The answer {answer!r:.80} must be a text, a finite number, or a list of one of these. Keep one answer a row."
+        f"The answer {answer!r:.80} must be a text, a finite number, or a list with one of these. Keep one answer per "
+        "row."
     )

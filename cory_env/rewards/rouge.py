@@ -1,4 +1,4 @@
-"""ROUGE: how much of a reference summary's wording a completion shares."""
+"""ROUGE: overlap of a completion's wording with a reference summary."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 def overlap(completions: Sequence[str], summary: Sequence[str | Sequence[str]], measure: str = "rougeL") -> list[float]:
     """Returns the F-measure of ROUGE between each completion and its reference, from 0 to 1, words stemmed.
 
-    Computed by `rouge-score` (extra `summarize`), which gives the figures of the original ROUGE script.
+    Computed by `rouge-score` (extra `summarize`), whose values match the original ROUGE script.
 
     Args:
         completions: The decoded responses.
-        summary: The column of references: a text, or several of which the best match counts.
+        summary: The references: one text per completion, or a list of texts, the best match of which counts.
         measure: `rouge1`, `rouge2`, `rougeL` or `rougeLsum`, in a configuration
             `cory_env.rewards.rouge:overlap?measure=rouge2`.
 
     Raises:
-        ValueError: There is no such measure, or a row has no reference.
+        ValueError: The measure is unknown, or a row has no reference.
         ModuleNotFoundError: `rouge-score` is not installed.
     """
     scorer = _scorer(measure)
@@ -31,7 +31,7 @@ def overlap(completions: Sequence[str], summary: Sequence[str | Sequence[str]], 
         candidates = list(references) if isinstance(references, (list, tuple)) else [references]
         texts = [text for text in candidates if isinstance(text, str)]
         if len(texts) < len(candidates) or not any(text.strip() for text in texts):
-            raise ValueError(f"The column summary holds {references!r}, but ROUGE compares with a text.")
+            raise ValueError(f"The column summary contains {references!r}, but must be a text or a list of texts.")
         values.append(float(scorer.score_multi(texts, completion)[measure].fmeasure))
     return values
 
@@ -40,6 +40,6 @@ def overlap(completions: Sequence[str], summary: Sequence[str | Sequence[str]], 
 def _scorer(measure: str) -> "RougeScorer":
     library = import_extra("rouge_score.rouge_scorer", "summarize")
     if measure not in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
-        raise ValueError(f"ROUGE has no measure {measure!r}. Write rouge1, rouge2, rougeL or rougeLsum.")
+        raise ValueError(f"Unknown ROUGE measure {measure!r}. Use rouge1, rouge2, rougeL or rougeLsum.")
     scorer: RougeScorer = library.RougeScorer([measure], use_stemmer=True)
     return scorer

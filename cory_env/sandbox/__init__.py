@@ -1,6 +1,6 @@
-"""Runs programs that nobody has read, and finds out which tests they pass, so that no program can say so itself.
+"""Runs untrusted programs against tests, so that a program cannot forge the result.
 
-A program runs in a process of its own, shut in (`machine`), and so does what asks it (`tester`). Between the two only
-plain data goes to and fro (`inside`): the tests' calls one way, what the program returned the other way. The tests are
-evaluated where the program is not, so it can return wrong values, but not a verdict.
+The program (`worker`) and the tests (`tester`) run in two sandboxed processes (`machine`), which exchange only plain
+data (`protocol`): the tests' calls in one direction, the program's return values in the other. The tests are evaluated
+outside the program's process, so a program can return wrong values, but cannot report a test as passed.
 """

@@ -1,4 +1,4 @@
-"""Runs programs against tests, each shut in, several at once, and says which tests each passes."""
+"""Runs sandboxed programs against tests, several at once, and returns which tests each program passes."""
 
 import json
 import math
@@ -17,33 +17,33 @@ from typing import IO
 from cory_env.sandbox import machine
 from cory_env.sandbox.machine import CODE_ROOT, HERE, TEMPORARY
 
-TESTER_MEMORY = 2 * 2**30  # bytes of address space; the tests are the data's
+TESTER_MEMORY = 2 * 2**30  # bytes of address space; the tests come from the data
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A program and what it is put to.
+    """A program and its tests.
 
     Attributes:
-        program: Its text.
-        tests: Code, of which each piece passes where it ends without an exception. Names that it lacks are the
-            program's, and `run(text)` is what the program prints as a script that reads `text`.
-        setup: Code that each test relies on.
-        own: A name that is the program's, though the setup may define it.
+        program: The program's source code.
+        tests: Code of the tests; a test passes if it ends without an exception. Names that a test does not define refer
+            to the program, and `run(text)` returns the output of the program as a script with `text` as its input.
+        setup: Code that each test requires.
+        entry: A name that refers to the program even if the setup defines it.
     """
 
     program: str
     tests: Sequence[str]
     setup: str = ""
-    own: str = ""
+    entry: str = ""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may take.
+    """Resource limits of one program.
 
     Attributes:
-        seconds: Of wall time, for all tests together; of CPU time the same.
+        seconds: Wall time for all tests together; also the limit of CPU time.
         memory: Bytes of address space.
     """
 
@@ -51,54 +51,54 @@ class Limits:
     memory: int = 512 * 2**20
 
 
-class Allowance:
-    """Time for many programs: each may take its limit, or less, so that all are done in time however many hang."""
+class TimeBudget:
+    """Divides a total time limit among programs, so that all finish in time even if many of them hang."""
 
-    def __init__(self, programs: int, side_by_side: int, limit: float, total: float) -> None:
+    def __init__(self, programs: int, parallel: int, limit: float, total: float) -> None:
         """Starts the clock.
 
         Args:
-            programs: how many there are.
-            side_by_side: how many run at once.
-            limit: seconds of one.
-            total: seconds of all.
+            programs: Number of programs.
+            parallel: Number of programs that run at once.
+            limit: Maximum seconds per program.
+            total: Seconds for all programs.
         """
-        self._left, self._side_by_side, self._limit = programs, side_by_side, limit
-        self._end = time.monotonic() + total
+        self._remaining, self._parallel, self._limit = programs, parallel, limit
+        self._deadline = time.monotonic() + total
         self._lock = threading.Lock()
 
     def next(self) -> float:
-        """Seconds of the next program."""
+        """Returns the time limit of the next program, in seconds."""
         with self._lock:
-            rounds = math.ceil(self._left / self._side_by_side)
-            self._left -= 1
-            return max(0.0, min(self._limit, (self._end - time.monotonic()) / rounds))
+            rounds = math.ceil(self._remaining / self._parallel)
+            self._remaining -= 1
+            return max(0.0, min(self._limit, (self._deadline - time.monotonic()) / rounds))
 
 
 def grade(submissions: Sequence[Submission], limits: Limits, sandbox: str, total: float = math.inf) -> list[list[bool]]:
-    """Runs every program, as many at once as there are cores.
+    """Runs all programs, one per core at a time.
 
     Args:
-        submissions: what is run.
-        limits: of each program.
-        sandbox: `off` runs them with limits of memory and time alone.
-        total: seconds for all; where they would take longer, each gets less.
+        submissions: The programs and their tests.
+        limits: The limits of each program.
+        sandbox: `required`, or `off` to run programs only with memory and time limits.
+        total: Seconds for all programs; if they would take longer, each program's time limit is reduced.
 
     Returns:
-        Per program, which tests it passes, in their order. One that is not reached in time is not passed.
+        Per program, whether it passes each test. Tests that are not reached in time are not passed.
 
     Raises:
-        SandboxError: programs cannot be shut in here.
+        SandboxError: The sandbox does not work here, or `sandbox` is unknown.
     """
     if sandbox == "required":
         machine.require_sandbox()
     elif sandbox != "off":
         raise machine.SandboxError(f"sandbox is {sandbox!r}, but must be required or off.")
     cores = len(os.sched_getaffinity(0))
-    allowance = Allowance(len(submissions), cores, limits.seconds, total)
+    budget = TimeBudget(len(submissions), cores, limits.seconds, total)
 
     def run(submission: Submission) -> list[bool]:
-        return _run(submission, Limits(allowance.next(), limits.memory), sandbox)
+        return _run(submission, Limits(budget.next(), limits.memory), sandbox)
 
     with ThreadPoolExecutor(cores) as threads:
         return list(threads.map(run, submissions))
@@ -113,22 +113,23 @@ def _run(submission: Submission, limits: Limits, sandbox: str) -> list[bool]:
         if sandbox == "off":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cory-"))
             environment |= {"HOME": folder, "TMPDIR": folder}
-        # Requests go one way, answers the other; the verdict goes to this process, past the program.
-        (requests, ask), (answers, answer), (verdict, say) = (_pipe(stack) for _ in range(3))
+        # The tester sends requests and the worker replies; test results go to this process only.
+        (request_in, request_out), (reply_in, reply_out), (results_in, results_out) = (_pipe(stack) for _ in range(3))
 
-        def start(side: str, given: object, memory: int, read: IO[bytes], write: IO[bytes], *more: IO[bytes]) -> None:
-            """Runs one side; at the end it is killed, with all that it started."""
+        def start(
+            module: str, content: object, memory: int, read: IO[bytes], write: IO[bytes], *outputs: IO[bytes]
+        ) -> None:
+            """Starts one process, which is killed when the stack closes."""
             file = stack.enter_context(tempfile.TemporaryFile())
-            file.write(json.dumps(given).encode())
+            file.write(json.dumps(content).encode())
             file.seek(0)
-            files = [file.fileno(), *(other.fileno() for other in more)]
-            code = (
-                f"import sys; sys.path.insert(0, {root!r}); from cory_env.sandbox.{side} import main; sys.path.pop(0); "
-            )
+            files = [file.fileno(), *(output.fileno() for output in outputs)]
+            code = f"import sys; sys.path.insert(0, {root!r}); from cory_env.sandbox.{module} import main; "
+            code += "sys.path.pop(0); "
             code += f"main({files}, {[memory, seconds, TEMPORARY]}, {machine.packages()!r}, {sandbox == 'off'})"
             command = [machine.interpreter(), *machine.OPTIONS, "-c", code]
             process = subprocess.Popen(
-                command if sandbox == "off" else machine.sandboxed(command),
+                command if sandbox == "off" else machine.sandbox_command(command),
                 stdin=read,
                 stdout=write,
                 stderr=subprocess.DEVNULL,
@@ -139,12 +140,12 @@ def _run(submission: Submission, limits: Limits, sandbox: str) -> list[bool]:
             stack.callback(process.wait)
             stack.callback(process.kill)
 
-        start("worker", submission.program, limits.memory, requests, answer)
-        tests = [submission.setup, submission.own, list(submission.tests)]
-        start("tester", tests, TESTER_MEMORY, answers, ask, say)
-        for end in (requests, ask, answers, answer, say):
-            end.close()
-        passed = _read(verdict, len(submission.tests), deadline)
+        start("worker", submission.program, limits.memory, request_in, reply_out)
+        tests = [submission.setup, submission.entry, list(submission.tests)]
+        start("tester", tests, TESTER_MEMORY, reply_in, request_out, results_out)
+        for pipe in (request_in, request_out, reply_in, reply_out, results_out):
+            pipe.close()
+        passed = _read_results(results_in, len(submission.tests), deadline)
     return [*passed, *[False] * (len(submission.tests) - len(passed))]
 
 
@@ -153,15 +154,15 @@ def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     return stack.enter_context(os.fdopen(read, "rb", 0)), stack.enter_context(os.fdopen(write, "wb", 0))
 
 
-def _read(verdict: IO[bytes], tests: int, deadline: float) -> list[bool]:
-    """Waits for the verdict on each test, until the tester ends or time is up."""
-    said = b""
+def _read_results(results_in: IO[bytes], num_tests: int, deadline: float) -> list[bool]:
+    """Waits for the result of each test until the tester ends or time is up."""
+    results = b""
     poll = select.poll()
-    poll.register(verdict, select.POLLIN)
-    while len(said) < tests and (left := deadline - time.monotonic()) > 0:
-        if poll.poll(left * 1000):
-            more = verdict.read(tests - len(said))
-            if not more:
+    poll.register(results_in, select.POLLIN)
+    while len(results) < num_tests and (seconds := deadline - time.monotonic()) > 0:
+        if poll.poll(seconds * 1000):
+            chunk = results_in.read(num_tests - len(results))
+            if not chunk:
                 break
-            said += more
-    return [sign == ord("1") for sign in said]
+            results += chunk
+    return [result == ord("1") for result in results]

@@ -1,8 +1,8 @@
-"""Shuts processes in: by bubblewrap, or for root, who would keep rights inside of that, by `namespaces`.
+"""Sandboxes processes by bubblewrap, or by `namespaces` for root, who would keep privileges in bubblewrap.
 
-Either way a process sees a file system of its own, read-only, of the system's libraries, Python and its packages, and
-no home or data of anyone; a temporary folder of its own, in memory; no network; no other process. It runs as a user
-that has no rights, and dies with the process that started it. Limits of memory and time it gives itself (`inside`).
+In both, a process has its own read-only file system with the system's libraries, Python and its packages, but no home
+directories or user data; its own temporary folder in memory; no network; and it sees no other processes. It runs as an
+unprivileged user and dies with the process that started it. It sets its memory and time limits itself (`protocol`).
 """
 
 import os
@@ -19,47 +19,48 @@ HERE = Path(__file__).resolve().parent
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 CODE_ROOT = "/sandbox"
-CODE = f"{CODE_ROOT}/cory_env/sandbox"  # where this folder lies inside
+CODE = f"{CODE_ROOT}/cory_env/sandbox"  # path of this folder in the sandbox
 TEMPORARY = 16 * 2**20  # bytes of the temporary folder, and of any file
-UNNAMED_UIDS = range(
-    61184, 65520
-)  # users without a name, as systemd draws them; one each, so that each is counted alone
-OPTIONS = ("-P", "-s", "-S")  # of Python: no folder of this process or user on its path, and no packages by themselves
+# Unnamed users, the same range as systemd's. Each process gets one, so that the system counts its resources separately.
+UNNAMED_UIDS = range(61184, 65520)
+OPTIONS = ("-P", "-s", "-S")  # Python options: no current folder, user folder or site packages on the search path
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-TRIED = 20.0  # seconds
-PROBE = f"import sys; sys.path.insert(0, {CODE_ROOT!r}); import cory_env.sandbox.inside; open('/dev/null'); print('in')"
+PROBE_SECONDS = 20.0
+PROBE = (
+    f"import sys; sys.path.insert(0, {CODE_ROOT!r}); import cory_env.sandbox.protocol; open('/dev/null'); print('in')"
+)
 
 
 class SandboxError(RuntimeError):
-    """Programs cannot be shut in here."""
+    """Programs cannot be sandboxed on this machine."""
 
 
 def interpreter() -> str:
-    """Python itself, not the link to it in a virtual environment."""
+    """Returns the path of Python itself, not of the link to it in a virtual environment."""
     return os.path.realpath(sys.executable)
 
 
 def packages() -> str:
-    """The folder of installed packages."""
+    """Returns the folder of installed packages."""
     return sysconfig.get_path("purelib")
 
 
-def sandboxed(command: Sequence[str]) -> list[str]:
-    """Returns the command that runs another one shut in."""
-    return _by_namespaces(command) if os.geteuid() == 0 else _by_bwrap(command)
+def sandbox_command(command: Sequence[str]) -> list[str]:
+    """Returns a command that runs `command` in the sandbox."""
+    return _namespaces_command(command) if os.geteuid() == 0 else _bwrap_command(command)
 
 
 @cache
 def require_sandbox() -> None:
-    """Finds out whether programs can be shut in here.
+    """Checks that programs can be sandboxed on this machine.
 
     Raises:
-        SandboxError: they cannot.
+        SandboxError: The sandbox does not work here.
     """
-    command = sandboxed([interpreter(), *OPTIONS, "-c", PROBE])
+    command = sandbox_command([interpreter(), *OPTIONS, "-c", PROBE])
     try:
         probe = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIED, env=environment()
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, env=environment()
         )
         if probe.stdout == "in\n":
             return
@@ -67,14 +68,14 @@ def require_sandbox() -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     raise SandboxError(
-        f"This machine cannot shut programs in ({reason}): install bubblewrap and allow user namespaces, or, where it "
-        "may run code that nobody has read, write sandbox=off after the reward's name, such as "
+        f"The sandbox does not work on this machine ({reason}). Install bubblewrap and allow user namespaces. If the "
+        "machine may run untrusted code, disable the sandbox in the reward's name: "
         "cory_env.rewards.code:share_passed?sandbox=off."
     )
 
 
 def environment() -> dict[str, str]:
-    """All that a process inside knows of the environment. The hash seed makes a program do the same each time."""
+    """Returns the environment variables of a sandboxed process. The hash seed makes programs deterministic."""
     return {
         "PATH": PATH,
         "HOME": "/tmp",
@@ -86,28 +87,28 @@ def environment() -> dict[str, str]:
     }
 
 
-def _seen() -> list[tuple[str, str]]:
-    """What is seen inside: where it lies outside, and inside."""
-    places = [place for place in SYSTEM if os.path.exists(place)]
-    for place in dict.fromkeys((sys.base_prefix, os.path.dirname(interpreter()), packages())):
-        if not any(Path(place).is_relative_to(other) for other in places):
-            places.append(place)
-    return [*((place, place) for place in places), (str(HERE), CODE)]
+def _visible_paths() -> list[tuple[str, str]]:
+    """Returns the paths visible in the sandbox: each as the path outside and the path inside."""
+    paths = [path for path in SYSTEM if os.path.exists(path)]
+    for path in dict.fromkeys((sys.base_prefix, os.path.dirname(interpreter()), packages())):
+        if not any(Path(path).is_relative_to(other) for other in paths):
+            paths.append(path)
+    return [*((path, path) for path in paths), (str(HERE), CODE)]
 
 
-def _by_bwrap(command: Sequence[str]) -> list[str]:
-    own = ("user", "ipc", "pid", "net", "uts", "cgroup-try")
+def _bwrap_command(command: Sequence[str]) -> list[str]:
+    namespaces = ("user", "ipc", "pid", "net", "uts", "cgroup-try")
     words = [
         shutil.which("bwrap") or "bwrap",
-        *(f"--unshare-{what}" for what in own),
+        *(f"--unshare-{namespace}" for namespace in namespaces),
         "--die-with-parent",
         "--as-pid-1",
     ]
-    insides = [*(inside for _, inside in _seen()), *DEVICES]
-    parents = dict.fromkeys(str(above) for inside in insides for above in reversed(Path(inside).parents))
-    for parent in parents:  # by itself it makes them such that its own user alone may enter
+    inside_paths = [*(inside for _, inside in _visible_paths()), *DEVICES]
+    parents = dict.fromkeys(str(above) for inside in inside_paths for above in reversed(Path(inside).parents))
+    for parent in parents:  # bwrap itself would make them accessible only to its own user
         words += ["--dir", parent]
-    for outside, inside in _seen():
+    for outside, inside in _visible_paths():
         link = os.path.islink(outside)
         words += ["--symlink", os.readlink(outside), inside] if link else ["--ro-bind", outside, inside]
     for device in DEVICES:
@@ -116,8 +117,8 @@ def _by_bwrap(command: Sequence[str]) -> list[str]:
     return [*words, "--", *command]
 
 
-def _by_namespaces(command: Sequence[str]) -> list[str]:
+def _namespaces_command(command: Sequence[str]) -> list[str]:
     uid = random.SystemRandom().choice(UNNAMED_UIDS)
-    arguments = (_seen(), DEVICES, TEMPORARY, uid, list(command))
+    arguments = (_visible_paths(), DEVICES, TEMPORARY, uid, list(command))
     enter = f"import sys; sys.path.insert(0, {str(HERE.parents[1])!r}); from cory_env.sandbox.namespaces import main; "
     return [interpreter(), *OPTIONS, "-c", f"{enter}main{arguments!r}"]

@@ -1,6 +1,6 @@
-"""Shuts a process of root's in by Linux namespaces: the same view as bubblewrap's, as a user without rights.
+"""Sandboxes a process of root by Linux namespaces, with the same view as bubblewrap's and as an unprivileged user.
 
-It runs by itself, as the first thing in the process that is to be shut in, and then becomes the command.
+It runs first in the process to sandbox, and then replaces itself by the command.
 """
 
 import ctypes
@@ -15,29 +15,31 @@ MNT_DETACH = 2
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
-NEW_ROOT = "/sys"  # a folder that every system has; in the process's own view alone, the new root is put together there
+NEW_ROOT = "/sys"  # exists on every system; the new root is built there, visible to this process only
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, uid: int, command: Sequence[str]) -> None:
-    """Shuts this process in, which then becomes the command; does not return.
+def enter(
+    paths: Sequence[tuple[str, str]], devices: Sequence[str], size: int, uid: int, command: Sequence[str]
+) -> None:
+    """Sandboxes this process, which then becomes the command; does not return.
 
     Args:
-        seen: what is seen inside, read-only: where it lies outside, and inside.
-        devices: files that may also be written.
-        size: bytes of the temporary folder.
-        uid: the user that root becomes.
-        command: what runs inside.
+        paths: The paths visible inside, read-only: each as the path outside and the path inside.
+        devices: Files that are visible and writable.
+        size: Bytes of the temporary folder.
+        uid: The user that root becomes.
+        command: The command to run inside.
 
     Raises:
-        OSError: the system does not allow it.
+        OSError: The system does not allow it.
     """
     _call("unshare", CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     if child := os.fork():  # the first process of the new namespace; it dies with this one
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
-    _build_root(seen, devices, size)
+    _build_root(paths, devices, size)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -46,11 +48,11 @@ def enter(seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int, ui
     os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability
 
 
-def _build_root(seen: Sequence[tuple[str, str]], devices: Sequence[str], size: int) -> None:
-    """Puts a new root together, makes it the root, and lets go of the old one."""
+def _build_root(paths: Sequence[tuple[str, str]], devices: Sequence[str], size: int) -> None:
+    """Builds a new root file system, makes it the root, and unmounts the old one."""
     _mount(None, "/", MS_REC | MS_PRIVATE)
     _mount("tmpfs", NEW_ROOT, MS_NOSUID | MS_NODEV, "size=1m,mode=755")
-    for outside, inside in [*seen, *((device, device) for device in devices)]:
+    for outside, inside in [*paths, *((device, device) for device in devices)]:
         target = NEW_ROOT + inside
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(outside):
@@ -85,7 +87,7 @@ def _call(name: str, *arguments: object, about: str = "") -> None:
 
 
 def main(*arguments: Any) -> None:
-    """Enters, or says in one line why not; the arguments are those of `enter`."""
+    """Calls `enter` with the arguments; exits with a one-line error message if it fails."""
     try:
         enter(*arguments)
     except OSError as error:

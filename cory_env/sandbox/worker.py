@@ -1,6 +1,6 @@
-"""The process that runs a program and answers what the tester asks of it. Whatever it says, the tester compares.
+"""The process that runs a program and replies to the tester's requests.
 
-Nothing here needs to be safe from the program: it only computes values, and knows neither the tests nor what is right.
+It need not be protected from the program: it only computes values, and knows neither the tests nor the right results.
 """
 
 import contextlib
@@ -11,92 +11,92 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from cory_env.sandbox.inside import LONGEST, Gone, Unplain, Wire, begin
+from cory_env.sandbox.protocol import MAX_MESSAGE_BYTES, Channel, ChannelClosed, UnsupportedValue, read_and_confine
 
-MOST = 100_000  # values of something that is gone through
+MAX_ITEMS = 100_000  # of an iterable that the tester requests
 
 
-class Worker:
+class ProgramWorker:
     """A program, and the values that the tester knows by number."""
 
     def __init__(self, program: str) -> None:
-        """Takes the program's text; nothing of it runs yet."""
+        """Stores the program's source code without running it."""
         self._program = program
-        self._others: list[Any] = []
-        # What the program prints must not stand between the answers.
+        self._values: list[Any] = []
+        # The program's output must not mix with the replies.
         read, write = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
-        os.close(nothing)
-        self._wire = Wire(read, write, self._number, self._others.__getitem__)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 0)
+        os.dup2(devnull, 1)
+        os.close(devnull)
+        self._channel = Channel(read, write, self._number, self._values.__getitem__)
 
     def _number(self, value: object) -> int:
         if type(value).__module__ == "numpy":
-            raise Unplain("an array or scalar of numpy")
-        self._others.append(value)
-        return len(self._others) - 1
+            raise UnsupportedValue("an array or scalar of numpy")
+        self._values.append(value)
+        return len(self._values) - 1
 
     def serve(self) -> None:
-        """Answers until the tester is gone: `[True, value]`, or `[False, name of the exception, text]`."""
+        """Replies until the tester is gone: `[True, value]`, or `[False, name of the exception, text]`."""
         while True:
-            request = self._wire.receive()
+            request = self._channel.receive()
             try:
-                answer = (True, self._answer(*request))  # type: ignore[misc]
-                self._wire.send(answer)
-            except BaseException as error:  # a program may raise what it likes
-                self._wire.send((False, type(error).__name__, str(error)[:1000]))
+                reply = (True, self._execute(*request))  # type: ignore[misc]
+                self._channel.send(reply)
+            except BaseException as error:  # a program may raise anything
+                self._channel.send((False, type(error).__name__, str(error)[:1000]))
 
-    def _answer(self, what: str, of: Any, *rest: Any) -> object:
-        if what == "run":
-            return self._run(of)
-        if what == "get":
-            return self._names[of]
-        if what == "call":
-            arguments, named = rest
-            return of(*arguments, **named)
-        if what == "attribute":
-            return getattr(of, *rest)
-        if what == "set":
-            setattr(of, *rest)
+    def _execute(self, operation: str, target: Any, *arguments: Any) -> object:
+        if operation == "run":
+            return self._run(target)
+        if operation == "get":
+            return self._namespace[target]
+        if operation == "call":
+            positional, keywords = arguments
+            return target(*positional, **keywords)
+        if operation == "attribute":
+            return getattr(target, *arguments)
+        if operation == "set":
+            setattr(target, *arguments)
             return None
-        assert what == "each"
-        items: Iterable[object] = of
-        return list(itertools.islice(items, MOST))
+        assert operation == "iterate"
+        items: Iterable[object] = target
+        return list(itertools.islice(items, MAX_ITEMS))
 
     @cached_property
-    def _names(self) -> dict[str, Any]:
-        """The program's names, once it has run."""
-        names: dict[str, Any] = {"__name__": "solution"}
-        exec(compile(self._program, "<program>", "exec"), names)
-        return names
+    def _namespace(self) -> dict[str, Any]:
+        """The program's global names; runs the program on first access."""
+        namespace: dict[str, Any] = {"__name__": "solution"}
+        exec(compile(self._program, "<program>", "exec"), namespace)
+        return namespace
 
     def _run(self, text: str) -> str:
-        """What the program prints when it is run as a script that reads `text`."""
-        asked, printed = os.memfd_create("asked"), os.memfd_create("printed")
-        os.write(asked, text.encode())
-        os.lseek(asked, 0, os.SEEK_SET)
-        os.dup2(asked, 0)
-        os.dup2(printed, 1)
+        """Returns the output of the program as a script with `text` as its standard input."""
+        stdin, stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
+        os.write(stdin, text.encode())
+        os.lseek(stdin, 0, os.SEEK_SET)
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
         sys.argv = ["program"]
         sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         with contextlib.suppress(SystemExit):
             exec(compile(self._program, "<program>", "exec"), {"__name__": "__main__"})
         sys.stdout.flush()
-        os.lseek(printed, 0, os.SEEK_SET)
-        with open(printed, "rb") as output:
-            os.close(asked)
-            return output.read(LONGEST).decode(errors="replace")
+        os.lseek(stdout, 0, os.SEEK_SET)
+        with open(stdout, "rb") as output:
+            os.close(stdin)
+            return output.read(MAX_MESSAGE_BYTES).decode(errors="replace")
 
 
 def main(files: Sequence[int], *limits: Any) -> None:
-    """Shuts itself in, then serves.
+    """Limits this process, then serves.
 
     Args:
-        files: the one that holds the program, as JSON.
-        limits: see `begin`.
+        files: File descriptor of the program, as JSON.
+        limits: The other arguments of `read_and_confine`.
     """
-    program = begin(files[0], *limits)
-    with contextlib.suppress(Gone):
-        Worker(program).serve()
+    program = read_and_confine(files[0], *limits)
+    with contextlib.suppress(ChannelClosed):
+        ProgramWorker(program).serve()

@@ -1,10 +1,14 @@
 """Tasks by name.
 
-`make_task("imdb")` and `make_task("gsm8k")` are the paper's tasks, `make_task("arithmetic")` is an easy one that needs
-no data, `make_task("drafts")` one in which an earlier answer matters, `make_task("code")` asks for programs,
-`make_task("math", data=...)` for mathematics, and `make_task("custom", data=..., reward=...)` is a user's own file. A
-task of this package is a `TaskDefinition` in `TASKS`; one of your own is a function that returns a `Task`, named
-`make_task("my_package.riddles:make")`.
+- `make_task("imdb")` and `make_task("gsm8k")`: the paper's tasks
+- `make_task("arithmetic")`: an easy task without data
+- `make_task("drafts")`: a task in which an earlier response matters
+- `make_task("code")`: writing programs
+- `make_task("math", data=...)`: mathematical problems
+- `make_task("custom", data=..., reward=...)`: a user's data and reward
+- `make_task("my_package.riddles:make")`: a user's function that returns a `Task`
+
+The tasks of this package are `TaskDefinition`s in `TASKS`.
 """
 
 import inspect
@@ -21,7 +25,7 @@ from cory_env.tasks.drafts import DRAFTS
 from cory_env.tasks.mathematics import MATHEMATICS
 from cory_env.tasks.numbers import GSM8K
 from cory_env.tasks.readers import DataError
-from cory_env.tasks.rows import choose_validation, cut_queries
+from cory_env.tasks.rows import choose_validation, truncate_queries
 from cory_env.tasks.task import Query, Split, Task, TemplateError
 
 if TYPE_CHECKING:
@@ -67,57 +71,57 @@ def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase |
     """Builds a task.
 
     Args:
-        task: Its settings, or its name.
-        tokenizer: Whose tokens `max_query_tokens` counts.
-        **settings: With a name, the other `TaskSettings`.
+        task: The task's settings, or its name.
+        tokenizer: The tokenizer that `max_query_tokens` refers to.
+        **settings: The other `TaskSettings` if `task` is a name.
 
     Raises:
-        ValueError: No task has this name, or a setting is missing, out of range or belongs to another task. Of a
-            function of one's own also what that raises.
+        ValueError: The task is unknown, or a setting is missing, out of range or belongs to another task. Errors of a
+            user's function are raised unchanged.
         DataError: A data file cannot be used.
-        TemplateError: A template lacks a placeholder or names one that cannot be filled.
+        TemplateError: A template lacks a placeholder or has one that cannot be filled.
     """
     s = TaskSettings(task, **settings) if isinstance(task, str) else task
     if ":" in s.task:
-        made = _own_task(s)
+        built = _call_task_function(s)
     elif s.task in TASKS:
-        made = TASKS[s.task].make(s)
+        built = TASKS[s.task].make(s)
     else:
         raise ValueError(
-            f"There is no task {s.task!r}. The known tasks are: {', '.join(TASKS)}. Set task to one of them, or to "
-            "module:function for a task of your own."
+            f"Unknown task {s.task!r}. Set task to one of {', '.join(TASKS)}, or to module:function for your own task."
         )
     if s.max_query_tokens is not None:
         assert tokenizer is not None
-        shortest = s.max_query_tokens if s.min_query_tokens is None else s.min_query_tokens
+        min_tokens = s.max_query_tokens if s.min_query_tokens is None else s.min_query_tokens
         train, test = (
-            cut_queries(queries, tokenizer, shortest, s.max_query_tokens) for queries in (made.train, made.test)
+            truncate_queries(queries, tokenizer, min_tokens, s.max_query_tokens)
+            for queries in (built.train, built.test)
         )
-        made = replace(made, train=train, test=test)
-    if not s.validation or len(made.test) < 2:
-        return made
-    validation, test = choose_validation(made.test, s.validation, s.data is not None and s.eval_data is None)
-    return replace(made, validation=validation, test=test)
+        built = replace(built, train=train, test=test)
+    if not s.validation or len(built.test) < 2:
+        return built
+    validation, test = choose_validation(built.test, s.validation, s.data is not None and s.eval_data is None)
+    return replace(built, validation=validation, test=test)
 
 
-def _own_task(settings: TaskSettings) -> Task:
-    """Calls a user's function, `module:function`, for a task.
+def _call_task_function(settings: TaskSettings) -> Task:
+    """Makes a task by calling a user's function, `module:function`.
 
     Raises:
-        SpecError: There is no such function.
-        ValueError: It does not know a setting that is given, needs one that is not, or returns no task.
+        SpecError: The function cannot be loaded.
+        ValueError: The function does not accept a setting, requires a missing one, or does not return a `Task`.
     """
-    name, offered = settings.task, ("data", "eval_data", "reward", "prompt", "observer_prompt")
-    values = {setting: value for setting in offered if (value := getattr(settings, setting)) is not None}
+    name, names = settings.task, ("data", "eval_data", "reward", "prompt", "observer_prompt")
+    values = {setting: value for setting in names if (value := getattr(settings, setting)) is not None}
     function = load_function(name, "task")
     try:
         inspect.signature(function).bind(**values)
-    except (TypeError, ValueError) as error:  # ValueError: a setting in the name that the function does not take
+    except (TypeError, ValueError) as error:  # ValueError: the function does not accept a setting in the name
         raise ValueError(
-            f"The task {name} cannot be made: {error}. Its function is called with those of the settings "
-            f"{', '.join(offered)} that are set, and with what stands in {name.partition('?')[0]}?setting=value."
+            f"The task {name} cannot be made: {error}. Its function gets the settings {', '.join(names)} if they are "
+            f"set, and the settings in its name, {name.partition('?')[0]}?setting=value."
         ) from error
     task = function(**values)
     if not isinstance(task, Task):
-        raise ValueError(f"The task {name} is a {type(task).__name__}. Let the function return a cory_env.tasks.Task.")
+        raise ValueError(f"The task function {name} returned a {type(task).__name__}, not a cory_env.tasks.Task.")
     return task

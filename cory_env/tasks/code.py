@@ -1,16 +1,16 @@
-"""Code: write a program, which hidden tests are put to.
+"""Code: write a program that passes hidden tests.
 
-The bundled problems ask for short Python functions. Data of one's own is read in the forms in which problems are
-published, by its columns:
+The bundled problems ask for short Python functions. User data may have one of these formats, recognized by the columns:
 
-    query, tests, …                             our own; also solution, setup, prefix and entry (cory_env.rewards.code)
-    text or prompt, test_list, …                MBPP, whole and sanitized
+    query, tests, …                             this project's; also solution, setup, prefix and entry
+                                                (cory_env.rewards.code)
+    text or prompt, test_list, …                MBPP, full and sanitized
     prompt, test, entry_point, …                HumanEval, and HumanEval+ as on the hub
     question, input_output, …                   APPS: programs that read and print, and functions
 
-What a problem becomes is a query with the columns of our own. The tests stay hidden, but for how a function of MBPP is
-called: its name and arguments, not what it returns. The reward is the share of the tests that the program passes;
-`cory_env.rewards.code:all_passed` pays for all or nothing. Programs run shut in: see docs/tasks.md.
+Each problem becomes a query with the columns of the first format. Prompts do not show the tests, except an example call
+of MBPP's functions: name and arguments, not the return value. The reward is the share of tests that the program passes;
+`cory_env.rewards.code:all_passed` is 1 only if all pass. Programs run in a sandbox, see docs/tasks.md.
 """
 
 import ast
@@ -19,22 +19,22 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from cory_env.rewards.code import closed
-from cory_env.tasks.definition import Form, TaskDefinition
+from cory_env.rewards.code import close_prefix
+from cory_env.tasks.definition import DataFormat, TaskDefinition
 from cory_env.tasks.task import GradedTask, Query
 
 PROBLEMS = Path(__file__).parents[1] / "assets" / "code-problems"
 INSTRUCTION = "Answer with one block of Python code.\n"
-OWN = ("tests", "setup", "prefix", "entry", "solution")
+PROBLEM_COLUMNS = ("tests", "setup", "prefix", "entry", "solution")
 SAME_VALUE = """\
 def same_value(found, expected):
     found = list(found) if isinstance(found, tuple) else found
     return found == expected or isinstance(expected, list) and len(expected) == 1 and found == expected[0]
-"""  # as the tests of APPS are meant, which put some values into lists of one
+"""  # the semantics of APPS' tests, which put some values into lists of one
 
 
 class Code(GradedTask):
-    """The task. Where the data has a solution it is the gold answer."""
+    """The task. If the data has a solution, it is the gold answer."""
 
     def right_answer(self, query: Query) -> str | None:
         """Returns the solution, if there is one."""
@@ -42,77 +42,77 @@ class Code(GradedTask):
         return solution if isinstance(solution, str) and solution else None
 
 
-def _own(query: Query) -> Query:
+def _from_own_format(query: Query) -> Query:
     tests = query.columns["tests"]
-    return _made(query, query.text, [tests] if isinstance(tests, str) else tests)
+    return _make_problem(query, query.text, [tests] if isinstance(tests, str) else tests)
 
 
-def _mbpp(query: Query) -> Query:
+def _from_mbpp(query: Query) -> Query:
     tests, columns = query.columns["test_list"], query.columns
     setup = columns.get("test_setup_code") or "\n".join(_texts(columns.get("test_imports")))
     text = query.text.rstrip()
-    if called := _first_call(_texts(tests)):
-        text += f"\nIt is called like this: {called}"
-    return _made(query, text, tests, setup=setup, solution=columns.get("code"))
+    if call := _first_call(_texts(tests)):
+        text += f"\nIt is called like this: {call}"
+    return _make_problem(query, text, tests, setup=setup, solution=columns.get("code"))
 
 
-def _humaneval(query: Query) -> Query:
+def _from_humaneval(query: Query) -> Query:
     entry, columns = str(query.columns["entry_point"]), query.columns
-    tests = _checks(str(columns["test"]), entry)
-    return _made(
+    tests = _split_check(str(columns["test"]), entry)
+    return _make_problem(
         query,
         query.text,
         tests,
-        setup=closed(query.text),
+        setup=close_prefix(query.text),
         prefix=query.text,
         entry=entry,
         solution=columns.get("canonical_solution"),
     )
 
 
-def _apps(query: Query) -> Query:
+def _from_apps(query: Query) -> Query:
     columns = query.columns
     cases, solutions = _json(query, "input_output"), _json(query, "solutions") or [None]
     starter = str(columns.get("starter_code") or "")
     if not isinstance(cases, dict) or not isinstance(solutions, list):
-        raise _bad("input_output holds no inputs and outputs")
+        raise _data_error("input_output has no inputs and outputs")
     pairs = list(zip(cases.get("inputs", ()), cases.get("outputs", ()), strict=False))
     name = cases.get("fn_name")
     if name:
-        called = f"Solution().{name}" if "class Solution" in starter else name
-        tests = [f"assert same_value({called}(*{given!r}), {expected!r})" for given, expected in pairs]
+        function = f"Solution().{name}" if "class Solution" in starter else name
+        tests = [f"assert same_value({function}(*{inputs!r}), {expected!r})" for inputs, expected in pairs]
     else:
-        tests = [f"assert same_output(run({_lines(given)!r}), {_lines(expected)!r})" for given, expected in pairs]
+        tests = [f"assert same_output(run({_lines(inputs)!r}), {_lines(expected)!r})" for inputs, expected in pairs]
     text = query.text.rstrip()
     if starter.strip():
         text += f"\n\nGo on with this code:\n{starter.rstrip()}"
     elif not name:
         text += "\n\nThe program reads standard input and prints."
-    return _made(query, text, tests, setup=SAME_VALUE if name else "", solution=solutions[0])
+    return _make_problem(query, text, tests, setup=SAME_VALUE if name else "", solution=solutions[0])
 
 
-def _made(query: Query, text: str, tests: object, **columns: object) -> Query:
-    """Makes a problem of our own; what its row holds of other columns stays open to prompts and rewards.
+def _make_problem(query: Query, text: str, tests: object, **columns: object) -> Query:
+    """Returns a query with the columns of a problem; its other columns stay available to prompts and rewards.
 
     Raises:
-        ValueError: A test is no Python, or there is none.
+        ValueError: A test is not Python, or there are no tests.
     """
     code = _texts(tests)
     if not code or not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise _bad(f"its tests are {tests!r:.80}, but must be code")
+        raise _data_error(f"its tests are {tests!r:.80}, but must be code")
     solution = columns.get("solution", query.columns.get("solution"))
     if not isinstance(solution, str | None):
-        raise _bad(f"its solution {solution!r:.80} is no text")
+        raise _data_error(f"its solution {solution!r:.80} is not text")
     for test in code:
         try:
             ast.parse(test)
         except (SyntaxError, ValueError) as error:
-            raise _bad(f"the test {test[:80]!r} is not Python ({error})") from error
+            raise _data_error(f"the test {test[:80]!r} is not Python ({error})") from error
     return replace(query, text=text, columns={**query.columns, **columns, "tests": code})
 
 
-def _bad(why: str) -> ValueError:
-    return ValueError(f"{why}. Correct the row, or remove it.")
+def _data_error(problem: str) -> ValueError:
+    return ValueError(f"{problem}. Correct the row, or remove it.")
 
 
 def _texts(value: object) -> list[str]:
@@ -126,7 +126,7 @@ def _json(query: Query, column: str) -> object:
     try:
         return json.loads(value) if value.strip() else None
     except ValueError as error:
-        raise _bad(f"{column} is not JSON ({error})") from error
+        raise _data_error(f"{column} is not JSON ({error})") from error
 
 
 def _lines(value: object) -> str:
@@ -134,7 +134,7 @@ def _lines(value: object) -> str:
 
 
 def _first_call(tests: list[str]) -> str:
-    """Returns the first call of a function that is not built in, as `f(1, 2)`, without what it should return."""
+    """Returns the first call of a function that is not built in, such as `f(1, 2)`, without its expected value."""
     for test in tests:
         for node in ast.walk(ast.parse(test)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in vars(builtins):
@@ -142,26 +142,26 @@ def _first_call(tests: list[str]) -> str:
     return ""
 
 
-def _checks(test: str, entry: str) -> list[str]:
-    """Returns a test for each assertion of HumanEval's function `check`; one for all where not all stand by themselves.
+def _split_check(test: str, entry: str) -> list[str]:
+    """Splits HumanEval's function `check` into one test per assertion, or one test if the assertions are not separable.
 
-    An assertion that is always true is left out.
+    Assertions of constants are left out.
     """
     try:
         tree = ast.parse(test)
     except (SyntaxError, ValueError) as error:
-        raise _bad(f"test is not Python ({error})") from error
+        raise _data_error(f"test is not Python ({error})") from error
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None:
-        raise _bad("test has no function check")
+        raise _data_error("test has no function check")
     body = [node for node in check.body if not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant))]
-    alone = [node for node in body if isinstance(node, ast.Assert)]
+    assertions = [node for node in body if isinstance(node, ast.Assert)]
     others = [node for node in body if not isinstance(node, ast.Assert)]
-    if not alone or any(isinstance(inner, ast.Assert) for node in others for inner in ast.walk(node)):
+    if not assertions or any(isinstance(inner, ast.Assert) for node in others for inner in ast.walk(node)):
         return [f"{test.rstrip()}\ncheck({entry})"]
     tests = []
-    for chosen in alone:
-        check.body = [node for node in body if node is chosen or (node in others and node.lineno < chosen.lineno)]
+    for assertion in assertions:
+        check.body = [node for node in body if node is assertion or (node in others and node.lineno < assertion.lineno)]
         tests.append(f"{ast.unparse(tree)}\ncheck({entry})")
     return tests
 
@@ -170,16 +170,16 @@ CODE = TaskDefinition(
     kind=Code,
     prompt="{query}\n\n" + INSTRUCTION,
     observer_prompt="{query}\n\nAn answer that may be wrong:\n\n{reference}\n\n" + INSTRUCTION,
-    reference_separator="\n\nAnother one:\n\n",  # three agents or more
+    reference_separator="\n\nAnother one:\n\n",  # for three or more agents
     reward="cory_env.rewards.code:share_passed",
     sources=(PROBLEMS / "train.jsonl", PROBLEMS / "test.jsonl"),
-    forms=(
-        Form("query", ("tests",), _own),
-        Form("text", ("test_list",), _mbpp),
-        Form("prompt", ("test_list",), _mbpp),
-        Form("prompt", ("test", "entry_point"), _humaneval),
-        Form("question", ("input_output",), _apps),
+    formats=(
+        DataFormat("query", ("tests",), _from_own_format),
+        DataFormat("text", ("test_list",), _from_mbpp),
+        DataFormat("prompt", ("test_list",), _from_mbpp),
+        DataFormat("prompt", ("test", "entry_point"), _from_humaneval),
+        DataFormat("question", ("input_output",), _from_apps),
     ),
     convert_ungraded=True,
-    converted=frozenset(OWN),
+    added_columns=frozenset(PROBLEM_COLUMNS),
 )

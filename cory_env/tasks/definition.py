@@ -1,4 +1,4 @@
-"""What a task is made of: its definition, and the settings of a run that change it."""
+"""Definitions of tasks, and the run settings that change them."""
 
 import re
 from collections.abc import Callable
@@ -6,32 +6,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cory_env.tasks.readers import DataError
-from cory_env.tasks.rows import QUERY, QUERY_COLUMN, Source, columns_of, hold_out, parse_source, read_queries
+from cory_env.tasks.rows import QUERY, QUERY_COLUMN, Source, hold_out, parse_source, read_columns, read_queries
 from cory_env.tasks.task import GradedTask, Query, Task, placeholders
 
 Operations = Literal["sums", "differences", "both"]
-Drawn = tuple[str, list[Query], list[Query]]
+DrawnQueries = tuple[str, list[Query], list[Query]]
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """The settings of a run that make its task; what is left at None keeps the task's own.
+    """The run settings that determine its task. None keeps the task's default.
 
     Attributes:
-        task: One of `cory_env.tasks.TASKS`, or `module:function`, which returns a `Task` and is called with those of
-            `data`, `eval_data`, `reward`, `prompt` and `observer_prompt` that it names.
+        task: One of `cory_env.tasks.TASKS`, or `module:function`. The function returns a `Task` and gets `data`,
+            `eval_data`, `reward`, `prompt` and `observer_prompt` if they are set.
         data: The training queries: a file or a hub data set (see `cory_env.tasks.rows`).
-        eval_data: The held-out queries. Without it, every tenth row of `data` is held out.
+        eval_data: The held-out queries. By default, every tenth row of `data` is held out.
         reward: The reward function as `module:function`.
         prompt: Template of the pioneer's prompt, with `{query}` and any column of the data.
         observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}` and any column.
-        min_query_tokens: With `max_query_tokens`: each query's length is drawn from these two; by default all get
-        `max_query_tokens`.
-        max_query_tokens: Cut queries to their first tokens, at most so many; None leaves them whole.
-        digits: For `arithmetic`: digits of each number.
-        operations: For `arithmetic`: what is asked.
-        validation: So many of the held-out queries, but at most half, are the split by which training chooses: the
-            first ones, or if they are rows of `data` every second one. With 0 all are `test`, and choose too.
+        min_query_tokens: Lower bound of each query's random length; by default `max_query_tokens`.
+        max_query_tokens: Truncate queries to at most this many tokens; None disables truncation.
+        digits: For `arithmetic`: number of digits of each number.
+        operations: For `arithmetic`: the operations in the queries.
+        validation: Number of held-out queries (at most half) in the split `validation`: the first ones, or every
+            second one if they are rows of `data`. With 0, `test` contains all and serves as `validation` too.
 
     Raises:
         ValueError: A setting conflicts with another, or belongs to another task.
@@ -54,56 +53,55 @@ class TaskSettings:
             value = getattr(self, setting)
             if value is not None and (self.task != "arithmetic" or self.data is not None):
                 raise ValueError(
-                    f"{setting}={value} belongs to the task arithmetic, which draws its queries, but task is "
-                    f"{self.task} and data {self.data}. Leave it out, or set task=arithmetic without data."
+                    f"{setting}={value} requires task=arithmetic without data, but task is {self.task} and data "
+                    f"{self.data}. Leave it out, or change them."
                 )
         if self.min_query_tokens is not None and (
             self.max_query_tokens is None or self.min_query_tokens > self.max_query_tokens
         ):
             raise ValueError(
-                f"min_query_tokens={self.min_query_tokens}, but max_query_tokens={self.max_query_tokens}. Set "
-                f"max_query_tokens to {self.min_query_tokens} or "
-                "more."
+                f"min_query_tokens={self.min_query_tokens} conflicts with max_query_tokens={self.max_query_tokens}. "
+                f"Set max_query_tokens to {self.min_query_tokens} or more."
             )
 
 
 def unchanged(query: Query) -> Query:
-    """Returns a row that needs no conversion."""
+    """Returns the query unchanged."""
     return query
 
 
 @dataclass(frozen=True)
-class Form:
-    """A form in which data is published, recognized by its columns.
+class DataFormat:
+    """A format of published data, recognized by its columns.
 
     Attributes:
-        query: The column that holds the query.
-        needs: The columns that every row needs besides, to be graded.
-        convert: Makes a row one of the task's own; a `ValueError` says what is wrong with it.
+        query: The column of the query.
+        required: The other columns that the task's reward requires in every row.
+        convert: Converts a row to the task's format; raises `ValueError` if the row is invalid.
     """
 
     query: str = QUERY
-    needs: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
     convert: Callable[[Query], Query] = unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefinition:
-    """A task by name: what `make` needs beside a run's `TaskSettings`.
+    """A named task, without a run's `TaskSettings`.
 
     Attributes:
         kind: The class of the task.
         prompt: The pioneer's prompt.
-        observer_prompt: The later agents' prompt; None: the pioneer's, with the earlier responses on a line before it.
-        reference_separator: What stands between two earlier responses, unless the user sets `observer_prompt`.
-        keep_separator: Use it with the user's `observer_prompt` too: it belongs to the form of a response.
-        reward: The reward; None: the user must name one.
-        sources: The training queries and the held-out ones; None: the user must name data.
-        draw: Draws queries instead: text to put before both prompts, training queries and held-out ones.
-        data_hint: What data the user must name.
-        forms: The forms of data that the task reads.
-        convert_ungraded: Convert rows for a reward of the user's own too, if they have all of the form's columns.
-        converted: Columns that conversion adds, so prompts may name them.
+        observer_prompt: The later agents' prompt. None: the pioneer's prompt after a line with the earlier responses.
+        reference_separator: Separator of earlier responses, unless the user sets `observer_prompt`.
+        keep_separator: Use `reference_separator` with the user's `observer_prompt` too.
+        reward: The reward; None if the user must set one.
+        sources: The training queries and the held-out ones; None if the user must set data.
+        draw: Generates queries instead: returns text to put before both prompts, training queries and held-out ones.
+        data_hint: Description of the data that the user must set, for messages.
+        formats: The data formats that the task reads.
+        convert_ungraded: Convert rows also for a user's reward if they have all columns of the format.
+        added_columns: Columns that the conversion adds; prompts may use them.
     """
 
     kind: type[Task] = Task
@@ -113,19 +111,19 @@ class TaskDefinition:
     keep_separator: bool = False
     reward: str | None = None
     sources: tuple[Source | None, Source | None] = (None, None)
-    draw: Callable[[TaskSettings], Drawn] | None = None
+    draw: Callable[[TaskSettings], DrawnQueries] | None = None
     data_hint: str = ""
-    forms: tuple[Form, ...] = (Form(),)
+    formats: tuple[DataFormat, ...] = (DataFormat(),)
     convert_ungraded: bool = False
-    converted: frozenset[str] = frozenset()
+    added_columns: frozenset[str] = frozenset()
 
     def make(self, settings: TaskSettings) -> Task:
-        """Builds the task. It has gold answers unless the user sets a reward of another module than the task's own.
+        """Builds the task. It has gold answers unless the user sets a reward from another module.
 
         Raises:
             ValueError: A setting is missing or out of range.
             DataError: The data cannot be used.
-            TemplateError: A template lacks a placeholder or names one that cannot be filled.
+            TemplateError: A template lacks a placeholder or has one that cannot be filled.
         """
         name, reward = settings.task, settings.reward or self.reward
         train_source: Source | list[Query] | None
@@ -136,15 +134,15 @@ class TaskDefinition:
         if settings.eval_data is not None:
             test_source = settings.eval_data
         if train_source is None:
-            raise ValueError(f"The task {name} needs data: set data to {self.data_hint}.")
+            raise ValueError(f"The task {name} requires data. Set data to {self.data_hint}.")
         if reward is None:
             raise ValueError(
-                f"The task {name} needs a reward: set reward to module:function, such as my_rewards:length."
+                f"The task {name} requires a reward. Set reward to module:function, such as my_rewards:length."
             )
-        modules = {part.partition(":")[0] for part in re.split(r" [+*] ", reward)}  # of a weighted sum of functions
+        modules = {part.partition(":")[0] for part in re.split(r" [+*] ", reward)}  # a reward may be a weighted sum
         graded = self.reward is not None and self.reward.partition(":")[0] in modules
         prompt = settings.prompt or examples + self.prompt
-        own_form = settings.observer_prompt is not None and not self.keep_separator
+        user_template = settings.observer_prompt is not None and not self.keep_separator
         observer_prompt = settings.observer_prompt or (
             "Reference: {reference}\n" + prompt if self.observer_prompt is None else examples + self.observer_prompt
         )
@@ -162,25 +160,25 @@ class TaskDefinition:
             reward=reward,
             prompt_template=prompt,
             observer_template=observer_prompt,
-            reference_separator="\n" if own_form else self.reference_separator,
-            # The sum of several functions may be 1 for a wrong answer, too.
+            reference_separator="\n" if user_template else self.reference_separator,
+            # A sum of several functions may be 1 for a wrong answer too.
             solved_at=1.0 if graded and " " not in reward and issubclass(self.kind, GradedTask) else None,
         )
 
     def _read(self, source: Source, columns: frozenset[str], graded: bool, name: str) -> list[Query]:
-        """Reads a source in the form that its columns show, and converts its rows."""
-        present = set(columns_of(source)) if len(self.forms) > 1 else set()
-        named = QUERY_COLUMN in parse_source(source)[1]  # the source says itself which column is the query
-        forms = [form for form in self.forms if named or form.query in present]
-        whole = next((form for form in forms if present >= {*form.needs}), None)
-        form = whole or next(iter(forms), self.forms[0])
-        rows = read_queries(source, columns - self.converted | set(form.needs if graded else ()), form.query)
-        if not graded and not (whole and self.convert_ungraded):
+        """Reads a source in the format that its columns indicate, and converts its rows."""
+        present = set(read_columns(source)) if len(self.formats) > 1 else set()
+        has_query_column = QUERY_COLUMN in parse_source(source)[1]  # the source names the query's column
+        candidates = [fmt for fmt in self.formats if has_query_column or fmt.query in present]
+        complete = next((fmt for fmt in candidates if present >= {*fmt.required}), None)
+        fmt = complete or next(iter(candidates), self.formats[0])
+        rows = read_queries(source, columns - self.added_columns | set(fmt.required if graded else ()), fmt.query)
+        if not graded and not (complete and self.convert_ungraded):
             return rows
         queries = []
         for row in rows:
             try:
-                queries.append(form.convert(row))
+                queries.append(fmt.convert(row))
             except ValueError as error:
-                raise DataError(f"The data of task {name}, at {row.text[:60]!r}: {error}") from error
+                raise DataError(f"Invalid data of task {name}, query {row.text[:60]!r}: {error}") from error
         return queries

@@ -1,12 +1,12 @@
-"""Tasks whose right answers are numbers, in the column `answer`; and GSM8K, which is one of them (paper §4).
+"""Tasks whose right answers are numbers in the column `answer`, such as GSM8K (paper §4).
 
-GSM8K's prompt is one worked example and the question of grade school; the observer's has the pioneer's answer as a
-reference between the question and `Answer:`. With `chat` the same text is the user's message: the example shows a model
-that is tuned to instructions how to answer too. The reward is 1 if the last number of the response is the right one.
+GSM8K's prompt is one worked example and the question; the observer's prompt has the pioneer's response as a reference
+between the question and `Answer:`. With `chat`, the same text is the user message: the example shows instruction-tuned
+models the format too. The reward is 1 if the last number of the response is right.
 """
 
 from cory_env.rewards.number import gold_number
-from cory_env.tasks.definition import Form, TaskDefinition
+from cory_env.tasks.definition import DataFormat, TaskDefinition
 from cory_env.tasks.task import GradedTask, Query
 
 ANSWER = "answer"
@@ -16,18 +16,18 @@ class NumberTask(GradedTask):
     """A task whose right answers are numbers."""
 
     def right_answer(self, query: Query) -> str | None:
-        """Returns the right answer, written the same wherever it is the same number."""
+        """Returns the right answer in a canonical notation: equal numbers give equal text."""
         return str(gold_number(query.columns[ANSWER]))
 
 
-def _checked(query: Query) -> Query:
+def _check_answer(query: Query) -> Query:
     gold_number(query.columns[ANSWER])
     return query
 
 
-FORM = Form("query", (ANSWER,), _checked)
+NUMBER_FORMAT = DataFormat("query", (ANSWER,), _check_answer)
 
-# In our own words, so that nothing of it is in the data.
+# Written for this project, so that it does not occur in the data.
 EXAMPLE = (
     "Question: A ferry has room for 24 cars and makes 5 crossings a day. Each car pays $8. On Sunday one crossing was "
     "cancelled, and the others were full. How many dollars did the cars pay on Sunday? "
@@ -38,8 +38,8 @@ GSM8K = TaskDefinition(
     kind=NumberTask,
     prompt=EXAMPLE + "Question: {query} Answer:",
     observer_prompt=EXAMPLE + "Question: {query} Reference: {reference} Answer:",
-    reference_separator=" Reference: ",  # three agents or more, ours
+    reference_separator=" Reference: ",  # for three or more agents; not in the paper
     reward="cory_env.rewards.answer:last_is_right",
     sources=("hub:openai/gsm8k?config=main&split=train", "hub:openai/gsm8k?config=main&split=test"),
-    forms=(Form("question", (ANSWER,), _checked),),
+    formats=(DataFormat("question", (ANSWER,), _check_answer),),
 )

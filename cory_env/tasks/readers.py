@@ -1,7 +1,6 @@
 """Reads data row by row: JSON Lines, JSON, CSV, Parquet, and data sets of the Hugging Face hub.
 
-A row that cannot be read stops the reading with its file and line: a silently dropped row would shift every query id
-after it.
+A row that cannot be read raises an error with file and line. Dropping it would shift all later query ids.
 """
 
 import csv
@@ -11,16 +10,16 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-Row = tuple[str, Mapping[str, object]]  # where it stands ("line 3", "row 3", from 1), and its columns
+LocatedRow = tuple[str, Mapping[str, object]]  # its location ("line 3", "row 3", from 1), and its columns
 
 
 class DataError(ValueError):
     """A data file or data set cannot be used."""
 
 
-def _read_json(name: str) -> Iterator[Row]:
+def _read_json(name: str) -> Iterator[LocatedRow]:
     """Yields the objects of a JSON list, or of JSON Lines, one per line; both in UTF-8."""
-    raw = _bytes(name)
+    raw = _read_bytes(name)
     if raw.lstrip().startswith(b"["):
         objects = _parse(name, raw)
         assert isinstance(objects, list)
@@ -28,77 +27,77 @@ def _read_json(name: str) -> Iterator[Row]:
     else:
         lines = enumerate(raw.rstrip().splitlines(), start=1)
         rows = ((f"line {number}", _parse(f"{name} line {number}", line)) for number, line in lines)
-    for where, value in rows:
+    for location, value in rows:
         if not isinstance(value, dict):
             raise DataError(
-                f'{name} {where} is a JSON {type(value).__name__}, but must be an object such as {{"query": "..."}}.'
+                f'{name} {location} is a JSON {type(value).__name__}, but must be an object such as {{"query": "..."}}.'
             )
-        yield where, value
+        yield location, value
 
 
-def _parse(where: str, raw: bytes) -> object:
-    """Returns what a JSON text holds; `where` is what messages call it."""
+def _parse(location: str, raw: bytes) -> object:
+    """Parses a JSON text; `location` is its name in messages."""
 
     def to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        _refuse_twice(where, [key for key, _ in pairs])  # `json` would silently keep the last of two
+        _reject_duplicates(location, [key for key, _ in pairs])  # `json` would silently keep the last one
         return dict(pairs)
 
     try:
         value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=to_object)
         if b"\\u" in raw:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on half of a character
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on lone surrogates
     except DataError:
         raise
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{where} is not valid JSON in UTF-8: {error}. Write a list of objects, or one object on each line."
+            f"{location} is not valid JSON in UTF-8: {error}. Write a list of objects, or one object on each line."
         ) from error
     return value
 
 
-def _read_csv(name: str) -> Iterator[Row]:
-    """Yields one row per record of a CSV file, UTF-8, whose first line names the columns; every value is text.
+def _read_csv(name: str) -> Iterator[LocatedRow]:
+    """Yields one row per record of a CSV file in UTF-8. The first line names the columns; every value is text.
 
-    An empty field is None, as other formats hold what is missing. A quoted field may hold commas and line breaks; a
-    record is named by its first line.
+    An empty field becomes None, like missing values in other formats. A quoted field may contain commas and line
+    breaks; a record's location is its first line.
     """
-    raw = _bytes(name).rstrip(b"\r\n")
+    raw = _read_bytes(name).rstrip(b"\r\n")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(f"{name} line {line} is not UTF-8: {error}. Save the file as UTF-8.") from error
-    csv.field_size_limit(max(len(raw), csv.field_size_limit()))  # by default a field has 131,072 characters at most
+    csv.field_size_limit(max(len(raw), csv.field_size_limit()))  # the default is 131,072 characters
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     line = 1
     try:
         header = next(reader, [])
-        _refuse_twice(f"{name} line 1", header)
+        _reject_duplicates(f"{name} line 1", header)
         if not all(header):
-            raise DataError(f"{name} line 1 must name every column, but has an empty name: {header}. Name it.")
+            raise DataError(f"{name} line 1 must name every column, but has an empty name: {header}.")
         line = reader.line_num + 1
         for fields in reader:
             if len(fields) != len(header):
                 raise DataError(
                     f"{name} line {line} has {len(fields)} fields, but the header names {len(header)} columns: "
-                    f"{', '.join(header)}. Quote a field that holds a comma or a line break."
+                    f"{', '.join(header)}. Quote fields that contain a comma or a line break."
                 )
             yield f"line {line}", {key: field or None for key, field in zip(header, fields, strict=True)}
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{name} line {line} is not valid CSV: {error}. Write a quote inside a quoted field twice."
+            f"{name} line {line} is not valid CSV: {error}. Double the quotes inside quoted fields."
         ) from error
 
 
-def _refuse_twice(where: str, names: Sequence[str]) -> None:
+def _reject_duplicates(location: str, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         name = next(name for name, count in Counter(names).items() if count > 1)
-        raise DataError(f"{where} names {name!r} twice. Rename or remove one of them.")
+        raise DataError(f"{location} repeats the name {name!r}. Rename or remove one of them.")
 
 
-def _read_parquet(name: str) -> Iterator[Row]:
-    """Yields the rows of a Parquet file, a batch in memory at a time; numbers, lists and structs stay what they are."""
+def _read_parquet(name: str) -> Iterator[LocatedRow]:
+    """Yields the rows of a Parquet file, with one batch in memory at a time; keeps numbers, lists and structs."""
     import pyarrow
     from pyarrow import parquet
 
@@ -106,7 +105,7 @@ def _read_parquet(name: str) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(name) as file:
             columns = file.schema_arrow.names
-            _refuse_twice(name, columns)
+            _reject_duplicates(name, columns)
             for batch in file.iter_batches():
                 for values in zip(*batch.columns, strict=True):
                     number += 1
@@ -114,62 +113,64 @@ def _read_parquet(name: str) -> Iterator[Row]:
                     for column, value in zip(columns, values, strict=True):
                         try:
                             row[column] = value.as_py()
-                        except (ArithmeticError, ValueError) as error:  # a year of 60,000, or text that is no UTF-8
+                        except (ArithmeticError, ValueError) as error:  # such as the year 60,000, or invalid UTF-8
                             raise DataError(
-                                f"{name} row {number} holds a value in column {column!r} that cannot be read: {error}. "
-                                "Correct it, or leave the column out."
+                                f"{name} row {number} has an unreadable value in column {column!r}: {error}. Correct "
+                                "it, or remove the column."
                             ) from error
                     yield f"row {number}", row
     except DataError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # a foreign or damaged file
-        raise DataError(f"{name} cannot be read as Parquet, after {number} rows: {error}. Write it again.") from error
+        raise DataError(f"{name} cannot be read as Parquet after {number} rows: {error}. Recreate the file.") from error
 
 
-def _bytes(name: str) -> bytes:
+def _read_bytes(name: str) -> bytes:
     with open(name, "rb") as file:
         return file.read().removeprefix(b"\xef\xbb\xbf")
 
 
-READERS: dict[str, Callable[[str], Iterator[Row]]] = {
+READERS: dict[str, Callable[[str], Iterator[LocatedRow]]] = {
     ".jsonl": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-"""By the ending of a file's name."""
+"""Readers by file extension."""
 
 HUB_SETTINGS = ("split", "config", "revision")
 
 
-def read_hub(name: str, split: str = "train", config: str | None = None, revision: str | None = None) -> Iterator[Row]:
+def read_hub(
+    name: str, split: str = "train", config: str | None = None, revision: str | None = None
+) -> Iterator[LocatedRow]:
     """Yields the rows of one split, in the data set's order.
 
     Args:
-        name: `OWNER/NAME` on the hub, or a folder laid out like one there, of data files.
-        split: Its name, or part of it as the library writes it: `train[:1000]`, `test[10%:20%]`.
-        config: The configuration (or subset), for data sets that have several.
+        name: `OWNER/NAME` on the hub, or a folder of data files with the same layout.
+        split: The split, or a slice in the notation of `datasets`: `train[:1000]`, `test[10%:20%]`.
+        config: The configuration (or subset), for data sets with several.
         revision: A commit, tag or branch.
 
     Raises:
-        DataError: The library is not installed, the hub cannot be reached, or it has no such data set, configuration,
-            revision or split.
+        DataError: `datasets` is not installed, the hub cannot be reached, or the data set, configuration, revision or
+            split does not exist.
     """
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
         raise DataError(
-            f"The data set hub:{name} needs the library datasets: pip install 'cory-rllib[hub]'."
+            f"The data set hub:{name} requires the package datasets: pip install 'cory-rllib[hub]'."
         ) from error
     if not name or (name.startswith((".", "/", "~")) and not os.path.isdir(name)):
-        raise DataError(f"There is no data set hub:{name}. Write hub:OWNER/NAME, or hub: and an existing folder.")
+        raise DataError(f"Data set hub:{name} not found. Write hub:OWNER/NAME, or hub: and an existing folder.")
     try:
-        # Rows are decoded as they are read, which takes further libraries where there are images or sound.
+        # Rows are decoded one at a time; images and sound require further packages.
         for number, row in enumerate(load_dataset(name, config, split=split, revision=revision), start=1):
             yield f"row {number}", row
-    except Exception as error:  # the library raises what its many sources raise; all of it is about this data set
-        asked = ", ".join(f"{k}={v}" for k, v in (("split", split), ("config", config), ("revision", revision)) if v)
+    except Exception as error:  # the library raises errors of many kinds, all about this data set
+        options = ", ".join(f"{k}={v}" for k, v in (("split", split), ("config", config), ("revision", revision)) if v)
         raise DataError(
-            f"The data set hub:{name} ({asked}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. Correct "
-            "its name or settings, check the connection to the hub, or set data to a file."
+            f"The data set hub:{name} ({options}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. "
+            "Correct its name or settings, check the connection to the hub, or set data to a file."
         ) from error

@@ -1,4 +1,4 @@
-"""What a task is: queries, the prompt of each position in the chain, a reward, and what evaluation needs to know."""
+"""Tasks: queries, the prompt of each position in the chain, a reward, and information for evaluation."""
 
 import re
 import zlib
@@ -12,29 +12,29 @@ from cory_env.message import Message
 Split = Literal["train", "validation", "test"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Where an object lies in memory, which its `repr` shows if its class defines none."""
+"""A memory address, which the default `repr` of an object contains."""
 
 
-def _in_order(value: object) -> object:
-    """Returns a value whose `repr` is the same in every process, which that of a set is not."""
+def _to_ordered(value: object) -> object:
+    """Returns a value whose `repr` is the same in every process, unlike the `repr` of sets."""
     if isinstance(value, set | frozenset):
-        return sorted(repr(_in_order(each)) for each in value)
+        return sorted(repr(_to_ordered(item)) for item in value)
     if isinstance(value, Mapping):
-        return {key: _in_order(each) for key, each in value.items()}
+        return {key: _to_ordered(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_in_order(each) for each in value]
+        return [_to_ordered(item) for item in value]
     return value
 
 
 @dataclass(frozen=True)
 class Query:
-    """One query: what the chain is asked.
+    """A query, the input of a chain.
 
     Attributes:
-        id: Its index within its split.
-        text: The query itself; of a conversation, what the user says last.
-        columns: Everything else its row holds, passed to the reward and open to prompt templates.
-        history: The messages before `text`, where its row is a conversation; None where it is plain text.
+        id: The query's index in its split.
+        text: The text; of a conversation, the last user message.
+        columns: The row's other columns, available to the reward and to prompt templates.
+        history: If the query is a conversation, the messages before `text`; otherwise None.
     """
 
     id: int
@@ -44,33 +44,34 @@ class Query:
 
     @property
     def raw(self) -> str | list[Message]:
-        """The query as its row holds it and as a reward receives it: text, or the whole conversation."""
+        """The query as rewards receive it: text, or the whole conversation."""
         return self.text if self.history is None else [*self.history, Message(role="user", content=self.text)]
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of the query and its columns, whatever order these have; of an object that has no value to show, of
-        its type.
+        """CRC-32 of the query and its columns, independent of the columns' order.
+
+        Objects with the default `repr` count only with their type.
         """
-        row = repr((_in_order(self.raw), sorted((name, _in_order(value)) for name, value in self.columns.items())))
+        row = repr((_to_ordered(self.raw), sorted((name, _to_ordered(value)) for name, value in self.columns.items())))
         return zlib.crc32(_ADDRESS.sub("", row).encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Queries, prompts, reward and evaluation of one task; subclasses override what a template cannot say.
+    """Queries, prompts, reward and evaluation of a task. Subclasses override methods if templates are not enough.
 
     Attributes:
         name: The task's name in a configuration.
         train: Training queries, `train[i].id == i`.
-        test: Held-out queries, on which figures are reported, `test[i].id == i`.
-        validation: Held-out queries by which training chooses, such as its best checkpoint; None: those of `test`.
-        reward: The reward function, `module:function` (see `cory_env.rewards`).
-        prompt_template: The pioneer's prompt; the prompt of every agent without knowledge transfer. Needs `{query}`.
-        observer_template: The prompt of every later agent. Needs `{query}` and `{reference}`.
-        reference_separator: What stands between two earlier responses in `{reference}` (three agents or more); a
-            template too.
-        solved_at: The task reward from which a completion counts as correct in pass@k; None where there is no such.
+        test: Held-out queries for reported metrics, `test[i].id == i`.
+        validation: Held-out queries for decisions of training, such as the best checkpoint; None means `test`.
+        reward: The reward function, `module:function` (see `cory_env.rewarding`).
+        prompt_template: The pioneer's prompt, and every agent's without knowledge transfer. Requires `{query}`.
+        observer_template: The prompt of every later agent. Requires `{query}` and `{reference}`.
+        reference_separator: Template of the separator between earlier responses in `{reference}`, for three or more
+            agents.
+        solved_at: The minimum task reward of a correct completion, for pass@k; None if the task has no such threshold.
     """
 
     name: str
@@ -84,28 +85,28 @@ class Task:
     validation: Sequence[Query] | None = None
 
     def __post_init__(self) -> None:
-        for label, template, needed in (
+        for label, template, required in (
             ("prompt", self.prompt_template, {"query"}),
             ("observer_prompt", self.observer_template, {"query", "reference"}),
         ):
-            missing = sorted(needed - placeholders(template))
+            missing = sorted(required - placeholders(template))
             if missing:
                 raise TemplateError(
                     f"The template {label} of task {self.name} lacks {', '.join(f'{{{name}}}' for name in missing)}: "
-                    f"{template!r}. Put each placeholder where its text belongs."
+                    f"{template!r}. Add the missing placeholders."
                 )
 
     def queries(self, split: Split) -> Sequence[Query]:
         """Returns the queries of one split."""
         if split not in get_args(Split):
-            raise ValueError(f"There is no split {split!r}. Choose one of: {', '.join(get_args(Split))}.")
+            raise ValueError(f"Unknown split {split!r}. Use one of: {', '.join(get_args(Split))}.")
         if split == "validation":
             return self.test if self.validation is None else self.validation
         return self.train if split == "train" else self.test
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """The splits that have no query in common."""
+        """The task's disjoint splits."""
         return get_args(Split) if self.validation is not None else ("train", "test")
 
     def all_queries(self) -> Iterator[Query]:
@@ -122,35 +123,39 @@ class Task:
         """Returns the pioneer's prompt as text.
 
         Raises:
-            TemplateError: The template names a column that the query has not.
+            TemplateError: The template uses a column that the query does not have.
         """
         return fill(self.prompt_template, {**query.columns, "query": query.text})
 
     def observer_prompt(self, query: Query, responses: Sequence[str]) -> str:
-        """Returns the prompt of the agent that follows `responses`, the decoded ones so far in the chain's order.
+        """Returns the prompt of an agent that sees earlier responses, as text.
+
+        Args:
+            query: The query.
+            responses: The decoded responses, in the chain's order.
 
         Raises:
-            TemplateError: The template names a column that the query has not.
+            TemplateError: The template uses a column that the query does not have.
         """
         values = {**query.columns, "query": query.text}
         reference = fill(self.reference_separator, values).join(map(self.quote, responses))
         return fill(self.observer_template, {**values, "reference": reference})
 
     def quote(self, response: str) -> str:
-        """Returns what later agents see of a response: all of it."""
+        """Returns the part of a response that later agents see: by default all of it."""
         return response
 
     def gold(self, query: Query) -> str | None:
-        """Returns a completion that must score 1.0 (`validate` checks it), or None where the task has none."""
+        """Returns a completion whose reward must be 1.0 (`validate` checks this), or None if the task has none."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradedTask(Task):
-    """A task with a right answer to each query. Unless the user set another reward, it is solved at 1.0."""
+    """A task with a right answer to each query. Unless the user sets another reward, `solved_at` is 1.0."""
 
     def quote(self, response: str) -> str:
-        """Returns a response without the space around it, because the template has its own."""
+        """Returns a response without surrounding space, because the template has its own."""
         return response.strip()
 
     def gold(self, query: Query) -> str | None:
@@ -158,7 +163,7 @@ class GradedTask(Task):
         return None if self.solved_at is None else self.right_answer(query)
 
     def right_answer(self, query: Query) -> str | None:
-        """Returns the answer that a query's columns hold."""
+        """Returns the right answer in a query's columns."""
         raise NotImplementedError
 
 
@@ -167,7 +172,7 @@ class TemplateError(ValueError):
 
 
 def placeholders(template: str) -> frozenset[str]:
-    """Returns the names in `template`; a literal brace is written twice, `{{` or `}}`.
+    """Returns the names in `template`. Literal braces are doubled: `{{` or `}}`.
 
     Raises:
         TemplateError: A brace is unbalanced, or a placeholder is more than a plain name.
@@ -176,14 +181,14 @@ def placeholders(template: str) -> frozenset[str]:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         raise TemplateError(
-            f"The template {template!r} is not valid: {error}. Write a literal brace twice, {{{{ or }}}}."
+            f"The template {template!r} is not valid: {error}. Double literal braces: {{{{ or }}}}."
         ) from error
     names = {name for _, name, _, _ in parts if name is not None}
     for _, name, spec, conversion in parts:
         if name is not None and (not name.isidentifier() or spec or conversion):
             raise TemplateError(
                 f"The template {template!r} has the placeholder {name!r}, which is not a plain column name. "
-                "Write {column} without an index, attribute or format; write a literal brace twice, {{ or }}."
+                "Write {column} without an index, attribute or format. Double literal braces: {{ or }}."
             )
     return frozenset(names)
 
@@ -194,7 +199,7 @@ def literals(template: str) -> list[str]:
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
-    """Returns `template` with its placeholders replaced. Braces inside the values are left alone.
+    """Returns `template` with its placeholders replaced. Braces in the values stay unchanged.
 
     Raises:
         TemplateError: A placeholder has no value.
@@ -203,6 +208,6 @@ def fill(template: str, values: Mapping[str, object]) -> str:
         return template.format_map(values)
     except KeyError as error:
         raise TemplateError(
-            f"The template {template!r} asks for {error}, which this query's row does not have; it has "
+            f"The template {template!r} uses the column {error}, but this query's row has only "
             f"{', '.join(sorted(values))}. Correct the template or add the column to the data."
         ) from error

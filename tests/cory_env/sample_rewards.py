@@ -1,4 +1,4 @@
-"""Rewards for the tests, good and bad; the child process imports them by name."""
+"""Rewards for tests, valid and failing; the child process imports them by name."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ def length(completions: list[str]) -> list[float]:
 
 
 def logged_length(completions: list[str], log: str) -> list[float]:
-    """Notes how many samples each call had."""
+    """Logs the number of samples of each call."""
     with open(log, "a") as file:
         file.write(f"{len(completions)}\n")
     return length(completions)
@@ -30,11 +30,11 @@ def loud(completions: list[str]) -> list[float]:
 
 
 def with_column(completions: list[str], answer: list[object]) -> list[float]:
-    return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+    return [float(text == expected) for text, expected in zip(completions, answer, strict=True)]
 
 
 def count_columns(completions: list[str], **columns: list[object]) -> list[float]:
-    return [float(len(columns))] * len(completions)  # the columns and prompts
+    return [float(len(columns))] * len(completions)  # including prompts
 
 
 def observer_bonus(completions: list[str], role: list[str]) -> list[float]:
@@ -45,12 +45,12 @@ def fixed(completions: list[str], value: str = "0") -> list[float]:
     return [float(value)] * len(completions)
 
 
-def _note(log: str) -> None:
+def _log_preparation(log: str) -> None:
     with open(log, "a") as file:
         file.write("prepared\n")
 
 
-@prepare_with(_note)
+@prepare_with(_log_preparation)
 def logged_preparation(completions: list[str], log: str) -> list[float]:
     return logged_length(completions, log)
 
@@ -60,7 +60,7 @@ def _fail() -> None:
 
 
 @prepare_with(_fail)
-def unprepared(completions: list[str]) -> list[float]:
+def preparation_fails(completions: list[str]) -> list[float]:
     return length(completions)
 
 
@@ -100,29 +100,29 @@ def exits(completions: list[str]) -> list[float]:
     return length(completions)
 
 
-def _end_of_memory() -> None:
-    """Ends this process as the system does where memory runs out."""
+def _kill_self() -> None:
+    """Kills this process, as the system does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_at_first(completions: list[str], log: str, times: str) -> list[float]:
-    """Notes each call, and is killed in the first few."""
+    """Logs each call, and kills the process in the first `times` calls."""
     logged_length(completions, log)
     with open(log) as file:
         if len(file.readlines()) <= int(times):
-            _end_of_memory()
+            _kill_self()
     return length(completions)
 
 
-def killed_by_two(completions: list[str]) -> list[float]:
+def killed_by_batches(completions: list[str]) -> list[float]:
     if len(completions) > 1:
-        _end_of_memory()
+        _kill_self()
     return length(completions)
 
 
 def killed_by_bad(completions: list[str]) -> list[float]:
     if BAD in completions:
-        _end_of_memory()
+        _kill_self()
     return length(completions)
 
 
@@ -130,7 +130,7 @@ def quits(completions: list[str]) -> list[float]:
     raise SystemExit("no more")
 
 
-def forgets_one(completions: list[str]) -> list[float]:
+def omits_one(completions: list[str]) -> list[float]:
     return [float(len(text)) for text in completions if text != BAD]
 
 
@@ -160,20 +160,20 @@ def clears(completions: list[str]) -> list[float]:
     return length(completions)
 
 
-def uses_up(completions: list[str], words: list[list[str]]) -> list[float]:
-    """Pays for the words that are left."""
-    return [float(len(left)) + 0.0 * len(left.pop()) for left in words]
+def pops_words(completions: list[str], words: list[list[str]]) -> list[float]:
+    """Rewards the number of words, and removes one in place."""
+    return [float(len(sample)) + 0.0 * len(sample.pop()) for sample in words]
 
 
 def with_default(completions: list[str], answer: list[object] | None = None) -> list[float]:
-    return [0.0 if wanted is None else 1.0 for wanted in answer or [None] * len(completions)]
+    return [0.0 if expected is None else 1.0 for expected in answer or [None] * len(completions)]
 
 
 def returns_one_number(completions: list[str]) -> float:
     return 1.0
 
 
-# In the style of the reward functions in the documentation of TRL's GRPOTrainer.
+# Reward functions in the style of TRL's documentation of GRPOTrainer.
 
 
 def trl_keyword_arguments(completions: list[str], **kwargs: list[object]) -> list[float]:
@@ -203,12 +203,12 @@ async def trl_gathers(completions: list[str], **kwargs: object) -> list[float]:
     return await asyncio.gather(*[judge(text) for text in completions])
 
 
-at_once = asyncio.Semaphore(1)
+semaphore = asyncio.Semaphore(1)
 
 
 async def trl_judges_one_at_a_time(completions: list[str], **kwargs: object) -> list[float]:
     async def judge(text: str) -> float:
-        async with at_once:
+        async with semaphore:
             await asyncio.sleep(0.01)
             return float(len(text))
 
@@ -216,7 +216,7 @@ async def trl_judges_one_at_a_time(completions: list[str], **kwargs: object) -> 
 
 
 class Brevity:
-    """A reward with a state of its own."""
+    """A reward with state."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight

@@ -1,4 +1,4 @@
-"""A small task, its queries and chains for the tests."""
+"""A small task with its queries and chains, for tests."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ def tokenizer() -> "PreTrainedTokenizerBase":
 
 
 def reviews(reward: str = LENGTH) -> Task:
-    """The paper's prompts on three queries."""
+    """A task with the paper's prompts and three queries."""
     return Task(
         name="reviews",
         train=QUERIES,

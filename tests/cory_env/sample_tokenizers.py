@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that models have, trained on a few lines, with a chat template each."""
+"""Small tokenizers of common kinds, trained on a few lines, each with a chat template."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,46 +17,46 @@ CHATML = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""As of Qwen; its marks are special tokens."""
+"""Qwen's format; its turn markers are special tokens."""
 LLAMA = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}</s>"
     "{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
 )
-"""As of Mistral, whose marks are text but for the two special tokens."""
+"""Mistral's format; its turn markers are plain text, except two special tokens."""
 DEEPSEEK = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<｜Assistant｜>"
     "{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% elif m.role == 'system' %}{{ m.content }}"
     "{% else %}<｜User｜>{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
 )
-"""Whose marks are added tokens that do not count as special."""
+"""DeepSeek's format; its turn markers are added tokens that are not special."""
 
 
 def byte_level() -> PreTrainedTokenizerBase:
-    """The bundled one with the marks of `CHATML`, one of which takes the spaces after it."""
+    """The bundled tokenizer with the markers of `CHATML`, and a token that strips spaces around it."""
     tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
-    marks = ["<|im_start|>", AddedToken("<|tool|>", lstrip=True, rstrip=True, special=True)]
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": marks})
+    markers = ["<|im_start|>", AddedToken("<|tool|>", lstrip=True, rstrip=True, special=True)]
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": markers})
     tokenizer.chat_template = CHATML
     return tokenizer
 
 
 def not_special() -> PreTrainedTokenizerBase:
-    """The bundled one with the marks of `DEEPSEEK`, and other added tokens, which are text."""
+    """The bundled tokenizer with the markers of `DEEPSEEK`, and other added tokens, which are text."""
     tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
-    marks = [AddedToken(text, rstrip=text.endswith("User｜>")) for text in ("<｜User｜>", "<｜Assistant｜>")]
-    tokenizer.add_tokens([*marks, "<think>", "</think>", "    "])
+    markers = [AddedToken(text, rstrip=text.endswith("User｜>")) for text in ("<｜User｜>", "<｜Assistant｜>")]
+    tokenizer.add_tokens([*markers, "<think>", "</think>", "    "])
     tokenizer.chat_template = DEEPSEEK
     return tokenizer
 
 
 def metaspace(scheme: str = "first") -> PreTrainedTokenizerBase:
-    """Byte-pair encoding as of Llama, whose texts begin with a space; its special tokens are in the vocabulary."""
+    """Llama's byte-pair encoding: texts begin with a space, and special tokens are in the vocabulary."""
     model = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     if scheme == "legacy":
         model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        trained_by = pre_tokenizers.Metaspace(prepend_scheme="never", split=True)
-        model.pre_tokenizer = trained_by
+        pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=True)
+        model.pre_tokenizer = pre_tokenizer
     else:
         model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=[*"<>/[]|"])
@@ -65,11 +65,11 @@ def metaspace(scheme: str = "first") -> PreTrainedTokenizerBase:
     model.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", model.token_to_id("<s>"))]
     )
-    return _made(model, LLAMA)
+    return _wrap(model, LLAMA)
 
 
 def unigram() -> PreTrainedTokenizerBase:
-    """As of T5: NFKC makes ASCII of full-width characters, and the model itself knows the pieces `<s>` and `</s>`."""
+    """T5's kind: NFKC turns full-width characters into ASCII, and `<s>` and `</s>` are pieces of the model."""
     model = Tokenizer(models.Unigram())
     model.normalizer = normalizers.NFKC()
     model.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -79,11 +79,11 @@ def unigram() -> PreTrainedTokenizerBase:
     model.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", model.token_to_id("</s>"))]
     )
-    return _made(model, LLAMA)
+    return _wrap(model, LLAMA)
 
 
 def word_piece() -> PreTrainedTokenizerBase:
-    """As of BERT: lower case, and special tokens at both ends."""
+    """BERT's kind: lower case, with special tokens at both ends."""
     model = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     model.normalizer = normalizers.BertNormalizer(lowercase=True)
     model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -92,17 +92,17 @@ def word_piece() -> PreTrainedTokenizerBase:
     model.decoder = decoders.WordPiece()
     ids = [(text, model.token_to_id(text)) for text in ("[CLS]", "[SEP]")]
     model.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
-    return _made(model, LLAMA.replace("</s>", "[SEP]"), bos_token="[CLS]", eos_token="[SEP]", unk_token="[UNK]")
+    return _wrap(model, LLAMA.replace("</s>", "[SEP]"), bos_token="[CLS]", eos_token="[SEP]", unk_token="[UNK]")
 
 
 def bytes_in_python() -> PreTrainedTokenizerBase:
-    """ByT5's, which has no Rust behind it."""
+    """ByT5's tokenizer, which is implemented in Python."""
     tokenizer: PreTrainedTokenizerBase = ByT5Tokenizer(extra_ids=3)
     tokenizer.chat_template = LLAMA.replace("{{ bos_token }}", "")
     return tokenizer
 
 
-def _made(model: Tokenizer, template: str, **special: Any) -> PreTrainedTokenizerBase:
+def _wrap(model: Tokenizer, template: str, **special: Any) -> PreTrainedTokenizerBase:
     special = special or {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(tokenizer_object=model, chat_template=template, **special)
 

@@ -1,4 +1,4 @@
-"""The task arithmetic: what it asks, what it shows, and what it holds out."""
+"""The task arithmetic: queries, splits, prompts and settings."""
 
 import json
 from pathlib import Path
@@ -20,17 +20,17 @@ def numbers(query: Query) -> tuple[int, int]:
 
 @pytest.mark.parametrize("operations", ["sums", "differences", "both"])
 @pytest.mark.parametrize("digits", [1, 2, 3, 9])
-def test_no_pair_of_numbers_is_in_two_of_examples_training_and_held_out(digits: int, operations: Operations) -> None:
+def test_examples_training_and_held_out_queries_share_no_pair_of_numbers(digits: int, operations: Operations) -> None:
     parts = draw_queries(digits, operations)
     pairs = [{frozenset(numbers(query)) for query in part} for part in parts]
-    assert [len(found) for found in pairs] == [4, *((46, 5) if digits == 1 else (3597, 399))]
+    assert [len(pair_set) for pair_set in pairs] == [4, *((46, 5) if digits == 1 else (3597, 399))]
     assert len(set.union(*pairs)) == sum(map(len, pairs))
     times = 2 if operations == "both" else 1
-    assert [len(part) for part in parts[1:]] == [times * len(found) for found in pairs[1:]]
+    assert [len(part) for part in parts[1:]] == [times * len(pair_set) for pair_set in pairs[1:]]
     assert all(len(str(number)) == digits for part in parts for query in part for number in numbers(query))
 
 
-def test_answers_are_right_and_differences_not_negative() -> None:
+def test_answers_are_right_and_differences_are_not_negative() -> None:
     for part in draw_queries(2, "both"):
         assert [query.id for query in part] == list(range(len(part)))
         for query in part:
@@ -39,19 +39,19 @@ def test_answers_are_right_and_differences_not_negative() -> None:
             assert query.columns == {"answer": str(answer)} and answer >= 0
 
 
-def test_sums_come_in_both_orders() -> None:
+def test_sums_have_the_larger_number_first_half_of_the_time() -> None:
     _, train, _ = draw_queries(2, "sums")
     larger_first = sum(first > second for first, second in map(numbers, train))
     assert 0.45 < larger_first / len(train) < 0.55
 
 
-def test_the_queries_are_the_same_in_every_process() -> None:
+def test_queries_are_deterministic() -> None:
     _, train, test = draw_queries(2, "both")
     assert [query.text for query in (*train[:3], test[0])] == ["58 + 59", "59 - 58", "93 + 17", "61 + 81"]
     assert draw_queries(2, "both")[1:] == (train, test)
 
 
-def test_the_observer_sees_the_first_line_of_what_was_answered_before_it() -> None:
+def test_the_observer_sees_the_first_line_of_earlier_responses() -> None:
     task = make_task("arithmetic")
     *examples, last = task.prompt(Query(0, "12 + 34")).split("\n")
     assert last == "12 + 34 ="
@@ -64,14 +64,14 @@ def test_the_observer_sees_the_first_line_of_what_was_answered_before_it() -> No
     assert len(sums) == 2 and set(sums) < set(answers)
 
 
-def test_the_task_is_sound_and_wrong_answers_score_nothing() -> None:
+def test_the_task_is_valid_and_wrong_answers_get_no_reward() -> None:
     report = validate(make_task("arithmetic", digits=1), tokenizer(), max_prompt_tokens=None)
     assert report.ok and not report.warnings
     assert "train: 92 of 92 gold answers score 1.0" in report.facts
     assert any(fact.startswith("train: 0 of ") and "wrong answers" in fact for fact in report.facts)
 
 
-def test_the_environment_plays_it() -> None:
+def test_the_environment_runs_the_task() -> None:
     environment = cory_v0.env(task="arithmetic", digits=1, operations="sums", max_prompt_tokens=200)
     environment.reset(options={"query": 0})
     gold = str(environment.queries[0].columns["answer"])
@@ -81,7 +81,7 @@ def test_the_environment_plays_it() -> None:
     environment.close()
 
 
-def test_queries_and_rewards_of_one_s_own_are_taken(tmp_path: Path) -> None:
+def test_user_data_and_rewards_are_supported(tmp_path: Path) -> None:
     rows = [{"query": "2 + 2", "answer": 4}, {"query": "3 * 3", "answer": 9}]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -90,19 +90,21 @@ def test_queries_and_rewards_of_one_s_own_are_taken(tmp_path: Path) -> None:
     held_out = make_task("arithmetic", eval_data=data)
     assert len(held_out.test) == 2 and held_out.train == make_task("arithmetic").train
     assert first_line_is_right(["4", "9"], [4, 9]) == [1.0, 1.0]
-    own = make_task("arithmetic", reward=LENGTH)
-    assert own.gold(own.train[0]) is None and own.solved_at is None
+    custom = make_task("arithmetic", reward=LENGTH)
+    assert custom.gold(custom.train[0]) is None and custom.solved_at is None
 
 
-def test_what_it_cannot_draw_is_refused_and_so_are_its_settings_for_another_task(tmp_path: Path) -> None:
+def test_invalid_settings_and_settings_for_other_tasks_are_rejected(tmp_path: Path) -> None:
     for digits in (0, 10):
-        with pytest.raises(ValueError, match=rf"digits is {digits}, .* 1 to 9 digits"):
+        with pytest.raises(ValueError, match=rf"digits is {digits}, but must be 1 to 9"):
             make_task("arithmetic", digits=digits)
     with pytest.raises(ValueError, match="operations is 'products', but must be 'sums', 'differences' or 'both'"):
         make_task("arithmetic", operations="products")
-    with pytest.raises(ValueError, match=r"digits=3 belongs to .* but task is imdb and data None\. Leave it out"):
+    with pytest.raises(
+        ValueError, match=r"digits=3 requires task=arithmetic .* but task is imdb and data None\. Leave it out"
+    ):
         make_task("imdb", digits=3)
-    with pytest.raises(ValueError, match=r"operations=sums belongs to .* but task is custom"):
+    with pytest.raises(ValueError, match=r"operations=sums requires .* but task is custom"):
         make_task("custom", data=tmp_path / "none.jsonl", reward=LENGTH, operations="sums")
-    with pytest.raises(ValueError, match="belongs to the task arithmetic"):
+    with pytest.raises(ValueError, match="requires task=arithmetic"):
         make_task("arithmetic", data=tmp_path / "none.jsonl", digits=3)

@@ -22,11 +22,11 @@ def test_roles_are_pioneer_then_observers_numbered_from_three_agents_on() -> Non
     assert role_names(1) == ("pioneer",)
     assert role_names(2) == ("pioneer", "observer")
     assert role_names(4) == ("pioneer", "observer_1", "observer_2", "observer_3")
-    with pytest.raises(ValueError, match="at least 1 agent"):
+    with pytest.raises(ValueError, match="at least 1"):
         role_names(0)
 
 
-def test_agents_answer_in_order_and_then_nobody_does() -> None:
+def test_agents_respond_in_order_and_then_the_episode_ends() -> None:
     episode = ChainEpisode(chain(3), QUERIES[0])
     turns = []
     while episode.role is not None:
@@ -56,14 +56,14 @@ def test_a_third_agent_sees_both_earlier_responses_in_order() -> None:
     )
 
 
-def seen(episode: ChainEpisode) -> str:
+def reference_text(episode: ChainEpisode) -> str:
     """The reference inside the current role's prompt."""
     start, end = 'I can make this sentence "This movie was', '" more positive: This movie was'
     return tokenizer().decode(episode.prompt_ids()).removeprefix(start).removesuffix(end)
 
 
 @pytest.mark.parametrize(
-    ("text", "stop", "kept", "read", "ended"),
+    ("text", "stop", "response_text", "completion", "ended"),
     [
         (" a good film", "f", " a good film", " a good ", True),  # " film" is one token
         ("ok\n\nQ: more", "\n\n", "ok\n\n", "ok", True),  # no token here holds both line breaks
@@ -74,32 +74,32 @@ def seen(episode: ChainEpisode) -> str:
         ("all of it", "?", "all of it", "all of it", False),
     ],
 )
-def test_a_response_ends_at_the_stop_text_and_loses_no_text_before_it(
-    text: str, stop: str, kept: str, read: str, ended: bool
+def test_a_response_ends_at_the_stop_string_and_keeps_the_text_before_it(
+    text: str, stop: str, response_text: str, completion: str, ended: bool
 ) -> None:
     episode = ChainEpisode(chain(stop=stop, max_response_tokens=20), QUERIES[0])
     episode.respond(response(text))
-    assert episode.responses == [tokens_of(kept)]
-    assert (episode.completions, episode.ended, seen(episode)) == ([read], [ended], read)
+    assert episode.responses == [tokens_of(response_text)]
+    assert (episode.completions, episode.ended, reference_text(episode)) == ([completion], [ended], completion)
 
 
-def test_a_token_that_holds_the_stop_text_is_kept_and_gives_the_text_before_it() -> None:
-    r"""As Qwen's `}\n`."""
+def test_a_token_that_contains_the_stop_string_is_kept_with_its_text_before_the_stop() -> None:
+    r"""For example Qwen's `}\n`."""
     tokens = load_tokenizer(DEFAULT_TOKENIZER)
     tokens.add_tokens([AddedToken("}\n", normalized=False), AddedToken("a\nb", normalized=False)])
-    described = Chain(chain().task, tokens, stop="\n")
-    for end, read in zip(tokens.convert_tokens_to_ids(["}\n", "a\nb"]), (" {42}", " {42a"), strict=True):
-        episode = ChainEpisode(described, QUERIES[0])
-        whole = [*tokens_of(" {42"), end]
-        episode.respond({"tokens": [*whole, *whole], "length": 2 * len(whole)})
-        assert (episode.responses, episode.completions, episode.ended) == ([whole], [read], [True])
-        assert seen(episode) == read
+    stop_chain = Chain(chain().task, tokens, stop="\n")
+    for end, text in zip(tokens.convert_tokens_to_ids(["}\n", "a\nb"]), (" {42}", " {42a"), strict=True):
+        episode = ChainEpisode(stop_chain, QUERIES[0])
+        ids = [*tokens_of(" {42"), end]
+        episode.respond({"tokens": [*ids, *ids], "length": 2 * len(ids)})
+        assert (episode.responses, episode.completions, episode.ended) == ([ids], [text], [True])
+        assert reference_text(episode) == text
 
 
-def test_the_last_response_alone_can_be_observed() -> None:
+def test_observed_last_shows_only_the_last_response() -> None:
     episode = ChainEpisode(chain(4, observed="last"), QUERIES[0])
-    for before, text in ((None, " good"), (" good", " fine"), (" fine", " bad"), (" bad", " dull")):
-        assert before is None or seen(episode) == before
+    for previous, text in ((None, " good"), (" good", " fine"), (" fine", " bad"), (" bad", " dull")):
+        assert previous is None or reference_text(episode) == previous
         episode.respond(response(text))
 
 
@@ -108,43 +108,43 @@ def test_the_last_response_alone_can_be_observed() -> None:
     [
         ([3.0, 1.0, 2.0], " good"),
         ([1.0, 2.0, 3.0], " bad"),
-        ([2.0, 5.0, 5.0], " fine"),  # of equals the earliest
+        ([2.0, 5.0, 5.0], " fine"),  # the earliest in a tie
         ([None, -7.0, None], " fine"),  # a skipped reward is the worst
         ([None, None, None], " good"),
     ],
 )
-def test_the_best_response_alone_can_be_observed(rewards: list[float | None], best: str) -> None:
+def test_observed_best_shows_only_the_best_response(rewards: list[float | None], best: str) -> None:
     episode = ChainEpisode(chain(4, observed="best"), QUERIES[0])
     episode.respond(response(" good"))
-    assert not episode.awaits_rewards and seen(episode) == " good"
+    assert not episode.awaits_rewards and reference_text(episode) == " good"
     episode.respond(response(" fine"))
-    with pytest.raises(ValueError, match="observer_2 sees the best of 2 responses, but only 0 are rewarded"):
+    with pytest.raises(ValueError, match="observer_2 sees the best of 2 responses, but only 0 have a task reward"):
         episode.respond(response(" bad"))
     episode.note_rewards(rewards[:2])
     episode.respond(response(" bad"))
-    with pytest.raises(ValueError, match="1 responses have no task reward yet, but 3 rewards came"):
+    with pytest.raises(ValueError, match="got 3 task rewards, but expects 1"):
         episode.note_rewards(rewards)
     assert episode.awaits_rewards
     episode.note_rewards(rewards[2:])
-    assert seen(episode) == best
+    assert reference_text(episode) == best
     episode.respond(response(" dull"))
-    assert not episode.awaits_rewards  # nobody sees the last one
+    assert not episode.awaits_rewards  # no agent sees the last response
 
 
 @pytest.mark.parametrize("observed", ["all", "last", "best"])
-def test_two_agents_see_the_same_whichever_responses_are_observed(observed: Observed) -> None:
+def test_observed_makes_no_difference_with_two_agents_or_without_transfer(observed: Observed) -> None:
     episode = ChainEpisode(chain(2, observed=observed), QUERIES[0])
     episode.respond(response(" good"))
-    assert seen(episode) == " good" and not episode.awaits_rewards
-    silent = ChainEpisode(chain(3, observed=observed, knowledge_transfer=False), QUERIES[0])
+    assert reference_text(episode) == " good" and not episode.awaits_rewards
+    independent = ChainEpisode(chain(3, observed=observed, knowledge_transfer=False), QUERIES[0])
     for _ in range(3):
-        assert not silent.awaits_rewards
-        silent.respond(response(" good"))
+        assert not independent.awaits_rewards
+        independent.respond(response(" good"))
 
 
-def test_one_observed_response_leaves_room_where_all_would_be_cut() -> None:
+def test_observing_one_response_avoids_truncation_of_references() -> None:
     words = " one two three four five"
-    cut = {}
+    num_truncated = {}
     for observed in get_args(Observed):
         episode = ChainEpisode(chain(8, observed=observed, max_prompt_tokens=48), QUERIES[0])
         while episode.role is not None:
@@ -152,11 +152,11 @@ def test_one_observed_response_leaves_room_where_all_would_be_cut() -> None:
                 episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
             assert len(episode.prompt_ids()) <= 48
             episode.respond(response(words))
-        cut[observed] = sum(episode.truncated)
-    assert cut == {"all": 5, "last": 0, "best": 0}
+        num_truncated[observed] = sum(episode.truncated)
+    assert num_truncated == {"all": 5, "last": 0, "best": 0}
 
 
-def test_without_knowledge_transfer_every_agent_sees_the_bare_query() -> None:
+def test_without_knowledge_transfer_every_agent_sees_only_the_query() -> None:
     episode = ChainEpisode(chain(3, knowledge_transfer=False), QUERIES[0])
     for _ in range(3):
         assert episode.prompt_ids() == tokenizer()("This movie was")["input_ids"]
@@ -164,9 +164,9 @@ def test_without_knowledge_transfer_every_agent_sees_the_bare_query() -> None:
 
 
 def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() -> None:
-    described = chain(max_prompt_tokens=64)
-    episode = ChainEpisode(described, QUERIES[0])
-    space = described.observation_space()
+    padded_chain = chain(max_prompt_tokens=64)
+    episode = ChainEpisode(padded_chain, QUERIES[0])
+    space = padded_chain.observation_space()
     assert episode.observation("observer")["length"] == 0
     first = episode.observation()
     episode.respond(response(" great"))
@@ -175,12 +175,12 @@ def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() 
         assert observation in space
     np.testing.assert_array_equal(episode.observation("pioneer")["tokens"], first["tokens"])
     assert second["tokens"][: second["length"]].tolist() == episode.prompt_ids()
-    assert (second["tokens"][second["length"] :] == described.pad_token_id).all()
-    with pytest.raises(ValueError, match="one of: pioneer, observer"):
+    assert (second["tokens"][second["length"] :] == padded_chain.pad_token_id).all()
+    with pytest.raises(ValueError, match="Roles: pioneer, observer"):
         episode.observation("llm_1")
 
 
-def test_a_response_is_kept_up_to_its_length_and_its_first_eos() -> None:
+def test_a_response_is_truncated_at_its_length_and_first_eos() -> None:
     episode = ChainEpisode(chain(3), QUERIES[0])
     episode.respond({"tokens": [5, EOS, 6, EOS, 7], "length": 5})
     episode.respond({"tokens": np.array([5, 6, 7, EOS]), "length": np.int64(2)})
@@ -188,7 +188,7 @@ def test_a_response_is_kept_up_to_its_length_and_its_first_eos() -> None:
     assert episode.responses == [[5, EOS], [5, 6], [5, 6]]
 
 
-def test_no_eos_is_invented_and_none_shows_in_the_text() -> None:
+def test_no_eos_is_added_and_eos_is_not_in_the_text() -> None:
     episode = ChainEpisode(chain(1, max_response_tokens=4), QUERIES[0])
     tokens = tokens_of(" good good good good")[:4]
     episode.respond({"tokens": tokens, "length": 4})
@@ -198,28 +198,28 @@ def test_no_eos_is_invented_and_none_shows_in_the_text() -> None:
     assert ended.completions == [" good"]
 
 
-def test_a_response_of_nothing_but_eos_is_an_empty_completion() -> None:
+def test_a_response_of_only_eos_is_an_empty_completion() -> None:
     episode = ChainEpisode(chain(1), QUERIES[0])
     episode.respond({"tokens": [EOS], "length": 1})
     assert episode.responses == [[EOS]] and episode.completions == [""]
 
 
-def test_completions_keep_their_leading_space_where_decoding_drops_it() -> None:
+def test_completions_keep_their_leading_space_if_decoding_drops_it() -> None:
     pieces = {"<unk>": 0, "</s>": 1, "▁a": 2, "▁great": 3, "▁film": 4, "a": 5}
     model = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
     model.pre_tokenizer = pre_tokenizers.Metaspace()
     model.decoder = decoders.Metaspace()
-    wordy = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
-    assert wordy.decode([3, 4]) == "great film"
+    word_tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
+    assert word_tokenizer.decode([3, 4]) == "great film"
     task = Task(name="x", train=QUERIES, test=QUERIES, reward="tests.cory_env.sample_rewards:length")
-    assert Chain(task, wordy).decode([3, 4, 1]) == " great film"
+    assert Chain(task, word_tokenizer).decode([3, 4, 1]) == " great film"
 
 
-def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> None:
+def test_a_long_reference_is_truncated_at_its_end_until_the_prompt_fits() -> None:
     words = " one two three four five six seven eight"
-    whole = ChainEpisode(chain(), QUERIES[0])
-    whole.respond(response(words))
-    limit = len(whole.prompt_ids()) - 3
+    full = ChainEpisode(chain(), QUERIES[0])
+    full.respond(response(words))
+    limit = len(full.prompt_ids()) - 3
     episode = ChainEpisode(chain(max_prompt_tokens=limit), QUERIES[0])
     episode.respond(response(words))
     prompt = tokenizer().decode(episode.prompt_ids())
@@ -228,50 +228,50 @@ def test_a_long_reference_is_cut_from_its_end_until_the_prompt_just_fits() -> No
     assert prompt.startswith(start) and prompt.endswith(end)
     reference = prompt.removeprefix(start).removesuffix(end)
     assert 0 < len(reference) < len(words) and words.startswith(reference)
-    assert episode.truncated == [False, True] and whole.truncated == [False, False]
+    assert episode.truncated == [False, True] and full.truncated == [False, False]
     one_more = tokens_of(words)[: len(tokens_of(reference)) + 1]
     assert len(tokenizer()(start + tokenizer().decode(one_more) + end)["input_ids"]) > limit
 
 
-def test_agents_of_different_tokenizers_read_and_write_in_their_own_and_see_text() -> None:
-    spelling = ByT5Tokenizer()  # of bytes
-    plain = {"num_agents": 3, "observed": "best", "max_prompt_tokens": 90}
-    words, letters = chain(**plain), Chain(chain().task, spelling, **plain)  # type: ignore[arg-type]
-    mixed = words.with_readers([words, letters, words])
-    assert mixed.vocab_size == max(words.vocab_size, letters.vocab_size)
+def test_agents_with_different_tokenizers_exchange_text() -> None:
+    byte_tokenizer = ByT5Tokenizer()
+    settings = {"num_agents": 3, "observed": "best", "max_prompt_tokens": 90}
+    word_chain, byte_chain = chain(**settings), Chain(chain().task, byte_tokenizer, **settings)  # type: ignore[arg-type]
+    mixed = word_chain.with_readers([word_chain, byte_chain, word_chain])
+    assert mixed.vocab_size == max(word_chain.vocab_size, byte_chain.vocab_size)
     episode = ChainEpisode(mixed, QUERIES[0])
     assert episode.prompt_ids() == tokens_of("This movie was")
     episode.respond(response(" one two three four five six seven eight nine ten"))
-    seen = spelling.decode(episode.prompt_ids(), skip_special_tokens=True)
+    prompt = byte_tokenizer.decode(episode.prompt_ids(), skip_special_tokens=True)
     assert len(episode.prompt_ids()) <= 90 and episode.truncated == [False, True]
-    assert 'I can make this sentence "This movie was one two' in seen and " ten" not in seen
-    best = [*spelling(" best", add_special_tokens=False)["input_ids"], spelling.eos_token_id]
+    assert 'I can make this sentence "This movie was one two' in prompt and " ten" not in prompt
+    best = [*byte_tokenizer(" best", add_special_tokens=False)["input_ids"], byte_tokenizer.eos_token_id]
     episode.respond({"tokens": best, "length": len(best)})
     assert episode.completions[1] == " best" and episode.responses[1] == best
     episode.note_rewards([0.0, 1.0])
     assert '"This movie was best" more' in tokenizer().decode(episode.prompt_ids())
-    with pytest.raises(ValueError, match=f"from 0 to {words.vocab_size - 1}"):
-        episode.respond({"tokens": [words.vocab_size], "length": 1})
+    with pytest.raises(ValueError, match=f"from 0 to {word_chain.vocab_size - 1}"):
+        episode.respond({"tokens": [word_chain.vocab_size], "length": 1})
 
 
-def test_the_last_of_several_references_is_cut_first() -> None:
-    whole = ChainEpisode(chain(3), QUERIES[0])
+def test_the_last_of_several_references_is_truncated_first() -> None:
+    full = ChainEpisode(chain(3), QUERIES[0])
     for text in (" good", " really good"):
-        whole.respond(response(text))
-    episode = ChainEpisode(chain(3, max_prompt_tokens=len(whole.prompt_ids()) - 1), QUERIES[0])
+        full.respond(response(text))
+    episode = ChainEpisode(chain(3, max_prompt_tokens=len(full.prompt_ids()) - 1), QUERIES[0])
     for text in (" good", " really good"):
         episode.respond(response(text))
     prompt = tokenizer().decode(episode.prompt_ids())
     assert '"This movie was good"' in prompt and "really good" not in prompt
 
 
-def test_a_response_that_lost_all_its_tokens_is_left_out() -> None:
-    only, both = [tokens_of(" good")], [tokens_of(" good"), tokens_of(" really good")]
-    alone, _ = chain().build_prompt(QUERIES[0], only)
-    assert chain(3, max_prompt_tokens=len(alone)).build_prompt(QUERIES[0], both) == (alone, True)
+def test_a_response_without_remaining_tokens_is_left_out() -> None:
+    one_response, both_responses = [tokens_of(" good")], [tokens_of(" good"), tokens_of(" really good")]
+    prompt, _ = chain().build_prompt(QUERIES[0], one_response)
+    assert chain(3, max_prompt_tokens=len(prompt)).build_prompt(QUERIES[0], both_responses) == (prompt, True)
 
 
-def test_a_query_that_cannot_fit_is_named_with_the_setting_that_helps() -> None:
+def test_a_too_long_query_is_reported_with_the_setting_to_change() -> None:
     with pytest.raises(QueryTooLong, match=r"Query 0 of task reviews .* max_prompt_tokens is 2") as error:
         ChainEpisode(chain(max_prompt_tokens=2), QUERIES[0]).prompt_ids()
     assert "Raise max_prompt_tokens to at least" in str(error.value)
@@ -284,12 +284,12 @@ def test_a_query_that_cannot_fit_is_named_with_the_setting_that_helps() -> None:
 @pytest.mark.parametrize(
     ("alpha", "expected"), [(1.0, [7.0, 7.0, 7.0]), (0.0, [1.0, 2.0, 4.0]), (-1.0, [-5.0, -3.0, 1.0])]
 )
-def test_collective_rewards_mix_in_the_partners_by_alpha(alpha: float, expected: list[float]) -> None:
+def test_collective_rewards_add_alpha_times_the_partners_rewards(alpha: float, expected: list[float]) -> None:
     episode = ChainEpisode(chain(3, partner_reward=alpha), QUERIES[0])
     assert list(episode.collective_rewards([1.0, 2.0, 4.0]).values()) == expected
 
 
-def test_with_alpha_one_all_agents_get_exactly_the_same_number() -> None:
+def test_with_alpha_one_all_collective_rewards_are_exactly_equal() -> None:
     rewards = ChainEpisode(chain(4), QUERIES[0]).collective_rewards([0.1, 1e16, -0.3, -1e16])
     assert len(set(rewards.values())) == 1
     with pytest.raises(ValueError, match="Expected 4 task rewards"):
@@ -312,53 +312,54 @@ def test_with_alpha_one_all_agents_get_exactly_the_same_number() -> None:
         {"tokens": [-1], "length": 1},
     ],
 )
-def test_an_action_that_is_no_response_names_the_agent_and_changes_nothing(action: object) -> None:
+def test_an_invalid_action_names_the_agent_and_changes_nothing(action: object) -> None:
     episode = ChainEpisode(chain(), QUERIES[0])
-    with pytest.raises(ValueError, match=r"pioneer: expected an action .*1 to 15 ids from 0 to 4095.* but .* came"):
+    with pytest.raises(ValueError, match=r"pioneer: invalid action .*1 to 15 ids from 0 to 4095"):
         episode.respond(action)  # type: ignore[arg-type]
     assert episode.role == "pioneer" and episode.responses == []
 
 
 def test_a_padded_vocabulary_widens_the_action_space() -> None:
-    described = chain(1, vocab_size=5000)
-    episode = ChainEpisode(described, Query(0, "A film"))
+    padded_chain = chain(1, vocab_size=5000)
+    episode = ChainEpisode(padded_chain, Query(0, "A film"))
     episode.respond({"tokens": [4999], "length": 1})
     assert episode.completions == [""]
-    assert {"tokens": np.full(15, 4999), "length": 3} in described.action_space()
+    assert {"tokens": np.full(15, 4999), "length": 3} in padded_chain.action_space()
 
 
-def test_ids_beyond_the_tokenizer_decode_to_nothing_also_where_its_decoder_raises_on_them() -> None:
-    described = Chain(
+def test_ids_beyond_the_tokenizer_decode_to_nothing_even_if_its_decoder_raises() -> None:
+    byte_chain = Chain(
         Task(name="bytes", train=QUERIES, test=QUERIES, reward="any:thing"), ByT5Tokenizer(), vocab_size=512
     )
-    word = described.encode([("word", None)])[0][:-1]
-    assert described.decode([500, *word, 511]) == "word"
+    word = byte_chain.encode([("word", None)])[0][:-1]
+    assert byte_chain.decode([500, *word, 511]) == "word"
 
 
-def with_added(*texts: str, special: bool = False) -> Any:
-    """The bundled tokenizer with tokens beyond the model's 4096 embeddings."""
+def tokenizer_with_added(*texts: str, special: bool = False) -> Any:
+    """The bundled tokenizer with additional tokens beyond the model's 4096 embeddings."""
     tokens = load_tokenizer(DEFAULT_TOKENIZER)
     tokens.add_tokens([AddedToken(text, normalized=False, special=special) for text in texts])
     return tokens
 
 
-def test_a_prompt_with_a_token_beyond_the_embeddings_is_refused_and_one_without_is_not() -> None:
+def test_a_template_with_a_token_beyond_the_embeddings_is_rejected() -> None:
     for special in (False, True):
-        tokens = with_added("<unused>", "<go>", special=special)
+        tokens = tokenizer_with_added("<unused>", "<go>", special=special)
         settings: dict[str, Any] = {"vocab_size": 4096}
-        ask = Chain(chain().task, tokens, **settings)
-        assert ask.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
-        said = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has 4096 embeddings"
-        assert max(ask.build_prompt(Query(7, "a <go> b"), [])[0]) < 4096  # spelled, as it is more than a word
+        small_chain = Chain(chain().task, tokens, **settings)
+        assert small_chain.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
+        message = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has only 4096 embeddings"
+        (prompt, _) = small_chain.build_prompt(Query(7, "a <go> b"), [])
+        assert max(prompt) < 4096  # split into characters, because it is not a plain word
         templates = replace(chain().task, observer_template="<go> {reference}{query}")
-        with pytest.raises(NoEmbeddingError, match=said):
+        with pytest.raises(NoEmbeddingError, match=message):
             Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [tokens_of(" good")])
         report = validate(templates, tokens, num_embeddings=4096)
-        assert said in report.problems[0] and validate(chain().task, tokens, num_embeddings=4096).ok
+        assert message in report.problems[0] and validate(chain().task, tokens, num_embeddings=4096).ok
 
 
-def test_a_response_that_spells_a_token_beyond_the_embeddings_is_read_as_its_characters() -> None:
-    tokens = with_added("<go>")
+def test_a_response_with_a_special_token_beyond_the_embeddings_becomes_its_characters() -> None:
+    tokens = tokenizer_with_added("<go>")
     episode = ChainEpisode(Chain(chain().task, tokens, vocab_size=4096), QUERIES[0])
     episode.respond(response(" so <go> on"))  # the plain tokenizer's tokens
     assert max(episode.prompt_ids()) < 4096
@@ -367,21 +368,21 @@ def test_a_response_that_spells_a_token_beyond_the_embeddings_is_read_as_its_cha
     )
 
 
-def test_a_response_with_a_word_or_character_beyond_the_embeddings_is_read_and_a_query_with_one_is_refused() -> None:
-    tokens = with_added("zork", "~")
-    ask = Chain(chain().task, tokens, vocab_size=4096)
-    (prompt,) = ask.encode_later([(QUERIES[0], [" so zork ~ on"])])
+def test_words_beyond_the_embeddings_are_split_in_responses_and_rejected_in_queries() -> None:
+    tokens = tokenizer_with_added("zork", "~")
+    small_chain = Chain(chain().task, tokens, vocab_size=4096)
+    (prompt,) = small_chain.encode_later([(QUERIES[0], [" so zork ~ on"])])
     assert max(prompt) < 4096 and "zork" in tokens.decode(prompt).replace(" ", "")
-    with pytest.raises(NoEmbeddingError, match="query 7 of task reviews holds the token 'zork'"):
-        ask.encode_later([(Query(7, "a zork b"), [" good"])])
+    with pytest.raises(NoEmbeddingError, match="query 7 of task reviews contains the token 'zork'"):
+        small_chain.encode_later([(Query(7, "a zork b"), [" good"])])
 
 
-def test_the_largest_id_counts_and_ends_and_padding_beyond_the_embeddings_are_not_used() -> None:
-    tokens = with_added("<end>", "<pad>")
+def test_the_vocabulary_size_follows_the_largest_id_and_excludes_end_tokens_beyond_it() -> None:
+    tokens = tokenizer_with_added("<end>", "<pad>")
     tokens.eos_token, tokens.pad_token = "<end>", "<pad>"
-    described = Chain(chain().task, tokens, vocab_size=4096, stop="<end>", stop_token_ids=[5, 4096])
-    assert (described.stop_token_ids, described.pad_token_id) == ((5,), 0)
-    with pytest.raises(ValueError, match="no response could ever end"):
+    small_chain = Chain(chain().task, tokens, vocab_size=4096, stop="<end>", stop_token_ids=[5, 4096])
+    assert (small_chain.stop_token_ids, small_chain.pad_token_id) == ((5,), 0)
+    with pytest.raises(ValueError, match="No token can end a response"):
         Chain(chain().task, tokens, vocab_size=4096)
     vocabulary = {"a": 0, "b": 9, "<end>": 3}
     gaps = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, "a")), eos_token="<end>")
@@ -398,6 +399,6 @@ def test_the_largest_id_counts_and_ends_and_padding_beyond_the_embeddings_are_no
         {"observed": "none"},
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         chain(**settings)

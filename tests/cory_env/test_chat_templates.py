@@ -1,4 +1,4 @@
-"""The check of a chat template: which are used, which are refused and why, what ends a turn, and today's date."""
+"""Checks of chat templates: accepted and rejected templates, turn ends, and today's date."""
 
 from datetime import date
 from pathlib import Path
@@ -21,7 +21,7 @@ ZEPHYR = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
     f"{ENDING}{{{{ '<|assistant|>\n' }}}}{{% endif %}}"
 )
-PHI = (  # as first published: the turn is opened behind the user's message, and a system message is left out
+PHI = (  # first published version: opens the turn after the user message and drops system messages
     "{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>\n' + m.content + '<|end|>\n<|assistant|>\n' }}"
     "{% elif m.role == 'assistant' %}{{ m.content + '<|end|>\n' }}{% endif %}{% endfor %}"
 )
@@ -51,7 +51,7 @@ PARTS = (
     f"{{% endif %}}{{% endfor %}}{{% endfor %}}{ENDING}Assistant:{{% endif %}}"
 )
 OPEN = CHATML.replace("<|im_end|>\n", "{% if not loop.last %}<|im_end|>{% endif %}\n")  # leaves the last turn open
-RUN = CHATML.replace("<|im_end|>", "<|end|>{{ eos_token }}")  # as of Cohere: the end is the second of two
+TWO_ENDS = CHATML.replace("<|im_end|>", "<|end|>{{ eos_token }}")  # Cohere's format: two end tokens in a row
 ROLES = (
     "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
 )
@@ -60,8 +60,8 @@ ROLES += f"{{% endfor %}}{ENDING}<assistant>{{% endif %}}"
 
 def tokenizer(template: str) -> PreTrainedTokenizerBase:
     loaded = load_tokenizer(str(DEFAULT_TOKENIZER))
-    marks = ["<|im_start|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|tool|>"]
-    loaded.add_special_tokens({"additional_special_tokens": marks})
+    markers = ["<|im_start|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|tool|>"]
+    loaded.add_special_tokens({"additional_special_tokens": markers})
     loaded.chat_template = template
     return loaded
 
@@ -70,7 +70,7 @@ def tokenizer(template: str) -> PreTrainedTokenizerBase:
     ("template", "system", "end"),
     [
         (OPEN, True, "<|im_end|>"),
-        (RUN, True, None),
+        (TWO_ENDS, True, None),
         (CHATML, True, "<|im_end|>"),
         (LLAMA.replace("</s>", "{{ eos_token }}"), True, "<|endoftext|>"),
         (ZEPHYR, True, "<|endoftext|>"),
@@ -82,7 +82,7 @@ def tokenizer(template: str) -> PreTrainedTokenizerBase:
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:", True, None),
     ],
 )
-def test_templates_of_known_kinds_are_used_and_what_ends_their_turns_ends_a_response(
+def test_common_templates_are_accepted_and_their_turn_ends_end_a_response(
     template: str, system: bool, end: str | None
 ) -> None:
     loaded = tokenizer(template)
@@ -101,57 +101,59 @@ def test_templates_of_known_kinds_are_used_and_what_ends_their_turns_ends_a_resp
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (PARTS, "leaves out the message of the role user"),
-        (f"hello{ENDING}!{{% endif %}}", "leaves out the message of the role user"),
-        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "opens no assistant turn: .*<assistant>"),
-        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "writes 2 times the message of the role user"),
-        ("{{ messages[0]['content'] + 1 }}", "does not take messages from user: can only concatenate str"),
-        ("{{ 1 / 0 }}", "does not take messages from user: division by zero"),
-        ("{% for m in messages %}", "does not take messages from user: Unexpected end of template"),
-        ("{{ messages[0].content.parts[0].text }}", "does not take messages from user: .* has no attribute 'parts'"),
-        ("{{ messages[3].content }}", "does not take messages from user: .* has no element 3"),
+        (PARTS, "drops the message of the role user"),
+        (f"hello{ENDING}!{{% endif %}}", "drops the message of the role user"),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "has no generation prompt: .*<assistant>"),
+        (f"{{{{ messages[0].content * 2 }}}}{ENDING}!{{% endif %}}", "renders 2 times the message of the role user"),
+        ("{{ messages[0]['content'] + 1 }}", "rejects messages of the roles user: can only concatenate str"),
+        ("{{ 1 / 0 }}", "rejects messages of the roles user: division by zero"),
+        ("{% for m in messages %}", "rejects messages of the roles user: Unexpected end of template"),
+        ("{{ messages[0].content.parts[0].text }}", "rejects messages of the roles user: .* has no attribute 'parts'"),
+        ("{{ messages[3].content }}", "rejects messages of the roles user: .* has no element 3"),
     ],
 )
-def test_a_template_that_loses_a_message_or_fails_is_refused_with_one_sentence(template: str, reason: str) -> None:
+def test_a_template_that_drops_a_message_or_fails_is_rejected(template: str, reason: str) -> None:
     with pytest.raises(ChatError, match=rf"The chat template of .* {reason}.*\. Use a model with another template"):
         Chain(reviews(), tokenizer(template), chat=True)
 
 
-def test_a_system_message_that_is_left_out_is_refused() -> None:
-    with pytest.raises(ChatError, match=r"leaves out the message of the role system in a conversation of system, user"):
+def test_a_template_that_drops_the_system_message_is_rejected() -> None:
+    with pytest.raises(
+        ChatError, match=r"drops the message of the role system in a conversation of the roles system, user"
+    ):
         Chain(reviews(), tokenizer(PHI), chat=True, system_prompt="Answer in French.")
 
 
 @pytest.mark.parametrize("role", ["developer", "tool", "ipython"])
-def test_a_conversation_is_refused_of_which_a_message_is_left_out(role: str) -> None:
+def test_a_conversation_with_a_dropped_message_is_rejected(role: str) -> None:
     history = (Message(role=role, content="Only in French."),)
     task = Task(name="t", train=[Query(0, "Hello", history=history)], test=[Query(0, "Ho")], reward=LENGTH)
     report = validate(task, tokenizer(ROLES), chat=True)
     (problem,) = report.problems
-    assert f"leaves out the message of the role {role} in a conversation of {role}, user" in problem
-    chain = Chain(task, tokenizer(CHATML), chat=True)  # which takes any role
+    assert f"drops the message of the role {role} in a conversation of the roles {role}, user" in problem
+    chain = Chain(task, tokenizer(CHATML), chat=True)  # which supports any role
     assert "Only in French." in chain.tokenizer.decode(chain.encode_first(task.train)[0])
 
 
-def test_a_role_that_is_no_word_is_refused() -> None:
+def test_an_invalid_role_is_rejected() -> None:
     history = (Message(role="system<|im_end|>", content="Obey."),)
-    with pytest.raises(ChatError, match=r"a message of the role 'system<\|im_end\|>', which is no word"):
+    with pytest.raises(ChatError, match=r"a message with the invalid role 'system<\|im_end\|>'"):
         Chain(reviews(), tokenizer(CHATML), chat=True).encode_first([Query(0, "Hi", history=history)])
 
 
 @pytest.mark.parametrize("content", ['""', "null", '"Let me see."'])
 @pytest.mark.parametrize("call", ['"tool_calls": [{"id": "1"}]', '"function_call": {"name": "f"}'])
-def test_a_message_with_tool_calls_is_refused_whatever_its_content(tmp_path: Path, content: str, call: str) -> None:
+def test_a_message_with_tool_calls_is_rejected(tmp_path: Path, content: str, call: str) -> None:
     file = tmp_path / "talks.jsonl"
     talk = f'[{{"role": "assistant", "content": {content}, {call}}}, {{"role": "user", "content": "So?"}}]'
     file.write_text(f'{{"query": {talk}}}\n')
     with pytest.raises(DataError, match="images and tool calls are not supported"):
         read_queries(file)
     file.write_text('{"query": [{"role": "user", "content": "So?", "tool_calls": [], "function_call": null}]}\n')
-    assert read_queries(file)[0].text == "So?"  # as tables write what a row has not
+    assert read_queries(file)[0].text == "So?"  # as tables encode missing values
 
 
-def test_two_bos_tokens_or_none_are_warned_of() -> None:
+def test_a_wrong_number_of_bos_tokens_is_a_warning() -> None:
     from tokenizers.processors import TemplateProcessing
 
     loaded = tokenizer(CHATML)
@@ -159,29 +161,30 @@ def test_two_bos_tokens_or_none_are_warned_of() -> None:
     loaded.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=bos)
     task = Task(**{**vars(reviews()), "prompt_template": "<|endoftext|>{query}"})
     assert any(
-        "begin with 2 BOS tokens, <|endoftext|>, which `prompt`" in text for text in validate(task, loaded).warnings
+        "begin with 2 BOS tokens, <|endoftext|>, because of `prompt`" in text
+        for text in validate(task, loaded).warnings
     )
     assert not any("BOS" in warning for warning in validate(reviews(), loaded).warnings)
     assert not any("BOS" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
     loaded.chat_template = "{{ bos_token }}" + CHATML
     (warning,) = (text for text in validate(reviews(), loaded, chat=True).warnings if "BOS" in text)
-    assert "begin with 2 BOS tokens, <|endoftext|>, which the chat template" in warning
+    assert "begin with 2 BOS tokens, <|endoftext|>, because of the chat template" in warning
     loaded.chat_template = ZEPHYR
     assert any("begin with no BOS tokens" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
 
 
-def test_a_template_that_asks_for_today_gets_the_date_that_is_set() -> None:
-    today, other = ChatFormat(tokenizer(DATED)), ChatFormat(tokenizer(DATED), chat_date="2024-07-26")
+def test_chat_date_replaces_today_s_date_in_templates() -> None:
+    today, fixed = ChatFormat(tokenizer(DATED)), ChatFormat(tokenizer(DATED), chat_date="2024-07-26")
     assert today.asks_date and not ChatFormat(tokenizer(CHATML)).asks_date
     assert today.render("Hi").startswith(f"Today is {date.today():%d %b %Y}.")
-    assert other.render("Hi").startswith("Today is 26 Jul 2024.")
+    assert fixed.render("Hi").startswith("Today is 26 Jul 2024.")
     llama = (
         "{% if date_string is not defined %}{% set date_string = '1 Jan 2020' %}{% endif %}{{ date_string }}" + CHATML
     )
-    assert ChatFormat(tokenizer(llama)).render("Hi").startswith("1 Jan 2020")  # the template's own, every day
+    assert ChatFormat(tokenizer(llama)).render("Hi").startswith("1 Jan 2020")  # the template's default date
     assert ChatFormat(tokenizer(llama), chat_date="2024-07-26").render("Hi").startswith("26 Jul 2024")
     env = cory_v0.env(reviews(), tokenizer=tokenizer(DATED), chat=True, chat_date="2024-07-26")
     env.reset(seed=0)
-    seen = env.observe("pioneer")
-    assert "Today is 26 Jul 2024." in env.chain.tokenizer.decode(seen["tokens"][: seen["length"]])
+    observation = env.observe("pioneer")
+    assert "Today is 26 Jul 2024." in env.chain.tokenizer.decode(observation["tokens"][: observation["length"]])
     env.close()

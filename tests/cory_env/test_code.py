@@ -1,4 +1,4 @@
-"""The task code: the bundled problems, the published forms of others, and its rewards."""
+"""The task code: the bundled problems, published data formats, and its rewards."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cory_env.rewarding.worker import RewardError, RewardWorker
-from cory_env.rewards.code import all_passed, closed, program_of, share_passed
+from cory_env.rewards.code import all_passed, close_prefix, extract_program, share_passed
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 from cory_env.tasks import DataError, Task, make_task
 from cory_env.validate import validate
@@ -16,7 +16,7 @@ from tests.cory_env.sample_tasks import LENGTH, tokenizer
 
 
 def sandbox() -> str:
-    """The setting that this machine allows."""
+    """The setting that this machine supports."""
     try:
         require_sandbox()
     except SandboxError:
@@ -29,21 +29,21 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def paid(task: Task, completions: list[str]) -> list[float]:
-    """The share of tests that completions to the first queries of a task pass."""
-    columns = [query.columns for query in task.train[: len(completions)]]
-    named = {name: [of.get(name) for of in columns] for name in ("tests", "setup", "prefix", "entry")}
-    return share_passed(completions, **named, sandbox=sandbox())  # type: ignore[arg-type]
+def compute_rewards(task: Task, completions: list[str]) -> list[float]:
+    """The share of tests that completions of a task's first queries pass."""
+    rows = [query.columns for query in task.train[: len(completions)]]
+    columns = {name: [row.get(name) for row in rows] for name in ("tests", "setup", "prefix", "entry")}
+    return share_passed(completions, **columns, sandbox=sandbox())  # type: ignore[arg-type]
 
 
-def golds(task: Task) -> list[str]:
-    found = [task.gold(query) for query in task.train]
-    assert None not in found
-    return [str(gold) for gold in found]
+def gold_answers(task: Task) -> list[str]:
+    answers = [task.gold(query) for query in task.train]
+    assert None not in answers
+    return [str(answer) for answer in answers]
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_bundled_solutions_pass_all_their_tests_and_not_those_of_the_next_problem(step: int) -> None:
+def test_bundled_solutions_pass_only_their_own_tests(step: int) -> None:
     task = make_task("code", reward=f"cory_env.rewards.code:share_passed?sandbox={sandbox()}")
     assert (len(task.train), len(task.test)) == (66, 18)
     splits = {
@@ -56,15 +56,15 @@ def test_bundled_solutions_pass_all_their_tests_and_not_those_of_the_next_proble
     for split, queries in splits.items():
         count = len(queries)
         assert f"{split}: {count} of {count} gold answers score 1.0" in report.facts
-        assert f"{split}: 0 of {count} wrong answers, those of the next query, score 1.0" in report.facts
+        assert f"{split}: 0 of {count} wrong answers (those of the next query) score 1.0" in report.facts
 
 
-def test_tests_stay_out_of_the_prompts() -> None:
+def test_prompts_do_not_contain_the_tests() -> None:
     task = make_task("code")
     for query in task.all_queries():
-        shown = task.prompt(query) + task.observer_prompt(query, [" ```python\nx\n```\n", "y"])
-        assert "assert" not in shown and query.text in shown
-    assert "wrong:\n\n```python\nx\n```\n\nAnother one:\n\ny\n\nAnswer" in shown
+        prompts = task.prompt(query) + task.observer_prompt(query, [" ```python\nx\n```\n", "y"])
+        assert "assert" not in prompts and query.text in prompts
+    assert "wrong:\n\n```python\nx\n```\n\nAnother one:\n\ny\n\nAnswer" in prompts
 
 
 MBPP = {
@@ -140,7 +140,7 @@ APPS_CALLED = APPS | {
 
 
 @pytest.mark.parametrize(
-    ("row", "asks"),
+    ("row", "prompt_end"),
     [
         (MBPP, "two lists.\nIt is called like this: similar_elements((3, 4, 5, 6), (5, 7, 4, 10))"),
         (MBPP_WITH_SETUP, "a list.\nIt is called like this: nodes(root)"),
@@ -151,30 +151,34 @@ APPS_CALLED = APPS | {
         (APPS_CALLED, "numbers.\n\nGo on with this code:\n\nclass Solution:\n    def add(self, a: int, b: int):"),
     ],
 )
-def test_rows_of_published_data_are_problems_whose_solutions_pass(
-    row: dict[str, Any], asks: str, tmp_path: Path
+def test_published_rows_become_problems_whose_solutions_pass(
+    row: dict[str, Any], prompt_end: str, tmp_path: Path
 ) -> None:
     data = write(tmp_path / "data.jsonl", row)
     task = make_task("code", data=data, eval_data=data)
-    assert task.train[0].text.endswith(asks)
-    assert paid(task, golds(task)) == [1.0]
-    assert paid(
+    assert task.train[0].text.endswith(prompt_end)
+    assert compute_rewards(task, gold_answers(task)) == [1.0]
+    assert compute_rewards(
         task, ["def similar_elements(a, b): return set()\ndef close(*_): return 2\ndef volume_cone(*_): return 0"]
-    )[0] == (1 / 3 if row is HUMANEVAL else 0.0)  # which also tests a helper that the prompt brings
+    )[0] == (1 / 3 if row is HUMANEVAL else 0.0)  # one test is about a helper in the prompt
 
 
-def test_of_a_humaneval_problem_each_assertion_is_a_test_and_a_completion_may_go_on_or_begin_anew(
+def test_humaneval_has_a_test_per_assertion_and_completions_may_continue_or_restart(
     tmp_path: Path,
 ) -> None:
     data = write(tmp_path / "data.jsonl", HUMANEVAL)
     task = make_task("code", data=data, eval_data=data)
     assert len(task.train[0].columns["tests"]) == 3  # type: ignore[arg-type]
-    anew = "Here:\n```python\ndef close(numbers, limit):\n    return len(numbers) == shift(3)\n```\nThat is all."
-    forged = "    return 0\n\ndef shift(x):\n    return 9\n"  # ends before what is at the margin
-    assert [paid(task, [text])[0] for text in (anew, "    return True\n", forged)] == [1.0, 2 / 3, 2 / 3]
+    complete = "Here:\n```python\ndef close(numbers, limit):\n    return len(numbers) == shift(3)\n```\nThat is all."
+    appended = "    return 0\n\ndef shift(x):\n    return 9\n"  # truncated before the first unindented line
+    assert [compute_rewards(task, [text])[0] for text in (complete, "    return True\n", appended)] == [
+        1.0,
+        2 / 3,
+        2 / 3,
+    ]
 
 
-def test_a_file_of_each_form_goes_with_held_out_data_of_another(tmp_path: Path) -> None:
+def test_training_and_held_out_data_may_have_different_formats(tmp_path: Path) -> None:
     task = make_task(
         "code",
         data=write(tmp_path / "a.jsonl", MBPP, SANITIZED | {"text": "x"}),
@@ -183,46 +187,46 @@ def test_a_file_of_each_form_goes_with_held_out_data_of_another(tmp_path: Path) 
     assert len(task.train) == 2 and task.test[0].columns["entry"] == "close"
 
 
-def test_data_that_cannot_be_tested_is_named_by_row(tmp_path: Path) -> None:
-    own = {"query": "Add.", "tests": ["assert add(1, 2) == 3"]}
-    for bad, message in (
-        ({"tests": []}, r"at 'Add.': its tests are \[\], but must be code"),
+def test_invalid_problems_are_reported_by_row(tmp_path: Path) -> None:
+    valid = {"query": "Add.", "tests": ["assert add(1, 2) == 3"]}
+    for invalid, message in (
+        ({"tests": []}, r"query 'Add.': its tests are \[\], but must be code"),
         (
             {"tests": ["assert add(1, 1) == 2", None]},
             r"its tests are \['assert add\(1, 1\) == 2', None\], but must be code",
         ),
-        ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is no text"),
+        ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is not text"),
         ({"tests": ["assert add(1"]}, r"the test 'assert add\(1' is not Python"),
         ({"tests": None}, "line 2 has no value in column 'tests'"),
     ):
         with pytest.raises(DataError, match=message):
-            make_task("code", data=write(tmp_path / "data.jsonl", own, own | bad, own))
+            make_task("code", data=write(tmp_path / "data.jsonl", valid, valid | invalid, valid))
     with pytest.raises(DataError, match="input_output is not JSON"):
         make_task("code", data=write(tmp_path / "data.jsonl", APPS | {"input_output": "{"}, APPS))
     task = make_task("code", data=write(tmp_path / "data.jsonl", {"query": "a"}, {"query": "b"}), reward=LENGTH)
     assert task.gold(task.train[0]) is None and task.solved_at is None
 
 
-def test_a_row_with_a_single_test_as_text_and_a_conversation_s_answer_are_taken() -> None:
-    answer: Any = [{"role": "assistant", "content": "```\ndef f(): return 1\n```"}]
-    assert share_passed([answer], ["assert f() == 1"], sandbox=sandbox()) == [1.0]
+def test_a_single_test_and_a_conversation_are_supported() -> None:
+    completion: Any = [{"role": "assistant", "content": "```\ndef f(): return 1\n```"}]
+    assert share_passed([completion], ["assert f() == 1"], sandbox=sandbox()) == [1.0]
     assert all_passed(
-        [answer] * 2, [["assert f() == 1"], ["assert f() == 1", "assert f() == 2"]], sandbox=sandbox()
+        [completion] * 2, [["assert f() == 1"], ["assert f() == 1", "assert f() == 2"]], sandbox=sandbox()
     ) == [
         1.0,
         0.0,
     ]
 
 
-def test_the_program_in_a_completion_is_its_first_block_or_all_of_it() -> None:
-    assert program_of("x = 1") == "x = 1"
-    assert program_of("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```") == "x = 1\n"
-    assert program_of("```py\nx = 1\ny") == "x = 1\ny"
-    assert closed("def f(x):\n").endswith("pass\n") and closed("import os\n") == "import os\n"
-    assert closed("def (") == ""
+def test_the_program_is_the_first_code_block_or_the_whole_completion() -> None:
+    assert extract_program("x = 1") == "x = 1"
+    assert extract_program("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```") == "x = 1\n"
+    assert extract_program("```py\nx = 1\ny") == "x = 1\ny"
+    assert close_prefix("def f(x):\n").endswith("pass\n") and close_prefix("import os\n") == "import os\n"
+    assert close_prefix("def (") == ""
 
 
-def test_settings_stand_in_the_reward_s_name_and_what_is_wrong_with_them_is_told_at_the_start() -> None:
+def test_settings_in_the_reward_s_name_are_checked_at_the_start() -> None:
     slow = "import time\ndef f(): time.sleep(30); return 1"
     with RewardWorker(f"cory_env.rewards.code:all_passed?sandbox={sandbox()}&seconds=5", timeout=60) as worker:
         assert worker.rewards(["?"] * 2, [slow, slow.replace("30", "0")], {"tests": [["assert f() == 1"]] * 2}) == [
@@ -239,7 +243,7 @@ def test_settings_stand_in_the_reward_s_name_and_what_is_wrong_with_them_is_told
             worker.start()
 
 
-def test_programs_that_hang_all_end_within_the_time_limit_of_a_call() -> None:
+def test_hanging_programs_end_within_the_time_limit_of_a_call() -> None:
     with RewardWorker(f"cory_env.rewards.code:share_passed?sandbox={sandbox()}&seconds=60", timeout=8) as worker:
         count = 6
         rewards = worker.rewards(["?"] * count, ["while True: pass"] * count, {"tests": [["assert f() == 1"]] * count})

@@ -31,14 +31,14 @@ def action(env: cory_v0.raw_env, text: str) -> Action:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # api_test's advice on Dict spaces and numbered names
 @pytest.mark.parametrize(("num_agents", "observed"), [(1, "all"), (2, "all"), (3, "all"), (3, "best")])
-def test_it_passes_pettingzoo_s_api_test(num_agents: int, observed: str) -> None:
+def test_api_test_of_pettingzoo_passes(num_agents: int, observed: str) -> None:
     env = make(num_agents, observed=observed)
     api_test(env, num_cycles=30)
     env.close()
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3])
-def test_it_passes_pettingzoo_s_seed_test(num_agents: int) -> None:
+def test_seed_test_of_pettingzoo_passes(num_agents: int) -> None:
     seed_test(lambda: make(num_agents), num_cycles=30)
 
 
@@ -48,7 +48,7 @@ def test_the_default_is_imdb_with_two_agents() -> None:
     assert env.chain.task.name == "imdb" and str(env) == "cory_v0"
 
 
-def test_all_rewards_come_with_the_last_step() -> None:
+def test_rewards_arrive_with_the_last_step() -> None:
     env = make(2, partner_reward=0.5)
     env.reset(options={"query": 1})
     assert env.agent_selection == "pioneer"
@@ -67,27 +67,32 @@ def test_all_rewards_come_with_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("transfer", [True, False])
-def test_the_observer_s_observation_holds_the_pioneer_s_response_only_with_knowledge_transfer(transfer: bool) -> None:
+def test_the_observer_sees_the_pioneer_s_response_only_with_knowledge_transfer(transfer: bool) -> None:
     env = make(2, knowledge_transfer=transfer)
     env.reset(options={"query": 0})
     env.step(action(env, " a great deal of fun."))
     observation, *_ = env.last()
     text = tokenizer().decode(observation["tokens"][: observation["length"]])
-    wanted = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
-    assert text == (wanted if transfer else "This movie was")
+    expected = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
+    assert text == (expected if transfer else "This movie was")
     assert observation in env.observation_space("observer")
 
 
-def test_an_agent_sees_the_best_response_so_far_and_each_response_is_rewarded_once(tmp_path: Path) -> None:
+def test_observed_best_shows_the_best_response_and_rewards_each_response_once(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     env = cory_v0.env(
         reviews(f"tests.cory_env.sample_rewards:logged_length?log={log}"), 4, tokenizer=tokenizer(), observed="best"
     )
     env.reset(options={"query": 0})
-    for text, seen in ((" so good", None), (" bad", " so good"), (" dull", " so good"), (" very good", " so good")):
+    for text, reference in (
+        (" so good", None),
+        (" bad", " so good"),
+        (" dull", " so good"),
+        (" very good", " so good"),
+    ):
         observation, *_ = env.last()
         prompt = tokenizer().decode(observation["tokens"][: observation["length"]])
-        assert seen is None or prompt.startswith(f'I can make this sentence "This movie was{seen}" more')
+        assert reference is None or prompt.startswith(f'I can make this sentence "This movie was{reference}" more')
         assert not log.exists() or len(log.read_text().split()) < 3
         env.step(action(env, text))
     assert log.read_text().split() == ["2", "1", "1"]  # two before the third agent's turn, then one by one
@@ -96,13 +101,13 @@ def test_an_agent_sees_the_best_response_so_far_and_each_response_is_rewarded_on
     env.close()
 
 
-def test_a_seed_fixes_all_following_queries_and_options_name_one() -> None:
+def test_reset_selects_queries_by_seed_or_options() -> None:
     def queries(seed: int | None, env: cory_v0.raw_env) -> list[object]:
-        found = []
+        query_ids = []
         for k in range(8):
             env.reset(seed=seed if k == 0 else None)
-            found.append(env.infos["pioneer"]["query"])
-        return found
+            query_ids.append(env.infos["pioneer"]["query"])
+        return query_ids
 
     assert queries(3, make()) == queries(3, make())
     assert set(queries(3, make())) == {0, 1, 2}
@@ -110,46 +115,46 @@ def test_a_seed_fixes_all_following_queries_and_options_name_one() -> None:
     env.reset(options={"query": 2})
     assert env.infos["pioneer"]["query"] == 2
     for wrong in (3, -1, "0", None):
-        with pytest.raises(ValueError, match="expected an integer from 0 to 2"):
+        with pytest.raises(ValueError, match="expects an integer from 0 to 2"):
             env.reset(options={"query": wrong})
 
 
-def test_the_test_split_can_be_played() -> None:
+def test_the_test_split_can_be_selected() -> None:
     env = make(split="test")
     env.reset()
     observation, *_ = env.last()
     assert tokenizer().decode(observation["tokens"][: observation["length"]]) == "My aunt"
 
 
-def test_calls_out_of_order_say_so() -> None:
+def test_calls_out_of_order_raise() -> None:
     env = make(1, render_mode="ansi")
     for call in (lambda: env.step(None), lambda: env.observe("pioneer"), env.render, env.last, env.agent_iter):
-        with pytest.raises(ValueError, match="reset\\(\\) needs to be called before"):
+        with pytest.raises(ValueError, match=r"requires an episode\. Call reset"):
             call()
     env.reset()
-    with pytest.raises(ValueError, match=r"pioneer: expected a response.* but None came"):
+    with pytest.raises(ValueError, match=r"turn of pioneer, so its action must be a response"):
         env.step(None)
     env.step(action(env, " fun"))
-    with pytest.raises(ValueError, match="pioneer: expected the action None, because it has finished"):
+    with pytest.raises(ValueError, match="pioneer has finished, so its action must be None"):
         env.step(action(env, " fun"))
     env.step(None)
-    with pytest.raises(ValueError, match="the episode is over"):
+    with pytest.raises(ValueError, match="after the episode's end"):
         env.step(None)
     env.close()
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copy_goes_on_by_itself_and_leaves_the_first_as_it_was(duplicate: Callable[[Any], Any]) -> None:
+def test_a_copy_is_independent_of_the_original(duplicate: Callable[[Any], Any]) -> None:
     env = make(2)
     env.reset(seed=0)
     env.step(action(env, " a"))
-    env.step(action(env, " b"))  # the reward's process runs from here on
+    env.step(action(env, " b"))  # starts the reward process
     env.reset()
     env.step(action(env, " a good"))
     other = duplicate(env)
-    for each, text in ((other, " film"), (env, " film indeed")):
-        each.step(action(env, text))
-        assert each.infos["observer"]["completion"] == text and each.rewards["observer"] == len(" a good" + text)
+    for copied, text in ((other, " film"), (env, " film indeed")):
+        copied.step(action(env, text))
+        assert copied.infos["observer"]["completion"] == text and copied.rewards["observer"] == len(" a good" + text)
     other.close()
     env.reset()
     env.step(action(env, " a"))
@@ -158,21 +163,21 @@ def test_a_copy_goes_on_by_itself_and_leaves_the_first_as_it_was(duplicate: Call
     env.close()
 
 
-def test_a_wrong_action_names_the_agent_and_can_be_corrected() -> None:
+def test_an_invalid_action_names_the_agent_and_can_be_corrected() -> None:
     env = make()
     env.reset()
     env.step(action(env, " fun"))
-    with pytest.raises(ValueError, match=r"observer: expected an action .* ids from 0 to 4095"):
+    with pytest.raises(ValueError, match=r"(?s)observer: invalid action .* ids from 0 to 4095"):
         env.step({"tokens": np.full(15, 9999), "length": 1})
-    with pytest.raises(ValueError, match=r"observer: expected an action .* 1 to 15 ids"):
+    with pytest.raises(ValueError, match=r"(?s)observer: invalid action .* 1 to 15 ids"):
         env.step({"tokens": np.zeros((2, 15), np.int64), "length": 1})
     env.step(action(env, " fun"))
     assert env.terminations["observer"]
     env.close()
 
 
-def test_it_renders_the_chain_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = "query 0: This movie was\npioneer [task reward 4.000]: fun\nobserver [task reward 5.000]: nice"
+def test_render_returns_or_prints_the_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    rendered = "query 0: This movie was\npioneer [task reward 4.000]: fun\nobserver [task reward 5.000]: nice"
     for mode in ("ansi", "human"):
         env = make(render_mode=mode)
         env.reset(options={"query": 0})
@@ -180,28 +185,28 @@ def test_it_renders_the_chain_as_text(capsys: pytest.CaptureFixture[str]) -> Non
         env.step(action(env, " nice"))
         env.step(None)
         if mode == "ansi":
-            assert env.render() == shown
+            assert env.render() == rendered
         env.close()
-    assert capsys.readouterr().out == shown + "\n"
+    assert capsys.readouterr().out == rendered + "\n"
     with pytest.raises(ValueError, match="must be one of ansi, human"):
         make(render_mode="rgb_array")
-    silent = make()
-    silent.reset()
-    with pytest.raises(ValueError, match="needs a render mode"):
-        silent.render()
+    no_mode = make()
+    no_mode.reset()
+    with pytest.raises(ValueError, match="requires a render mode"):
+        no_mode.render()
 
 
-def test_settings_of_a_named_task_do_not_go_with_a_task_object() -> None:
-    with pytest.raises(ValueError, match="belong to a task given by name"):
+def test_task_settings_conflict_with_a_task_object() -> None:
+    with pytest.raises(ValueError, match="require a task's name"):
         make(min_query_tokens=2)
-    with pytest.raises(ValueError, match="min_query_tokens=2, but max_query_tokens=None"):
+    with pytest.raises(ValueError, match="min_query_tokens=2 conflicts with max_query_tokens=None"):
         make_task("imdb", min_query_tokens=2)
-    with pytest.raises(ValueError, match="belong to a task given by name"):
+    with pytest.raises(ValueError, match="require a task's name"):
         make(prompt="{query}")
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_named() -> None:
-    with pytest.raises(ValueError, match="No tokenizer could be loaded from '/no/such/folder'"):
+def test_an_unloadable_tokenizer_is_reported() -> None:
+    with pytest.raises(ValueError, match="The tokenizer of '/no/such/folder' cannot be loaded"):
         cory_v0.env(reward=LENGTH, tokenizer="/no/such/folder")
 
 

@@ -1,39 +1,39 @@
-"""The task drafts: what it asks, what it holds out, and what counts as an answer."""
+"""The task drafts: queries, splits, prompts and rewards."""
 
 import pytest
 
 from cory_env.rewards.answer import whole_is_right
 from cory_env.tasks import Query, make_task
-from cory_env.tasks.drafts import draw_queries, is_working, read, working
+from cory_env.tasks.drafts import draw_queries, format_working, is_working, parse_query
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import tokenizer
 
 
-def test_no_sum_is_in_two_splits_whatever_the_order_of_its_numbers() -> None:
+def test_splits_share_no_sum_in_any_order_of_its_numbers() -> None:
     task = make_task("drafts", validation=200)
     sizes = {split: len(task.queries(split)) for split in task.splits}
     assert sizes == {"train": 9000, "validation": 200, "test": 800}
-    assert len({tuple(sorted(read(query.text))) for query in task.all_queries()}) == sum(sizes.values())
+    assert len({tuple(sorted(parse_query(query.text))) for query in task.all_queries()}) == sum(sizes.values())
 
 
-def test_sums_are_right_and_the_same_in_every_process() -> None:
+def test_answers_are_right_and_queries_are_deterministic() -> None:
     train, test = draw_queries()
     for split in (train, test):
         assert [query.id for query in split] == list(range(len(split)))
-        assert all(query.columns == {"answer": str(sum(read(query.text)))} for query in split)
-        assert all(len(query.text) == 8 and min(read(query.text)) >= 10 for query in split)
+        assert all(query.columns == {"answer": str(sum(parse_query(query.text)))} for query in split)
+        assert all(len(query.text) == 8 and min(parse_query(query.text)) >= 10 for query in split)
     assert [query.text for query in (*train[:2], test[0])] == ["63+42+43", "63+94+73", "77+18+68"]
 
 
-def test_working_is_a_sum_of_two_numbers_that_has_the_same_answer() -> None:
-    assert working((48, 61, 35)) == "109+035"
+def test_working_is_a_sum_of_two_numbers_with_the_same_answer() -> None:
+    assert format_working((48, 61, 35)) == "109+035"
     for query in draw_queries()[1][:50]:
-        written = working(read(query.text))
-        assert sum(map(int, written.split("+"))) == sum(read(query.text))
-        assert is_working(written) and not is_working(str(query.columns["answer"])) and not is_working(query.text)
+        working = format_working(parse_query(query.text))
+        assert sum(map(int, working.split("+"))) == sum(parse_query(query.text))
+        assert is_working(working) and not is_working(str(query.columns["answer"])) and not is_working(query.text)
 
 
-def test_a_response_is_the_answer_or_nothing() -> None:
+def test_only_the_exact_answer_is_rewarded() -> None:
     completions = ["144", " 144\n", "109+035", "109+035=144", "134", "", "0144"]
     assert whole_is_right(completions, ["144"] * len(completions)) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
@@ -44,15 +44,15 @@ def test_the_observer_sees_the_draft_between_query_and_equals_sign() -> None:
     assert task.prompt(query) == "48+61+35="
     assert task.observer_prompt(query, [" 109+035"]) == "48+61+35~109+035="
     assert task.observer_prompt(query, ["109+035", "134"]) == "48+61+35~109+035~134="
-    own = make_task("drafts", observer_prompt="{query}!{reference}=")
-    assert own.observer_prompt(query, ["109+035", "134"]) == "48+61+35!109+035~134="
+    custom = make_task("drafts", observer_prompt="{query}!{reference}=")
+    assert custom.observer_prompt(query, ["109+035", "134"]) == "48+61+35!109+035~134="
 
 
-def test_the_task_is_sound() -> None:
+def test_the_task_is_valid() -> None:
     report = validate(make_task("drafts"), tokenizer(), max_prompt_tokens=None)
     assert report.ok and not report.warnings
 
 
-def test_digits_belong_to_another_task() -> None:
-    with pytest.raises(ValueError, match="digits=3 belongs to the task arithmetic"):
+def test_digits_requires_the_task_arithmetic() -> None:
+    with pytest.raises(ValueError, match="digits=3 requires task=arithmetic"):
         make_task("drafts", digits=3)

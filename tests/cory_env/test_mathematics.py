@@ -30,14 +30,14 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def right(answers: list[str], gold: str, timeout: float = 60) -> list[float | None]:
+def compute_rewards(answers: list[str], gold: str, timeout: float = 60) -> list[float | None]:
     pytest.importorskip("math_verify", reason="the extra math is not installed")
     with RewardWorker(SPEC, timeout=timeout) as worker:
         return worker.rewards(["?"] * len(answers), answers, {"answer": [gold] * len(answers)})
 
 
 @pytest.mark.parametrize(
-    ("gold", "same", "other"),
+    ("gold", "right", "wrong"),
     [
         (
             r"\frac{1}{2}",
@@ -54,19 +54,19 @@ def right(answers: list[str], gold: str, timeout: float = 60) -> list[float | No
         (r"Hence $\boxed{\{-2, 2\}}$", [r"\boxed{\{2, -2\}}"], [r"\boxed{2}"]),
     ],
 )
-def test_answers_are_compared_by_value(gold: str, same: list[str], other: list[str]) -> None:
-    assert right([*same, *other], gold) == [1.0] * len(same) + [0.0] * len(other)
+def test_answers_are_compared_by_value(gold: str, right: list[str], wrong: list[str]) -> None:
+    assert compute_rewards([*right, *wrong], gold) == [1.0] * len(right) + [0.0] * len(wrong)
 
 
-def test_answers_that_take_too_long_are_wrong_and_end_within_the_time_limit_of_a_call() -> None:
+def test_slow_comparisons_are_wrong_and_keep_the_time_limit_of_a_call() -> None:
     towers = [r"\boxed{9^{9^{9^9}}}", r"\boxed{10^{10^{10^{10}}}}"] * 3
-    right(["1"], "5")  # importing sympy takes its time, once
+    compute_rewards(["1"], "5")  # imports sympy, which takes a while
     started = time.monotonic()
-    assert right([*towers, "5"], "5", timeout=15) == [0.0] * 6 + [1.0]
+    assert compute_rewards([*towers, "5"], "5", timeout=15) == [0.0] * 6 + [1.0]
     assert time.monotonic() - started < 15
 
 
-def test_rows_of_math_and_of_gsm8k_are_problems_whose_answers_are_right(tmp_path: Path) -> None:
+def test_rows_of_math_and_gsm8k_have_right_gold_answers(tmp_path: Path) -> None:
     pytest.importorskip("math_verify", reason="the extra math is not installed")
     gsm8k = [{"question": "2 + 2?", "answer": "2 + 2 = 4\n#### 4"}, {"question": "3 + 4?", "answer": "#### 7"}]
     task = make_task(
@@ -80,41 +80,41 @@ def test_rows_of_math_and_of_gsm8k_are_problems_whose_answers_are_right(tmp_path
     assert "train: 2 of 2 gold answers score 1.0" in report.facts
 
 
-def test_a_source_may_say_itself_which_column_is_the_problem(tmp_path: Path) -> None:
-    rows = [{"asked": f"{n} + 1", "solution": f"It is \\boxed{{{n + 1}}}."} for n in range(3)]
+def test_the_source_may_name_the_query_column(tmp_path: Path) -> None:
+    rows = [{"task": f"{n} + 1", "solution": f"It is \\boxed{{{n + 1}}}."} for n in range(3)]
     data = write(tmp_path / "data.jsonl", rows)
-    task = make_task("math", data=f"{data}?query_column=asked")
+    task = make_task("math", data=f"{data}?query_column=task")
     assert [(query.text, task.gold(query)) for query in task.train] == [
         ("0 + 1", "\\boxed{1}"),
         ("1 + 1", "\\boxed{2}"),
     ]
-    with pytest.raises(DataError, match=r"line 1 has no column 'query' \(it has asked, solution\)"):
+    with pytest.raises(DataError, match=r"line 1 has no column 'query' \(it has task, solution\)"):
         make_task("math", data=data)
 
 
-def test_what_the_data_lacks_is_named(tmp_path: Path) -> None:
+def test_missing_data_is_reported(tmp_path: Path) -> None:
     def task(rows: list[dict[str, Any]], **settings: Any) -> Task:
         return make_task("math", data=write(tmp_path / "data.jsonl", rows), **settings)
 
-    with pytest.raises(ValueError, match="task math needs data"):
+    with pytest.raises(ValueError, match="task math requires data"):
         make_task("math")
-    with pytest.raises(DataError, match=r"at 'Solve \$x\^2 = 4\$\.': the solution has no answer in"):
+    with pytest.raises(DataError, match=r"query 'Solve \$x\^2 = 4\$\.': the solution has no answer in"):
         task([*MATH, MATH[1] | {"solution": "Easy."}])
     with pytest.raises(DataError, match="The answer '#### ' is empty"):
         task([{"query": "a", "answer": "#### "}, {"query": "b", "answer": "1"}])
     for missing in ({}, {"answer": None}, {"answer": float("nan")}):
         with pytest.raises(DataError, match="line 1 has no value in column 'answer'"):
             task([{"query": "a", **missing}, {"query": "b"}])
-    several = r"at 'Roots\?': The answer \['2', '3'\] must be a text, a finite number, or a list of one of these"
-    with pytest.raises(DataError, match=several):
+    message = r"query 'Roots\?': The answer \['2', '3'\] must be a text, a finite number, or a list with one of these"
+    with pytest.raises(DataError, match=message):
         task([{"query": "a", "answer": "1"}, {"query": "Roots?", "answer": ["2", "3"]}])
-    with pytest.raises(DataError, match=r"at 'a': The answer \{'x': 1\} must be a text"):
+    with pytest.raises(DataError, match=r"query 'a': The answer \{'x': 1\} must be a text"):
         task([{"query": "a", "solution": {"x": 1}}, MATH[1] | {"query": "b"}])
     plain = task([{"query": "a"}, {"query": "b"}], reward=LENGTH)
     assert plain.gold(plain.train[0]) is None and plain.solved_at is None
 
 
-def test_the_answer_is_what_stands_last_in_a_box() -> None:
+def test_the_gold_answer_is_the_last_boxed_expression() -> None:
     assert gold_text(r"\boxed{1} and \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert gold_text(" 3 ") == "3" and gold_text(3) == "3"
     for wrong in ("", r"\boxed{", r"\boxed{}"):

@@ -1,4 +1,4 @@
-"""Reading the last number of a text, as graders of answers do."""
+"""Parsing the last number of a text, as graders of answers do."""
 
 import re
 import time
@@ -13,7 +13,7 @@ from cory_env.rewards.answer import first_line_is_right, last_is_right
 from cory_env.rewards.mathematics import gold_text
 from cory_env.rewards.number import gold_number, last_number
 
-READ = {
+READABLE = {
     "18": "18",
     "The answer is 18.": "18",
     "18.0": "18",
@@ -91,7 +91,7 @@ READ = {
     # digits of other scripts
     "１８": "18",
     "\N{ARABIC-INDIC DIGIT ONE}\N{ARABIC-INDIC DIGIT EIGHT}": "18",
-    # the last of several, whatever they are
+    # the last of several numbers
     "He has 18 apples in 2 bags": "2",
     "The answer is 18. Question: Ann has 7 cats. Answer: 7 + 1 = 8": "8",
     "5\x00\ud800 6": "6",
@@ -115,20 +115,20 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("text", "number"), READ.items())
-def test_the_last_number_is_read_exactly(text: str, number: str) -> None:
+@pytest.mark.parametrize(("text", "number"), READABLE.items())
+def test_the_last_number_is_parsed_exactly(text: str, number: str) -> None:
     assert last_number(text) == Fraction(number)
 
 
 @pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: f"{text[:12]!r}, {len(text)}")
-def test_what_is_no_number_is_none(text: str) -> None:
+def test_text_without_a_readable_number_gives_none(text: str) -> None:
     assert last_number(text) is None
 
 
 @pytest.mark.parametrize(
     "piece", [*"1,.-/e$ {\\", "1,", "1,111", "1.", "1/", "1 ", "-1", "1e", "1 1/", "\\frac{1}", "{,}"]
 )
-def test_reading_takes_linear_time_whatever_is_repeated(piece: str) -> None:
+def test_parsing_takes_linear_time(piece: str) -> None:
     def seconds(length: int) -> float:
         text = piece * (length // len(piece)) + "x"
         start = time.process_time()
@@ -139,18 +139,18 @@ def test_reading_takes_linear_time_whatever_is_repeated(piece: str) -> None:
     assert long < 40 * short + 0.01  # quadratic would be 100 times
 
 
-def test_a_gold_answer_is_the_number_after_the_solution() -> None:
+def test_the_gold_number_is_the_one_after_the_solution() -> None:
     assert gold_number("She has 2 * 9 = <<2*9=18>>18.\n#### 1,018") == 1018
     assert gold_number("18") == gold_number(18) == gold_number(18.0) == 18
     for answer in ("", "2 + 2 is 4\n#### four"):
-        with pytest.raises(ValueError, match=r"has no number\. Write it as a number, after ####"):
+        with pytest.raises(ValueError, match=r"has no number\. Write a number, or a solution followed by ####"):
             gold_number(answer)
 
 
-@pytest.mark.parametrize("read", [gold_number, gold_text])
-def test_a_gold_answer_is_a_text_a_finite_number_or_a_list_of_one_of_these(read: Callable[[object], object]) -> None:
+@pytest.mark.parametrize("parse", [gold_number, gold_text])
+def test_a_gold_answer_is_a_text_a_finite_number_or_a_list_with_one_of_these(parse: Callable[[object], object]) -> None:
     for answer in ("18", 18, 18.0, Decimal(18), np.int64(18), np.float32(18), ["18"], [18], ("18",)):
-        assert read(answer) in (18, "18", "18.0")
+        assert parse(answer) in (18, "18", "18.0")
     for wrong in (
         None,
         ["2", "3"],
@@ -164,14 +164,14 @@ def test_a_gold_answer_is_a_text_a_finite_number_or_a_list_of_one_of_these(read:
         b"18",
     ):
         with pytest.raises(ValueError, match=re.escape(f"The answer {wrong!r} must be a text, a finite number")):
-            read(wrong)
+            parse(wrong)
 
 
-def test_a_response_is_right_by_its_last_number_and_one_without_is_wrong() -> None:
+def test_the_last_number_of_a_response_decides() -> None:
     responses = ["So it is 18.0.", "18 or 19", "", " 18\nQuestion: 2 + 2? Answer: 4", "-18"]
     assert last_is_right(responses, ["#### 18"] * 5) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_a_line_is_right_by_its_last_number_and_what_follows_it_does_not_count() -> None:
+def test_only_the_last_number_of_the_first_line_decides() -> None:
     responses = [" 46\n57 - 21 = 36", "\n\n 46", "12 + 34 = 46", "It is 46.", "47\n46", "Well:\n46", "4", "", " \n "]
     assert first_line_is_right(responses, ["46"] * 9) == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Reward functions that are given as objects."""
+"""Reward functions passed as objects."""
 
 import subprocess
 import sys
@@ -18,59 +18,61 @@ from policies.settings.settings import SettingsError, make_settings
 from tests.cory_env import sample_rewards
 
 
-def of_length(length: float) -> Callable[[list[str]], list[float]]:
+def make_length_reward(length: float) -> Callable[[list[str]], list[float]]:
     def near(completions: list[str]) -> list[float]:
         return [-abs(len(text) - length) for text in completions]
 
     return near
 
 
-def test_a_module_s_function_is_known_by_its_name_and_others_carry_their_code() -> None:
-    named = next(name for name in dir(sample_rewards) if callable(getattr(sample_rewards, name)) and name.islower())
-    assert spec_of(getattr(sample_rewards, named)) == f"tests.cory_env.sample_rewards:{named}"
-    spec = spec_of(of_length(4))
+def test_functions_in_modules_have_names_and_other_functions_have_code() -> None:
+    function_name = next(
+        name for name in dir(sample_rewards) if callable(getattr(sample_rewards, name)) and name.islower()
+    )
+    assert spec_of(getattr(sample_rewards, function_name)) == f"tests.cory_env.sample_rewards:{function_name}"
+    spec = spec_of(make_length_reward(4))
     assert spec.startswith("pickled:near:") and display_name(spec) == "near"
     assert list(load_function(spec)(completions=["four", "five!"])) == [0, -1]
     assert display_name(spec_of(partial(str.count, "y"))) == "count"
 
 
-def test_functions_of_no_module_are_scored_in_their_process_and_told_apart() -> None:
-    settings = make_settings({"reward": [of_length(4), of_length(1)], "reward_weights": [1, 2]})
+def test_functions_without_a_module_get_unique_names() -> None:
+    settings = make_settings({"reward": [make_length_reward(4), make_length_reward(1)], "reward_weights": [1, 2]})
     assert settings.reward_spec is not None
     with RewardWorker(settings.reward_spec, timeout=60) as worker:
         (reward,) = worker.rewards(["query"], ["four"], {})
     assert isinstance(reward, Reward) and float(reward) == -6 and dict(reward.parts) == {"near_0": 0, "near_1": -3}
 
 
-def test_code_reaches_its_process_whatever_its_size_and_no_other_user_of_the_machine_sees_it() -> None:
-    def holding(text: str) -> Callable[[list[str]], list[float]]:
+def test_large_code_reaches_the_process_and_is_not_visible_to_other_users() -> None:
+    def make_large_reward(text: str) -> Callable[[list[str]], list[float]]:
         return lambda completions: [float(len(text)) for _ in completions]
 
-    functions = [holding(letter * 45_000) for letter in "abcde"]
+    functions = [make_large_reward(letter * 45_000) for letter in "abcde"]
     spec = weighted_sum([spec_of(function) for function in functions])
     assert len(spec) > 300_000
     with RewardWorker(spec, timeout=60) as worker:
         assert worker.rewards(["query"], ["text"], {}) == [225_000.0]
-        processes = [[*each.cmdline(), *each.environ().values()] for each in psutil.Process().children()]
+        processes = [[*process.cmdline(), *process.environ().values()] for process in psutil.Process().children()]
         assert any("cory_env.rewarding.child" in word for words in processes for word in words)
         assert not any("pickled:" in word for words in processes for word in words)
 
 
-def test_a_script_s_own_function_brings_what_it_refers_to() -> None:
+def test_a_script_s_function_includes_the_objects_that_it_refers_to() -> None:
     script = """
 from cory_env.rewarding.worker import RewardWorker
 from policies.settings.settings import make_settings
-WORTH = {"good": 2.0}
-def worth(text): return WORTH.get(text, 0.0)
-def rated(completions): return [worth(text) for text in completions]
-with RewardWorker(make_settings({"reward": rated}).reward_spec) as worker:
+SCORES = {"good": 2.0}
+def score(text): return SCORES.get(text, 0.0)
+def reward(completions): return [score(text) for text in completions]
+with RewardWorker(make_settings({"reward": reward}).reward_spec) as worker:
     print(worker.rewards(["", ""], ["good", "bad"], {}))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[2.0, 0.0]\n", done.stderr
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.stdout == "[2.0, 0.0]\n", result.stderr
 
 
-def test_an_error_names_the_function_without_its_code() -> None:
+def test_an_error_shows_the_function_s_name_without_its_code() -> None:
     def broken(completions: list[str]) -> list[float]:
         return [1 / 0]
 
@@ -81,7 +83,7 @@ def test_an_error_names_the_function_without_its_code() -> None:
         worker.rewards(["query"], ["text"], {})
 
 
-def test_what_cannot_be_pickled_or_is_large_is_refused_in_a_sentence() -> None:
+def test_unpicklable_and_large_functions_are_rejected() -> None:
     lock, large = threading.Lock(), "x" * 100_000
 
     def locked(completions: list[str]) -> list[float]:
@@ -91,13 +93,15 @@ def test_what_cannot_be_pickled_or_is_large_is_refused_in_a_sentence() -> None:
     def heavy(completions: list[str]) -> list[float]:
         return [float(len(large))]
 
-    with pytest.raises(SettingsError, match=r"the function locked cannot be sent .*cannot pickle '_thread.lock'"):
+    with pytest.raises(SettingsError, match=r"function locked cannot be sent .*cannot pickle '_thread.lock'"):
         make_settings({"reward": locked})
-    with pytest.raises(SettingsError, match=r"the function heavy and what it refers to are 1\d\d,\d+ characters"):
+    with pytest.raises(SettingsError, match=r"function heavy has 1\d\d,\d+ characters"):
         make_settings({"reward": heavy})
 
 
-def test_code_that_cannot_be_used_any_more_is_refused_in_a_sentence() -> None:
-    with pytest.raises(SpecError, match=r"^The reward near was given as a Python function, and cannot be made here"):
+def test_code_that_cannot_be_loaded_is_rejected() -> None:
+    with pytest.raises(
+        SpecError, match=r"^The reward near was passed as a Python function, and its saved code cannot be loaded here"
+    ):
         load_function("pickled:near:gASVAAAA")
     assert short_names(["pickled:near:gASV", "my_rewards:far"]) == ["near", "far"]

@@ -1,4 +1,4 @@
-"""Reward functions in their child process: what they get, and what happens when they fail."""
+"""Reward functions in their child process: arguments and failures."""
 
 import math
 import os
@@ -16,22 +16,22 @@ from cory_env.rewarding.worker import OnError, RewardError, RewardKilled, Reward
 from tests.cory_env.sample_rewards import BAD
 from tests.cory_env.sample_tasks import QUERIES, chain, response
 
-GOOD = ["a", "bb", "ccc"]
+COMPLETIONS = ["a", "bb", "ccc"]
 
 
-def score(function: str, completions: list[str], **columns: list[object]) -> list[float | None]:
+def compute_rewards(function: str, completions: list[str], **columns: list[object]) -> list[float | None]:
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20) as worker:
         return worker.rewards(["query"] * len(completions), completions, columns)
 
 
 @pytest.mark.parametrize("function", ["length", "asynchronous", "scalars", "loud"])
-def test_plain_async_printing_and_array_functions_all_work(function: str) -> None:
-    assert score(function, GOOD) == [1.0, 2.0, 3.0]
+def test_plain_async_printing_and_array_functions_work(function: str) -> None:
+    assert compute_rewards(function, COMPLETIONS) == [1.0, 2.0, 3.0]
 
 
 def test_a_function_gets_only_the_columns_that_it_accepts() -> None:
-    assert score("with_column", ["4", "5"], answer=["4", "4"], other=[1, 2]) == [1.0, 0.0]
-    assert score("count_columns", ["x"], answer=["4"], other=[1]) == [3.0]
+    assert compute_rewards("with_column", ["4", "5"], answer=["4", "4"], other=[1, 2]) == [1.0, 0.0]
+    assert compute_rewards("count_columns", ["x"], answer=["4"], other=[1]) == [3.0]
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,22 @@ def test_a_function_gets_only_the_columns_that_it_accepts() -> None:
         ("async_brevity", [-0.5, -1.0]),
     ],
 )
-def test_reward_functions_written_for_trl_run_as_they_are(function: str, expected: list[float]) -> None:
+def test_reward_functions_for_trl_work_unchanged(function: str, expected: list[float]) -> None:
     columns: dict[str, list[object]] = {
         "answer": ["a", "c"],
         "completion_ids": [[1, 2, 3], [4, 5]],
         "role": ["pioneer"] * 2,
     }
-    assert score(function, ["a", "bb"], **columns) == expected
+    assert compute_rewards(function, ["a", "bb"], **columns) == expected
 
 
-def test_what_an_async_function_keeps_between_calls_goes_on_to_work() -> None:
+def test_async_functions_share_one_event_loop_across_calls() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:trl_judges_one_at_a_time", timeout=20) as worker:
-        for texts in (GOOD, GOOD[:2], ["abcd"]):  # a semaphore takes the event loop of its first wait
+        for texts in (COMPLETIONS, COMPLETIONS[:2], ["abcd"]):  # a semaphore takes the event loop of its first wait
             assert worker.rewards(["query"] * len(texts), texts, {}) == [float(len(text)) for text in texts]
 
 
-def test_a_finished_episode_offers_the_tokens_of_its_responses() -> None:
+def test_rewards_get_the_token_ids_of_responses() -> None:
     episode = ChainEpisode(chain(2), QUERIES[0])
     for text in (" good", " a very good film"):
         episode.respond(response(text))
@@ -67,23 +67,23 @@ def test_a_finished_episode_offers_the_tokens_of_its_responses() -> None:
         assert reward_episodes(worker, [episode]) == [[float(len(tokens)) for tokens in episode.responses]]
 
 
-def test_a_missing_module_is_named_in_one_short_sentence_with_the_folder_looked_from() -> None:
+def test_a_missing_module_is_reported_with_the_searched_folder() -> None:
     with RewardWorker("no_such_module:f", timeout=20) as worker, pytest.raises(RewardError) as error:
         worker.rewards(["q"], ["c"], {})
-    assert f"neither in {os.getcwd()}, nor on PYTHONPATH, nor installed" in str(error.value)
+    assert f"not found in {os.getcwd()}, on PYTHONPATH or among the installed packages" in str(error.value)
     assert len(str(error.value)) < 400
 
 
-def test_a_column_that_the_data_lacks_is_named_with_those_it_has() -> None:
-    with pytest.raises(RewardError, match=r"asks for answer, but is offered only completions, other, prompts"):
-        score("with_column", ["4"], other=[1])
+def test_a_missing_column_is_reported_with_the_available_ones() -> None:
+    with pytest.raises(RewardError, match=r"requires answer, but only completions, other, prompts are available"):
+        compute_rewards("with_column", ["4"], other=[1])
 
 
-def test_a_missing_value_reaches_only_a_function_with_a_default_for_it() -> None:
+def test_a_missing_value_is_passed_only_to_arguments_with_a_default() -> None:
     columns: dict[str, list[object]] = {"answer": ["4", None]}
-    assert score("with_default", ["4", "4"], **columns) == [1.0, 0.0]
-    with pytest.raises(RewardError, match=r"sample 1 of 2.*was not called, because it asks for answer"):
-        score("with_column", ["4", "4"], **columns)
+    assert compute_rewards("with_default", ["4", "4"], **columns) == [1.0, 0.0]
+    with pytest.raises(RewardError, match=r"sample 1 of 2.*was not called, because it requires answer"):
+        compute_rewards("with_column", ["4", "4"], **columns)
     with RewardWorker("tests.cory_env.sample_rewards:with_column", timeout=20, on_error="skip") as worker:
         assert worker.rewards(["query"] * 2, ["4", "4"], columns) == [1.0, None]
 
@@ -93,32 +93,32 @@ def test_a_function_that_changes_the_list_of_completions_must_still_return_a_val
     function: str, count: int
 ) -> None:
     with pytest.raises(RewardError, match=rf"it returned {count} values for 1 samples"):
-        score(function, GOOD)
+        compute_rewards(function, COMPLETIONS)
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
-        assert worker.rewards(["query"] * 3, GOOD, {}) == [None] * 3
+        assert worker.rewards(["query"] * 3, COMPLETIONS, {}) == [None] * 3
 
 
-def test_what_a_function_does_to_the_value_of_one_sample_is_not_done_to_another_s() -> None:
-    words = ["two", "words"]  # of one query, whose row the samples of all its roles share
-    assert score("uses_up", GOOD, words=[words, words, words]) == [2.0, 2.0, 2.0]
+def test_changing_a_value_in_place_does_not_affect_other_samples() -> None:
+    words = ["two", "words"]  # shared by the samples of one query
+    assert compute_rewards("pops_words", COMPLETIONS, words=[words, words, words]) == [2.0, 2.0, 2.0]
 
 
-def test_settings_in_the_name_reach_the_function() -> None:
-    assert score("fixed?value=2.5", ["x", "y"]) == [2.5, 2.5]
-    assert score("fixed?value=2.5", ["x"], value=["9"]) == [2.5]
+def test_settings_in_the_name_are_passed_to_the_function() -> None:
+    assert compute_rewards("fixed?value=2.5", ["x", "y"]) == [2.5, 2.5]
+    assert compute_rewards("fixed?value=2.5", ["x"], value=["9"]) == [2.5]
     with pytest.raises(RewardError, match=r"cannot be used.*arguments"):
-        score("fixed?valeu=2.5", ["x"])
+        compute_rewards("fixed?valeu=2.5", ["x"])
 
 
-def test_a_name_that_gives_a_setting_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"fixed\?value=1&value=2' cannot be used: .* each setting once"):
+def test_a_name_that_repeats_a_setting_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"fixed\?value=1&value=2': .* without repetition"):
         RewardWorker("tests.cory_env.sample_rewards:fixed?value=1&value=2")
 
 
 @pytest.mark.parametrize(
     "name", ["length", "sample_rewards", "tests.cory_env.sample_rewards:", ":f", "a b:c", "m:f?x", "m:f?=1"]
 )
-def test_a_malformed_name_is_refused_before_anything_starts(name: str) -> None:
+def test_a_malformed_name_is_rejected_immediately(name: str) -> None:
     with pytest.raises(ValueError, match="Write module:function"):
         RewardWorker(name)
 
@@ -126,17 +126,15 @@ def test_a_malformed_name_is_refused_before_anything_starts(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:f", "module 'no_such_module'.* was not found.*PYTHONPATH"),
+        ("no_such_module:f", "Module 'no_such_module'.* not found.*PYTHONPATH"),
         ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
-        ("sys:no_such", r"The module 'sys' \(built in\) has no function 'no_such'"),
-        ("tests.cory_env.sample_rewards:BAD", "names a str, not a function"),
-        ("tests.cory_env.sample_rewards:Brevity", "names a class, not a function. Name a function, or an object"),
+        ("sys:no_such", r"Module 'sys' \(built in\) has no function 'no_such'"),
+        ("tests.cory_env.sample_rewards:BAD", "is a str, not a function"),
+        ("tests.cory_env.sample_rewards:Brevity", r"is a class, not a function\. Name a function or a callable"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
-def test_a_function_that_cannot_be_loaded_stops_even_where_samples_are_skipped(
-    name: str, message: str, on_error: str
-) -> None:
+def test_a_function_that_cannot_be_loaded_raises_even_with_skip(name: str, message: str, on_error: str) -> None:
     with RewardWorker(name, timeout=20, on_error=on_error) as worker, pytest.raises(RewardError, match=message):  # type: ignore[arg-type]
         worker.rewards(["q"], ["c"], {})
 
@@ -148,37 +146,37 @@ FAILURES = [
     ("returns_text", "it returned '1.0' .str. instead"),
     ("returns_nan", "it returned nan .float. instead"),
     ("returns_infinity", "it returned inf .float. instead"),
-    ("forgets_one", "it returned 0 values for 1 samples"),
+    ("omits_one", "it returned 0 values for 1 samples"),
 ]
 
 
 @pytest.mark.parametrize(("function", "message"), FAILURES)
-def test_a_failure_stops_with_the_function_and_the_sample_named(function: str, message: str) -> None:
+def test_a_failure_raises_with_the_function_and_the_sample(function: str, message: str) -> None:
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20) as worker:
         with pytest.raises(RewardError, match=f"(?s){message}") as error:
             worker.rewards(["p", "q", "r"], ["fine", BAD, "fine"], {"role": ["pioneer", "observer", "pioneer"]})
         assert f"tests.cory_env.sample_rewards:{function}" in str(error.value)
         assert "sample 1 of 3, role observer, prompt 'q', completion 'bad'" in str(error.value)
         assert "on_reward_error" in str(error.value)
-        assert None not in worker.rewards(["p"], ["fine"], {})  # it goes on after a failure
+        assert None not in worker.rewards(["p"], ["fine"], {})  # it works after a failure
 
 
 @pytest.mark.parametrize("function", [function for function, _ in FAILURES])
-def test_skipping_gives_none_to_the_failing_samples_alone_and_counts_them(function: str) -> None:
+def test_skip_returns_none_for_failing_samples_and_counts_them(function: str) -> None:
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=20, on_error="skip") as worker:
         values = worker.rewards(["q"] * 4, ["x", BAD, "x", BAD], {})
         assert values[0] == values[2] == 1.0 and values[1] is None and values[3] is None
         assert worker.skipped == 2
 
 
-def test_a_hang_is_ended_at_the_time_limit_and_its_sample_named() -> None:
+def test_a_hang_ends_at_the_time_limit_and_its_sample_is_reported() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:hangs", timeout=3) as worker:
         started = time.monotonic()
         with pytest.raises(
             RewardError, match=r"sample 1 of 2.*completion 'bad': it ran longer than its time limit of 3 s"
         ):
             worker.rewards(["q", "q"], ["fine", BAD], {})
-        assert time.monotonic() - started < 60  # the function would never end
+        assert time.monotonic() - started < 60  # the function itself never ends
         assert worker.rewards(["q"], ["fine"], {}) == [4.0]
 
 
@@ -187,9 +185,9 @@ def test_a_hang_can_be_skipped() -> None:
         assert worker.rewards(["q"] * 3, ["fine", BAD, "ok"], {}) == [4.0, None, 2.0]
 
 
-def test_a_function_that_fails_on_batches_alone_is_reported_as_such() -> None:
-    with pytest.raises(RewardError, match="no sample of which was found to fail alone"):
-        score("raises_on_two", ["a", "b"])
+def test_a_function_that_fails_only_on_batches_is_reported() -> None:
+    with pytest.raises(RewardError, match="none of whose samples failed alone"):
+        compute_rewards("raises_on_two", ["a", "b"])
     with RewardWorker("tests.cory_env.sample_rewards:raises_on_two", timeout=20, on_error="skip") as worker:
         assert worker.rewards(["q", "q"], ["a", "b"], {}) == [None, None]
         assert worker.skipped == 2
@@ -198,9 +196,9 @@ def test_a_function_that_fails_on_batches_alone_is_reported_as_such() -> None:
 @pytest.mark.parametrize(
     ("function", "message"), [("quits", "SystemExit: no more"), ("returns_one_number", "returned 1.0 .float.")]
 )
-def test_an_exit_call_and_a_single_number_are_errors_too(function: str, message: str) -> None:
+def test_sys_exit_and_a_single_number_are_errors(function: str, message: str) -> None:
     with pytest.raises(RewardError, match=message):
-        score(function, GOOD)
+        compute_rewards(function, COMPLETIONS)
 
 
 def test_one_child_process_serves_all_calls_and_ends_with_close() -> None:
@@ -212,7 +210,7 @@ def test_one_child_process_serves_all_calls_and_ends_with_close() -> None:
     assert first is not None and not Path(f"/proc/{int(first)}").exists()
 
 
-def test_what_a_reward_can_load_ahead_is_loaded_once_with_its_settings_and_before_the_first_batch(
+def test_prepare_runs_once_with_the_settings_before_the_first_batch(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
@@ -223,21 +221,21 @@ def test_what_a_reward_can_load_ahead_is_loaded_once_with_its_settings_and_befor
     assert log.read_text().split() == ["prepared", "2", "1"]
 
 
-@pytest.mark.parametrize("function", ["unprepared", "loud"])  # whose preparation fails, and that has none
-def test_a_preparation_that_fails_or_is_none_changes_nothing(function: str) -> None:
+@pytest.mark.parametrize("function", ["preparation_fails", "loud"])  # the latter has no preparation
+def test_a_failing_or_missing_prepare_has_no_effect(function: str) -> None:
     with RewardWorker(f"tests.cory_env.sample_rewards:{function}") as worker:
         worker.prepare()
         assert worker.rewards([""], ["abc"], {}) == [3.0]
 
 
-def test_a_reward_that_cannot_be_loaded_says_so_in_the_call_after_its_preparation() -> None:
-    with RewardWorker("tests.cory_env.sample_rewards:nothing_like_it") as worker:
+def test_a_reward_that_cannot_be_loaded_raises_in_the_call_after_prepare() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:no_such_reward") as worker:
         worker.prepare()
-        with pytest.raises(RewardError, match="nothing_like_it"):
+        with pytest.raises(RewardError, match="no_such_reward"):
             worker.rewards([""], ["abc"], {})
 
 
-def test_a_child_that_was_killed_between_two_calls_is_replaced_at_the_next() -> None:
+def test_a_child_killed_between_two_calls_is_restarted() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:process_id", timeout=20) as worker:
         (first,) = worker.rewards(["q"], ["c"], {})
         assert first is not None
@@ -246,48 +244,45 @@ def test_a_child_that_was_killed_between_two_calls_is_replaced_at_the_next() -> 
         assert second not in (None, first)
 
 
-def killed_at_first(log: Path, times: int, on_error: OnError) -> RewardWorker:
+def make_killed_at_first(log: Path, times: int, on_error: OnError) -> RewardWorker:
     spec = f"tests.cory_env.sample_rewards:killed_at_first?log={log}&times={times}"
     return RewardWorker(spec, timeout=20, on_error=on_error)
 
 
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
-def test_a_batch_during_which_the_system_kills_the_process_is_tried_again_as_a_whole(
-    tmp_path: Path, on_error: OnError
-) -> None:
-    with killed_at_first(tmp_path / "log", times=2, on_error=on_error) as worker:
-        assert worker.rewards(["q"] * 3, GOOD, {}) == [1.0, 2.0, 3.0]
+def test_a_batch_whose_process_is_killed_is_retried(tmp_path: Path, on_error: OnError) -> None:
+    with make_killed_at_first(tmp_path / "log", times=2, on_error=on_error) as worker:
+        assert worker.rewards(["q"] * 3, COMPLETIONS, {}) == [1.0, 2.0, 3.0]
         assert worker.skipped == 0
     assert (tmp_path / "log").read_text().split() == ["3", "3", "3"]
 
 
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
-def test_a_batch_that_is_killed_again_and_again_is_an_error_that_may_pass_and_blames_no_sample(
+def test_a_batch_killed_at_every_attempt_raises_reward_killed_without_blaming_a_sample(
     on_error: OnError,
 ) -> None:
-    with RewardWorker("tests.cory_env.sample_rewards:killed_by_two", timeout=20, on_error=on_error) as worker:
+    with RewardWorker("tests.cory_env.sample_rewards:killed_by_batches", timeout=20, on_error=on_error) as worker:
         with pytest.raises(RewardKilled) as raised:
-            worker.rewards(["q"] * 3, GOOD, {})
+            worker.rewards(["q"] * 3, COMPLETIONS, {})
         assert worker.skipped == 0
-    told = str(raised.value)
-    assert "failed at 3 attempts on a batch of 3, no sample of which was found to fail alone" in told
-    assert "ended its process with signal SIGKILL" in told and "where memory runs out" in told
-    assert "Correct the function or the data" not in told
+
+    message = str(raised.value)
+    assert "failed at 3 attempts on a batch of 3, none of whose samples failed alone" in message
+    assert "ended its process with signal SIGKILL" in message and "ran out of memory" in message
+    assert "Correct the function or the data" not in message
 
 
-def test_a_sample_that_is_killed_alone_is_named_or_skipped() -> None:
+def test_a_sample_whose_process_is_killed_is_reported_or_skipped() -> None:
     with pytest.raises(RewardKilled, match=r"at 3 attempts on sample 1 of 3, .*completion 'bad'"):
-        score("killed_by_bad", ["a", BAD, "c"])
+        compute_rewards("killed_by_bad", ["a", BAD, "c"])
     with RewardWorker("tests.cory_env.sample_rewards:killed_by_bad", timeout=20, on_error="skip") as worker:
         assert worker.rewards(["q"] * 3, ["a", BAD, "c"], {}) == [1.0, None, 1.0]
         assert worker.skipped == 1
-        with pytest.raises(RewardKilled):  # all of the batch: nothing says that it is to blame
+        with pytest.raises(RewardKilled):  # if the whole batch is killed, the sample may not be the cause
             worker.rewards(["q"], [BAD], {})
 
 
-def test_a_function_whose_module_is_killed_as_it_loads_is_an_error_that_may_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_killed_while_loading_raises_reward_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large_rewards.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with RewardWorker("large_rewards:f", timeout=20) as worker:
@@ -305,10 +300,10 @@ def test_the_child_ends_when_its_parent_is_killed() -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
     )
-    child = Path(f"/proc/{int(done.stdout)}")
+    child = Path(f"/proc/{int(result.stdout)}")
     deadline = time.monotonic() + 5
     while child.exists() and "\nState:\tZ" not in (child / "status").read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -322,14 +317,14 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
         assert worker.rewards(["q"], ["c"], {}) == [7.0]
 
 
-def test_a_large_batch_passes_through() -> None:
+def test_a_large_batch_is_rewarded() -> None:
     completions = ["x" * 5000] * 500
-    assert score("length", completions) == [5000.0] * 500
+    assert compute_rewards("length", completions) == [5000.0] * 500
 
 
-def test_lists_of_different_lengths_and_settings_out_of_range_are_refused() -> None:
+def test_lists_of_different_lengths_and_settings_out_of_range_are_rejected() -> None:
     with RewardWorker("tests.cory_env.sample_rewards:length") as worker:
-        with pytest.raises(ValueError, match=r"one length.*'answer': 1"):
+        with pytest.raises(ValueError, match=r"differ in length.*'answer': 1"):
             worker.rewards(["q", "q"], ["c", "c"], {"answer": ["4"]})
         assert worker.rewards([], [], {}) == []
     for timeout in (0.0, math.nan):

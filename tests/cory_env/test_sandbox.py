@@ -1,4 +1,4 @@
-"""The sandbox, against programs that try to get out of it, to harm the machine, or to pass without doing the work."""
+"""The sandbox, against programs that try to escape, to harm the machine, or to forge results."""
 
 import contextlib
 import os
@@ -11,38 +11,38 @@ from pathlib import Path
 import pytest
 
 from cory_env.sandbox import machine
-from cory_env.sandbox.grading import Allowance, Limits, Submission, grade
+from cory_env.sandbox.grading import Limits, Submission, TimeBudget, grade
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 
 MB = 2**20
 
 
 @pytest.fixture
-def shut_in() -> None:
-    """Skips what needs the sandbox where this user cannot have it; who is root tests another one than other users."""
+def require_working_sandbox() -> None:
+    """Skips if this user cannot use the sandbox; root uses another sandbox than other users."""
     try:
         require_sandbox()
     except SandboxError as error:
         pytest.skip(str(error))
 
 
-def passed(program: str, *tests: str, seconds: float = 20, setup: str = "", own: str = "") -> list[bool]:
-    (found,) = grade([Submission(program, tests, setup, own)], Limits(seconds), "required")
-    return found
+def run_tests(program: str, *tests: str, seconds: float = 20, setup: str = "", entry: str = "") -> list[bool]:
+    (results,) = grade([Submission(program, tests, setup, entry)], Limits(seconds), "required")
+    return results
 
 
 REPORT = """
 import os, socket, sys
-def refused(attempt, *arguments):
+def attempt_result(function, *arguments):
     try:
-        attempt(*arguments)
+        function(*arguments)
     except (OSError, MemoryError, RuntimeError) as error:
         return type(error).__name__
     return "done"
 """
 
 
-def test_what_a_program_may_not_do_is_refused_by_the_system(shut_in: None, tmp_path: Path) -> None:
+def test_forbidden_operations_of_programs_fail(require_working_sandbox: None, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("key")
     with socket.socket() as server:
@@ -51,27 +51,27 @@ def test_what_a_program_may_not_do_is_refused_by_the_system(shut_in: None, tmp_p
         port = server.getsockname()[1]
         program = REPORT + (
             "import ctypes, threading\n"
-            "def forks(): return refused(os.fork)\n"
-            "def threads(): return refused(threading.Thread(target=print).start)\n"
-            f"def calls(): return refused(socket.create_connection, ('127.0.0.1', {port}), 5)\n"
-            "def resolves(): return refused(socket.create_connection, ('deb.debian.org', 80), 5)\n"
-            "def reads(path): return refused(open, path)\n"
+            "def forks(): return attempt_result(os.fork)\n"
+            "def threads(): return attempt_result(threading.Thread(target=print).start)\n"
+            f"def calls(): return attempt_result(socket.create_connection, ('127.0.0.1', {port}), 5)\n"
+            "def resolves(): return attempt_result(socket.create_connection, ('deb.debian.org', 80), 5)\n"
+            "def reads(path): return attempt_result(open, path)\n"
             "def homes(): return [p for p in ('/home', '/root/.bashrc', '/proc', '/var') if os.path.exists(p)]\n"
-            "def writes(folder): return refused(open, folder + '/x', 'w')\n"
-            "def links(): return refused(os.symlink, '/etc', '/usr/x')\n"
+            "def writes(folder): return attempt_result(open, folder + '/x', 'w')\n"
+            "def links(): return attempt_result(os.symlink, '/etc', '/usr/x')\n"
             "def fills():\n"
             "    with open('x', 'wb') as file:\n"
-            "        return refused(file.write, bytes(17 * 2**20))\n"
-            "def eats(): return refused(bytearray, 2**30)\n"
-            f"def kills(): return refused(os.kill, {os.getpid()}, 9)\n"
+            "        return attempt_result(file.write, bytes(17 * 2**20))\n"
+            "def eats(): return attempt_result(bytearray, 2**30)\n"
+            f"def kills(): return attempt_result(os.kill, {os.getpid()}, 9)\n"
             "def frees(): return ctypes.CDLL(None).mount(None, b'/usr', None, ctypes.c_ulong(32 | 4096), None)\n"
             "def escapes(): return [ctypes.CDLL(None).chroot(b'/tmp'), os.getuid() == 0]\n"
             "def knows(): return sorted(os.environ)\n"
             "def temporary(): open('y', 'w').write('a'); return open('/tmp/y').read(), os.getcwd()\n"
-            "def holds(): return [fd for fd in range(3, 60) if refused(os.fstat, fd) == 'done']\n"
+            "def holds(): return [fd for fd in range(3, 60) if attempt_result(os.fstat, fd) == 'done']\n"
         )
         prefix = repr(os.path.dirname(os.__file__))
-        found = passed(
+        results = run_tests(
             program,
             "assert forks() == 'BlockingIOError'",
             "assert threads() == 'RuntimeError'",
@@ -87,9 +87,9 @@ def test_what_a_program_may_not_do_is_refused_by_the_system(shut_in: None, tmp_p
             "assert frees() == -1",
             "assert escapes() == [-1, False]",
             "assert not [name for name in knows() if 'KEY' in name or 'TOKEN' in name or 'RAY' in name]",
-            "assert len(holds()) == 2",  # the two ends of the line to the tester, which moved out of the way of prints
+            "assert len(holds()) == 2",  # the two ends of the channel to the tester, moved away from standard streams
         )
-        assert found == [True] * 15
+        assert results == [True] * 15
         server.settimeout(0.1)
         with pytest.raises(TimeoutError):
             server.accept()
@@ -113,7 +113,7 @@ FORGERIES = {
         "def f(x): return 0"
     ),
     "patches this sandbox": (
-        "import sys\nsys.modules['cory_env.sandbox.inside'].Wire._encoded = lambda *_: 2\ndef f(x): return 0"
+        "import sys\nsys.modules['cory_env.sandbox.protocol'].Channel._encode = lambda *_: 2\ndef f(x): return 0"
     ),
     "prints a verdict": "print('1' * 9, flush=True)\ndef f(x): return print('passed', '11')",
     "writes a verdict everywhere": (
@@ -139,27 +139,27 @@ ENDLESS = {
 }
 
 
-def test_no_program_passes_but_by_the_values_that_it_returns(shut_in: None) -> None:
+def test_programs_pass_only_by_returning_right_values(require_working_sandbox: None) -> None:
     tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))"]
     programs = [*FORGERIES.values(), "def f(x): return x + 1", "def f(x): return 2"]
-    found = grade([Submission(program, tests) for program in programs], Limits(seconds=20), "required")
-    wrong = [name for name, verdict in zip(FORGERIES, found[:-2], strict=True) if verdict != [False, False]]
+    results = grade([Submission(program, tests) for program in programs], Limits(seconds=20), "required")
+    wrong = [name for name, result in zip(FORGERIES, results[:-2], strict=True) if result != [False, False]]
     assert not wrong
-    assert found[-2:] == [[True, True], [True, False]]
+    assert results[-2:] == [[True, True], [True, False]]
 
 
-def test_a_program_without_end_is_ended(shut_in: None) -> None:
+def test_endless_programs_are_ended(require_working_sandbox: None) -> None:
     submissions = [Submission(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
     started = time.monotonic()
     assert grade(submissions, Limits(seconds=0.5), "required") == [[False]] * len(ENDLESS)
     assert time.monotonic() - started < 15
 
 
-def test_plain_data_of_any_kind_crosses_over_and_objects_stay_where_they_are(shut_in: None) -> None:
+def test_plain_data_is_transferred_and_objects_stay_in_the_program(require_working_sandbox: None) -> None:
     program = (
         "from collections import Counter, deque\n"
         "def same(x): return x\n"
-        "def gone(): return {}[1]\n"
+        "def raises(): return {}[1]\n"
         "def counted(x): return Counter(x)\n"
         "def lazily(n): yield from range(n)\n"
         "class Box:\n"
@@ -168,25 +168,25 @@ def test_plain_data_of_any_kind_crosses_over_and_objects_stay_where_they_are(shu
         "def opened(box): return box.x\n"
     )
     values = "[1, 2**200, -0.5, 1j, None, True, 'é\\ud800', b'\\0', (1, (2,)), {1, 2}, frozenset('a'), {(1, 2): [3]}]"
-    assert passed(
+    assert run_tests(
         program,
         f"for x in {values}: assert same(x) == x and type(same(x)) is type(x)",
         "assert same(float('nan')) != same(float('nan')) and same(1) is not True",
         "assert counted('aab') == {'a': 2, 'b': 1} and list(lazily(3)) == [0, 1, 2]",
         "box = Box(2)\nbox.x = 4\nassert box.twice().x == 8 == opened(box.twice())",
-        "try:\n    gone()\nexcept KeyError:\n    pass\nelse:\n    assert False",
+        "try:\n    raises()\nexcept KeyError:\n    pass\nelse:\n    assert False",
         "assert Box(1) == Box(1)",
     ) == [True] * 5 + [False]
 
 
-def test_names_of_the_tests_own_code_and_of_the_library_are_not_the_program_s(shut_in: None) -> None:
+def test_a_program_cannot_replace_names_of_the_setup_or_the_standard_library(require_working_sandbox: None) -> None:
     program = "class math:\n    isclose = lambda *_: True\ndef helper(x): return x\ndef f(x): return helper(x)"
     setup = "def helper(x):\n    return x + 1\ndef f(x):\n    return 0"
     tests = ["assert math.isclose(f(1), 2)", "assert helper(1) == 2", "assert f(1) == 1"]
-    assert passed(program, *tests, setup=setup, own="f") == [False, True, True]
+    assert run_tests(program, *tests, setup=setup, entry="f") == [False, True, True]
 
 
-def test_a_program_is_run_as_a_script_that_reads_and_prints(shut_in: None) -> None:
+def test_a_program_runs_as_a_script_that_reads_and_prints(require_working_sandbox: None) -> None:
     program = (
         "import os, sys\n"
         "n = int(input())\n"
@@ -196,7 +196,7 @@ def test_a_program_is_run_as_a_script_that_reads_and_prints(shut_in: None) -> No
         "if __name__ == '__main__': print(1 / 3)\n"
         "sys.exit()\n"
     )
-    assert passed(
+    assert run_tests(
         program,
         "assert same_output(run('2\\na b\\n'), '2 a b\\n0.333333333')",
         "assert same_output(run('3\\n'), '3\\n0.33333333  \\n\\n')",
@@ -205,10 +205,10 @@ def test_a_program_is_run_as_a_script_that_reads_and_prints(shut_in: None) -> No
     ) == [True, True, False, False]
 
 
-def test_what_was_passed_before_time_was_up_counts(shut_in: None) -> None:
+def test_tests_passed_before_the_time_limit_count(require_working_sandbox: None) -> None:
     program = "def f(x):\n    while x > 1: pass\n    return x"
     started = time.monotonic()
-    assert passed(program, "assert f(1) == 1", "assert f(2) == 2", "assert f(1) == 1", seconds=1) == [
+    assert run_tests(program, "assert f(1) == 1", "assert f(2) == 2", "assert f(1) == 1", seconds=1) == [
         True,
         False,
         False,
@@ -216,38 +216,38 @@ def test_what_was_passed_before_time_was_up_counts(shut_in: None) -> None:
     assert time.monotonic() - started < 10
 
 
-def test_many_programs_that_hang_take_no_more_than_the_time_for_all(shut_in: None) -> None:
+def test_hanging_programs_together_keep_the_total_time_limit(require_working_sandbox: None) -> None:
     started = time.monotonic()
     submissions = [Submission("while True: pass", ["assert f(1) == 1"])] * 12
     assert grade(submissions, Limits(seconds=60), "required", total=3) == [[False]] * 12
     assert time.monotonic() - started < 15
 
 
-def test_time_is_shared_so_that_the_last_program_has_some_too() -> None:
-    allowance = Allowance(8, 2, 10.0, 20.0)
-    assert [round(allowance.next(), 1) for _ in range(8)] == [5.0, 5.0, 6.7, 6.7, 10.0, 10.0, 10.0, 10.0]
+def test_the_time_budget_leaves_time_for_the_last_program() -> None:
+    budget = TimeBudget(8, 2, 10.0, 20.0)
+    assert [round(budget.next(), 1) for _ in range(8)] == [5.0, 5.0, 6.7, 6.7, 10.0, 10.0, 10.0, 10.0]
 
 
-def test_a_killed_grader_leaves_nothing_running(shut_in: None) -> None:
-    sign = str(700 * MB + os.getpid())
+def test_a_killed_grader_leaves_no_processes(require_working_sandbox: None) -> None:
+    marker = str(700 * MB + os.getpid())
     code = (
         "from cory_env.sandbox.grading import Limits, Submission, grade\n"
-        f"grade([Submission('while True: pass', ['assert f()'])], Limits(seconds=99, memory={sign}), 'required')"
+        f"grade([Submission('while True: pass', ['assert f()'])], Limits(seconds=99, memory={marker}), 'required')"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
 
-    def alive() -> list[str]:
-        found = []
+    def alive_pids() -> list[str]:
+        pids = []
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if folder.name.isdigit() and sign.encode() in (folder / "cmdline").read_bytes():
-                    found.append(folder.name)
-        return [number for number in found if int(number) != process.pid]
+                if folder.name.isdigit() and marker.encode() in (folder / "cmdline").read_bytes():
+                    pids.append(folder.name)
+        return [number for number in pids if int(number) != process.pid]
 
-    def wait_until(is_so: bool) -> None:
-        end = time.monotonic() + 20
-        while bool(alive()) != is_so:
-            assert time.monotonic() < end, f"processes {alive()}"
+    def wait_until(running: bool) -> None:
+        deadline = time.monotonic() + 20
+        while bool(alive_pids()) != running:
+            assert time.monotonic() < deadline, f"processes {alive_pids()}"
             time.sleep(0.05)
 
     try:
@@ -259,14 +259,14 @@ def test_a_killed_grader_leaves_nothing_running(shut_in: None) -> None:
     wait_until(False)
 
 
-def test_where_nothing_can_be_shut_in_it_is_refused_unless_that_is_switched_off(
+def test_a_missing_sandbox_is_an_error_unless_it_is_disabled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    no_way = lambda command: ["/bin/sh", "-c", "echo no namespaces >&2; exit 1"]  # noqa: E731
-    monkeypatch.setattr(machine, "sandboxed", no_way)
+    failing_command = lambda command: ["/bin/sh", "-c", "echo no namespaces >&2; exit 1"]  # noqa: E731
+    monkeypatch.setattr(machine, "sandbox_command", failing_command)
     require_sandbox.cache_clear()
     submission = Submission("def f(x): return x", ["assert f(1) == 1", "assert f(1) == 2"])
-    with pytest.raises(SandboxError, match=r"\(no namespaces\): install bubblewrap.*sandbox=off"):
+    with pytest.raises(SandboxError, match=r"\(no namespaces\)\. Install bubblewrap.*sandbox=off"):
         grade([submission], Limits(), "required")
     assert grade([submission], Limits(), "off") == [[True, False]]
     with pytest.raises(SandboxError, match="required or off"):

@@ -19,7 +19,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def test_imdb_has_both_splits_the_paper_s_prompts_and_the_sentiment_reward() -> None:
+def test_imdb_has_two_splits_the_paper_s_prompts_and_the_sentiment_reward() -> None:
     task = make_task("imdb")
     assert len(task.train) > len(task.test) > 0
     query = Query(0, "This movie")
@@ -41,14 +41,14 @@ def test_queries_are_numbered_within_their_split(split: str) -> None:
     assert [query.id for query in queries] == list(range(len(queries)))
 
 
-def test_an_unknown_task_or_split_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"There is no task 'costum'.*: arithmetic, code, custom, .*imdb"):
+def test_an_unknown_task_or_split_is_reported_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"Unknown task 'costum'.* one of arithmetic, code, custom, .*imdb"):
         make_task("costum")
-    with pytest.raises(ValueError, match="Choose one of: train, validation, test"):
+    with pytest.raises(ValueError, match="Use one of: train, validation, test"):
         make_task("imdb").queries("valid")  # type: ignore[arg-type]
 
 
-def test_a_custom_task_takes_its_queries_columns_and_templates_from_the_user(tmp_path: Path) -> None:
+def test_a_custom_task_uses_the_user_s_queries_columns_and_templates(tmp_path: Path) -> None:
     data = write(tmp_path / "sums.jsonl", [{"query": f"{i} + {i}", "answer": 2 * i, "unit": "cm"} for i in range(20)])
     task = make_task(
         "custom",
@@ -64,13 +64,13 @@ def test_a_custom_task_takes_its_queries_columns_and_templates_from_the_user(tmp
     assert task.observer_prompt(query, ["6", "7"]) == "Someone said 6\n7 to 3 + 3 in cm."
 
 
-def test_without_templates_the_observer_sees_the_pioneer_s_prompt_after_the_reference(tmp_path: Path) -> None:
+def test_by_default_the_observer_sees_the_pioneer_s_prompt_after_the_reference(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": "a"}, {"query": "b"}])
     task = make_task("custom", data=data, reward=REWARD, prompt="Q: {query}\nA:")
     assert task.observer_prompt(task.train[0], ["yes"]) == "Reference: yes\nQ: a\nA:"
 
 
-def test_every_tenth_row_is_held_out_unless_a_file_is_given_for_that(tmp_path: Path) -> None:
+def test_every_tenth_row_is_held_out_unless_eval_data_is_set(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 31)])
     task = make_task("custom", data=data, reward=REWARD)
     assert [query.text for query in task.test] == ["q10", "q20", "q30"]
@@ -80,15 +80,15 @@ def test_every_tenth_row_is_held_out_unless_a_file_is_given_for_that(tmp_path: P
     assert len(both.train) == 30 and [query.text for query in both.test] == ["other"]
 
 
-def test_held_out_queries_that_choose_are_none_of_those_that_are_reported_and_training_keeps_its_rows(
+def test_validation_and_test_are_disjoint_and_training_keeps_its_rows(
     tmp_path: Path,
 ) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 101)])
-    whole = make_task("custom", data=data, reward=REWARD)
-    assert whole.queries("validation") == whole.test and whole.splits == ("train", "test")
+    unsplit = make_task("custom", data=data, reward=REWARD)
+    assert unsplit.queries("validation") == unsplit.test and unsplit.splits == ("train", "test")
 
     def texts(task: Task) -> tuple[list[str], list[str]]:
-        assert task.train == whole.train
+        assert task.train == unsplit.train
         for split in (task.queries("validation"), task.test):
             assert [query.id for query in split] == list(range(len(split)))
         return [query.text for query in task.queries("validation")], [query.text for query in task.test]
@@ -102,22 +102,22 @@ def test_held_out_queries_that_choose_are_none_of_those_that_are_reported_and_tr
     assert len(two_files.test) == 97 and two_files.splits == ("train", "validation", "test")
 
 
-def test_the_film_reviews_that_training_looks_at_choose_and_the_others_are_reported() -> None:
-    before, task = make_task("imdb"), make_task("imdb", validation=128)
-    assert task.train == before.train
-    assert list(task.queries("validation")) == list(before.test[:128])
-    assert [query.text for query in task.test] == [query.text for query in before.test[128:]] and len(task.test) == 372
+def test_imdb_validation_queries_are_the_first_held_out_ones() -> None:
+    unsplit, task = make_task("imdb"), make_task("imdb", validation=128)
+    assert task.train == unsplit.train
+    assert list(task.queries("validation")) == list(unsplit.test[:128])
+    assert [query.text for query in task.test] == [query.text for query in unsplit.test[128:]] and len(task.test) == 372
 
 
-def test_of_fewer_than_ten_rows_the_last_is_held_out_and_a_single_row_is_refused(tmp_path: Path) -> None:
+def test_fewer_than_ten_rows_hold_out_the_last_one_and_a_single_row_is_rejected(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 4)])
     task = make_task("custom", data=data, reward=REWARD)
     assert [query.text for query in task.train] == ["q1", "q2"] and [query.text for query in task.test] == ["q3"]
-    with pytest.raises(DataError, match=r"one row only.*eval_data"):
+    with pytest.raises(DataError, match=r"only one row.*eval_data"):
         make_task("custom", data=write(data, [{"query": "q"}]), reward=REWARD)
 
 
-def test_imdb_plays_a_user_s_file_too(tmp_path: Path) -> None:
+def test_imdb_supports_user_data(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": "The book"}, {"query": "The play"}])
     assert [query.text for query in make_task("imdb", data=data).train] == ["The book"]
     only_eval = make_task("imdb", eval_data=data)
@@ -133,71 +133,74 @@ def test_imdb_plays_a_user_s_file_too(tmp_path: Path) -> None:
         ('{"query": "a"}\n{"query": \n', "line 2 is not valid JSON"),
         ('{"query": "a"}\n["b"]\n', "line 2 is a JSON list, but must be an object"),
         ('{"query": "a"}\n{"question": "b"}\n', "line 2 has no column 'query' .it has question."),
-        ('{"query": " "}\n', "line 1: 'query' is ' ', but must be text"),
-        ('{"query": 5}\n', "line 1: 'query' is 5, but must be text"),
-        ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 names 'answer' twice"),
-        ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 names 'x' twice"),
+        ('{"query": " "}\n', "line 1: 'query' is ' ', but must be non-empty text"),
+        ('{"query": 5}\n', "line 1: 'query' is 5, but must be non-empty text"),
+        ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 repeats the name 'answer'"),
+        ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 repeats the name 'x'"),
         ('{"query": "a"}\n{"query": "b \\ud83d"}\n', r"line 2 is not valid JSON in UTF-8: .* surrogates not allowed"),
         (
             '{"query": "a"}\n{"query": "b", "of": ' + "[" * 100_000 + "\n",
             "line 2 is not valid JSON .* recursion",
         ),
         ('{"query": "a"}\n{"query": "b", "of": ' + "9" * 10_000 + "}\n", "line 2 is not valid JSON in UTF-8: Exceeds"),
-        ('{"query": "a", "role": "x"}\n', "line 1: the column name 'role' is taken"),
+        ('{"query": "a", "role": "x"}\n', "line 1: the column 'role' conflicts"),
         ('{"query": "a", "unit": "cm"}\n{"query": "b", "unit": null}\n', "line 2 has no value in column 'unit'"),
     ],
 )
-def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_malformed_file_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text(text)
     with pytest.raises(DataError, match=f"rows.jsonl {message}"):
         make_task("custom", data=data, reward=REWARD, prompt="{query} {unit}" if "unit" in text else None)
 
 
-def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_bytes(b'{"query": "a"}\n{"query": "\xff"}\n')
     with pytest.raises(DataError, match="line 2 is not valid JSON in UTF-8"):
         make_task("custom", data=data, reward=REWARD)
 
 
-def test_a_character_that_is_written_as_two_halves_is_read(tmp_path: Path) -> None:
+def test_a_surrogate_pair_is_decoded(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": "a 😀"}, {"query": "b"}])
     assert "\\ud83d\\ude00" in data.read_text()
     assert make_task("custom", data=data, reward=REWARD).train[0].text == "a 😀"
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_are_supported(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_bytes(b'\xef\xbb\xbf{"query": "a"}\r\n{"query": "b"}\r\n')
     task = make_task("custom", data=data, reward=REWARD)
     assert [query.text for query in (*task.train, *task.test)] == ["a", "b"]
 
 
-def test_a_missing_file_and_an_unknown_format_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no data file .*none.jsonl .looked from"):
+def test_a_missing_file_and_an_unknown_format_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Data file .*none.jsonl not found in"):
         make_task("custom", data=tmp_path / "none.jsonl", reward=REWARD)
     (tmp_path / "rows.xml").touch()
-    with pytest.raises(DataError, match=r"must end in .jsonl"):
+    with pytest.raises(DataError, match=r"ends in .jsonl"):
         make_task("custom", data=tmp_path / "rows.xml", reward=REWARD)
 
 
-def test_a_custom_task_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs data: set data"):
+def test_a_custom_task_requires_data_and_a_reward(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"requires data\. Set data"):
         make_task("custom", reward=REWARD)
-    with pytest.raises(ValueError, match="needs a reward: set reward"):
+    with pytest.raises(ValueError, match=r"requires a reward\. Set reward"):
         make_task("custom", data=tmp_path / "rows.jsonl")
 
 
-def test_settings_travel_as_one_object_that_refuses_what_conflicts() -> None:
+def test_task_settings_reject_conflicts() -> None:
     settings = TaskSettings("arithmetic", digits=1, operations="sums", validation=2)
     task = make_task(settings)
     assert task.train == make_task("arithmetic", digits=1, operations="sums").train
     assert len(task.queries("validation")) == 2
     for changes, message in (
-        ({"task": "imdb"}, "digits=1 belongs to .* but task is imdb"),
+        ({"task": "imdb"}, "digits=1 requires .* but task is imdb"),
         ({"data": "rows.jsonl"}, "but task is arithmetic and data rows.jsonl"),
-        ({"min_query_tokens": 3}, "min_query_tokens=3, but max_query_tokens=None. Set max_query_tokens to 3 or more"),
+        (
+            {"min_query_tokens": 3},
+            "min_query_tokens=3 conflicts with max_query_tokens=None. Set max_query_tokens to 3 or more",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             replace(settings, **changes)
@@ -217,25 +220,25 @@ def test_settings_travel_as_one_object_that_refuses_what_conflicts() -> None:
         ({"prompt": "{query!r}"}, "not a plain column name"),
     ],
 )
-def test_a_template_that_cannot_work_is_refused(tmp_path: Path, templates: dict[str, str], message: str) -> None:
+def test_an_invalid_template_is_rejected(tmp_path: Path, templates: dict[str, str], message: str) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": "a"}, {"query": "b"}])
     with pytest.raises(TemplateError, match=message):
         make_task("custom", data=data, reward=REWARD, **templates)
 
 
-def test_a_template_s_column_that_a_hand_made_query_lacks_is_named() -> None:
+def test_a_template_column_missing_in_a_query_is_reported() -> None:
     task = Task(name="x", train=[], test=[], reward=REWARD, prompt_template="{query} {unit}")
-    with pytest.raises(TemplateError, match=r"asks for 'unit'.*it has query"):
+    with pytest.raises(TemplateError, match=r"uses the column 'unit'.*only query"):
         task.prompt(Query(0, "a"))
 
 
-OWN = """
+CUSTOM_TASK = """
 from cory_env.tasks import Query, Task
 
 def make(data=None, reward="tests.cory_env.sample_rewards:length", held_out="1"):
     texts = [f"{data or 'Say'} {n}" for n in range(5)]
     queries = [Query(n, text) for n, text in enumerate(texts)]
-    return Task(name="own", train=queries, test=queries[: int(held_out)], reward=reward)
+    return Task(name="custom", train=queries, test=queries[: int(held_out)], reward=reward)
 
 def nothing():
     return None
@@ -245,36 +248,34 @@ def about(topic):
 """
 
 
-def test_a_task_of_a_package_of_one_s_own_is_named_by_its_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_package").mkdir()
-    (tmp_path / "own_package" / "sayings.py").write_text(OWN)
+def test_a_user_s_task_is_named_by_its_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_package").mkdir()
+    (tmp_path / "user_package" / "sayings.py").write_text(CUSTOM_TASK)
     monkeypatch.syspath_prepend(tmp_path)
-    task = make_task("own_package.sayings:make?held_out=4", data="Tell", validation=2)
+    task = make_task("user_package.sayings:make?held_out=4", data="Tell", validation=2)
     assert [query.text for query in task.train] == [f"Tell {n}" for n in range(5)]
     assert (len(task.queries("validation")), len(task.test), task.reward) == (2, 2, REWARD)
-    for name, given, why in (
+    for name, settings, message in (
         ("make", {"prompt": "{query}!"}, "cannot be made: got an unexpected keyword argument 'prompt'"),
-        ("nothing", {}, "is a NoneType. Let the function return a cory_env.tasks.Task"),
-        ("about", {}, r"missing a required argument: 'topic'\. .* data, .* own_package\.sayings:about\?setting=value"),
-        ("make?topic=a", {}, r"cannot be made: .* own_package\.sayings:make\?setting=value"),
-        ("make", {"digits": 2}, "digits=2 belongs to the task arithmetic"),
+        ("nothing", {}, "returned a NoneType, not a cory_env.tasks.Task"),
+        ("about", {}, r"missing a required argument: 'topic'\. .* data, .* user_package\.sayings:about\?setting=value"),
+        ("make?topic=a", {}, r"cannot be made: .* user_package\.sayings:make\?setting=value"),
+        ("make", {"digits": 2}, "digits=2 requires task=arithmetic"),
         ("none", {}, "has no function 'none'. Correct the task's name"),
     ):
-        with pytest.raises(ValueError, match=why):
-            make_task(f"own_package.sayings:{name}", **given)
+        with pytest.raises(ValueError, match=message):
+            make_task(f"user_package.sayings:{name}", **settings)
 
 
-def test_a_query_s_checksum_is_the_same_in_every_process_also_for_sets() -> None:
+def test_checksums_are_the_same_in_every_process_even_for_sets() -> None:
     code = (
         "from cory_env.tasks import Query; "
         "print(Query(0, 'a', {'one': {'x', 'y', 'z'}, 'more': [{'k': frozenset('abc')}]}).checksum)"
     )
-    seen = {
+    checksums = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
         for seed in ("1", "2", "3")
     }
-    assert len(seen) == 1
+    assert len(checksums) == 1

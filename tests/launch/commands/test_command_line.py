@@ -128,7 +128,7 @@ def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["task=imbd"], "The known tasks are"),
+        (["task=imbd"], "Unknown task 'imbd'"),
         (["max_prompt_tokens=5000"], "max_prompt_tokens + max_response_tokens"),
         (["model=./no-model"], "./no-model"),
         (["gpus_per_runner=1", "gpus_per_learner=1"], "Set num_learners=1."),  # else Ray would give that GPU twice

@@ -161,7 +161,7 @@ def test_prompts_that_hold_columns_of_the_data_cannot_be_filled_by_a_query_alone
     made = chain(policies_run, "llm_1", "llm_2")
     made.chain = Chain(task, made.chain.tokenizer)
     assert made.columns == {"hint"}
-    with pytest.raises(TemplateError, match="asks for 'hint', which this query's row does not have"):
+    with pytest.raises(TemplateError, match="uses the column 'hint', but this query's row has only"):
         made.answer(0, "This movie")
 
 

@@ -136,7 +136,7 @@ def test_tables_and_conversations_are_read(
     ruled = tmp_path / "ruled.jsonl"
     ruled.write_text(json.dumps({"query": [{"role": "developer", "content": "In French."}, talk[0]]}) + "\n")
     assert asked(chat_run, ruled, tmp_path / "no.jsonl") == 2
-    assert "leaves out the message of the role developer in a conversation" in capsys.readouterr().err
+    assert "drops the message of the role developer in a conversation" in capsys.readouterr().err
     assert asked(policies_run, talks, tmp_path / "no.jsonl") == 2
     assert "Row 1 is a conversation, but this run was trained without a chat template" in capsys.readouterr().err
     dates = [datetime.date(2020, 1, day) for day in (1, 2, 3, 4)]

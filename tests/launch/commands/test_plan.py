@@ -321,7 +321,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, capsy
     (model / "tokenizer.json").unlink()
     assert main(["plan", "imdb-tiny", f"model={model}"]) == 2
     told = capsys.readouterr().err.strip()
-    assert told.startswith(f"Error: No tokenizer could be loaded from '{model}': ") and "\n" not in told
+    assert told.startswith(f"Error: The tokenizer of '{model}' cannot be loaded: ") and "\n" not in told
 
 
 def test_the_model_s_family_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:

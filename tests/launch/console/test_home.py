@@ -41,11 +41,11 @@ def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> N
 
 
 def test_a_home_directory_that_is_not_there_is_told_of() -> None:
-    said = "There is no home directory ~nobody-here. Write ./~nobody-here if a file or folder has that name."
+    said = "Home directory ~nobody-here not found. Write ./~nobody-here if a file or folder has that name."
     with pytest.raises(SettingsError) as raised:
         make_settings({"data": "~nobody-here/q.jsonl"})
     assert str(raised.value).endswith(f": {said}")
-    with pytest.raises(typer.BadParameter, match="no home directory ~nobody-here"):
+    with pytest.raises(typer.BadParameter, match="Home directory ~nobody-here not found"):
         local_path("~nobody-here/x")
 
 

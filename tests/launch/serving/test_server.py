@@ -330,4 +330,4 @@ def test_a_run_with_chat_takes_conversations_and_any_other_a_single_message() ->
     with pytest.raises(ChatError) as lost:
         deaf.encode_first([Query(0, text, history=history)])
     status, body = openai_error(lost.value)
-    assert status == 400 and "leaves out the message of the role system" in body["error"]["message"]
+    assert status == 400 and "drops the message of the role system" in body["error"]["message"]

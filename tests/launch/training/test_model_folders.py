@@ -108,5 +108,5 @@ def test_a_chat_template_that_cannot_be_used_is_one_sentence(
     (model / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     assert main([command, "imdb-tiny", f"model={model}", "chat=true"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"Error: The chat template of {model} opens no assistant turn") and error.count("\n") == 1
+    assert error.startswith(f"Error: The chat template of {model} has no generation prompt") and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()

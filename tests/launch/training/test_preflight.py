@@ -19,7 +19,7 @@ from launch.training.preflight import check
 from policies.generation import installed
 from policies.models.model_check import ModelError
 from policies.settings.settings import make_settings
-from tests.cory_env.test_preference import save_chat_judge
+from tests.cory_env.test_preference import save_chat_model
 from tests.launch.conftest import Cory
 
 
@@ -61,8 +61,8 @@ def cut_config(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (cut_weights, "model.safetensors are damaged"),
         (cut_config, "config.json' is not a valid JSON file"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "No tokenizer could be loaded"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "No tokenizer could be loaded"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "The tokenizer of"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "The tokenizer of"),
         (keep_the_model_alone, "has no tokens"),
     ],
 )
@@ -98,7 +98,7 @@ def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(
     ("reward", "message"),
     [
         ("brevity", "'brevity' is not a function's name"),
-        ("no_such_module:f", "The module 'no_such_module', needed for the reward 'no_such_module:f', was not found"),
+        ("no_such_module:f", "Module 'no_such_module' of the reward 'no_such_module:f' not found"),
         ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
     ],
 )
@@ -206,7 +206,7 @@ def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
         {"query": [*talk, {"role": "user", "content": "Why is the sky blue?"}]},
     ]
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
-    judge = save_chat_judge(tmp_path / "judge")
+    judge = save_chat_model(tmp_path / "judge")
     reward = f"reward=cory_env.rewards.preference:score?model={judge}"
     words = [
         f"data={tmp_path / 'talks.jsonl'}",
@@ -220,4 +220,4 @@ def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
 
 
 def test_settings_of_another_task_are_refused() -> None:
-    assert "operations=sums belongs to the task arithmetic" in refusal(operations="sums")
+    assert "operations=sums requires task=arithmetic" in refusal(operations="sums")

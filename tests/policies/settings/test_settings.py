@@ -399,7 +399,7 @@ def test_a_reward_may_be_several_functions_each_with_a_weight() -> None:
     assert make_settings({"reward": "a:f"}).reward_spec == "a:f" and make_settings({}).reward_spec is None
     wrong: dict[str, Any]
     for wrong in ({"reward": ["a:f"], "reward_weights": [1, 2]}, {"reward": []}, {"reward_weights": [1.0]}):
-        with pytest.raises(SettingsError, match=r"reward functions and \d reward_weights"):
+        with pytest.raises(SettingsError, match=r"reward functions, but \d reward_weights"):
             make_settings(wrong)
     with pytest.raises(SettingsError, match="reward_weights"):
         make_settings({"reward": ["a:f"], "reward_weights": [float("nan")]})
