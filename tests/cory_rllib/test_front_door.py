@@ -45,7 +45,7 @@ def test_a_preset_s_settings_are_those_of_the_command_line() -> None:
 
 
 def test_a_wrong_name_or_value_is_one_sentence() -> None:
-    with pytest.raises(SettingsError, match=r"^There is no preset `imdb-tinny`\. Did you mean `imdb-tiny`\?"):
+    with pytest.raises(SettingsError, match=r"^Unknown preset `imdb-tinny`\. Did you mean `imdb-tiny`\?"):
         CoryConfig.from_preset("imdb-tinny")
     with pytest.raises(SettingsError, match=r"^Unknown setting `learning_rate`\."):
         CoryConfig.from_preset(learning_rate=1e-5)

@@ -36,7 +36,7 @@ def test_the_page_s_code_runs_as_it_stands_there(script: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"^2 observer llm_\d -\d\.\d\d, KL \d\.\d\d$", done.stdout, re.M)
     assert re.search(r"^llm_2 after llm_1 -\d\.\d\d \[", done.stdout, re.M)
-    assert "There is no preset `imdb-tinny`. Did you mean `imdb-tiny`? The presets are: " in done.stdout
+    assert "Unknown preset `imdb-tinny`. Did you mean `imdb-tiny`? Presets: " in done.stdout
     assert (script.parent / "my-model" / "model.safetensors").stat().st_size > 1e6
     run = script.parent / "runs" / "short-words"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

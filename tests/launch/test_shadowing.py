@@ -95,7 +95,7 @@ def test_a_task_that_needs_the_user_s_module_is_refused(project: Path, source: s
 
 def test_workers_of_a_ray_that_was_started_otherwise_are_refused(ray_session: None, project: Path) -> None:
     config = CoryConfig().cory(**{**TINY, "num_runners": 1})
-    with pytest.raises(SettingsError, match=r"Ray's workers would import .*cory_env\.py in the place of our package"):
+    with pytest.raises(SettingsError, match=r"Ray's workers would import .*cory_env\.py instead of CORY\'s package"):
         config.build_algo()
 
 

@@ -89,7 +89,7 @@ def test_adam_s_moments_are_counted_where_they_are() -> None:
     one, other = learner(beside, models), learner(offloaded, models)
     of_one = 8.0 * models[0].parameters
     assert one.parts["Adam"] == 2 * of_one and "Adam" not in other.parts
-    assert one.parts["weights"] == other.parts["weights"] and other.parts["Adam at once"] <= of_one
+    assert one.parts["weights"] == other.parts["weights"] and other.parts["Adam chunk"] <= of_one
     assert other.host == one.host + 2 * of_one  # both LLMs'
 
 
@@ -107,7 +107,7 @@ def test_a_learner_of_one_llm_or_of_a_part_of_one_needs_no_more_than_that(small_
     assert own["weights"] == own["reference"] == 4.0 * large.parameters < both["weights"]
     for name in ("weights", "reference", "gradients", "Adam"):
         assert part[name] == own[name] / 4
-    assert part["whole at once"] == 4.0 * (2 * large.outside + 3 * large.block) and "whole at once" not in own
+    assert part["unsharded blocks"] == 4.0 * (2 * large.outside + 3 * large.block) and "unsharded blocks" not in own
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_plan_for_machines_that_need_not_be_there(
     assert main(["plan", *words, "--nodes", "2", "--gpus", "3", "--gpu-memory", "16"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"^4 learners +0 +1 +\d\.\d of a GPU, 0\.4 beside it \(learns\)$", output, re.MULTILINE)
-    assert "whole at once" in output and "node 2 of 2: " in output and output.endswith("It fits.\n")
+    assert "unsharded blocks" in output and "node 2 of 2: " in output and output.endswith("It fits.\n")
     assert main(["plan", *words, "--nodes", "1", "--gpus", "3"]) == 1
     assert "no room for 2 of 4 learners: node 1 of 1 has 0 GPUs left" in capsys.readouterr().out
     assert main(["plan", *words, "--nodes", "2", "--gpus", "3", "learner_resources=big=1"]) == 0

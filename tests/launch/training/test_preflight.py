@@ -150,7 +150,7 @@ def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys
     assert main(["validate", "-c", str(mine), "operations=sums"]) == 0
     assert "Work out " in capsys.readouterr().out
     for words, said in (
-        (["operations=sums"], "Name the task, or a file that does: cory validate TASK operations=sums"),
+        (["operations=sums"], "The task is missing. Run `cory validate TASK operations=sums`."),
         (["imdb", "gsm8k"], "One preset or file: imdb and gsm8k cannot be combined."),
         (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
     ):
