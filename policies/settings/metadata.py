@@ -45,7 +45,7 @@ def _setting(
 ) -> Any:
     """Returns pydantic's `Field` for a setting of a category."""
     may_resume = category in ("computing", "writing") if resume is None else resume
-    metadata = SettingMetadata(category, may_resume, search and category != "writing", clone, content)
+    metadata = SettingMetadata(category, may_resume, search and (category != "writing"), clone, content)
     return Field(default, json_schema_extra=metadata._asdict(), **limits)
 
 
