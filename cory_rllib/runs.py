@@ -82,7 +82,7 @@ class Run:
         """Update with the highest held-out combined reward; None if none was evaluated."""
         return self.directory.best_update()
 
-    def trained(self, checkpoint: str | int | None = None) -> PolicySet:
+    def open_policies(self, checkpoint: str | int | None = None) -> PolicySet:
         """Opens the policies of a checkpoint.
 
         Args:
@@ -108,7 +108,7 @@ class Run:
 
         Args:
             roles: policy ids in the order of the chain; None: all, in their roles at the checkpoint.
-            checkpoint: as in `trained`.
+            checkpoint: as in `open_policies`.
             temperature: sampling temperature, 0 for greedy decoding; None: the run's.
             seed: random seed of sampling; None: the run's.
 
@@ -118,7 +118,7 @@ class Run:
         Raises:
             CommandError: the checkpoint or a policy does not exist, or prompts require more columns than the query.
         """
-        return chain_of(self.trained(checkpoint), roles, temperature, seed)
+        return chain_of(self.open_policies(checkpoint), roles, temperature, seed)
 
 
 def chain_of(

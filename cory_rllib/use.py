@@ -141,7 +141,7 @@ def export(
 
 def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> PolicySet:
     if isinstance(source, Run | str | Path):
-        return _run(source).trained(checkpoint)
+        return _run(source).open_policies(checkpoint)
     _reject_checkpoint(checkpoint)
     return policies_of(source)
 

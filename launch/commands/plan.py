@@ -55,7 +55,7 @@ def plan(
     hypothetical = nodes is not None or bool(machine)
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():
-        check_folder(path, weights=not hypothetical)
+        check_folder(path, weights=not hypothetical)  # hypothetical machines need no weights
     tokenizers = settings.make_tokenizers()
     for policy_id in settings.policy_ids:
         settings.vocab_size(tokenizers, policy_id)

@@ -43,7 +43,10 @@ def _chain(s: Fields) -> Iterator[str]:
     if len(set(s.models.values())) > 1 and s.weights == "lora":
         yield f"weights=lora requires a single base model, not {s.model_names}. Set weights=full, or one model."
     if s.num_siblings > 1 and (agents == 1 or not s.knowledge_transfer):
-        yield f"num_siblings={s.num_siblings} requires two agents and knowledge_transfer=true. Set num_siblings=1."
+        yield (
+            f"num_siblings={s.num_siblings} requires num_agents of 2 or more, and knowledge_transfer=true. "
+            "Set these, or num_siblings=1."
+        )
     weight = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
     if weight is None and ":" not in s.credit:
         yield f"credit={s.credit} is unknown. Set it to sum, chain, or your own function as module:function."
@@ -107,7 +110,7 @@ def _objective(s: Fields) -> Iterator[str]:
 def _engines(s: Fields) -> Iterator[str]:
     """Limits of vLLM, tensor parallelism and weight transfer."""
     vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel_size, s.weight_transfer
-    least_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
+    min_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
     if vllm and s.temperature < 0.01:
         yield f"backend=vllm requires temperature of 0.01 or more, not {s.temperature:g}. Or set backend=transformers."
     if vllm and s.weights == "lora" and s.gpus_per_runner and s.dtype == "fp32":
@@ -126,9 +129,9 @@ def _engines(s: Fields) -> Iterator[str]:
             f"tensor_parallel_size={parts} without GPUs requires runner_threads of {parts} or more, not "
             f"{s.runner_threads}. Set that, or gpus_per_runner={parts}."
         )
-    if transfer == "nccl" and least_gpus < 1:
+    if transfer == "nccl" and min_gpus < 1:
         yield "weight_transfer=nccl requires whole GPUs for learners and runners. Or set weight_transfer=gloo."
-    if transfer == "ipc" and (not least_gpus or max(s.num_learners, s.num_runners, parts) > 1):
+    if transfer == "ipc" and (not min_gpus or max(s.num_learners, s.num_runners, parts) > 1):
         yield "weight_transfer=ipc requires one learner and one engine on the same GPU. Or set weight_transfer=gloo."
 
 

@@ -58,9 +58,9 @@ class Shape(NamedTuple):
     hidden: int
     vocabulary: int
     queries: int
-    """Query heads."""
+    """Number of query heads."""
     heads: int
-    """Key and value heads."""
+    """Number of key and value heads."""
     head: int
     """Keys and values per token and head, over all layers."""
 
