@@ -50,10 +50,7 @@ def test_defaults_are_those_of_the_paper() -> None:
             {"queries_per_update": 3, "num_generations": 2, "minibatch_size": 4},
             "(queries_per_update=3). Valid sizes: 1, 2, 3, 6.",
         ),
-        (
-            {"num_agents": 4, "num_policies": 3},
-            "num_policies=3 is neither a divisor nor a multiple of num_agents=4. Set it to",
-        ),
+        ({"num_agents": 4, "num_policies": 3}, "num_policies=3 is neither a divisor nor a multiple of num_agents=4."),
         (
             {"num_policies": 8, "queries_per_update": 6, "minibatch_size": 1},
             "queries_per_update=6 is not divisible by the 4 teams. Set a multiple of 4.",
@@ -65,28 +62,16 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"num_policies": 1, "queries_per_update": 3, "minibatch_size": 4}, "does not divide the 6 responses"),
         ({"credit": "chain", "partner_reward": 0.5}, "partner_reward=0.5 requires credit=sum. Set that, or partner"),
         ({"credit": "own"}, "credit=own is unknown. Set it to sum, chain, or your own function"),
-        (
-            {"credit": "own:scheme", "chain_gamma": 0.5},
-            "chain_gamma=0.5 requires credit=chain. Set that, or chain_gamma=1.0.",
-        ),
+        ({"credit": "own:scheme", "chain_gamma": 0.5}, "chain_gamma=0.5 requires credit=chain. Set that, or"),
         (
             {"credit": "own:scheme", "reward_scope": "last", "knowledge_transfer": False},
             "reward_scope=last requires knowledge_transfer=true.",
         ),
         ({"chain_lam": 0.5}, "chain_lam=0.5 requires credit=chain. Set that, or chain_lam=1.0."),
-        (
-            {"credit": "chain", "knowledge_transfer": False},
-            "credit=chain with chain_gamma above 0 requires knowledge_transfer=true.",
-        ),
-        (
-            {"reward_scope": "last", "partner_reward": 0},
-            "with partner_reward=0 gives earlier agents no reward. Set partner_reward above 0",
-        ),
+        ({"credit": "chain", "knowledge_transfer": False}, "credit=chain with chain_gamma above 0 requires"),
+        ({"reward_scope": "last", "partner_reward": 0}, "with partner_reward=0 gives earlier agents no reward. Set"),
         ({"reward_scope": "last", "credit": "chain", "chain_gamma": 0}, "with chain_gamma=0 gives"),
-        (
-            {"reward_scope": "last", "knowledge_transfer": False},
-            "reward_scope=last requires knowledge_transfer=true.",
-        ),
+        ({"reward_scope": "last", "knowledge_transfer": False}, "reward_scope=last requires knowledge_transfer=true."),
         ({"credit": "chain", "reward_scaling": "scale"}, "reward_scaling=scale conflicts with credit=chain"),
         (
             {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},
@@ -94,36 +79,18 @@ def test_defaults_are_those_of_the_paper() -> None:
         ),
         ({"select_by": "mean"}, "select_by=mean requires eval_average=true. Set that, or select_by=bare."),
         ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires num_agents of 2 or more, and"),
-        (
-            {"warmup_updates": 5, "num_updates": 5},
-            "warmup_updates=5 is not below num_updates=5. Set warmup_updates to 4 or less.",
-        ),
+        ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 is not below num_updates=5. Set warmup_updates"),
         ({"drop_zero_std_groups": True}, "drop_zero_std_groups=true requires advantage=rloo, grpo or dr_grpo. Set"),
-        (
-            {"num_agents": 1, "critic_inputs": "chain"},
-            "critic_inputs=chain requires advantage=gae, and num_agents of 2",
-        ),
+        ({"num_agents": 1, "critic_inputs": "chain"}, "critic_inputs=chain requires advantage=gae, and num_agents of"),
         ({"advantage": "rloo"}, "advantage=rloo requires num_generations of 2 or more (4 or 8 are usual), not 1."),
-        (
-            {"advantage": "grpo", "num_generations": 2},
-            "advantage=grpo has the KL in its loss and requires kl_estimator=k3, not k1.",
-        ),
+        ({"advantage": "grpo", "num_generations": 2}, "advantage=grpo has the KL in its loss and requires"),
         ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "requires kl_estimator=k3, not full."),
         ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 requires advantage=gae or reinfo"),
         ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
         ({"max_lag": 2}, "Setting `max_lag`=2: Input should be less than or equal to 1."),
-        (
-            {"max_lag": 1, "num_runners": 0, "backend": "transformers"},
-            "max_lag=1 requires num_runners of 1 or more. Set that, or max_lag=0.",
-        ),
-        (
-            {"max_lag": 1, "importance_sampling_clip_max": None},
-            "max_lag=1 requires importance_sampling_clip_max. Set it to 1 or more (2 is usual)",
-        ),
-        (
-            {"min_response_tokens": 9, "max_response_tokens": 8},
-            "min_response_tokens=9 exceeds max_response_tokens=8. Set max_response_tokens to 9 or more.",
-        ),
+        ({"max_lag": 1, "num_runners": 0, "backend": "transformers"}, "max_lag=1 requires num_runners of 1 or more."),
+        ({"max_lag": 1, "importance_sampling_clip_max": None}, "max_lag=1 requires importance_sampling_clip_max. Set"),
+        ({"min_response_tokens": 9, "max_response_tokens": 8}, "min_response_tokens=9 exceeds max_response_tokens=8."),
         ({"temperature": 0.005, "backend": "vllm"}, "backend=vllm requires temperature of 0.01 or more, not 0.005."),
         ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
         ({"kl_control": "adaptive", "kl_coef": 0}, "Set kl_coef above 0, or kl_control=fixed."),
@@ -150,10 +117,7 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"model": ["a", "b"], "num_agents": 3}, "model is a list of length 2, not 3, the number of LLMs. List one"),
         ({"model": [], "num_agents": 1}, "model is a list of length 0, not 1"),
         ({"model": ["a", 1]}, "Setting `model`=['a', 1]: Input should be a valid string."),
-        (
-            {"model": ["a", "b"], "weights": "lora"},
-            "weights=lora requires a single base model, not a, b. Set weights=full",
-        ),
+        ({"model": ["a", "b"], "weights": "lora"}, "weights=lora requires a single base model, not a, b. Set"),
         ({"model": ["a", "b"], "average_period": 2}, "average_period=2 requires two or more LLMs with the same model"),
         (
             {"model": ["a", "b"], "eval_average": True, "select_by": "mean"},
@@ -162,10 +126,7 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"num_learners": 3, "queries_per_update": 8, "minibatch_size": 8}, "not divisible by num_learners=3"),
         ({"offload_optimizer": True}, "offload_optimizer=true requires gpus_per_learner."),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "gpus_per_learner=0.5 conflicts with num_learners=2"),
-        (
-            {"shards_per_policy": 2, "num_learners": 3},
-            "shards_per_policy=2 requires num_learners=4, 2 per LLM, not 3.",
-        ),
+        ({"shards_per_policy": 2, "num_learners": 3}, "shards_per_policy=2 requires num_learners=4, 2 per LLM, not 3."),
         ({"shards_per_policy": 1, "num_policies": 1}, "requires num_learners=1, 1 per LLM, not 0."),
         (
             {
@@ -177,14 +138,8 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"runner_resources": "sampling"}, "`sampling` is not a custom resource with an amount"),
         ({"runner_resources": "GPU=1"}, "have their own settings"),
         ({"learner_resources": "big=1"}, "learner_resources=big=1 requires num_learners of 1 or more"),
-        (
-            {"tensor_parallel_size": 2, "backend": "transformers"},
-            "tensor_parallel_size=2 requires backend=vllm. Set that, or tensor_p",
-        ),
-        (
-            {"weight_transfer": "gloo", "weights": "lora"},
-            "weight_transfer=gloo requires weights=full. Set that, or weight_transfer=null.",
-        ),
+        ({"tensor_parallel_size": 2, "backend": "transformers"}, "tensor_parallel_size=2 requires backend=vllm. Set"),
+        ({"weight_transfer": "gloo", "weights": "lora"}, "weight_transfer=gloo requires weights=full. Set that, or"),
         ({"weight_transfer": "gloo", "backend": "transformers"}, "weight_transfer=gloo requires backend=vllm"),
         (
             {"weight_transfer": "nccl", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5},
@@ -210,14 +165,8 @@ def test_defaults_are_those_of_the_paper() -> None:
             {"weights": "lora", "gpus_per_runner": 0.5, "dtype": "fp32", "backend": "vllm"},
             "vLLM 0.32 does not support weights=lora dtype=fp32 on a GPU. Set dtype=bf16, or backend=transformers.",
         ),
-        (
-            {"tensor_parallel_size": 2, "gpus_per_runner": 0.5},
-            "tensor_parallel_size=2 requires gpus_per_runner=2 (or 0), not 0.5.",
-        ),
-        (
-            {"tensor_parallel_size": 2, "gpus_per_runner": 4},
-            "requires gpus_per_runner=2 (or 0), not 4. Set that, or lower",
-        ),
+        ({"tensor_parallel_size": 2, "gpus_per_runner": 0.5}, "tensor_parallel_size=2 requires gpus_per_runner=2 (or"),
+        ({"tensor_parallel_size": 2, "gpus_per_runner": 4}, "requires gpus_per_runner=2 (or 0), not 4. Set that, or"),
         ({"tensor_parallel_size": 2}, "without GPUs requires runner_threads of 2 or more, not 1. Set that"),
     ],
 )
