@@ -47,9 +47,9 @@ class Report(TypedDict):
     averaged: bool
     """Whether the LLMs' weights were averaged after the update."""
     logprob_diff_mean: float
-    """Mean |sampler - learner| log-probability per token."""
+    """Mean absolute difference between the sampler's and the learner's log-probability of a token."""
     logprob_diff_max: float
-    """Maximum |sampler - learner| log-probability per token."""
+    """Maximum absolute difference between the sampler's and the learner's log-probability of a token."""
     weight_version_lag: int
     """Age of the sampler's weights, in updates, relative to the learner's."""
     tokens: int
