@@ -118,10 +118,10 @@ class Run:
         Raises:
             CommandError: the checkpoint or a policy does not exist, or prompts require more columns than the query.
         """
-        return chain_of(self.open_policies(checkpoint), roles, temperature, seed)
+        return load_chain(self.open_policies(checkpoint), roles, temperature, seed)
 
 
-def chain_of(
+def load_chain(
     policies: PolicySet, roles: Sequence[str] | None, temperature: float | None, seed: int | None
 ) -> TrainedChain:
     """Loads a chain of policies.

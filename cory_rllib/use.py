@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cory_env.home import expand_home
 from cory_env.tasks import Query
 from cory_env.tasks.task import Split
-from cory_rllib.runs import Run, chain_of, load_run
+from cory_rllib.runs import Run, load_chain, load_run
 from launch.console.errors import CommandError
 from launch.evaluation.figures import PolicyScores, summarise
 from launch.models.trained import PolicySet, policies_of
@@ -52,7 +52,7 @@ def generate(
         QueryTooLong: a query exceeds the prompt length of training.
     """
     texts = [queries] if isinstance(queries, str) else queries
-    chain = chain_of(_policies(source, checkpoint), roles, temperature, seed)
+    chain = load_chain(_policies(source, checkpoint), roles, temperature, seed)
     numbered = [Query(number, text) for number, text in enumerate(texts)]
     chain.check(numbered)
     return chain.answer_all([(query, 0) for query in numbered])

@@ -128,7 +128,7 @@ def _suggest_gpus(settings: Settings, kind: str, gpu_bytes: float) -> str:
         return f"A runner's engines fit on {gpus} with tensor_parallel_size={parts} gpus_per_runner={parts}."
     shards = memory.least_shards(settings, gpu_bytes)
     if shards is None:
-        return f"Learners do not fit on up to {memory.SPLITS[-1]} {gpus} per LLM."
+        return f"Learners do not fit on up to {memory.SHARD_COUNTS[-1]} {gpus} per LLM."
     count = shards * len(settings.policy_ids)
     return f"Learners fit on {gpus} with shards_per_policy={shards} num_learners={count} gpus_per_learner=1."
 

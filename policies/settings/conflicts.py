@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from policies.settings.fields import Fields
-from policies.settings.overrides import GROUPED, reject_unused_settings
+from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 from policies.settings.processes import named_resources
 
 
@@ -94,7 +94,7 @@ def _batch(s: Fields) -> Iterator[str]:
 
 def _objective(s: Fields) -> Iterator[str]:
     """Advantages and the KL penalty."""
-    if s.advantage in GROUPED and s.num_generations == 1:
+    if s.advantage in GROUP_ESTIMATORS and s.num_generations == 1:
         yield f"advantage={s.advantage} requires num_generations of 2 or more (4 or 8 are usual), not 1."
     if s.kl_in_loss and s.kl_coef and s.kl_estimator != "k3":
         yield (

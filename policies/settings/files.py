@@ -10,7 +10,7 @@ from policies.settings.settings import Settings, nearest_key, reject_unknown_set
 from policies.settings.yaml12 import Scalar, Value, read_yaml
 
 DEFAULT_PRESET = "imdb-tiny"
-BASE = "base"
+BASE_KEY = "base"
 """Key in a preset that names the preset it is based on."""
 
 _FOLDER = files("policies.settings") / "presets"
@@ -36,8 +36,8 @@ def read_preset(name: str) -> dict[str, Value]:
         names = list(presets())
         hint = nearest_key(name, names)
         raise SettingsError(f"Unknown preset `{name}`.{hint} Presets: {', '.join(names)}.")
-    values = _parse((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}", extra_keys=(BASE,))
-    base = values.pop(BASE, None)
+    values = _parse((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}", extra_keys=(BASE_KEY,))
+    base = values.pop(BASE_KEY, None)
     return {**(read_preset(str(base)) if base else {}), **values}
 
 

@@ -28,7 +28,7 @@ LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0
 """Measured bytes of a process before it loads a model (benchmarks/README.md)."""
 NF4 = 0.5
 """Bytes per weight in 4 bits."""
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+SHARD_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of shards to try per policy."""
 ALLOWANCE = 0.25
 """Fraction added for buffers, copies in flight and heap fragmentation."""
@@ -280,7 +280,7 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
 def least_shards(settings: Settings, gpu_bytes: float) -> int | None:
     """Returns the smallest `shards_per_policy` with which learners fit on GPUs of this size; None: more than 128."""
     models = shapes(settings.model_copy(update={"shards_per_policy": 2}))  # includes the sizes of blocks
-    for shards in SPLITS:
+    for shards in SHARD_COUNTS:
         update = {
             "shards_per_policy": shards,
             "num_learners": shards * len(settings.policy_ids),

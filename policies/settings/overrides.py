@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from policies.settings.fields import Fields
 from policies.settings.yaml12 import to_cli
 
-GROUPED = ("rloo", "grpo", "dr_grpo")
+GROUP_ESTIMATORS = ("rloo", "grpo", "dr_grpo")
 """Estimators that compare the responses of a group."""
 RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag", "runner_resources")
 """Settings of runner processes."""
@@ -50,8 +50,10 @@ REQUIREMENTS = (
     ),
     Requirement(("system_prompt", "chat_date"), lambda s: s.chat, "chat=true"),
     Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
-    Requirement(("gamma",), lambda s: s.advantage not in GROUPED, "advantage=gae or reinforce"),
-    Requirement(("drop_zero_std_groups",), lambda s: s.advantage in GROUPED, "advantage=rloo, grpo or dr_grpo"),
+    Requirement(("gamma",), lambda s: s.advantage not in GROUP_ESTIMATORS, "advantage=gae or reinforce"),
+    Requirement(
+        ("drop_zero_std_groups",), lambda s: s.advantage in GROUP_ESTIMATORS, "advantage=rloo, grpo or dr_grpo"
+    ),
     Requirement(
         ("group_baseline",),
         lambda s: s.advantage == "gae" and (s.num_generations, s.num_siblings) != (1, 1),
