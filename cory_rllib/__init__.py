@@ -1,4 +1,4 @@
-"""CORY on RLlib, from Python: train a chain of language models, measure it, ask it, export it.
+"""CORY on RLlib, from Python: train, evaluate, query and export a chain of language models.
 
     from cory_rllib import CoryConfig, evaluate, export, generate
 
@@ -8,9 +8,9 @@
         print(algorithm.report["role"])
     generate(algorithm, "This movie")
 
-A name's module is imported when the name is first used: importing this package imports neither Ray nor torch nor vLLM.
-It imports our other packages, which are empty, from beside itself: a user's own `policies.py` or folder `launch` may
-come first on the search path.
+Names are imported on first use: importing this package imports neither Ray nor torch nor vLLM. Its sibling packages
+(`cory_env`, `policies`, `launch`) are imported at once from the same installation, even if a user's `policies.py` or
+folder `launch` comes first on the search path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from policies.settings.files import presets as presets
     from policies.settings.settings import Settings as Settings
 
-_FROM = {
+_MODULES = {
     "CommandError": "launch.console.errors",
     "Cory": "policies.cory",
     "CoryConfig": "policies.cory",
@@ -54,11 +54,11 @@ _FROM = {
     "start_ray": "cory_rllib.runs",
     "train": "cory_rllib.runs",
 }
-"""The module of each name."""
-__all__ = [*_FROM]
+"""Public name → module."""
+__all__ = [*_MODULES]
 
 
-def _import_own_packages() -> None:
+def _import_sibling_packages() -> None:
     root = Path(__file__).resolve().parents[1]
     sys.path.insert(0, str(root))
     try:
@@ -66,23 +66,23 @@ def _import_own_packages() -> None:
             file = import_module(name).__file__ or "a folder"
             if Path(file).resolve().parents[1] != root:
                 raise ImportError(
-                    f"{name} was imported from {file} before, but is also a package of CORY. Rename that module."
+                    f"The module {name}, imported from {file}, conflicts with CORY's package {name}. Rename the module."
                 )
     finally:
         sys.path.remove(str(root))
 
 
-_import_own_packages()
+_import_sibling_packages()
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for."""
-    if name not in _FROM:
+    """Imports a public name on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_FROM[name]), name)
-    return found
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:
-    """Names what there is, imported or not."""
+    """Lists all names, including those not imported yet."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The `cory` command: `python -m cory_rllib X ...` is `cory X ...`, in a folder with modules named as ours, too."""
+"""The `cory` command as `python -m cory_rllib`; works even if local modules have the names of CORY's packages."""
 
 from launch.main import main
 

@@ -1,4 +1,4 @@
-"""Runs from Python: begun in a folder as `cory train` makes it, and read again."""
+"""Training runs from Python: start a run in a folder, like `cory train`, and read its results."""
 
 from __future__ import annotations
 
@@ -27,71 +27,74 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What lies in a run's folder, which may go on training meanwhile: each look reads the files anew.
+    """A run's folder. Properties read the files on each access, so the run may still be training.
 
-    Of a run in storage they are those that `load_run` has copied.
+    For a run in cloud storage, they read the files that `load_run` copied.
     """
 
     def __init__(self, directory: RunFolder) -> None:
         self.directory = directory
 
     def __repr__(self) -> str:
-        return f"Run({self.place!r})"
+        return f"Run({self.location!r})"
 
     def _repr_png_(self) -> bytes | None:
-        """The curves, which a notebook shows; they are drawn when a run ends."""
+        """The training curves for notebooks; None until the run ends."""
         return self.directory.read(self.directory.curves.name)
 
     @property
-    def place(self) -> str:
-        """The run's folder or URI, as commands take it."""
+    def location(self) -> str:
+        """Folder or URI of the run, as an argument for commands."""
         return self.directory.shown(self.directory.path)
 
     @property
     def path(self) -> Path:
-        """The folder; of a run in storage the local copy."""
+        """Folder of the run; for a run in storage, of its local copy."""
         return self.directory.path
 
     @property
     def settings(self) -> Settings:
-        """Every setting of the run."""
+        """All settings of the run."""
         return self.directory.settings()
 
     @property
     def config(self) -> CoryConfig:
-        """A configuration with the run's settings, to build an algorithm like its own."""
+        """Configuration with the run's settings, to build the same algorithm again."""
         from policies.cory import CoryConfig
 
         return CoryConfig().cory(**self.settings.model_dump())
 
     @property
     def metrics(self) -> list[Update]:
-        """The lines of `metrics.jsonl`, one per update; line 0 is the evaluation before training.
+        """Lines of `metrics.jsonl`, one per update; line 0 is the evaluation before training.
 
-        Each is a dictionary as an algorithm's `report`, but for `samples`; a number that is not finite is None.
+        Each is a dictionary with the keys of `Report` except `samples`; non-finite numbers are None.
         """
         return self.directory.updates()
 
     @property
     def samples(self) -> list[SampleLine]:
-        """The lines of `samples.jsonl`: responses of the chain, with the update, and whether the query is held out."""
+        """Lines of `samples.jsonl`: responses of the chain with their update, and whether the query is held out."""
         return cast(list[SampleLine], self.directory.samples.read())
 
     @property
     def best_update(self) -> int | None:
-        """The update of the highest held-out combined reward; None where none was evaluated."""
+        """Update with the highest held-out combined reward; None if none was evaluated."""
         return self.directory.best_update()
 
-    def trained(self, checkpoint: str | int | None = None) -> PolicySet:
-        """What the run had learned at a checkpoint.
+    def open_policies(self, checkpoint: str | int | None = None) -> PolicySet:
+        """Opens the policies of a checkpoint.
 
         Args:
-            checkpoint: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
+            checkpoint: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
+
+        Returns:
+            The policies; weights are loaded on demand.
 
         Raises:
-            CommandError: there is no such checkpoint, or it is damaged.
+            CommandError: the checkpoint does not exist or is damaged.
         """
-        return open_trained(self.place, None if checkpoint is None else str(checkpoint))
+        return open_trained(self.location, None if checkpoint is None else str(checkpoint))
 
     def chain(
         self,
@@ -101,27 +104,36 @@ class Run:
         temperature: float | None = None,
         seed: int | None = None,
     ) -> TrainedChain:
-        """Loads the trained chain, to be asked again and again by `answer`; for a few queries there is `generate`.
+        """Loads the trained chain for repeated use with `answer`; for a single call, use `generate`.
 
         Args:
-            roles: the policies in the order in which they answer; None: all, as training left them.
-            checkpoint: as of `trained`.
-            temperature: of sampling, 0 for the likeliest token always; None: the run's.
-            seed: of sampling; None: the run's.
+            roles: policy ids in the order of the chain; None: all, in their roles at the checkpoint.
+            checkpoint: as in `open_policies`.
+            temperature: sampling temperature, 0 for greedy decoding; None: the run's.
+            seed: random seed of sampling; None: the run's.
+
+        Returns:
+            The chain with loaded weights.
 
         Raises:
-            CommandError: there is no such checkpoint or policy, or prompts need more than a query.
+            CommandError: the checkpoint or a policy does not exist, or prompts require more columns than the query.
         """
-        return chain_of(self.trained(checkpoint), roles, temperature, seed)
+        return load_chain(self.open_policies(checkpoint), roles, temperature, seed)
 
 
-def chain_of(
+def load_chain(
     policies: PolicySet, roles: Sequence[str] | None, temperature: float | None, seed: int | None
 ) -> TrainedChain:
-    """Loads a chain of policies; what is None is as in training.
+    """Loads a chain of policies.
+
+    Args:
+        policies: from a run or an algorithm.
+        roles: policy ids in the order of the chain; None: all, in their current roles.
+        temperature: sampling temperature, 0 for greedy decoding; None: as in training.
+        seed: random seed of sampling; None: as in training.
 
     Raises:
-        CommandError: there is no such policy, or prompts need more than a query.
+        CommandError: a policy does not exist, or prompts require more columns than the query.
     """
     from launch.models.trained_chain import TrainedChain
 
@@ -136,60 +148,66 @@ def chain_of(
     )
 
 
-def load_run(place: str | Path) -> Run:
-    """Opens a run that `cory train`, or `train`, made.
+def load_run(location: str | Path) -> Run:
+    """Opens a run of `cory train` or `train`.
 
     Args:
-        place: its folder, or its URI.
+        location: folder or URI of the run. From a URI, the files needed for reports are copied.
+
+    Returns:
+        The run.
 
     Raises:
-        CommandError: there is no run.
-        StorageError: storage cannot be read.
+        CommandError: there is no run at the location.
+        StorageError: the storage cannot be read.
     """
-    return Run(read_run(expand_home(str(place)), REPORTED))
+    return Run(read_run(expand_home(str(location)), REPORTED))
 
 
 def start_ray(config: CoryConfig) -> None:
-    """Starts Ray on this machine as commands do, until this process ends; or joins the cluster that RAY_ADDRESS names.
+    """Starts Ray on this machine until this process ends, or connects to the cluster of RAY_ADDRESS.
 
-    Only this machine can reach it, it has no dashboard, and room for what the configuration asks for. Where Ray runs in
-    this process already, it stays as it is. `train` needs no such call.
+    A local Ray is reachable only from this machine, has no dashboard, and has the resources that the configuration
+    requires. If Ray runs in this process already, nothing changes. `train` starts Ray itself.
+
+    Args:
+        config: determines the required resources.
 
     Raises:
-        SettingsError: a setting is wrong or contradicts another.
-        CommandError: the cluster does not answer or has no room, or Ray did not start in time.
+        SettingsError: a setting is invalid or conflicts with another.
+        CommandError: the cluster is unreachable or lacks resources, or Ray did not start in time.
     """
     from policies.settings.processes import processes
 
-    asked = processes(config.settings)
+    required = processes(config.settings)
     session.quiet_libraries(debug=True)
-    held = contextlib.ExitStack()
-    held.enter_context(session.ray_session(asked, debug=False))
-    atexit.register(held.close)
+    stack = contextlib.ExitStack()
+    stack.enter_context(session.ray_session(required, debug=False))
+    atexit.register(stack.close)
 
 
 def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: int = 0, quiet: bool = False) -> Run:
-    """Trains a whole run, in a folder as `cory train` leaves it, from which `cory train --resume` can go on.
+    """Trains a whole run in a folder like `cory train`; `cory train --resume` can continue it.
 
-    What libraries and rewards print goes to the run's `log.txt`. Of the configuration the settings of `cory` count;
-    what else of RLlib's is set on it has no effect here. Ray starts and ends with the run, unless it runs already.
+    Output of libraries and rewards goes to the run's `log.txt`. Only settings passed to `config.cory()` have an effect;
+    other RLlib settings are ignored. Ray starts and stops with the run, unless it runs already.
 
     Args:
-        config: what is trained.
-        out: the run's folder, which must be new or empty, or a URI; None: a fresh folder under `runs/`.
-        max_failures: go on from the latest checkpoint after so many losses of processes or machines.
-        quiet: print only where the results are.
+        config: the run's configuration.
+        out: folder of the run, new or empty, or a URI; None: a new folder in `runs/`.
+        max_failures: how often to resume from the latest checkpoint after processes or machines are lost.
+        quiet: whether to print only the location of the results.
 
     Returns:
         The run; with `stop_on_collapse` it may have ended early.
 
     Raises:
-        SettingsError: a setting is wrong or contradicts another.
-        CommandError: the task, model, reward or folder cannot be used; nothing is left then.
-        KeyboardInterrupt: Ctrl-C stopped it; all until then is saved.
+        SettingsError: a setting is invalid or conflicts with another.
+        CommandError: the task, model, reward or folder is invalid; no files are left.
+        KeyboardInterrupt: Ctrl-C stopped the run; its progress is saved.
     """
     settings = config.settings
-    session.quiet_libraries(debug=True)  # what they print is the log's, not this process's business
+    session.quiet_libraries(debug=True)  # their output goes to the log, not to this process's terminal
 
     from launch.training.training import COLLAPSED
 

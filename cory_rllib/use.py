@@ -1,4 +1,4 @@
-"""What is done with trained policies, of a run or of an algorithm in memory: asked, measured, exported."""
+"""Use trained policies of a run, or of an algorithm in memory: generate, evaluate, export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cory_env.home import expand_home
 from cory_env.tasks import Query
 from cory_env.tasks.task import Split
-from cory_rllib.runs import Run, chain_of, load_run
+from cory_rllib.runs import Run, load_chain, load_run
 from launch.console.errors import CommandError
 from launch.evaluation.figures import PolicyScores, summarise
 from launch.models.trained import PolicySet, policies_of
@@ -33,29 +33,29 @@ def generate(
     temperature: float | None = None,
     seed: int | None = None,
 ) -> list[RawSample]:
-    """Lets the chain answer queries, or one policy alone, by `transformers` in this process.
+    """Generates responses to queries with the chain, or a single policy, by `transformers` in this process.
 
     Args:
-        source: an algorithm, as it is now; a run; or where a run is.
-        queries: what is asked, of which query n gets the same samples each time; a text is one query.
-        roles: the policies in the order in which they answer, such as `["llm_2", "llm_1"]`, or `["mean"]` for the mean
-            of the weights of all; None: the whole chain, as training left it.
-        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
-        temperature: of sampling, 0 for the likeliest token always; None: the run's.
-        seed: of sampling; None: the run's.
+        source: an algorithm (its current weights), a run, or a run's folder or URI.
+        queries: one query or several. Query n gets the same random numbers in each call.
+        roles: policy ids in the order of the chain, such as `["llm_2", "llm_1"]`, or `["mean"]` for the LLM with the
+            mean of all weights; None: the whole chain, in its roles at the end of training.
+        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
+        temperature: sampling temperature, 0 for greedy decoding; None: the run's.
+        seed: random seed of sampling; None: the run's.
 
     Returns:
         For each query `{"query": ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]}`, pioneer first.
 
     Raises:
-        CommandError: there is no such run, checkpoint or policy, or prompts need more than a query.
-        QueryTooLong: a query does not fit the prompt that the policies were trained with.
+        CommandError: the run, checkpoint or policy does not exist, or prompts require more columns than the query.
+        QueryTooLong: a query exceeds the prompt length of training.
     """
     texts = [queries] if isinstance(queries, str) else queries
-    chain = chain_of(_policies(source, checkpoint), roles, temperature, seed)
-    asked = [Query(number, text) for number, text in enumerate(texts)]
-    chain.check(asked)
-    return chain.answer_all([(query, 0) for query in asked])
+    chain = load_chain(_policies(source, checkpoint), roles, temperature, seed)
+    numbered = [Query(number, text) for number, text in enumerate(texts)]
+    chain.check(numbered)
+    return chain.answer_all([(query, 0) for query in numbered])
 
 
 def evaluate(
@@ -68,34 +68,35 @@ def evaluate(
     out: str | Path | None = None,
     quiet: bool = False,
 ) -> dict[str, PolicyScores]:
-    """Measures every policy on the bare query, and in each later role of the chain, on queries never trained on.
+    """Evaluates every policy on the bare query and in each later role of the chain.
 
-    Of a run also the untouched base, in a folder of the run as `cory evaluate` makes it, from which an evaluation that
-    was killed goes on. Of an algorithm only what it holds now; nothing is written.
+    For a run, the base model is evaluated too, and results are saved in the run's folder like those of `cory evaluate`;
+    an interrupted evaluation resumes from there. For an algorithm, its current weights are evaluated, and no file is
+    written.
 
     Args:
-        source: an algorithm, as it is now; a run; or where a run is.
-        queries: the first so many of the split; None: all.
-        samples: responses to each query.
-        split: `test`; `validation`, the queries that choose the best checkpoint; or `train`.
-        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
-        out: of a run: the evaluation's folder; None: one in the run's.
-        quiet: show no progress.
+        source: an algorithm, a run, or a run's folder or URI.
+        queries: number of queries, from the start of the split; None: all.
+        samples: responses per query.
+        split: `test`; `validation`, the queries that select the best checkpoint; or `train`.
+        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
+        out: of a run: folder for the results; None: a folder in the run's.
+        quiet: whether to hide progress.
 
     Returns:
-        By label, such as `llm_1` or `llm_2 after llm_1`: `policy`, `role`, `after` and `figures`. Each of these, such
-        as `task_reward`, `kl`, `combined_reward` and `pass@1`, has a `mean` and the ends of its 95 % interval, `low`
-        and `high`.
+        Label, such as `llm_1` or `llm_2 after llm_1`, → scores with `policy`, `role`, `after` and `figures`. Each
+        figure, such as `task_reward`, `kl`, `combined_reward` and `pass@1`, has a `mean` and the bounds of its 95 % CI,
+        `low` and `high`.
 
     Raises:
-        CommandError: there is no such run or checkpoint, the split has no queries, a number is below 1, or the folder
-            has another evaluation or is a URI.
-        KeyboardInterrupt: Ctrl-C ended it; of a run, the same call goes on.
+        CommandError: the run or checkpoint does not exist, the split has no queries, a number is below 1, or the folder
+            contains another evaluation or is a URI.
+        KeyboardInterrupt: Ctrl-C stopped it; for a run, the same call resumes.
     """
     if isinstance(source, Run | str | Path):
         return _evaluate_run(_run(source), queries, samples, split, checkpoint, out, quiet)
-    _refuse_checkpoint(checkpoint)
-    return _evaluate_present(source, queries, samples, split)
+    _reject_checkpoint(checkpoint)
+    return _evaluate_algorithm(source, queries, samples, split)
 
 
 def export(
@@ -107,47 +108,47 @@ def export(
     merge: bool = False,
     dtype: Literal["fp32", "bf16"] = "fp32",
 ) -> Path:
-    """Writes a policy as a Hugging Face folder, which `transformers` and vLLM load; an adapter as PEFT does.
+    """Writes a policy in Hugging Face's format, for `transformers` and vLLM; an adapter in PEFT's format.
 
-    Health warnings that stand for the policy are warned of.
+    Active health warnings of the policy are issued as Python warnings.
 
     Args:
-        source: an algorithm, as it is now; a run; or where a run is.
-        out: a folder that is new or empty.
-        policy: such as `llm_1`, or `mean`: the mean of the weights of all; None, where there is one only.
-        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest where none was evaluated.
-        merge: put the adapter into its base (runs with `weights=lora`).
+        source: an algorithm (its current weights), a run, or a run's folder or URI.
+        out: folder for the model, new or empty.
+        policy: policy id such as `llm_1`, or `mean` for the mean of all weights; None if there is only one policy.
+        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
+        merge: whether to merge the adapter into its base (`weights=lora`).
         dtype: of the weights.
 
     Returns:
         The folder.
 
     Raises:
-        CommandError: there is no such run, checkpoint or policy, or the folder is in use or a URI.
-        OSError: the folder could not be written.
+        CommandError: the run, checkpoint or policy does not exist, or the folder is in use or a URI.
+        OSError: the folder cannot be written.
     """
     from launch.models.export import check_free_folder, choose_policy, export_warnings, write
 
     out = _local_path(out, "model")
     check_free_folder(out)
     policies = _policies(source, checkpoint)
-    name = choose_policy(policies, policy)
-    for text in export_warnings(policies, name):
+    policy_id = choose_policy(policies, policy)
+    for text in export_warnings(policies, policy_id):
         warnings.warn(text, stacklevel=2)
-    write(policies, name, out, dtype, merge)
+    write(policies, policy_id, out, dtype, merge)
     return out
 
 
 def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> PolicySet:
     if isinstance(source, Run | str | Path):
-        return _run(source).trained(checkpoint)
-    _refuse_checkpoint(checkpoint)
+        return _run(source).open_policies(checkpoint)
+    _reject_checkpoint(checkpoint)
     return policies_of(source)
 
 
-def _local_path(out: str | Path, what: str) -> Path:
+def _local_path(out: str | Path, content: str) -> Path:
     path = expand_home(str(out))
-    check_location(path, what)
+    check_location(path, content)
     return Path(path)
 
 
@@ -155,12 +156,12 @@ def _run(source: Run | str | Path) -> Run:
     return source if isinstance(source, Run) else load_run(source)
 
 
-def _refuse_checkpoint(checkpoint: str | int | None) -> None:
+def _reject_checkpoint(checkpoint: str | int | None) -> None:
     if checkpoint is not None:
-        raise CommandError(f"checkpoint={checkpoint} chooses among those of a run, but this is an algorithm.")
+        raise CommandError(f"checkpoint={checkpoint} requires a run, but the source is an algorithm.")
 
 
-def _evaluate_present(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, PolicyScores]:
+def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, PolicyScores]:
     from launch.evaluation.evaluation import answers, make_plan
 
     task, checkpoint = algorithm.task, (algorithm.updates, Path())
@@ -190,10 +191,10 @@ def _evaluate_run(
     def warn(text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
-    chosen = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
+    selected = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
     settings = make_settings({**evaluation.located_settings(run.directory).model_dump(), "min_response_tokens": None})
     session.quiet_libraries(debug=True)
-    plan = evaluation.plan_evaluation(settings, run.directory, chosen, split, queries, samples, warn)
-    folder = evaluation.default_folder(run.place, run.directory, chosen[1], plan.fingerprint)
+    plan = evaluation.plan_evaluation(settings, run.directory, selected, split, queries, samples, warn)
+    folder = evaluation.default_folder(run.location, run.directory, selected[1], plan.fingerprint)
     folder = folder if out is None else _local_path(out, "evaluation")
-    return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.place!r})", quiet=quiet, warn=warn)
+    return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.location!r})", quiet=quiet, warn=warn)

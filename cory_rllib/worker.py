@@ -1,12 +1,12 @@
-"""What Ray's workers do first (`cory_env.shadowing.WORKER_SETUP`); with this package, our others are imported."""
+"""Setup of Ray's workers (`cory_env.shadowing.WORKER_SETUP`); importing this package imports its siblings too."""
 
 from launch.console.credentials import load_secrets
 
 
 def set_up() -> None:
-    """Adds the secrets of the worker's own node to its environment.
+    """Adds the secrets stored on the worker's node to its environment.
 
     Raises:
-        CommandError: their file cannot be read.
+        CommandError: the file of secrets cannot be read.
     """
     load_secrets()

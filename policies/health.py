@@ -1,15 +1,16 @@
-"""Health: watches a run for the ways in which RL fine-tuning is known to fail (paper §1, §5), and says why it warns.
+"""Health checks: detect known failures of RL fine-tuning (paper §1, §5) during a run, and explain each warning.
 
-| signature       | of      | shows as                                                                               |
+| signature       | subject | symptom                                                                                |
 |-----------------|---------|----------------------------------------------------------------------------------------|
 | `repetition`    | policy  | responses repeat their own words: the distribution has collapsed                       |
-| `eos`           | policy  | the end-of-sequence rate has fallen far below that of the first update: endless text;  |
-|                 |         | not with `min_response_tokens`, which changes the rate by itself                       |
-| `kl`            | policy  | KL to the reference per token beyond its limit: the language of the base model is lost |
-| `dragged_down`  | role    | a later role does worse than the pioneer, whose response it sees: it is misled by it   |
-| `one_sided`     | role    | one role earns far more than another: it takes all the reward                          |
+| `eos`           | policy  | the end-of-sequence rate is far below that of the first update: endless text; not      |
+|                 |         | checked with `min_response_tokens`, which changes the rate                             |
+| `kl`            | policy  | KL to the reference per token above its limit: the language of the base model is lost  |
+| `dragged_down`  | role    | a later role has lower rewards than the pioneer: the reference misleads it             |
+| `one_sided`     | role    | one role has far higher rewards than another                                           |
 
-The first three are collapse. A signature that holds for `health_patience` updates in a row is a warning until it ends.
+The first three mean collapse. A signature that lasts for `health_patience` consecutive updates is a warning until it
+ends.
 """
 
 from __future__ import annotations
@@ -25,122 +26,127 @@ logger = logging.getLogger(__name__)
 
 COLLAPSE = ("repetition", "eos", "kl")
 CHANCE = 3.0
-"""Standard errors by which a figure may be off by chance."""
-LEAST_EOS = 0.05
-"""A first end-of-sequence rate below this says nothing when it falls."""
+"""Standard errors within which a difference counts as chance."""
+MIN_FIRST_EOS_RATE = 0.05
+"""If the first end-of-sequence rate is below this, a lower one is not a sign."""
 
 
 class Sign(NamedTuple):
-    """One signature that was found in an update."""
+    """A sign of failure in one update."""
 
     signature: str
     subject: str
     """A policy or a role."""
     text: str
-    """What was found, with its figures and its setting."""
+    """Message with the values and the setting that limits them."""
 
 
 class Health:
-    """Remembers the first update and for how long each signature has held; `state` is all of that."""
+    """Detects signs over the updates of a run.
+
+    `state` holds the first update's end-of-sequence rates, and for how many updates each sign has lasted.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        """Takes the limits from the settings."""
         self.settings = settings
         self.state: dict[str, Any] = {"first_eos_rate": {}, "held": {}}
 
     def observe(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """Takes an update's report: of `Cory`'s, its `update`, `policy` and `role`. A warning that is new is logged.
+        """Checks an update's report, and logs new warnings.
+
+        Args:
+            report: `Cory`'s; only `update`, `policy` and `role` are used.
 
         Returns:
-            The warnings that stand: `signature`, `subject`, `text` and `updates`, for how many in a row it has held.
+            The active warnings: `signature`, `subject`, `text`, and `updates`, the number of consecutive updates.
         """
         first = self.state["first_eos_rate"]
-        for policy_id, figures in report["policy"].items():
-            first.setdefault(policy_id, figures["eos_rate"])
-        found = {f"{sign.signature}/{sign.subject}": sign for sign in self._signs(report)}
-        held = {key: self.state["held"].get(key, 0) + 1 for key in found}
-        self.state["held"] = held
+        for policy_id, metrics in report["policy"].items():
+            first.setdefault(policy_id, metrics["eos_rate"])
+        signs = {f"{sign.signature}/{sign.subject}": sign for sign in self._signs(report)}
+        counts = {key: self.state["held"].get(key, 0) + 1 for key in signs}
+        self.state["held"] = counts
         patience = self.settings.health_patience
-        warnings = [{**found[key]._asdict(), "updates": count} for key, count in held.items() if count >= patience]
+        warnings = [{**signs[key]._asdict(), "updates": count} for key, count in counts.items() if count >= patience]
         for warning in warnings:
             if warning["updates"] == patience:
                 logger.warning("Update %d: %s", report["update"], warning["text"])
         return warnings
 
     def _signs(self, report: dict[str, Any]) -> Iterator[Sign]:
-        for policy_id, figures in report["policy"].items():
+        for policy_id, metrics in report["policy"].items():
             first = self.state["first_eos_rate"][policy_id]
-            yield from signs_of_collapse(self.settings, policy_id, figures, first, self.settings.responses)
-        yield from self._signs_of_roles(report["role"])
+            yield from signs_of_collapse(self.settings, policy_id, metrics, first, self.settings.responses)
+        yield from self._role_signs(report["role"])
 
-    def _signs_of_roles(self, roles: dict[str, dict[str, float]]) -> Iterator[Sign]:
+    def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[Sign]:
         s = self.settings
-        (pioneer, leading), *later = roles.items()
-        for role, figures in later:
-            gap = effect_size(figures, leading)
-            if abs(gap) * math.sqrt(s.chains / 2) < CHANCE:
+        (pioneer, pioneer_metrics), *later = roles.items()
+        for role, metrics in later:
+            effect = effect_size(metrics, pioneer_metrics)
+            if abs(effect) * math.sqrt(s.chains / 2) < CHANCE:
                 continue
-            means = f"task reward {figures['task_reward']:.2f} against {leading['task_reward']:.2f}"
-            rewards = f"{means}, {abs(gap):.1f} standard deviations"
-            if s.knowledge_transfer and gap < -s.max_observer_deficit:
+            means = f"task reward {metrics['task_reward']:.2f} vs. {pioneer_metrics['task_reward']:.2f}"
+            rewards = f"{means}, {abs(effect):.1f} standard deviations"
+            if s.knowledge_transfer and effect < -s.max_observer_deficit:
                 yield Sign(
                     "dragged_down",
                     role,
-                    f"The {role} does worse than the {pioneer} before it ({rewards}; max_observer_deficit is "
+                    f"The {role} has lower rewards than the {pioneer} ({rewards}; max_observer_deficit is "
                     f"{s.max_observer_deficit:g}): the reference misleads it.",
                 )
-            if abs(gap) > s.max_role_gap:
+            if abs(effect) > s.max_role_gap:
                 yield Sign(
                     "one_sided",
                     role,
-                    f"The {role if gap > 0 else pioneer} takes all the reward ({role}: {rewards}; max_role_gap is "
-                    f"{s.max_role_gap:g}). With a short exchange_period both learn both roles.",
+                    f"The {role if effect > 0 else pioneer} has far higher rewards ({role}: {rewards}; max_role_gap is "
+                    f"{s.max_role_gap:g}). With a shorter exchange_period both LLMs learn both roles.",
                 )
 
 
 def signs_of_collapse(
-    settings: Settings, policy_id: str, figures: Mapping[str, float], first_eos_rate: float, responses: int
+    settings: Settings, policy_id: str, metrics: Mapping[str, float], first_eos_rate: float, responses: int
 ) -> Iterator[Sign]:
-    """Yields the signs of collapse that a policy shows.
+    """Yields a policy's signs of collapse.
 
     Args:
         settings: the limits.
         policy_id: the policy.
-        figures: means over its responses.
+        metrics: means over its responses.
         first_eos_rate: its end-of-sequence rate at the start of training.
-        responses: of which rates are; of the fewest, where they are not all of as many.
+        responses: the number of responses per rate; the smallest if rates differ in it.
     """
-    if figures["repetition"] > settings.max_repetition:
+    if metrics["repetition"] > settings.max_repetition:
         yield Sign(
             "repetition",
             policy_id,
-            f"{policy_id} repeats itself: {figures['repetition']:.0%} of its token pairs stand earlier in the same "
+            f"{policy_id} repeats itself: {metrics['repetition']:.0%} of its token pairs occur earlier in the same "
             f"response (max_repetition is {settings.max_repetition:.0%}).",
         )
-    now, share = figures["eos_rate"], settings.min_eos_ratio
-    by_chance = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / responses)
-    fallen = now < min(share * first_eos_rate, first_eos_rate - by_chance)
-    if settings.min_response_tokens is None and first_eos_rate >= LEAST_EOS and fallen:
+    eos_rate, ratio = metrics["eos_rate"], settings.min_eos_ratio
+    margin = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / responses)
+    has_fallen = eos_rate < min(ratio * first_eos_rate, first_eos_rate - margin)
+    if settings.min_response_tokens is None and first_eos_rate >= MIN_FIRST_EOS_RATE and has_fallen:
         yield Sign(
             "eos",
             policy_id,
-            f"{policy_id} hardly ends its responses any more: {now:.0%} end with the end-of-sequence token, "
-            f"{first_eos_rate:.0%} did at first (min_eos_ratio is {share:.0%} of that).",
+            f"{policy_id} rarely ends its responses: {eos_rate:.0%} end with the end-of-sequence token, "
+            f"{first_eos_rate:.0%} at the start (min_eos_ratio is {ratio:.0%} of that).",
         )
-    token_kl = figures["kl"] / max(figures["response_length"], 1.0)
+    token_kl = metrics["kl"] / max(metrics["response_length"], 1.0)
     if token_kl > settings.max_token_kl:
         yield Sign(
             "kl",
             policy_id,
             f"{policy_id} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "
-            f"{settings.max_token_kl:g}). A larger kl_coef or a smaller lr holds it back.",
+            f"{settings.max_token_kl:g}). Increase kl_coef or reduce lr.",
         )
 
 
-def effect_size(one: dict[str, float], other: dict[str, float]) -> float:
-    """Cohen's d of two roles' task rewards: difference of the means in pooled standard deviations; may be infinite."""
-    difference = one["task_reward"] - other["task_reward"]
-    pooled = math.sqrt((one["task_reward_std"] ** 2 + other["task_reward_std"] ** 2) / 2)
+def effect_size(first: dict[str, float], second: dict[str, float]) -> float:
+    """Cohen's d of two roles' task rewards: difference of means in pooled standard deviations; may be infinite."""
+    difference = first["task_reward"] - second["task_reward"]
+    pooled = math.sqrt((first["task_reward_std"] ** 2 + second["task_reward_std"] ** 2) / 2)
     if pooled == 0.0:
         return 0.0 if difference == 0.0 else math.copysign(math.inf, difference)
     return difference / pooled

@@ -1,11 +1,11 @@
-"""Influence: how much of an observer's reward depends on what the pioneer wrote, rather than on the query or on luck.
+"""Influence: the share of the variance of an observer's reward that the pioneer's response explains.
 
     query ──> pioneer's response 1 ──> observer's responses 1, 2
           └─> pioneer's response 2 ──> observer's responses 1, 2
 
-The rewards of the observer's responses vary for three reasons: some queries are easier, some responses of the pioneer
-help more, and the rest is the observer's own luck. Where the pioneer's response explains nothing, whatever an agent is
-paid for those after it is noise.
+The observer's rewards vary for three reasons: queries differ in difficulty, the pioneer's responses differ in
+helpfulness, and the rest is residual variance of the observer's own sampling. If the pioneer's response explains
+nothing, rewarding an agent for later agents' responses adds only noise.
 """
 
 from __future__ import annotations
@@ -23,71 +23,76 @@ _RESAMPLES = 1000
 
 
 class Influence(NamedTuple):
-    """Components of the variance of the observer's reward. They are unbiased, so one that is nearly 0 may come out
-    below 0.
-    """
+    """Unbiased estimates of the variance components of the observer's reward; those near 0 may be negative."""
 
     query: float
     """Between queries."""
     draft: float
     """Between the pioneer's responses to a query."""
-    luck: float
+    residual: float
     """Between the observer's responses to the same response of the pioneer."""
 
     @property
     def share(self) -> float:
-        """The influence: the draft's share of the variance; NaN where nothing varies."""
+        """The influence: the pioneer's share of the variance; NaN if the variance is 0."""
         total = sum(self)
         return self.draft / total if total > 0 else float("nan")
 
 
 def components(rewards: NDArray[np.floating]) -> Influence:
-    """Splits the variance of the observer's rewards, by a nested analysis of variance with random effects.
+    """Estimates the variance components by a nested random-effects analysis of variance.
 
     Args:
-        rewards: `[queries, pioneer's responses, observer's responses]`, at least two of each.
+        rewards: the observer's, `[queries, pioneer's responses, observer's responses]`, at least two of each.
+
+    Raises:
+        ValueError: a dimension is smaller than two.
     """
-    queries, drafts, answers = rewards.shape
-    if min(queries, drafts, answers) < 2:
-        raise ValueError(f"The rewards are {queries} x {drafts} x {answers}, but it takes two or more of each.")
-    by_draft = rewards.mean(axis=2)
-    luck = float(rewards.var(axis=2, ddof=1).mean())
-    of_drafts = float(by_draft.var(axis=1, ddof=1).mean())
-    of_queries = float(by_draft.mean(axis=1).var(ddof=1))
-    return Influence(query=of_queries - of_drafts / drafts, draft=of_drafts - luck / answers, luck=luck)
+    queries, drafts, responses = rewards.shape
+    if min(queries, drafts, responses) < 2:
+        raise ValueError(f"The shape of rewards is {rewards.shape}; each dimension must be 2 or more.")
+    draft_means = rewards.mean(axis=2)
+    residual = float(rewards.var(axis=2, ddof=1).mean())
+    draft_variance = float(draft_means.var(axis=1, ddof=1).mean())
+    query_variance = float(draft_means.mean(axis=1).var(ddof=1))
+    return Influence(
+        query=query_variance - draft_variance / drafts, draft=draft_variance - residual / responses, residual=residual
+    )
 
 
 def share_interval(rewards: NDArray[np.floating]) -> tuple[float, float]:
-    """Returns the ends of the influence's 95 % interval, by the percentile bootstrap over queries; NaN where nothing
-    varies.
+    """Estimates the 95 % confidence interval of the influence, by the percentile bootstrap over queries.
 
     Args:
         rewards: as for `components`.
+
+    Returns:
+        Lower and upper bound; NaN if the variance is 0.
     """
-    draw = np.random.default_rng(0)
-    shares = [components(rewards[draw.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
-    known = [share for share in shares if not np.isnan(share)]
-    low, high = np.quantile(known, [0.025, 0.975]) if known else (np.nan, np.nan)
+    rng = np.random.default_rng(0)
+    shares = [components(rewards[rng.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
+    finite_shares = [share for share in shares if not np.isnan(share)]
+    low, high = np.quantile(finite_shares, [0.025, 0.975]) if finite_shares else (np.nan, np.nan)
     return float(low), float(high)
 
 
 def measure_influence(
     algorithm: Cory, queries: int = 300, drafts: int = 2
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lets an algorithm's chain go on several times from several responses of the pioneer, with its present weights.
+    """Generates several continuations of several responses of the pioneer, with the algorithm's current weights.
 
     Args:
-        algorithm: with two agents or more; the second one is the observer.
-        queries: test queries, at most.
-        drafts: so many responses of the pioneer per query, and of the observer per response of the pioneer.
+        algorithm: with two or more agents; the second is the observer.
+        queries: maximum number of test queries.
+        drafts: responses of the pioneer per query, and of the observer per response of the pioneer.
 
     Returns:
-        The rewards of pioneers `[queries, drafts]` and of observers `[queries, drafts, drafts]`, of the queries none of
-        whose rewards failed (`on_reward_error=skip`).
+        The rewards of the pioneer `[queries, drafts]` and of the observer `[queries, drafts, drafts]`, without queries
+        that have a failed reward (`on_reward_error=skip`).
 
     Raises:
-        GenerationError: no runner came back in time.
-        RewardError: the reward failed.
+        GenerationError: no runner restarted in time.
+        RewardError: a reward failed.
     """
     count = min(queries, len(algorithm.task.test))
     prompt_refs = [PromptRef(query, sample) for query in range(count) for sample in range(drafts)]
@@ -97,6 +102,6 @@ def measure_influence(
     chains: dict[int, list[list[float]]] = {}
     for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):
         chains.setdefault(prompt_ref.query, []).append([response["task_reward"] for response in sample["responses"]])
-    whole = [chain for chain in chains.values() if len(chain) == drafts**2]
-    rewards = np.array(whole).reshape(len(whole), drafts, drafts, len(algorithm.mapping.roles))
+    complete = [rewards for rewards in chains.values() if len(rewards) == drafts**2]
+    rewards = np.array(complete).reshape(len(complete), drafts, drafts, len(algorithm.mapping.roles))
     return rewards[:, :, 0, 0], rewards[..., 1]

@@ -1,4 +1,4 @@
-"""What one update shows: per policy, per role, and of the whole run."""
+"""The report of one update: metrics per policy, per role, and of the whole run."""
 
 from __future__ import annotations
 
@@ -22,94 +22,94 @@ from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
-SAMPLES_SHOWN = 4
-OF_ROLE = (*RESPONSE_METRICS, "task_reward_std", "explained_variance")
-"""What is reported of a role, the last with a critic alone."""
+NUM_SAMPLES = 4
+ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "explained_variance")
+"""Reported metrics of a role; `explained_variance` only with a critic."""
 
 
 class Report(TypedDict):
-    """What one update showed."""
+    """The report of one update."""
 
     update: int
-    """Updates that are done, this one included."""
+    """Number of finished updates, including this one."""
     roles: dict[str, str]
-    """Who played which role: by role, the LLM."""
+    """Role → policy id."""
     policy: dict[str, dict[str, float]]
-    """By LLM, means over its responses: `task_reward`, `kl` (to the reference, in nats a response), `combined_reward`
-    (task reward less `eval_kl_coef` times KL), `response_length` (tokens), `eos_rate`, `repetition`; and of its
-    learning, such as `policy_loss`, `clip_fraction`, `grad_norm`, `kl_coef`."""
+    """Policy id → means over its responses: `task_reward`, `kl` (to the reference, in nats per response),
+    `combined_reward` (task reward minus `eval_kl_coef` times KL), `response_length` (tokens), `eos_rate`, `repetition`;
+    and training metrics such as `policy_loss`, `clip_fraction`, `grad_norm`, `kl_coef`."""
     role: dict[str, dict[str, float]]
-    """By role, the same means over the responses in it; of several reward functions each as `reward/NAME`."""
+    """Role → the same means over its responses; several reward functions also as `reward/NAME`."""
     exchanged: bool
-    """After it roles were exchanged."""
+    """Whether roles were exchanged after the update."""
     exchanges: int
-    """Exchanges so far."""
+    """Number of role exchanges so far."""
     averaged: bool
-    """After it all LLMs moved to the mean of their weights."""
+    """Whether the LLMs' weights were averaged after the update."""
     logprob_diff_mean: float
-    """Mean absolute difference of the sampler's and the learner's log-probability of a token."""
+    """Mean absolute difference between the sampler's and the learner's log-probability of a token."""
     logprob_diff_max: float
-    """The largest such difference."""
+    """Maximum absolute difference between the sampler's and the learner's log-probability of a token."""
     weight_version_lag: int
-    """Updates by which the weights that played were older than those that learned."""
+    """Age of the sampler's weights, in updates, relative to the learner's."""
     tokens: int
-    """That were generated."""
+    """Generated tokens."""
     tokens_per_second: float
-    """These, by the seconds that were spent on playing."""
+    """Generated tokens per second of rollout."""
     truncated_prompts: int
-    """In which the reference was cut to fit."""
+    """Prompts whose reference was truncated."""
     dropped_chains: int
-    """Chains that were dropped because a reward failed (`on_reward_error=skip`), those of skipped batches included."""
+    """Chains dropped because a reward failed (`on_reward_error=skip`), including those of skipped batches."""
     skipped_batches: int
-    """Batches of queries that were skipped before this update, because all rewards of some LLM failed."""
+    """Batches of queries skipped before this update because all rewards of an LLM failed."""
     samples: list[dict[str, Any]]
     """A few chains: `query`, and `responses` with `role`, `policy`, `text` and `task_reward`."""
     health: list[dict[str, Any]]
-    """Warnings that stand (docs/health.md): `signature`, `of`, `text`, `num_updates`."""
+    """Active warnings (docs/health.md): `signature`, `subject`, `text`, `updates`."""
     collapsed: bool
-    """One of them says that an LLM has collapsed."""
+    """Whether a warning means that an LLM has collapsed."""
     evaluation: NotRequired[dict[str, dict[str, float]]]
-    """At every `eval_every`-th update and the last: by LLM, alone on held-out queries, and the `mean` over them."""
+    """At each evaluation: policy id → metrics on held-out queries without a chain, and `mean` over the LLMs."""
     last_response: NotRequired[dict[str, float]]
-    """Then too: of the chain's last answer to the same queries."""
+    """At each evaluation: metrics of the chain's last response to the same queries."""
     seconds: dict[str, float]
-    """By phase: `rollout`, `reward`, `learn`, `sync`, `evaluate`, and the `total`."""
+    """Phase → seconds: `rollout`, `reward`, `learn`, `sync`, `evaluate` and `total`."""
 
 
 def log_update(
     metrics: MetricsLogger,
     rollout: Rollout,
-    figures: dict[str, dict[str, float]],
+    policy_metrics: dict[str, dict[str, float]],
     results: list[dict[str, Any]],
     settings: Settings,
 ) -> None:
-    """Logs an update where RLlib's own results show it, and completes the figures of the LLMs.
+    """Logs an update to RLlib's results, and adds the learners' results to the policies' metrics.
 
     Args:
-        metrics: of the algorithm.
-        rollout: what was played.
-        figures: by LLM; those of its learning are added.
-        results: of the learners.
-        settings: of the run.
+        metrics: the algorithm's logger.
+        rollout: the update's.
+        policy_metrics: policy id → metrics; modified in place.
+        results: the learners'.
+        settings: the run's.
     """
     metrics.aggregate(results, key=LEARNER_RESULTS)
     returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
     metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
     steps = len(rollout.episodes) * settings.num_agents
     metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-    learned = ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if settings.critic else ()))
-    for name, each in figures.items():
-        metrics.log_dict(each, key=(LEARNER_RESULTS, name), window=1)
-        each |= {key: float(metrics.peek((LEARNER_RESULTS, name, key))) for key in learned}
+    keys = ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if settings.critic else ()))
+    for policy_id, values in policy_metrics.items():
+        metrics.log_dict(values, key=(LEARNER_RESULTS, policy_id), window=1)
+        values |= {key: float(metrics.peek((LEARNER_RESULTS, policy_id, key))) for key in keys}
 
 
 def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: float) -> dict[str, dict[str, float]]:
-    """What `measure` gives of the responses in each role, by role: means over the teams.
+    """Returns role → metrics of its responses, as from `measure`; means over the teams.
 
     Args:
-        rows: by LLM, scored, with estimated returns.
-        mapping: who played which role.
-        eval_kl_coef: as of `measure`.
+        rows: policy id → scored rows with estimated returns.
+        mapping: role → policy id.
+        eval_kl_coef: weight of the KL in the combined reward.
     """
     teams = mapping.teams()
     return {
@@ -125,25 +125,25 @@ def update_report(
     policy: Mapping[str, Mapping[str, float]],
     role: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Puts together what an update showed, but for what the algorithm counts and times.
+    """Builds an update's report, without the algorithm's counters and timers.
 
     Args:
-        rollout: what was played, by all teams.
-        update: its number, from 0, which is the version of the weights that it began with.
-        mapping: who played which role, of several teams the first.
-        policy: of each LLM what was measured of its responses and its learning.
-        role: of each role what was measured of the responses in it.
+        rollout: the update's, of all teams.
+        update: its index from 0, which is the version of its initial weights.
+        mapping: role → policy id, of the first team.
+        policy: policy id → metrics of its responses and training.
+        role: role → metrics of its responses.
     """
     counters, samples = rollout.counters, rollout.samples
     return {
         "roles": mapping.as_dict(),
         "policy": policy,
         "role": {
-            each: {name: figures[name] for name in OF_ROLE if name in figures} | _parts(samples, each)
-            for each, figures in role.items()
+            name: {key: metrics[key] for key in ROLE_METRICS if key in metrics} | _reward_means(samples, name)
+            for name, metrics in role.items()
         },
-        "logprob_diff_mean": float(np.mean([figures["logprob_diff_mean"] for figures in policy.values()])),
-        "logprob_diff_max": max(figures["logprob_diff_max"] for figures in policy.values()),
+        "logprob_diff_mean": float(np.mean([metrics["logprob_diff_mean"] for metrics in policy.values()])),
+        "logprob_diff_max": max(metrics["logprob_diff_max"] for metrics in policy.values()),
         "weight_version_lag": update - counters["version"],
         "tokens": counters["tokens"],
         "tokens_per_second": counters["tokens"] / counters["rollout_seconds"],
@@ -153,48 +153,47 @@ def update_report(
 
 
 class PhaseTimer:
-    """Takes the seconds of one update, by phase."""
+    """Measures the seconds of each phase of an update."""
 
     def __init__(self) -> None:
-        """Starts the total."""
         self._started = time.perf_counter()
         self._phases: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the time until it is left to a phase."""
+        """Adds the time spent in the context to a phase."""
         started = time.perf_counter()
         yield
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
 
     def seconds(self, counters: Mapping[str, float]) -> dict[str, float]:
-        """Returns the seconds by phase and the `total`, with those of rewards taken out of `rollout`.
+        """Returns phase → seconds and the `total`, with the time of rewards subtracted from `rollout`.
 
         Args:
             counters: of the update's rollout.
         """
-        waited, rewarding = self._phases["rollout"], counters["reward_seconds"]
-        # Of what was prefetched, less was waited for.
-        reward = rewarding * min(1.0, waited / (counters["rollout_seconds"] + rewarding))
+        waited, reward_seconds = self._phases["rollout"], counters["reward_seconds"]
+        # With prefetching, the wait is shorter than the rollout.
+        reward = reward_seconds * min(1.0, waited / (counters["rollout_seconds"] + reward_seconds))
         phases = {**self._phases, "rollout": waited - reward, "reward": reward}
         return {**phases, "total": time.perf_counter() - self._started}
 
 
-def _parts(samples: Sequence[Mapping[str, Any]], role: str) -> dict[str, float]:
-    """The mean of what each of several reward functions gave the responses of a role, as `reward/NAME`."""
+def _reward_means(samples: Sequence[Mapping[str, Any]], role: str) -> dict[str, float]:
+    """Returns `reward/NAME` → mean over a role's responses, for each of several reward functions."""
     values: dict[str, list[float]] = {}
     for response in (response for sample in samples for response in sample["responses"] if response["role"] == role):
         for name, value in response.get("rewards", {}).items():
             values.setdefault(f"reward/{name}", []).append(value)
-    return {name: float(np.mean(given)) for name, given in values.items()}
+    return {name: float(np.mean(rewards)) for name, rewards in values.items()}
 
 
 def _samples(rollout: Rollout) -> list[dict[str, Any]]:
-    """The first chains of a few queries, of as many teams as these can show."""
-    by_players: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    """Returns the first chains of a few queries, from as many teams as possible."""
+    by_team: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):
         if prompt_ref.sample == prompt_ref.sibling == 0:
             policy_ids = tuple(response["policy"] for response in sample["responses"])
-            by_players.setdefault(policy_ids, []).append(sample)
-    each = SAMPLES_SHOWN // min(len(by_players), SAMPLES_SHOWN) if by_players else 0
-    return [sample for samples in by_players.values() for sample in samples[:each]][:SAMPLES_SHOWN]
+            by_team.setdefault(policy_ids, []).append(sample)
+    per_team = NUM_SAMPLES // min(len(by_team), NUM_SAMPLES) if by_team else 0
+    return [sample for samples in by_team.values() for sample in samples[:per_team]][:NUM_SAMPLES]

@@ -1,10 +1,10 @@
-"""The weight-sync check: the generation engine samples by the learner's weights, at start and while it trains.
+"""The weight-sync check: whether the generation engine uses the learner's weights, at start and during training.
 
-Engines keep old weights silently in more than one way: a tied head packed once at load time, activations cached
-under the old weights, an update that never arrives. In bf16 the gap of one small update drowns in rounding. So every
-policy is perturbed strongly once, and the engine's log-probabilities must follow the learner's there and back. What is
-sampled later is compared with the learner's log-probabilities too: an engine that stopped following differs by more
-with every update.
+Engines can silently keep old weights: a tied head packed once at load time, activations cached under the old weights,
+an update that never arrives. In bf16, rounding hides the difference of one small update. So at start every policy is
+perturbed strongly and restored, and the engine's log-probabilities must match the learner's each time. During training,
+the log-probabilities of sampled responses are compared too: the difference of an engine with old weights grows with
+every update.
 """
 
 from __future__ import annotations
@@ -25,142 +25,148 @@ from policies.rollout.episodes import Rollout
 from policies.rollout.runners import Runners, WeightSyncError
 from policies.settings.settings import Settings
 
-_NOISE = 0.1  # of each parameter's root mean square; 0.3 takes 30 layers so far that bf16's rounding grows tenfold
-_ZERO = 0.15  # for tensors that are all zeros, as an adapter's second half is at start; less drowns in bf16's rounding
-_ALLOWED = {torch.float32: 0.005, torch.bfloat16: 0.05}
-"""Share of the perturbation's effect that may stay unexplained, beside twice the rounding gap, by the compute type."""
+_NOISE = 0.1  # of each tensor's root mean square; with 0.3, bf16's rounding grows tenfold over 30 layers
+_ZERO_NOISE = 0.15  # for all-zero tensors, such as an adapter's second matrix at start; bf16 rounding hides less
+_TOLERANCE = {torch.float32: 0.005, torch.bfloat16: 0.05}
+"""Allowed deviation as a share of the perturbation's effect, besides twice the rounding difference, by compute type."""
 _MAX_DIFF = {torch.float32: 0.001, torch.bfloat16: 0.05}
-"""Largest mean |sampler - learner| log-probability, in nats per token, by compute type: several times what rounding
-causes."""
+"""Maximum mean |sampler - learner| log-probability, in nats per token, by compute type: several times the effect of
+rounding."""
 _MAX_DIFF_TF32 = 0.005
-"""The same for fp32 if vLLM generates on a GPU, where its attention multiplies in TF32 (up to 0.001 on an H200)."""
-_PROBES = 16
-"""Queries of a check that has no responses of an update's own."""
+"""The same for fp32 with vLLM on a GPU, whose attention multiplies in TF32 (up to 0.001 on an H200)."""
+_NUM_QUERIES = 16
+"""Queries of a check without an update's responses."""
 
 
 class SelfTestFailure(RuntimeError):
-    """The engine's log-probabilities do not follow the learner's weights; training on them would be wrong silently."""
+    """The engine does not use the learner's weights; training on its responses would be silently wrong."""
 
 
 class Probe(NamedTuple):
-    """Gaps found by the self-test of one LLM: mean |sampler - learner| log-probability per token, in nats."""
+    """Result of one LLM's check at start: mean |sampler - learner| log-probability per token, in nats."""
 
     before: float
-    """Initial weights."""
+    """With the initial weights."""
     perturbed: float
-    """Perturbed weights in both."""
+    """With perturbed weights in both."""
     moved: float
-    """What an engine that kept the initial weights would show."""
+    """The value if the engine had kept the initial weights."""
     after: float
-    """Initial weights again."""
+    """With the initial weights restored."""
 
 
 def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.ndarray]:
     """Adds Gaussian noise to every weight.
 
     Args:
-        weights: by name.
-        seed: of the noise.
-        noise: its deviation, as a share of the tensor's root mean square; one that is all zeros gets 0.15.
+        weights: name → array.
+        seed: random seed of the noise.
+        noise: standard deviation, as a share of the tensor's root mean square; all-zero tensors get 0.15.
+
+    Returns:
+        Name → perturbed array.
     """
     random = np.random.default_rng(seed)
 
-    def moved(array: np.ndarray) -> np.ndarray:
-        size = noise * float(np.sqrt(np.mean(np.square(array))))
-        return array + np.float32(size or _ZERO) * random.standard_normal(array.shape, dtype=np.float32)
+    def perturb_array(array: np.ndarray) -> np.ndarray:
+        std = noise * float(np.sqrt(np.mean(np.square(array))))
+        return array + np.float32(std or _ZERO_NOISE) * random.standard_normal(array.shape, dtype=np.float32)
 
-    return {name: moved(array) for name, array in weights.items()}
+    return {name: perturb_array(array) for name, array in weights.items()}
 
 
 class SyncCheck:
-    """Checks that engines sample by the learner's weights."""
+    """Checks that engines use the learner's weights."""
 
     def __init__(self, settings: Settings, task: Task, runners: Runners, learners: Learners) -> None:
-        """Tests every LLM on one runner, if the settings ask for it: all run the same code on the same versions.
+        """Checks every LLM on one runner if `check_weight_sync` is set; all runners have the same code and versions.
 
         Raises:
-            SelfTestFailure: an engine does not follow.
+            SelfTestFailure: an engine does not use new weights.
         """
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
-        self._followed = False
-        """Whether an engine has been seen to sample by weights that were learned."""
-        self.probes = {name: self._test(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
-        """What the test at start found, by LLM."""
+        self._checked_learned = False
+        """Whether an engine has been checked with trained weights."""
+        self.probes = {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
+        """Policy id → result of the check at start."""
 
     def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:
-        """Checks an update's responses, if they were sampled by the weights that scored them.
+        """Checks an update's responses if sampler and learner should have the same weights.
 
         Args:
-            rows: by LLM, scored.
-            rollout: that they are of.
-            update: its number, from 0, which is the version of the learner's weights.
+            rows: policy id → scored rows.
+            rollout: the update's.
+            update: its index from 0, which is the version of the learner's weights.
 
         Raises:
-            WeightSyncError: the engine samples by other probabilities.
+            WeightSyncError: the engine uses other weights.
         """
         if rollout.counters["version"] == update:
-            for name, each in rows.items():
-                self.check_rows(name, each)
+            for policy_id, policy_rows in rows.items():
+                self.check_rows(policy_id, policy_rows)
 
     def check_learned(self) -> None:
-        """Checks the first weights that were learned, if the next update's responses are not sampled by them.
+        """Checks the first trained weights with `max_lag`, when no update's responses are sampled with them.
 
         Raises:
-            WeightSyncError: an engine samples by other probabilities.
+            WeightSyncError: an engine uses other weights.
         """
-        if self.settings.max_lag and not self._followed:
-            for name in self.settings.policy_ids:
-                prompts = self._prompts(name)
-                rows = _rows(prompts, self._generate(name, prompts))
-                self.check_rows(name, rows | self.learners.score({name: rows})[name])
-            self._followed = True
+        if self.settings.max_lag and not self._checked_learned:
+            for policy_id in self.settings.policy_ids:
+                prompts = self._prompts(policy_id)
+                rows = _make_rows(prompts, self._generate(policy_id, prompts))
+                self.check_rows(policy_id, rows | self.learners.score({policy_id: rows})[policy_id])
+            self._checked_learned = True
 
-    def check_rows(self, name: str, rows: Rows) -> None:
-        """Checks scored rows that were sampled by the weights that scored them.
+    def check_rows(self, policy_id: str, rows: Rows) -> None:
+        """Checks rows that were sampled and scored with the same weights.
 
-        Not if these weights have diverged to what is not finite: the update refuses that itself (`NonFiniteUpdate`).
+        Skips rows with non-finite log-probabilities of the learner, for which the update raises `NonFiniteUpdate`.
+
+        Args:
+            policy_id: the LLM.
+            rows: scored.
 
         Raises:
-            WeightSyncError: mean |sampler - learner| log-probability, in nats a token, is beyond the limit.
+            WeightSyncError: mean |sampler - learner| log-probability per token is above the limit.
         """
         if not rows["logprobs"].isfinite().all():
             return
         diff = _mean_diff(rows, rows["logprobs"])
-        limit = self.settings.max_logprob_diff or default_max_diff(self._dtype(name), self.settings)
-        if not diff <= limit:  # nor is NaN
+        limit = self.settings.max_logprob_diff or default_max_diff(self._dtype(policy_id), self.settings)
+        if not diff <= limit:  # True for NaN too
             raise WeightSyncError(
-                f"The generation engine of {name} does not sample by the weights that {name} learns: mean |sampler - "
-                f"learner| log-probability is {diff:.2g} nats a token, and max_logprob_diff is {limit:g}. If the two "
-                f"only round differently, raise max_logprob_diff; else use another backend, and report this."
+                f"The generation engine of {policy_id} does not use its current weights: mean |sampler - learner| "
+                f"log-probability is {diff:.2g} nats per token, above max_logprob_diff={limit:g}. If this is only "
+                "rounding, increase max_logprob_diff; otherwise use another backend and report this."
             )
 
-    def _test(self, name: str) -> Probe:
-        prompts = self._prompts(name)
-        longest = self.settings.max_prompt_tokens
-        prompts.append([token for prompt in prompts * longest for token in prompt][:longest])
+    def _probe(self, policy_id: str) -> Probe:
+        prompts = self._prompts(policy_id)
+        length = self.settings.max_prompt_tokens
+        prompts.append([token for prompt in prompts * length for token in prompt][:length])
 
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
-            return self.learners.score_under(name, weights, rows)["logprobs"]
+            return self.learners.score_under(policy_id, weights, rows)["logprobs"]
 
-        load, generate = partial(self.runners.load_one, name), partial(self._generate, name)
-        return check_weight_sync(
-            self.learners.weights(name), prompts, load, generate, score, name, _ALLOWED[self._dtype(name)]
-        )
+        load, generate = partial(self.runners.load_one, policy_id), partial(self._generate, policy_id)
+        tolerance = _TOLERANCE[self._dtype(policy_id)]
+        return check_weight_sync(self.learners.weights(policy_id), prompts, load, generate, score, policy_id, tolerance)
 
-    def _prompts(self, name: str) -> list[list[int]]:
-        chain = self.settings.make_chain(self.task, self.settings.make_tokenizers(), (name,))
-        return [chain.build_prompt(query, [])[0] for query in chain.task.train[:_PROBES]]
+    def _prompts(self, policy_id: str) -> list[list[int]]:
+        chain = self.settings.make_chain(self.task, self.settings.make_tokenizers(), (policy_id,))
+        return [chain.build_prompt(query, [])[0] for query in chain.task.train[:_NUM_QUERIES]]
 
-    def _generate(self, name: str, prompts: Sequence[Sequence[int]]) -> list[Response]:
+    def _generate(self, policy_id: str, prompts: Sequence[Sequence[int]]) -> list[Response]:
         responses: list[Response] = self.runners.call_one(
-            "probe", policy_id=name, prompts=prompts, seeds=range(len(prompts))
+            "probe", policy_id=policy_id, prompts=prompts, seeds=range(len(prompts))
         )
         return responses
 
-    def _dtype(self, name: str) -> torch.dtype:
-        """What an LLM's learner computes in."""
+    def _dtype(self, policy_id: str) -> torch.dtype:
+        """Returns the compute type of an LLM's learner."""
         return self.learners.ask(
-            lambda learner: learner.policies[name].model.dtype if name in learner.policies else None
+            lambda learner: learner.policies[policy_id].model.dtype if policy_id in learner.policies else None
         )
 
 
@@ -168,8 +174,8 @@ def default_max_diff(dtype: torch.dtype, settings: Settings) -> float:
     """Returns the limit of mean |sampler - learner| log-probability, in nats per token, if `max_logprob_diff` is null.
 
     Args:
-        dtype: the compute type of the learner.
-        settings: of the run.
+        dtype: the learner's compute type.
+        settings: the run's.
     """
     tf32 = dtype == torch.float32 and settings.backend == "vllm" and settings.gpus_per_runner > 0
     return _MAX_DIFF_TF32 if tf32 else _MAX_DIFF[dtype]
@@ -181,56 +187,60 @@ def check_weight_sync(
     load: Callable[[Weights], None],
     generate: Callable[[Sequence[Sequence[int]]], list[Response]],
     score: Callable[[Weights, Rows], torch.Tensor],
-    name: str,
-    allowed_share: float = _ALLOWED[torch.float32],
+    policy_id: str,
+    tolerance: float = _TOLERANCE[torch.float32],
 ) -> Probe:
-    """Perturbs one LLM's weights in the engine and back, comparing log-probabilities with the learner's at each step.
+    """Perturbs and restores an LLM's weights in the engine; compares log-probabilities with the learner's each time.
 
     Args:
-        weights: the present weights.
-        prompts: token ids; include one as long as prompts get, so that cached prompt blocks are tested too.
-        load: gives weights to the engine.
-        generate: samples one response per prompt from the engine; with the same seeds each time.
-        score: the learner's log-probabilities `[B, R]` of the rows under given weights.
-        name: of the LLM and engine, for the message.
-        allowed_share: of the perturbation's effect that may stay unexplained, beside twice the rounding gap.
+        weights: the current weights.
+        prompts: token ids; include one of the maximum length, to test cached prompt blocks too.
+        load: loads weights into the engine.
+        generate: samples one response per prompt from the engine, with the same seeds in each call.
+        score: returns the learner's log-probabilities `[B, R]` of rows under the passed weights.
+        policy_id: the LLM, for the message.
+        tolerance: allowed deviation as a share of the perturbation's effect, besides twice the rounding difference.
+
+    Returns:
+        The measured differences.
 
     Raises:
-        SelfTestFailure: the engine did not follow. The initial weights have been loaded back by then.
+        SelfTestFailure: the engine did not use the new weights. The initial weights are loaded again by then.
     """
-    other = perturb(weights, seed=0)
+    perturbed_weights = perturb(weights, seed=0)
 
-    def gap(rows: Rows, under: Weights) -> float:
-        return _mean_diff(rows, score(under, rows))
+    def diff(rows: Rows, learner_weights: Weights) -> float:
+        return _mean_diff(rows, score(learner_weights, rows))
 
-    first = _rows(prompts, generate(prompts))
-    before = gap(first, weights)
-    load(other)
+    initial_rows = _make_rows(prompts, generate(prompts))
+    before = diff(initial_rows, weights)
+    load(perturbed_weights)
     try:
-        second = _rows(prompts, generate(prompts))
+        perturbed_rows = _make_rows(prompts, generate(prompts))
     finally:
         load(weights)
-    third = _rows(prompts, generate(prompts))
-    found = Probe(before, gap(second, other), gap(second, weights), gap(third, weights))
-    allowed = 2 * before + allowed_share * found.moved
-    follows = found.perturbed <= allowed and found.after <= allowed and found.moved >= 10 * before
-    if not follows:  # nor does what is NaN
+    restored_rows = _make_rows(prompts, generate(prompts))
+    perturbed, moved = diff(perturbed_rows, perturbed_weights), diff(perturbed_rows, weights)
+    result = Probe(before, perturbed, moved, diff(restored_rows, weights))
+    limit = 2 * before + tolerance * result.moved
+    is_synced = result.perturbed <= limit and result.after <= limit and result.moved >= 10 * before
+    if not is_synced:  # True for NaN too
         raise SelfTestFailure(
-            f"The generation engine of {name} does not follow new weights: mean |sampler - learner| log-probability is "
-            f"{found.before:.2g} at start, {found.perturbed:.2g} after new weights (allowed {allowed:.2g}; "
-            f"{found.moved:.2g} would mean it kept the old ones) and {found.after:.2g} after the old ones came back. "
-            "Use another backend, and report this with the model and the versions of vLLM, transformers and torch."
+            f"The generation engine of {policy_id} does not use new weights: mean |sampler - learner| log-probability "
+            f"is {result.before:.2g} initially, {result.perturbed:.2g} after new weights (limit {limit:.2g}; "
+            f"{result.moved:.2g} with the old ones) and {result.after:.2g} after restoring the old ones. Use another "
+            "backend, and report this with the model and the versions of vLLM, transformers and torch."
         )
-    return found
+    return result
 
 
 def _mean_diff(rows: Rows, logprobs: torch.Tensor) -> float:
-    """Mean |sampler - learner| log-probability, in nats a token."""
+    """Returns the mean |sampler - learner| log-probability, in nats per token."""
     difference = (rows["sampler_logprobs"] - logprobs).abs() * rows["mask"]
     return float(difference.sum() / rows["mask"].sum())
 
 
-def _rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:
+def _make_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:
     zeros = [0.0] * len(prompts)
     tokens = [response.tokens for response in responses]
     return make_rows(prompts, tokens, [response.logprobs for response in responses], zeros, [False] * len(prompts))

@@ -1,4 +1,4 @@
-"""The policies that an algorithm starts from instead of its model (`start_from`)."""
+"""Loads the policies of `start_from` into an algorithm."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from policies.settings.start import find_start
 
 
 class WarmStart:
-    """The policies that an algorithm starts from, taken when it is built.
+    """The initial policies of an algorithm.
 
-    A checkpoint that is restored replaces them. So if another run is gone by then, that is an error only if training
-    starts without a checkpoint.
+    A restored checkpoint replaces them, so a missing `start_from` is an error only if training starts without one.
     """
 
     def __init__(self, settings: Settings, learners: Learners) -> None:
-        """Loads the policies of `start_from`; without it, the model's stay."""
+        """Loads the policies of `start_from`, if it is set."""
         self._learners = learners
         self.error: SettingsError | None = None
-        """Why they could not be loaded."""
+        """The reason if loading failed."""
         try:
             start = find_start(settings)
         except SettingsError as error:
@@ -33,15 +32,15 @@ class WarmStart:
             self.load(start)
 
     def load(self, checkpoint: Path) -> None:
-        """Takes the policies of a checkpoint, without optimizers and all other state."""
+        """Loads the policies of a checkpoint, without optimizers and other state."""
         self._learners.restore_from_path(checkpoint / COMPONENT_LEARNER_GROUP, moments=False)
         self.error = None
 
     def check(self) -> None:
-        """Refuses to train from the model instead of the policies that were asked for.
+        """Raises the error of loading, so that training does not start from the model instead.
 
         Raises:
-            SettingsError: as of `find_start`.
+            SettingsError: as in `find_start`.
         """
         if self.error is not None:
             raise self.error

@@ -1,14 +1,14 @@
-"""Whether the workers of the Ray that runs would import our packages, where a user's module has the name of one."""
+"""Checks that Ray's workers import this project's packages, even if a user's module has the same name as one."""
 
 from cory_env.shadowing import WORKER_SETUP, shadowing_modules
 from policies.settings.error import SettingsError
 
 
 def check_workers() -> None:
-    """Refuses workers that would import a user's module in the place of one of our packages.
+    """Checks that Ray's workers do not import a user's module instead of one of this project's packages.
 
     Raises:
-        SettingsError: they would; the message names the module, and what starts Ray such that they do not.
+        SettingsError: they would; the message names the module and a fix.
     """
     import ray
 
@@ -19,6 +19,6 @@ def check_workers() -> None:
     if WORKER_SETUP not in {environment.get("worker_process_setup_hook"), *environment.get("env_vars", {}).values()}:
         name, file = next(iter(shadowing.items()))
         raise SettingsError(
-            f"Ray's workers would import {file} in the place of our package {name}. Rename that module, or let "
-            "`cory_rllib.start_ray(config)` start Ray."
+            f"Ray's workers would import {file} instead of CORY's package {name}. Rename that module, or start Ray "
+            "with `cory_rllib.start_ray(config)`."
         )

@@ -1,4 +1,4 @@
-"""`cory validate`: checks a task's data, prompts and reward before any model is loaded."""
+"""`cory validate`: checks a task's data, prompts and reward without loading a model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from launch.console.errors import CommandError
 
 
 def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = False) -> int:
-    """Check a task's data, prompts and reward, without a model (its tokenizer is needed).
+    """Check a task's data, prompts and reward, with the model's tokenizer but without the model.
 
-    The first word is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, or your own), a preset, or a file of
-    settings. It reads every query, shows each role's prompt, and calls the reward in its own process: on a few
-    responses, and on all gold answers of a task that has them. Without max_prompt_tokens, it says which one the task
-    needs.
+    The first argument is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, or your own), a preset, or a file
+    of settings. The command reads every query, prints each role's prompt, and calls the reward in its own process: on a
+    few responses, and on all reference answers if the task has them. If max_prompt_tokens is not set, it prints the
+    smallest sufficient value.
 
     Examples:
       cory validate arithmetic digits=3 operations=sums
@@ -21,7 +21,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
       cory validate mine.yaml
 
     Exit codes:
-      0 the task is sound; 2 it is not, or cannot be read.
+      0 the task is valid; 2 it is invalid or cannot be read.
     """
     from launch.cluster import session
     from launch.console.configuration import presets, read_file, read_words, split_words
@@ -30,37 +30,36 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
     request = split_words(words or (), config or ())
     if request.preset is not None and request.preset not in presets():
         request = request._replace(preset=None, pairs=[f"task={request.preset}", *request.pairs])
-    given = {*read_words(request.pairs), *(name for file in request.files for name in read_file(file))}
-    if "task" not in given and request.preset is None:
-        raise CommandError(f"Name the task, or a file that does: cory validate {' '.join(['TASK', *request.pairs])}")
+    explicit = {*read_words(request.pairs), *(name for file in request.files for name in read_file(file))}
+    if "task" not in explicit and request.preset is None:
+        raise CommandError(f"The task is missing. Run `cory validate {' '.join(['TASK', *request.pairs])}`.")
     settings = request.settings()
 
-    from cory_env.validate import validate as examine
+    from cory_env.validate import validate as validate_task
     from launch.training.preflight import load_task
 
     task, tokenizers = load_task(settings)
     families = settings.families()
-    sound, first_readers = True, dict[int, str]()
-    for policy, tokenizer in tokenizers.items():
-        first_readers.setdefault(id(tokenizer), policy)
-    for policy in first_readers.values():
-        chain = settings.chain_settings(tokenizers, policy)
-        if "max_prompt_tokens" not in given:
+    is_valid, representatives = True, dict[int, str]()
+    for policy_id, tokenizer in tokenizers.items():
+        representatives.setdefault(id(tokenizer), policy_id)  # the first policy with each tokenizer
+    for policy_id in representatives.values():
+        chain = settings.chain_settings(tokenizers, policy_id)
+        if "max_prompt_tokens" not in explicit:
             chain["max_prompt_tokens"] = None
         try:
-            report = examine(task, tokenizers[policy], **chain, reward_timeout=settings.reward_timeout)
+            report = validate_task(task, tokenizers[policy_id], **chain, reward_timeout=settings.reward_timeout)
         except ValueError as error:
             raise CommandError(str(error)) from error
-        readers = [name for name in families if tokenizers[name] is tokenizers[policy]]
-        report.facts += dict.fromkeys(f"model family {families[name]}" for name in readers)
-        if "max_prompt_tokens" not in given and report.max_prompt_tokens > settings.max_prompt_tokens:
+        same_tokenizer = [name for name in families if tokenizers[name] is tokenizers[policy_id]]
+        report.facts += dict.fromkeys(f"model family {families[name]}" for name in same_tokenizer)
+        if "max_prompt_tokens" not in explicit and report.max_prompt_tokens > settings.max_prompt_tokens:
             report.warnings.append(
-                f"max_prompt_tokens is {settings.max_prompt_tokens} unless it is set, too little for some prompts "
-                "with full-length "
-                f"references. Train with max_prompt_tokens={report.max_prompt_tokens}."
+                f"The default max_prompt_tokens={settings.max_prompt_tokens} is too small for some prompts with "
+                f"full-length references. Train with max_prompt_tokens={report.max_prompt_tokens}."
             )
-        if len(readers) < len(families):
-            print(f"As {settings.models[policy]} reads it:\n")
+        if len(same_tokenizer) < len(families):
+            print(f"With the tokenizer of {settings.models[policy_id]}:\n")
         print(report)
-        sound = sound and report.ok
-    return 0 if sound else 2
+        is_valid = is_valid and report.ok
+    return 0 if is_valid else 2

@@ -1,4 +1,4 @@
-"""Settings that contradict each other, although each is right by itself."""
+"""Conflicts between settings that are valid individually."""
 
 from __future__ import annotations
 
@@ -6,57 +6,61 @@ import math
 from collections.abc import Iterator
 
 from policies.settings.fields import Fields
-from policies.settings.overrides import GROUPED, reject_unused_settings
+from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 from policies.settings.processes import named_resources
 
 
 def reject_conflicts(settings: Fields) -> None:
-    """Checks what only settings together can show.
+    """Checks combinations of settings.
 
     Raises:
-        ValueError: for the first contradiction, in one sentence, with what would work.
+        ValueError: for the first conflict; the message names a fix.
     """
     reject_unused_settings(settings)
     for rules in (_chain, _batch, _objective, _engines, _processes):
-        for contradiction in rules(settings):
-            raise ValueError(contradiction)
+        for conflict in rules(settings):
+            raise ValueError(conflict)
 
 
 def _chain(s: Fields) -> Iterator[str]:
-    """LLMs that play the roles, the models that they start from, and who is paid."""
+    """Policies, their initial models, and credit assignment."""
     agents, policies = s.num_agents, len(s.policy_ids)
     if agents % policies and policies % agents:
         yield (
-            f"num_policies={policies} LLMs cannot play num_agents={agents} roles in equal numbers. Set num_policies to "
-            "a divisor or a multiple of num_agents."
+            f"num_policies={policies} is neither a divisor nor a multiple of num_agents={agents}. Set it to a "
+            "divisor or multiple."
         )
     if s.queries_per_update % s.teams:
         yield (
-            f"queries_per_update={s.queries_per_update} cannot be dealt to {s.teams} teams in equal numbers. Set a "
-            f"multiple of {s.teams}."
+            f"queries_per_update={s.queries_per_update} is not divisible by the {s.teams} teams. Set a multiple of "
+            f"{s.teams}."
         )
     if not isinstance(s.model, str) and len(s.model) != policies:
         yield (
-            f"model lists {len(s.model)} for {policies} LLM{'s' * (policies > 1)}. List one for each, or name a single "
-            "one that all start from."
+            f"model is a list of length {len(s.model)}, not {policies}, the number of LLMs. List one model per LLM, or "
+            "name a single one for all."
         )
     if len(set(s.models.values())) > 1 and s.weights == "lora":
-        yield f"weights=lora requires one base, not several: {s.model_names}. Set weights=full, or one model."
+        yield f"weights=lora requires a single base model, not {s.model_names}. Set weights=full, or one model."
     if s.num_siblings > 1 and (agents == 1 or not s.knowledge_transfer):
-        yield f"num_siblings={s.num_siblings} requires two agents and knowledge_transfer=true. Set num_siblings=1."
-    share = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
-    if share is None and ":" not in s.credit:
-        yield f"credit={s.credit} is unknown. Set it to sum, chain, or a function of your own as module:function."
+        yield (
+            f"num_siblings={s.num_siblings} requires num_agents of 2 or more, and knowledge_transfer=true. "
+            "Set these, or num_siblings=1."
+        )
+    weight = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
+    if weight is None and ":" not in s.credit:
+        yield f"credit={s.credit} is unknown. Set it to sum, chain, or your own function as module:function."
     if agents == 1:
         return
-    if s.reward_scope == "last" and share is not None and getattr(s, share) == 0:
+    if s.reward_scope == "last" and weight is not None and getattr(s, weight) == 0:
         yield (
-            f"reward_scope=last leaves earlier agents nothing with {share}=0. Set {share} above 0, or reward_scope=all."
+            f"reward_scope=last with {weight}=0 gives earlier agents no reward. Set {weight} above 0, or "
+            "reward_scope=all."
         )
     along_chain = s.credit == "chain" and s.chain_gamma > 0
     if not s.knowledge_transfer and (s.reward_scope == "last" or along_chain):
         name = "reward_scope=last" if s.reward_scope == "last" else "credit=chain with chain_gamma above 0"
-        yield f"{name} requires that agents see each other. Set knowledge_transfer=true."
+        yield f"{name} requires knowledge_transfer=true."
     if along_chain and s.reward_scaling != "none":
         yield (
             f"reward_scaling={s.reward_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
@@ -67,18 +71,17 @@ def _batch(s: Fields) -> Iterator[str]:
     """Queries, responses and mini-batches of an update."""
     if s.responses % s.minibatch_size:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
-        fitting = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))
+        divisors = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))
         yield (
-            f"minibatch_size={s.minibatch_size} does not divide the {s.responses} responses of a policy to "
-            f"queries_per_update={s.queries_per_update}. "
-            f"Mini-batches that would work: {fitting}."
+            f"minibatch_size={s.minibatch_size} does not divide the {s.responses} responses per policy and update "
+            f"(queries_per_update={s.queries_per_update}). Valid sizes: {divisors}."
         )
     learners = max(s.num_learners, 1)
     if s.shards_per_policy is None and s.minibatch_size % learners:
         yield f"minibatch_size={s.minibatch_size} is not divisible by num_learners={learners}. Set a multiple of it."
     if s.warmup_updates >= s.num_updates:
         yield (
-            f"warmup_updates={s.warmup_updates} takes all num_updates={s.num_updates}. "
+            f"warmup_updates={s.warmup_updates} is not below num_updates={s.num_updates}. "
             f"Set warmup_updates to {s.num_updates - 1} or less."
         )
     for name, low, high in (
@@ -86,62 +89,66 @@ def _batch(s: Fields) -> Iterator[str]:
         ("response_tokens", s.min_response_tokens, s.max_response_tokens),
     ):
         if low is not None and high is not None and low > high:
-            yield f"min_{name}={low}, but max_{name}={high}. Set max_{name} to {low} or more."
+            yield f"min_{name}={low} exceeds max_{name}={high}. Set max_{name} to {low} or more."
 
 
 def _objective(s: Fields) -> Iterator[str]:
     """Advantages and the KL penalty."""
-    if s.advantage in GROUPED and s.num_generations == 1:
+    if s.advantage in GROUP_ESTIMATORS and s.num_generations == 1:
         yield f"advantage={s.advantage} requires num_generations of 2 or more (4 or 8 are usual), not 1."
     if s.kl_in_loss and s.kl_coef and s.kl_estimator != "k3":
         yield (
-            f"advantage={s.advantage} has the KL in its loss, where kl_estimator={s.kl_estimator} does not work. Set "
+            f"advantage={s.advantage} has the KL in its loss and requires kl_estimator=k3, not {s.kl_estimator}. Set "
             "kl_estimator=k3, or kl_coef=0."
         )
     if s.kl_control == "adaptive" and s.kl_coef == 0:
         yield "kl_control=adaptive multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_control=fixed."
     if s.kl_control == "adaptive" and s.kl_horizon < s.responses:
-        yield f"kl_horizon={s.kl_horizon} is shorter than an update. Set kl_horizon to {s.responses} or more."
+        yield f"kl_horizon={s.kl_horizon} is shorter than one update. Set kl_horizon to {s.responses} or more."
 
 
 def _engines(s: Fields) -> Iterator[str]:
-    """What vLLM can do, how its engines are split, and how weights reach them."""
+    """Limits of vLLM, tensor parallelism and weight transfer."""
     vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel_size, s.weight_transfer
-    least_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
+    min_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
     if vllm and s.temperature < 0.01:
-        yield f"temperature={s.temperature:g}: vLLM samples at 0.01 or above. Raise it, or set backend=transformers."
+        yield f"backend=vllm requires temperature of 0.01 or more, not {s.temperature:g}. Or set backend=transformers."
     if vllm and s.weights == "lora" and s.gpus_per_runner and s.dtype == "fp32":
-        yield "weights=lora with dtype=fp32 is not in vLLM 0.32 on a GPU. Set dtype=bf16, or backend=transformers."
+        yield "vLLM 0.32 does not support weights=lora dtype=fp32 on a GPU. Set dtype=bf16, or backend=transformers."
     if vllm and s.quantization != "none":
-        yield f"quantization={s.quantization} is not in vLLM 0.32. Set backend=transformers, or quantization=none."
+        yield (
+            f"vLLM 0.32 does not support quantization={s.quantization}. Set backend=transformers, or quantization=none."
+        )
     if parts > 1 and s.gpus_per_runner not in (0, parts):
         yield (
-            f"gpus_per_runner={s.gpus_per_runner:g} with tensor_parallel_size={parts}: an engine is split over whole "
-            "GPUs. "
-            f"Set gpus_per_runner={parts}, or lower tensor_parallel_size."
+            f"tensor_parallel_size={parts} requires gpus_per_runner={parts} (or 0), not {s.gpus_per_runner:g}. "
+            "Set that, or lower tensor_parallel_size."
         )
     if parts > 1 and s.gpus_per_runner == 0 and s.runner_threads < parts:
         yield (
-            f"tensor_parallel_size={parts} without GPUs splits an engine over {parts} processes, but runner_threads="
-            f"{s.runner_threads}. Set runner_threads to {parts} or more, or gpus_per_runner={parts}."
+            f"tensor_parallel_size={parts} without GPUs requires runner_threads of {parts} or more, not "
+            f"{s.runner_threads}. Set that, or gpus_per_runner={parts}."
         )
-    if transfer == "nccl" and least_gpus < 1:
-        yield "weight_transfer=nccl requires whole GPUs of learners and runners. Or set weight_transfer=gloo."
-    if transfer == "ipc" and (not least_gpus or max(s.num_learners, s.num_runners, parts) > 1):
-        yield "weight_transfer=ipc requires one learner and one engine, which share a GPU. Or set weight_transfer=gloo."
+    if transfer == "nccl" and min_gpus < 1:
+        yield "weight_transfer=nccl requires whole GPUs for learners and runners. Or set weight_transfer=gloo."
+    if transfer == "ipc" and (not min_gpus or max(s.num_learners, s.num_runners, parts) > 1):
+        yield "weight_transfer=ipc requires one learner and one engine on the same GPU. Or set weight_transfer=gloo."
 
 
 def _processes(s: Fields) -> Iterator[str]:
-    """Runners and learners, and what they compute on."""
-    llms, shards = len(s.policy_ids), s.shards_per_policy
-    if shards is not None and s.num_learners != (wanted := shards * llms):
-        yield f"shards_per_policy={shards} requires num_learners={wanted}, {shards} per LLM, not {s.num_learners}."
+    """Runners, learners and their devices."""
+    policies, shards = len(s.policy_ids), s.shards_per_policy
+    if shards is not None and s.num_learners != (required := shards * policies):
+        yield f"shards_per_policy={shards} requires num_learners={required}, {shards} per LLM, not {s.num_learners}."
     if shards is not None and shards > 1 and s.quantization != "none":
-        yield f"quantization={s.quantization} cannot be split. Set quantization=none, or shards_per_policy=1."
+        yield f"quantization={s.quantization} requires shards_per_policy=1. Or set quantization=none."
     if s.quantization != "none" and not (s.gpus_per_learner and s.gpus_per_runner):
-        yield f"quantization={s.quantization} requires GPUs. Set gpus_per_learner and gpus_per_runner (0.5 share one)."
+        yield f"quantization={s.quantization} requires gpus_per_learner and gpus_per_runner (0.5 each share one GPU)."
     if s.num_learners > 1 and 0 < s.gpus_per_learner < 1:
-        yield f"gpus_per_learner={s.gpus_per_learner:g} is refused by NCCL. Set it to 1, or num_learners=1."
+        yield (
+            f"gpus_per_learner={s.gpus_per_learner:g} conflicts with num_learners={s.num_learners}, as NCCL requires "
+            "whole GPUs. Set gpus_per_learner=1, or num_learners=1."
+        )
     if s.max_lag and s.importance_sampling_clip_max is None:
         yield (
             f"max_lag={s.max_lag} requires importance_sampling_clip_max. Set it to 1 or more (2 is usual), or "
@@ -149,6 +156,6 @@ def _processes(s: Fields) -> Iterator[str]:
         )
     in_driver = s.gpus_per_runner + (s.gpus_per_learner if s.num_learners == 0 else 0)
     if s.num_runners == 0 and s.gpus_per_runner and in_driver > 1:
-        yield f"num_runners=0 generates in the driver, on one GPU, of which it asks {in_driver:g}. Set num_runners=1."
+        yield f"num_runners=0 generates in the driver, which uses one GPU, not {in_driver:g}. Set num_runners=1."
     for name in ("runner_resources", "learner_resources"):
         named_resources(name, getattr(s, name))

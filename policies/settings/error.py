@@ -1,5 +1,5 @@
-"""What is wrong with settings."""
+"""The exception for invalid settings."""
 
 
 class SettingsError(ValueError):
-    """A setting is unknown, of the wrong type, or contradicts another; the message says which and what would work."""
+    """A setting is unknown, invalid, or conflicts with another; the message names a fix."""

@@ -43,7 +43,7 @@ class Fields(BaseModel):
     """Held-out queries, in the same form as `data`; null: every tenth row of `data`."""
     validation: bool = task_setting(True)
     """Split the held-out queries: the first `eval_queries` (at most half; of held-out rows of `data`, every second one)
-    select checkpoints and trials, and the rest are the test set. If false, all held-out queries do both."""
+    select checkpoints and trials, and the rest are the test set. If false, all of them do both."""
     max_query_tokens: int | None = task_setting(None, ge=1)
     """Cut queries to at most this many tokens; null: no limit."""
     min_query_tokens: int | None = task_setting(None, ge=1)
@@ -78,7 +78,8 @@ class Fields(BaseModel):
     system_prompt: str | None = sampling_setting(None)
     """System message of every conversation (requires `chat`)."""
     chat_date: str | None = sampling_setting(None, pattern=r"^\d{4}-\d\d-\d\d$")
-    """Date for chat templates that ask for today's, YYYY-MM-DD (requires `chat`); null: the day the run starts."""
+    """Date for chat templates that ask for today's, YYYY-MM-DD (requires `chat`); null: the day the run starts,
+    kept when it resumes."""
     stop: str | None = task_setting(None, min_length=1)
     """Text that ends a response, such as a line break; rewards and later agents see only the text before it. If no
     single token contains it, generation continues to the limit, and the rest is dropped."""
@@ -176,13 +177,14 @@ class Fields(BaseModel):
     """Number of updates of the run."""
     max_lag: int = learning_setting(0, ge=0, le=1)
     """1 prefetches the next update's rollouts while learners learn, with weights one update older, corrected by
-    `importance_sampling_clip_max` (docs/plan.md). A resumed run then differs slightly from an uninterrupted one."""
+    `importance_sampling_clip_max` (docs/plan.md). A resumed run plays its first update with the current weights, so it
+    differs slightly from an uninterrupted one."""
     queries_per_update: int = learning_setting(256, ge=1)
     """Queries per update."""
     num_generations: int = learning_setting(1, ge=1)
     """Responses of the pioneer per query."""
     num_siblings: int = learning_setting(1, ge=1)
-    """Chains that continue from each response of the pioneer; their responses are compared with one another
+    """Chains that continue from each response of the pioneer; their responses form a group for advantages
     (docs/credit.md)."""
     minibatch_size: int = learning_setting(256, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners."""
@@ -196,8 +198,8 @@ class Fields(BaseModel):
     lr: float = learning_setting(1.41e-5, gt=0, clone=True)
     """Learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = learning_setting("constant")
-    """Learning rate after `warmup_updates`: `constant`, or decay (`linear`, `cosine`) to 0 after `num_updates`; a
-    resume with another `num_updates` changes it."""
+    """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to 0 at `num_updates`. Resuming with
+    another `num_updates` changes it."""
     warmup_updates: int = learning_setting(0, ge=0)
     """Updates over which the learning rate rises linearly to `lr`."""
     weight_decay: float = learning_setting(0.0, ge=0, clone=True)
@@ -208,7 +210,7 @@ class Fields(BaseModel):
     """Maximum response length, in tokens."""
     min_response_tokens: int | None = sampling_setting(None, ge=1)
     """Sample the length limit of each training update from `min_response_tokens` to `max_response_tokens`; null: always
-    the latter."""
+    `max_response_tokens`."""
     temperature: float = sampling_setting(1.0, gt=0, clone=True)
     """Sampling temperature; also divides the logits in training."""
 
@@ -219,8 +221,8 @@ class Fields(BaseModel):
     kl_coef: float = learning_setting(0.3, ge=0, clone=True)
     """Weight of the KL penalty to the reference policy (eta)."""
     kl_estimator: KLEstimator = learning_setting("k1")
-    """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary. Only the
-    gradient of `k1` is that of the KL; `full` does not depend on the sampled token, so it only restrains later tokens.
+    """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary. Only `k1`
+    has the gradient of the KL; `full` does not depend on the sampled token, so it only restrains later tokens.
     `grpo` and `dr_grpo` use k3 in the loss."""
     kl_control: Literal["fixed", "adaptive"] = learning_setting("fixed")
     """Keep `kl_coef` fixed, or adapt it towards `kl_target`."""
@@ -264,7 +266,7 @@ class Fields(BaseModel):
     """End the run, with a checkpoint, if a policy collapses: repetition, missing end of sequence, or KL above its
     limit."""
     health_patience: int = monitoring_setting(3, ge=1)
-    """Consecutive updates with a sign before it becomes a warning."""
+    """Consecutive updates that a symptom must last before it becomes a warning."""
     max_repetition: float = monitoring_setting(0.2, gt=0, le=1)
     """Warn if more than this share of a response's token pairs occur earlier in it."""
     min_eos_ratio: float = monitoring_setting(0.5, ge=0, le=1)
@@ -343,14 +345,14 @@ class Fields(BaseModel):
     @property
     def responses(self) -> int:
         """Responses per policy and update; with siblings, where roles differ, the mean over policies."""
-        of_all = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
-        return of_all // len(self.policy_ids)
+        total = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
+        return total // len(self.policy_ids)
 
     @property
     def hyperparameters(self) -> Hyperparameters:
         """Hyperparameters of each policy's learner."""
-        same = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
-        return Hyperparameters(**same, steps=self.responses // self.minibatch_size)
+        values = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
+        return Hyperparameters(**values, steps=self.responses // self.minibatch_size)
 
     @property
     def critic(self) -> bool:
@@ -376,8 +378,8 @@ class Fields(BaseModel):
         """Length limit of responses in a training update; the same on all runners and at all positions of the chain."""
         if self.min_response_tokens is None:
             return self.max_response_tokens
-        drawn = random.Random(f"response limit {self.seed} {update}")
-        return drawn.randint(self.min_response_tokens, self.max_response_tokens)
+        generator = random.Random(f"response limit {self.seed} {update}")
+        return generator.randint(self.min_response_tokens, self.max_response_tokens)
 
     @property
     def report_kl_coef(self) -> float:

@@ -1,4 +1,4 @@
-"""Which GPU a run computes on if its settings do not say."""
+"""Default GPU assignment if the settings do not specify one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from policies.generation.installed import vllm_build, vllm_installed
 
 GPU_SETTINGS = ("gpus_per_runner", "gpus_per_learner")
 CLUSTER_VARIABLES = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
-"""One of them is set where a run joins a cluster, or is a job on one."""
+"""One of them is set if a run joins a cluster or is a job on one."""
 PRECISION = 10_000
-"""Ray counts ten-thousandths of a GPU."""
+"""Ray's resolution: ten-thousandths of a GPU."""
 
 
 _elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
@@ -24,7 +24,7 @@ _elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
 
 @contextmanager
 def run_elsewhere() -> Iterator[None]:
-    """Chooses no GPU of this machine in settings that are made meanwhile, for a run that it sends to a cluster."""
+    """Within this context, settings get no GPU of this machine, as the run is submitted to a cluster."""
     token = _elsewhere.set(True)
     try:
         yield
@@ -33,31 +33,31 @@ def run_elsewhere() -> Iterator[None]:
 
 
 def choose_gpus(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in the GPUs of runners and learners that are not given.
+    """Fills in `gpus_per_runner` and `gpus_per_learner` if they are not set.
 
-    If neither is given, the learner gets half of one GPU of this machine, and the runners share the other half. If
-    there is no GPU, or one of the two is given, what is not given is 0.
+    If neither is set, the learner gets half of one GPU of this machine, and the runners share the other half. If there
+    is no GPU, or only one of them is set, the missing value is 0.
 
     Args:
-        values: setting name → value, not validated yet; those left out have their defaults.
+        values: setting name → value, not validated yet; missing settings have their defaults.
 
     Returns:
-        The same, with a number for each setting of `GPU_SETTINGS` that was missing or None.
+        `values` with a number for each of `GPU_SETTINGS`.
     """
-    given = {name: values[name] for name in GPU_SETTINGS if values.get(name) is not None}
-    chosen = dict.fromkeys(GPU_SETTINGS, 0.0)
-    if not given and _can_share(values) and has_gpu():
+    explicit = {name: values[name] for name in GPU_SETTINGS if values.get(name) is not None}
+    defaults = dict.fromkeys(GPU_SETTINGS, 0.0)
+    if not explicit and _can_share(values) and has_gpu():
         runners = values.get("num_runners")
         share = PRECISION // 2 // runners / PRECISION if isinstance(runners, int) and runners > 1 else 0.5
-        chosen = {"gpus_per_runner": share, "gpus_per_learner": 0.5}
-    return {**values, **chosen, **given}
+        defaults = {"gpus_per_runner": share, "gpus_per_learner": 0.5}
+    return {**values, **defaults, **explicit}
 
 
 def _can_share(values: Mapping[str, Any]) -> bool:
-    """Tells whether a run's processes, and the packages here, can share one GPU."""
+    """Whether the run's processes, with the installed packages, can share one GPU."""
     backend = values.get("backend") or ("vllm" if vllm_installed() else "transformers")
     return (
-        values.get("num_learners") in (None, 0)  # processes that are asked for are given what they are to have
+        values.get("num_learners") in (None, 0)  # with explicit learners, GPUs must be set explicitly too
         and values.get("shards_per_policy") in (None, 1)
         and values.get("tensor_parallel_size") in (None, 1)
         and not (backend == "vllm" and vllm_build() == "cpu")
@@ -65,9 +65,9 @@ def _can_share(values: Mapping[str, Any]) -> bool:
 
 
 def has_gpu() -> bool:
-    """Tells whether processes that are started here can compute on a GPU of this machine.
+    """Whether processes started here can use a GPU of this machine.
 
-    What the nodes of a cluster have is not known before the run is there: this is False then.
+    False for a run on a cluster, whose nodes are unknown before it starts.
     """
     if any(name in os.environ for name in CLUSTER_VARIABLES) or _elsewhere.get():
         return False
@@ -75,11 +75,11 @@ def has_gpu() -> bool:
         import ray
 
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
-            return bool(ray.get_gpu_ids())  # a trial of Tune has what its search asked for
+            return bool(ray.get_gpu_ids())  # a trial of Tune has the GPUs that its search requested
     # Importing torch takes seconds. Under Windows, Linux has GPUs as /dev/dxg.
     if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
         return False
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # which torch reads when it is imported
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read by torch on import
     import torch
 
     return torch.cuda.is_available()

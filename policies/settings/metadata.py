@@ -1,6 +1,6 @@
-"""What is known of a setting beside its value: what it decides, and when it may change.
+"""Metadata of settings: category, and when they may change.
 
-Whatever a command, a report or a search has to know of settings it asks here, so a new setting is one line in `fields`.
+Commands, reports and searches read it here, so a new setting is one line in `fields`.
 """
 
 from __future__ import annotations
@@ -11,28 +11,30 @@ from typing import Any, Literal, NamedTuple, cast
 from pydantic import BaseModel, Field
 
 Category = Literal["task", "policy", "sampling", "learning", "computing", "watching", "writing"]
-"""What is asked and rewarded; what a policy consists of; what a response is drawn from; what is learned from it; where
-and how fast that is computed, which changes rounding at most; what is measured, warned of and stopped at; what is
-written down.
+"""What a setting determines.
+
+`task`: queries and rewards. `policy`: the parts of a policy. `sampling`: the distribution of responses. `learning`: how
+policies learn from them. `computing`: placement and speed, which affect rounding at most. `watching`: evaluation,
+health checks and stopping. `writing`: output files.
 """
 
 
 class SettingMetadata(NamedTuple):
-    """What is known of a setting."""
+    """Metadata of a setting."""
 
     category: Category
     resume: bool
-    """It may change when a run goes on."""
+    """It may change when a run resumes."""
     search: bool
     """A search may vary it."""
     clone: bool
-    """It may change in a clone of population-based training: no state in a checkpoint depends on it."""
+    """It may change in a clone of population-based training, as no state in a checkpoint depends on it."""
     content: bool = False
-    """It names files, so when a run goes on it may name others that hold the same (`launch.run_folder.sources`)."""
+    """It names files, so a resumed run may name other files with the same content (`launch.run_folder.sources`)."""
 
 
 def _setting(
-    decides: Category,
+    category: Category,
     default: object,
     *,
     resume: bool | None = None,
@@ -41,10 +43,10 @@ def _setting(
     content: bool = False,
     **limits: Any,
 ) -> Any:
-    """Returns pydantic's `Field` for a setting that decides this."""
-    may_resume = decides in ("computing", "writing") if resume is None else resume
-    known = SettingMetadata(decides, may_resume, search and decides != "writing", clone, content)
-    return Field(default, json_schema_extra=known._asdict(), **limits)
+    """Returns pydantic's `Field` for a setting of a category."""
+    may_resume = category in ("computing", "writing") if resume is None else resume
+    metadata = SettingMetadata(category, may_resume, search and (category != "writing"), clone, content)
+    return Field(default, json_schema_extra=metadata._asdict(), **limits)
 
 
 task_setting = partial(_setting, "task")
@@ -57,7 +59,7 @@ output_setting = partial(_setting, "writing")
 
 
 def settings_metadata(fields: type[BaseModel]) -> dict[str, SettingMetadata]:
-    """Returns what is known of each setting, by its name, in the order of the fields."""
+    """Returns setting name → metadata, in the order of the fields."""
     return {
         name: SettingMetadata(**cast(dict[str, Any], field.json_schema_extra))
         for name, field in fields.model_fields.items()

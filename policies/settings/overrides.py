@@ -1,6 +1,6 @@
-"""Settings without effect: refused where they were asked for, dropped where something else, such as a preset, set them.
+"""Settings without effect: rejected if the user set them, dropped if a preset did.
 
-Each requirement names settings that have an effect only together with others.
+Each requirement lists settings that have an effect only in combination with others.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from policies.settings.fields import Fields
 from policies.settings.yaml12 import to_cli
 
-GROUPED = ("rloo", "grpo", "dr_grpo")
-"""Estimators that compare a policy's responses to the same query with one another."""
+GROUP_ESTIMATORS = ("rloo", "grpo", "dr_grpo")
+"""Estimators that compare the responses of a group."""
 RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag", "runner_resources")
-"""Settings of processes that only generate."""
+"""Settings of runner processes."""
 
 
 class Requirement(NamedTuple):
-    """What settings need to have an effect."""
+    """A condition under which settings have an effect."""
 
     settings: tuple[str, ...]
     is_met: Callable[[Fields], object]
-    """Takes values of any type: settings that were not validated yet."""
+    """The argument may be unvalidated: its values may have any type."""
     text: str
 
 
@@ -35,13 +35,13 @@ REQUIREMENTS = (
     Requirement(("partner_reward",), lambda s: s.credit == "sum", "credit=sum"),
     Requirement(("chain_gamma", "chain_lam"), lambda s: s.credit == "chain", "credit=chain"),
     Requirement(("chain_lam",), lambda s: s.advantage == "gae", "advantage=gae"),
-    Requirement(("average_period", "eval_average"), _can_average, "two LLMs that start from one model"),
+    Requirement(("average_period", "eval_average"), _can_average, "two or more LLMs with the same model"),
     Requirement(("average_tau",), lambda s: s.average_period is not None, "average_period"),
     Requirement(("select_by",), lambda s: s.select_by != "mean" or s.eval_average, "eval_average=true"),
     Requirement(
         ("select_by",),
         lambda s: s.select_by != "chain" or (s.num_agents != 1 and s.knowledge_transfer),
-        "two agents and knowledge_transfer=true",
+        "num_agents of 2 or more, and knowledge_transfer=true",
     ),
     Requirement(
         ("lora_rank", "lora_alpha", "lora_target_modules", "quantization"),
@@ -50,15 +50,19 @@ REQUIREMENTS = (
     ),
     Requirement(("system_prompt", "chat_date"), lambda s: s.chat, "chat=true"),
     Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
-    Requirement(("gamma",), lambda s: s.advantage not in GROUPED, "advantage=gae or reinforce"),
-    Requirement(("drop_zero_std_groups",), lambda s: s.advantage in GROUPED, "advantage=rloo, grpo or dr_grpo"),
+    Requirement(("gamma",), lambda s: s.advantage not in GROUP_ESTIMATORS, "advantage=gae or reinforce"),
+    Requirement(
+        ("drop_zero_std_groups",), lambda s: s.advantage in GROUP_ESTIMATORS, "advantage=rloo, grpo or dr_grpo"
+    ),
     Requirement(
         ("group_baseline",),
         lambda s: s.advantage == "gae" and (s.num_generations, s.num_siblings) != (1, 1),
         "advantage=gae, and num_generations or num_siblings of 2 or more",
     ),
     Requirement(
-        ("critic_inputs",), lambda s: s.advantage == "gae" and s.num_agents != 1, "advantage=gae and two agents"
+        ("critic_inputs",),
+        lambda s: s.advantage == "gae" and s.num_agents != 1,
+        "advantage=gae, and num_agents of 2 or more",
     ),
     Requirement(("tensor_parallel_size", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
     Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
@@ -69,32 +73,33 @@ REQUIREMENTS = (
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Applies overrides to settings that others chose, such as a preset's, and drops those that they leave no effect.
+    """Applies overrides to preset values, and drops preset values that lose their effect.
 
-    So `num_agents=1` alone makes a single agent of a preset whose LLMs are averaged. `num_runners=0` is dropped if a
-    setting of runners is overridden. Overrides always stay, and `make_settings` refuses those without effect.
+    So `num_agents=1` is enough to turn a preset with averaged LLMs into a single agent. `num_runners=0` is dropped if a
+    runner setting is overridden. Overrides are never dropped; `make_settings` rejects those without effect.
 
     Args:
-        values: setting name → value; neither these nor the overrides need be complete or valid.
-        overrides: the same.
+        values: setting name → value; may be incomplete or invalid, like the overrides.
+        overrides: setting name → value.
     """
     result = {**values, **overrides}
-    of_runners = (*RUNNER_SETTINGS, "runner_threads", "gpus_per_runner")
-    if result.get("num_runners") == 0 and "num_runners" not in overrides and any(map(overrides.get, of_runners)):
+    runner_settings = (*RUNNER_SETTINGS, "runner_threads", "gpus_per_runner")
+    if result.get("num_runners") == 0 and "num_runners" not in overrides and any(map(overrides.get, runner_settings)):
         del result["num_runners"]
     for names, is_met, _ in REQUIREMENTS:
-        # Drop only what lost its effect through the overrides: `average_period` of a preset with two agents, if
-        # `num_agents=1` is set. What had none before, as with `average_tau` alone in a file, is left to be refused.
+        # Drop only values that the overrides left without effect: `average_period` of a preset with two agents, if
+        # `num_agents=1` is set. Values without effect before, such as `average_tau` alone in a file, are
+        # rejected later.
         if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
             result = {name: value for name, value in result.items() if name in overrides or name not in names}
     return result
 
 
 def reject_unused_settings(settings: Fields) -> None:
-    """Refuses settings that are not at their defaults and have no effect.
+    """Rejects settings that differ from their defaults and have no effect.
 
     Raises:
-        ValueError: for the first one; names what it requires.
+        ValueError: for the first one; the message names its requirement.
     """
     for names, is_met, text in REQUIREMENTS:
         for name in () if is_met(settings) else names:

@@ -1,4 +1,4 @@
-"""What each process of a run asks Ray for."""
+"""The processes of a run and the Ray resources that each requires."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from policies.settings.fields import Fields
 
 OWN = ("CPU", "GPU", "memory", "object_store_memory")
-"""Resources that other settings, or Ray, give out."""
+"""Resources that other settings, or Ray itself, assign."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A kind of process, and what Ray must find on one node for each."""
+    """A kind of process, and the resources that each instance requires on one node."""
 
     name: str
     count: int
@@ -24,38 +24,46 @@ class Process:
 
 
 def named_resources(setting: str, text: str | None) -> dict[str, float]:
-    """Reads custom resources: `sampling=1,fast=0.5`.
+    """Parses custom resources such as `sampling=1,fast=0.5`.
+
+    Args:
+        setting: name of the setting, for the message.
+        text: its value; None: no resources.
+
+    Returns:
+        Resource name → amount.
 
     Raises:
-        ValueError: the text of `setting` is not like that.
+        ValueError: the text is invalid.
     """
-    found: dict[str, float] = {}
+    resources: dict[str, float] = {}
     for part in [] if text is None else text.split(","):
         name, _, amount = (word.strip() for word in part.partition("="))
         try:
-            found[name] = float(amount)
+            resources[name] = float(amount)
         except ValueError:
-            found[name] = math.nan
-        if not name or name in OWN or not (0 < found[name] < math.inf):
+            resources[name] = math.nan
+        if not name or name in OWN or not (0 < resources[name] < math.inf):
             raise ValueError(
-                f"{setting}={text}: `{part}` is not a custom resource and how much of it. Write name=number, with "
-                f"commas between them, such as sampling=1,fast=0.5; {', '.join(OWN)} have settings of their own."
+                f"{setting}={text}: `{part}` is not a custom resource with an amount. Write name=number, separated by "
+                f"commas, such as sampling=1,fast=0.5; {', '.join(OWN)} have their own settings."
             )
-    return found
+    return resources
 
 
 def processes(settings: Fields, trial: bool = False) -> list[Process]:
-    """Returns what is started: the driver, which learns if there are no learners and generates if there are no runners,
-    and its runners and learners.
+    """Returns the processes of a run: driver, runners and learners.
+
+    The driver also learns if there are no learners, and generates if there are no runners.
 
     Args:
-        settings: of the run.
-        trial: the driver is a trial of Tune, which asks Ray for its CPU; else it runs where it was started.
+        settings: the run's.
+        trial: whether the driver is a trial of Tune, which requires a Ray CPU.
     """
     s = settings
-    own = (s.gpus_per_learner if s.num_learners == 0 else 0) + (s.gpus_per_runner if s.num_runners == 0 else 0)
+    driver_gpus = (s.gpus_per_learner if s.num_learners == 0 else 0) + (s.gpus_per_runner if s.num_runners == 0 else 0)
     kinds = [
-        Process("driver", 1, 1 if trial else 0, own, {}),
+        Process("driver", 1, 1 if trial else 0, driver_gpus, {}),
         Process(
             "runner",
             s.num_runners,
@@ -66,7 +74,7 @@ def processes(settings: Fields, trial: bool = False) -> list[Process]:
         Process(
             "learner",
             s.num_learners,
-            0 if s.gpus_per_learner else 1,  # as RLlib has it
+            0 if s.gpus_per_learner else 1,  # as in RLlib
             s.gpus_per_learner,
             named_resources("learner_resources", s.learner_resources),
         ),
@@ -75,5 +83,5 @@ def processes(settings: Fields, trial: bool = False) -> list[Process]:
 
 
 def cpus(kinds: Sequence[Process]) -> int:
-    """Returns the CPUs that processes ask Ray for in all."""
+    """Returns the number of Ray CPUs that all processes require."""
     return int(sum(kind.count * kind.cpus for kind in kinds))

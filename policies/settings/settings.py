@@ -1,4 +1,4 @@
-"""Every setting of a run: flat keys, validated once, trusted afterwards."""
+"""All settings of a run: flat keys, validated once."""
 
 from __future__ import annotations
 
@@ -30,51 +30,52 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tokenizers = dict[str, "PreTrainedTokenizerBase"]
-"""By LLM."""
+"""Policy id → tokenizer."""
 
 
 class Settings(Fields):
-    """The settings of one run, which go together; how to make what they describe."""
+    """The validated settings of one run, with methods that create its task, tokenizers and chain."""
 
-    def selection_metrics(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The figures by whose combined reward `select_by` chooses.
+    def selection_metrics(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The metrics that contain the combined reward of `select_by`.
 
         Args:
-            found: of an evaluation, with `evaluation` and `last_response` as in `metrics.jsonl`.
+            report: of an evaluation, with `evaluation` and `last_response` as in `metrics.jsonl`.
 
         Returns:
-            As they stand there: NaN, or None in what was written, where one is not known.
+            Metric name → value; an unknown value is NaN, or None if `report` was read from a file.
         """
-        of = {"bare": ("evaluation", "mean"), "chain": ("last_response",), "mean": ("evaluation", AVERAGE)}
-        for key in of[self.select_by]:
-            found = found[key]
-        return found
+        keys = {"bare": ("evaluation", "mean"), "chain": ("last_response",), "mean": ("evaluation", AVERAGE)}
+        metrics = report
+        for key in keys[self.select_by]:
+            metrics = metrics[key]
+        return metrics
 
-    def selection_score(self, found: Mapping[str, Any]) -> Any:
-        """The combined reward by which `select_by` chooses, of an evaluation as in `selection_metrics`."""
-        return self.selection_metrics(found)["combined_reward"]
+    def selection_score(self, report: Mapping[str, Any]) -> Any:
+        """The combined reward that `select_by` maximizes; for the argument see `selection_metrics`."""
+        return self.selection_metrics(report)["combined_reward"]
 
     @property
     def algorithm(self) -> str:
-        """What the field calls the learning of one policy."""
+        """Common name of the learning algorithm, such as PPO."""
         return {"gae": "PPO", "dr_grpo": "Dr. GRPO"}.get(self.advantage, self.advantage.upper())
 
     @property
     def credit_assignment(self) -> Credit:
-        """Who is paid for what.
+        """The credit assignment scheme.
 
         Raises:
             SpecError: the function that `credit` names cannot be loaded.
         """
-        own = load_function(self.credit, "credit") if ":" in self.credit else None
-        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.reward_scope, own)
+        function = load_function(self.credit, "credit") if ":" in self.credit else None
+        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.reward_scope, function)
 
     @property
     def reward_spec(self) -> str | None:
-        """The name of the reward, which may be the weighted sum of several functions; None: the task's own.
+        """The reward as one text, such as `module:function` or a weighted sum of several; None: the task's own.
 
         Raises:
-            ValueError: the weights are not those of the functions.
+            ValueError: the number of weights is not the number of functions.
         """
         if self.reward is None and self.reward_weights is None:
             return None
@@ -82,27 +83,31 @@ class Settings(Fields):
         return weighted_sum(rewards or [], self.reward_weights)
 
     def public_dict(self) -> dict[str, Any]:
-        """All settings, for what leaves the run's folder: a reward that was given with its code is its name alone."""
+        """All settings, for publication: of a reward passed as a Python function only the name, not the code."""
         rewards = self.reward
         names = list(map(display_name, rewards)) if isinstance(rewards, list) else rewards and display_name(rewards)
         return {**self.model_dump(), "reward": names}
 
     @property
     def task_settings(self) -> TaskSettings:
-        """The settings that make the task.
+        """The settings of the task.
 
         Raises:
-            ValueError: one conflicts with another.
+            ValueError: two of them conflict.
         """
-        held_out = self.eval_queries if self.validation else 0
+        num_validation = self.eval_queries if self.validation else 0
         values = {field.name: getattr(self, field.name) for field in fields(TaskSettings)}
-        return TaskSettings(**values | {"reward": self.reward_spec, "validation": held_out})
+        return TaskSettings(**values | {"reward": self.reward_spec, "validation": num_validation})
 
     def chain_settings(self, tokenizers: Tokenizers, policy_id: str) -> dict[str, Any]:
-        """Keyword arguments of `Chain` for what an LLM reads and writes.
+        """Keyword arguments of `Chain` for the prompts and responses of one LLM.
+
+        Args:
+            tokenizers: from `make_tokenizers`.
+            policy_id: the LLM.
 
         Raises:
-            ModelError: model, tokenizer and lengths do not go together.
+            ModelError: model, tokenizer and maximum lengths are incompatible.
         """
         return {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in METADATA} | {
             name: getattr(self, name)(tokenizers, policy_id)
@@ -110,31 +115,31 @@ class Settings(Fields):
         }
 
     def make_task(self) -> Task:
-        """The task, with its queries loaded.
+        """Creates the task and loads its queries.
 
         Raises:
-            ValueError: the task is unknown, or its data cannot be read; the message says what to do.
+            ValueError: the task is unknown, or its data cannot be read; the message names a fix.
         """
         tokenizer = None if self.max_query_tokens is None else self.make_tokenizers()[self.policy_ids[0]]
         return make_task(self.task_settings, tokenizer=tokenizer)
 
     def make_tokenizers(self) -> Tokenizers:
-        """The tokenizers of the LLMs' models; those that do not differ in what matters to a response are one object.
+        """Loads the LLMs' tokenizers; tokenizers that are equivalent for responses are the same object.
 
         Raises:
             ValueError: one cannot be loaded.
         """
-        found: Tokenizers = {}  # by model
+        by_model: Tokenizers = {}
         for name in dict.fromkeys(self.models.values()):
-            own = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
-            found[name] = next((other for other in found.values() if same_tokenizer(own, other, self.chat)), own)
-        return {policy_id: found[name] for policy_id, name in self.models.items()}
+            tokenizer = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
+            by_model[name] = next((t for t in by_model.values() if same_tokenizer(tokenizer, t, self.chat)), tokenizer)
+        return {policy_id: by_model[name] for policy_id, name in self.models.items()}
 
     def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatFormat]:
-        """By LLM, the chat template of its tokenizer, checked; nothing without `chat`.
+        """Policy id → its tokenizer's chat template, checked; empty without `chat`.
 
         Raises:
-            ChatError: one cannot be used.
+            ChatError: a template is missing or invalid.
         """
         if not self.chat:
             return {}
@@ -142,27 +147,27 @@ class Settings(Fields):
         return {policy_id: formats[id(tokenizer)] for policy_id, tokenizer in tokenizers.items()}
 
     def with_chat_date(self) -> Self:
-        """These settings as a run keeps them: with today's date, if a chat template asks for it and none is set.
+        """These settings with `chat_date` set to today, if a chat template asks for a date and none is set.
 
         Raises:
-            ValueError: a tokenizer or its chat template cannot be used.
+            ValueError: a tokenizer or its chat template is missing or invalid.
         """
         if not self.chat or self.chat_date is not None:
             return self
         formats = self.chat_formats(self.make_tokenizers()).values()
-        asked = any(chat_format.asks_date for chat_format in formats)
-        return self.model_copy(update={"chat_date": date.today().isoformat()}) if asked else self
+        asks_date = any(chat_format.asks_date for chat_format in formats)
+        return self.model_copy(update={"chat_date": date.today().isoformat()}) if asks_date else self
 
     def make_chain(self, task: Task, tokenizers: Tokenizers, policy_ids: Sequence[str] | None = None) -> Chain:
-        """The chain these settings describe.
+        """Creates the chain.
 
         Args:
-            task: what is asked.
-            tokenizers: what `make_tokenizers` gave.
-            policy_ids: the LLM in each role; None: all roles, played by the LLMs by turns from the first one on.
+            task: the task.
+            tokenizers: from `make_tokenizers`.
+            policy_ids: the LLM in each role; None: all roles, assigned to the LLMs in turn, starting with the first.
 
         Raises:
-            ModelError: model, tokenizer and lengths do not go together.
+            ModelError: model, tokenizer and maximum lengths are incompatible.
         """
         if policy_ids is None:
             policy_ids = tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
@@ -180,11 +185,12 @@ class Settings(Fields):
         )
 
     def env_settings(self) -> dict[str, Any]:
-        """Keyword arguments of `cory_v0.env` for the same chain, as the first LLM reads it; not for tokenizers that are
-        code of a model's own.
+        """Keyword arguments of `cory_v0.env` for the same chain with the first LLM's tokenizer.
+
+        Tokenizers that need `trust_remote_code` are not supported.
 
         Raises:
-            ModelError: model, tokenizer and lengths do not go together.
+            ModelError: model, tokenizer and maximum lengths are incompatible.
         """
         tokenizers, first = self.make_tokenizers(), self.policy_ids[0]
         return {
@@ -195,143 +201,152 @@ class Settings(Fields):
         }
 
     def vocab_size(self, tokenizers: Tokenizers, policy_id: str) -> int:
-        """Checks that the models that share an LLM's tokenizer can be used with it, and with these settings.
+        """Checks the models that share an LLM's tokenizer against it and these settings.
+
+        Args:
+            tokenizers: from `make_tokenizers`.
+            policy_id: the LLM.
 
         Returns:
-            Rows of their largest embedding, which may be more than the tokenizer has tokens, or fewer.
+            Rows of their largest embedding; may differ from the tokenizer's number of tokens.
 
         Raises:
-            ModelError: one is not there, or cannot.
+            ModelError: a model is missing or incompatible.
         """
         return max(self._embeddings(tokenizers, policy_id))
 
     def num_embeddings(self, tokenizers: Tokenizers, policy_id: str) -> int:
-        """The rows of their smallest embedding, as each of them may be asked the prompts of all; else `vocab_size`."""
+        """Rows of the smallest embedding of these models, as prompts are shared; otherwise the same as `vocab_size`."""
         return min(self._embeddings(tokenizers, policy_id))
 
     def _embeddings(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
-        from policies.models.model_check import check_model  # brings torch along
+        from policies.models.model_check import check_model  # imports torch
 
-        longest, paths = self.max_prompt_tokens + self.max_response_tokens, self._sharing(tokenizers, policy_id)
-        return [check_model(path, longest, self.trust_remote_code, self.tensor_parallel_size) for path in paths]
+        length, paths = self.max_prompt_tokens + self.max_response_tokens, self._sharing(tokenizers, policy_id)
+        return [check_model(path, length, self.trust_remote_code, self.tensor_parallel_size) for path in paths]
 
     def families(self) -> dict[str, str]:
-        """By LLM, its model's family in words.
+        """Policy id → description of its model's family.
 
         Raises:
-            ModelError: there is no such model.
+            ModelError: a model is missing.
         """
-        from policies.models.adapters import describe_family  # brings torch along
+        from policies.models.adapters import describe_family  # imports torch
 
         return {name: describe_family(path, self.trust_remote_code) for name, path in self.model_paths.items()}
 
     def stop_token_ids(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
-        """The tokens that end an LLM's response beside its tokenizer's own: those of `stop`, and those that a model
-        with this tokenizer names.
+        """Ids of tokens that end an LLM's response besides its tokenizer's end of sequence.
+
+        These are the tokens of `stop`, and the ends of sequence of all models with this tokenizer.
+
+        Args:
+            tokenizers: from `make_tokenizers`.
+            policy_id: the LLM.
 
         Raises:
-            ModelError: there is no model.
+            ModelError: a model is missing.
         """
         from policies.models.language_model import stop_token_ids
 
         paths = self._sharing(tokenizers, policy_id)
-        ends = list(dict.fromkeys(end for path in paths for end in stop_token_ids(path, self.trust_remote_code)))
-        return ends if self.stop is None else [*ends, *tokens_holding(tokenizers[policy_id], self.stop)]
+        ids = list(dict.fromkeys(token for path in paths for token in stop_token_ids(path, self.trust_remote_code)))
+        return ids if self.stop is None else [*ids, *tokens_holding(tokenizers[policy_id], self.stop)]
 
     def _sharing(self, tokenizers: Tokenizers, policy_id: str) -> list[str]:
-        """The models of all LLMs that have the tokenizer of one."""
-        own = tokenizers[policy_id]
-        return list(dict.fromkeys(path for name, path in self.model_paths.items() if tokenizers[name] is own))
+        """The paths of all models that share an LLM's tokenizer."""
+        tokenizer = tokenizers[policy_id]
+        return list(dict.fromkeys(path for name, path in self.model_paths.items() if tokenizers[name] is tokenizer))
 
     @property
     def model_paths(self) -> dict[str, str]:
-        """By LLM, what `from_pretrained` is given for its model, in this process.
+        """Policy id → path or hub id of its model for `from_pretrained` in this process.
 
         Raises:
-            SmolLM2Error: `smollm2` is named, but its package is not installed.
-            CacheError: `smollm2` is named for the first time, and the cache cannot be written.
+            SmolLM2Error: the model is `smollm2`, but its package is not installed.
+            CacheError: `smollm2` is used for the first time, and the cache cannot be written.
         """
         return {policy_id: model_path(name) for policy_id, name in self.models.items()}
 
     @model_validator(mode="before")
     @classmethod
     def _choose_gpus(cls, values: Any) -> Any:
-        """Fills in which GPU is used, if that is left out."""
+        """Fills in the default GPU assignment."""
         return choose_gpus(values) if isinstance(values, Mapping) else values
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_what_it_seems(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `lr=true`, which pydantic takes for 1, and text that no file can hold."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+    def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
+        """Rejects `lr=true`, which pydantic converts to 1, and text that cannot be encoded in UTF-8."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
             raise ValueError("should be a number, not true or false")
         texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
         if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-            raise ValueError("should be text in UTF-8, but holds bytes or half characters that are not")
+            raise ValueError("should be text in UTF-8, but contains invalid bytes or surrogates")
         return value
 
     @field_validator("chat_date")
     @classmethod
-    def _is_date(cls, value: str | None) -> str | None:
-        """Refuses days that no calendar has, which the pattern lets pass."""
+    def _check_date(cls, value: str | None) -> str | None:
+        """Rejects dates that match the pattern but do not exist."""
         if value is not None:
             date.fromisoformat(value)
         return value
 
     @field_validator("reward", mode="before")
     @classmethod
-    def _is_named(cls, value: Any) -> Any:
-        """Takes functions themselves, too."""
+    def _functions_to_specs(cls, value: Any) -> Any:
+        """Accepts Python functions as rewards."""
         if isinstance(value, list):
-            return [spec_of(each) if callable(each) else each for each in value]
+            return [spec_of(reward) if callable(reward) else reward for reward in value]
         return spec_of(value) if callable(value) else value
 
     @field_validator("data", "eval_data", "model", "start_from")
     @classmethod
     def _expand_home(cls, value: Any) -> Any:
-        """Expands `~` at the start of a path, which a shell does not where it stands in a file or after `key=`."""
+        """Expands a leading `~`, as shells do not expand it in files or after `key=`."""
         if isinstance(value, list):
             return [expand_home(path) for path in value]
         return None if value is None else expand_home(value)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _reject_conflicts(self) -> Self:
         reject_conflicts(self)
-        _ = self.reward_spec  # its functions and weights go together
+        _ = self.reward_spec  # raises if the numbers of functions and weights differ
         return self
 
 
-def nearest_key(key: str, known: list[str]) -> str:
-    """Returns ` Did you mean X?` for the closest known key, or an empty string."""
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+def nearest_key(key: str, keys: list[str]) -> str:
+    """Returns ` Did you mean X?` for the closest of `keys`, or an empty string if none is close."""
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
-def reject_unknown_settings(keys: Iterable[str], where: str = "") -> None:
-    """Refuses what is the name of no setting.
+def reject_unknown_settings(keys: Iterable[str], source: str = "") -> None:
+    """Rejects keys that are not settings.
 
     Args:
-        keys: of which each should be one.
-        where: they stand, with a space before it, for the message.
+        keys: names to check.
+        source: their origin, for the message, such as ` in FILE` (with a leading space).
 
     Raises:
-        SettingsError: names the first such key, and the closest setting.
+        SettingsError: a key is unknown; the message names it and the closest setting.
     """
-    known = list(Settings.model_fields)
+    names = list(Settings.model_fields)
     for key in keys:
-        if key not in known:
-            raise SettingsError(f"Unknown setting `{key}`{where}.{nearest_key(key, known)}")
+        if key not in names:
+            raise SettingsError(f"Unknown setting `{key}`{source}.{nearest_key(key, names)}")
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:
     """Validates flat settings.
 
     Args:
-        values: setting name → value; names that are left out take their defaults.
+        values: setting name → value; missing settings take their defaults.
 
     Raises:
-        SettingsError: for the first unknown key, wrong value or contradiction, in one sentence.
+        SettingsError: for the first unknown key, invalid value or conflict.
     """
     reject_unknown_settings(values)
     try:
@@ -342,27 +357,27 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         if not first["loc"]:
             raise SettingsError(reason) from None
         value = repr(first["input"])
-        shown = value if len(value) <= 100 else f"{value[:97]}..."
-        raise SettingsError(f"Setting `{first['loc'][0]}`={shown}: {reason.rstrip('.')}.") from None
+        value = value if len(value) <= 100 else f"{value[:97]}..."
+        raise SettingsError(f"Setting `{first['loc'][0]}`={value}: {reason.rstrip('.')}.") from None
 
 
-def changed_settings(kept: Settings, asked: Settings) -> list[str]:
-    """Returns the names of the settings in which a run differs from what is asked for.
+def changed_settings(recorded: Settings, requested: Settings) -> list[str]:
+    """Returns the names of settings whose requested values differ from those that a run recorded.
 
-    A date that the run filled in, because a chat template asks for one and none was set, is no difference.
+    A date that the run filled in, because a chat template asks for one and none was set, is not a difference.
     """
-    old, new = kept.model_dump(), asked.model_dump()
+    old, new = recorded.model_dump(), requested.model_dump()
     return [name for name in old if old[name] != new[name] and (name != "chat_date" or new[name] is not None)]
 
 
 METADATA = settings_metadata(Settings)
-"""What is known of each setting."""
-RESUMABLE = tuple(name for name, known in METADATA.items() if known.resume)
-"""Settings that may change when a run goes on."""
-BY_CONTENT = tuple(name for name, known in METADATA.items() if known.content)
-"""Settings that may then name other files, if these hold the same."""
+"""Setting name → metadata."""
+RESUMABLE = tuple(name for name, metadata in METADATA.items() if metadata.resume)
+"""Settings that may change when a run resumes."""
+BY_CONTENT = tuple(name for name, metadata in METADATA.items() if metadata.content)
+"""Settings that may name other files with the same content when a run resumes."""
 
 
-def settings_in(*what: Category) -> frozenset[str]:
-    """Returns the names of the settings that decide any of this."""
-    return frozenset(name for name, known in METADATA.items() if known.category in what)
+def settings_in(*categories: Category) -> frozenset[str]:
+    """Returns the names of the settings in any of these categories."""
+    return frozenset(name for name, metadata in METADATA.items() if metadata.category in categories)

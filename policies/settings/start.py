@@ -1,4 +1,4 @@
-"""Where `start_from` leads: the checkpoint of another run whose policies a run starts from instead of its model."""
+"""Resolves `start_from`: the checkpoint of another run whose policies a run starts from instead of its model."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from policies.settings.settings import Settings, make_settings
 from policies.settings.yaml12 import to_cli
 
 POLICIES = "learner_group/learner/rl_module"
-"""Where RLlib puts the policies in a checkpoint, each in a folder of its name."""
+"""Path of the policies in an RLlib checkpoint; each has a folder named after its id."""
 CONFIG = "config.yaml"
-SAME = ("model", "weights", "lora_rank", "lora_alpha", "lora_target_modules", "critic_inputs")
-"""Settings that say what a policy consists of."""
+ARCHITECTURE_SETTINGS = ("model", "weights", "lora_rank", "lora_alpha", "lora_target_modules", "critic_inputs")
+"""Settings that determine the architecture of a policy."""
 
 
 def find_start(settings: Settings) -> Path | None:
-    """Returns the checkpoint whose policies `start_from` names.
+    """Returns the checkpoint that `start_from` names.
 
     Args:
-        settings: `start_from` is a run's folder, whose best checkpoint is taken, else its latest, or a checkpoint's.
+        settings: `start_from` is the folder of a checkpoint or of a run; a run's best checkpoint is used, or its latest
+            if none was evaluated.
 
     Returns:
-        Its folder; None: policies start from the model.
+        The checkpoint's folder; None if policies start from the model.
 
     Raises:
-        SettingsError: there is none on this machine, or its policies consist of something else.
+        SettingsError: there is no such checkpoint on this machine, or its policies have another architecture.
     """
     if settings.start_from is None:
         return None
     if "://" in settings.start_from:
         raise SettingsError(
-            f"start_from={settings.start_from} is a URI, which only `cory train` and `cory study` read. Copy that run "
-            "into a folder, and name the folder."
+            f"start_from={settings.start_from} is a URI, which only `cory train` and `cory study` can read. Copy that "
+            "run to a folder, and set start_from to the folder."
         )
     folder = Path(settings.start_from)
-    checkpoint = folder if (folder / POLICIES).is_dir() else _chosen(folder / "checkpoints")
+    checkpoint = folder if (folder / POLICIES).is_dir() else _find_checkpoint(folder / "checkpoints")
     if checkpoint is None or not (checkpoint / POLICIES).is_dir():
-        missing = "holds no checkpoint" if folder.is_dir() else "is no folder on this machine"
-        raise SettingsError(
-            f"start_from={settings.start_from} {missing}. Name the folder of a run, or of one of its checkpoints."
-        )
+        problem = "contains no checkpoint" if folder.is_dir() else "is not a folder on this machine"
+        raise SettingsError(f"start_from={settings.start_from} {problem}. Set it to the folder of a run or checkpoint.")
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():
@@ -49,36 +48,36 @@ def find_start(settings: Settings) -> Path | None:
     return checkpoint
 
 
-def reject_other_policies(settings: Settings, theirs: Settings) -> None:
-    """Refuses to start from policies that consist of something else than this run's.
+def reject_other_policies(settings: Settings, source: Settings) -> None:
+    """Rejects a `start_from` whose policies have another architecture.
 
     Args:
         settings: this run's.
-        theirs: those of the run that it starts from.
+        source: those of the run that it starts from.
 
     Raises:
-        SettingsError: names the settings that differ.
+        SettingsError: the architectures differ; the message names the settings.
     """
-    names = [*SAME]
-    if settings.critic and not theirs.critic:
+    names = [*ARCHITECTURE_SETTINGS]
+    if settings.critic and not source.critic:
         names.append("advantage")
     if settings.critic_inputs == "chain":  # such a critic has inputs for each agent
         names.append("num_agents")
-    other = {name: getattr(theirs, name) for name in names if getattr(theirs, name) != getattr(settings, name)}
-    differing = [f"{name}={to_cli(value)}" for name, value in other.items()]
-    if theirs.policy_ids != settings.policy_ids:
-        differing.append(f"num_policies={len(theirs.policy_ids)}")
-    if differing:
+    values = {name: getattr(source, name) for name in names if getattr(source, name) != getattr(settings, name)}
+    differences = [f"{name}={to_cli(value)}" for name, value in values.items()]
+    if source.policy_ids != settings.policy_ids:
+        differences.append(f"num_policies={len(source.policy_ids)}")
+    if differences:
         raise SettingsError(
-            f"start_from={settings.start_from}: that run has {', '.join(differing)}, so its policies do not fit this "
-            "run's. Use the same here, or leave start_from out."
+            f"start_from={settings.start_from} conflicts with this run's policies: that run has "
+            f"{', '.join(differences)}. Set the same here, or remove start_from."
         )
 
 
-def _chosen(checkpoints: Path) -> Path | None:
-    """Returns a run's best checkpoint, or else its latest; None: it has none."""
+def _find_checkpoint(checkpoints: Path) -> Path | None:
+    """Returns a run's best checkpoint, else its latest; None if it has none."""
     best = checkpoints / "best"
-    if best.is_file():  # as storage has it, copied to a disk
+    if best.is_file():  # a text file in storage and its copies, a symbolic link otherwise
         best = checkpoints / best.read_text(encoding="utf-8").strip()
     saved = sorted(checkpoints.glob("update_*"), key=lambda folder: (len(folder.name), folder.name))
     return best if best.is_dir() else (saved[-1] if saved else None)

@@ -1,6 +1,6 @@
-"""YAML of version 1.2: `1e-6` is a number, `011` is eleven, `1:30` and `no` are texts; a duplicate key is an error.
+"""YAML 1.2: `1e-6` is a number, `011` is eleven, `1:30` and `no` are texts; a duplicate key is an error.
 
-ruamel.yaml reads it. PyYAML, which knows version 1.1 alone, writes: what both read alike.
+ruamel.yaml reads it. PyYAML, which implements only 1.1, writes it in a form that both versions read equally.
 """
 
 import json
@@ -20,17 +20,17 @@ QUOTES = ("'", '"')
 
 
 class _Constructor(SafeConstructor):
-    """Leaves dates as the texts they are."""
+    """Reads dates as texts."""
 
 
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a text on one line, whatever it holds, and in quotes if version 1.2 takes it for something else."""
+    """Writes every text on one line, and quotes it if YAML 1.2 would read it as another type."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Line breaks and whatever else cannot be seen stand as escapes in quotes."""
+        """Writes unprintable characters, such as line breaks, as escapes in double quotes."""
         style = '"' if not text.isprintable() else None if scalar(text) == text else "'"
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -44,33 +44,33 @@ def _load(text: str) -> Any:
     return reader.load(text)
 
 
-def read_yaml(text: str, where: str) -> Any:
-    """Reads what a person wrote in YAML.
+def read_yaml(text: str, source: str) -> Any:
+    """Parses YAML written by a user.
 
     Args:
         text: the YAML.
-        where: it stands, for messages.
+        source: file name or other origin, for messages.
 
     Raises:
-        SettingsError: it is no YAML, says something twice, or nests hundreds of lists.
+        SettingsError: it is invalid, has a duplicate key, or nests hundreds of lists.
     """
     try:
         return _load(text)
     except RecursionError as error:
-        raise SettingsError(f"{where} nests lists or mappings too deeply to be read.") from error
-    except (YAMLError, ValueError, KeyError) as error:  # the latter two of a tag that does not fit its value
+        raise SettingsError(f"{source} nests lists or mappings too deeply.") from error
+    except (YAMLError, ValueError, KeyError) as error:  # ValueError, KeyError: a tag that does not fit its value
         reason = str(error)
         if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
             reason = f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
-        raise SettingsError(f"{where} is not valid YAML: {' '.join(reason.split())}.") from error
+        raise SettingsError(f"{source} is not valid YAML: {' '.join(reason.split())}.") from error
 
 
 def scalar(text: str, lists: bool = False) -> Value:
-    """Returns the YAML scalar that `text` spells: a number, true, false, null, quoted text; or else `text` itself.
+    """Parses a YAML scalar: a number, true, false, null or quoted text; returns anything else as text.
 
     Args:
-        text: as it stands in a word.
-        lists: it may be a list in brackets too.
+        text: a word of a command line.
+        lists: whether to parse lists in brackets too.
     """
     try:
         value = _load(text)
@@ -84,12 +84,12 @@ def scalar(text: str, lists: bool = False) -> Value:
 
 
 def to_yaml(value: Value) -> str:
-    """Returns a value as one line of YAML, which `scalar` and `read_yaml` read back."""
+    """Returns a value as one line of YAML; `scalar` and `read_yaml` are the inverse."""
     return write_yaml(value, flow=True).removesuffix("\n").removesuffix("\n...")
 
 
 def to_cli(value: Value) -> str:
-    """Returns a value as it stands on a command line, which `scalar` reads back: a text as it is, if that will do."""
+    """Returns a value as a word of a command line, quoted only if necessary; `scalar` is the inverse."""
     if isinstance(value, list):
         return to_yaml(value)
     if not isinstance(value, str):
@@ -99,7 +99,12 @@ def to_cli(value: Value) -> str:
 
 
 def write_yaml(value: object, flow: bool = False) -> str:
-    """Returns values, lists and mappings as YAML, each text on one line, in the order given; or all on one line."""
+    """Returns values, lists and mappings as YAML, in their order, with each text on one line.
+
+    Args:
+        value: any nesting of these.
+        flow: whether to write everything on one line.
+    """
     text: str = yaml.dump(
         value, Dumper=_Dumper, default_flow_style=flow, width=math.inf, allow_unicode=True, sort_keys=False
     )

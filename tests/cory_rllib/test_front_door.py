@@ -1,4 +1,4 @@
-"""The package imports what is asked for, and nothing else; what it is given wrongly it refuses in a sentence."""
+"""Tests of the public package: lazy imports and error messages."""
 
 import subprocess
 import sys
@@ -12,23 +12,27 @@ from cory_rllib import CommandError, CoryConfig, SettingsError, evaluate, export
 from policies.settings.settings import Settings
 from tests.launch.conftest import record
 
-LOOK = "import sys, {module}; print(*sorted({{'ray', 'torch', 'vllm', 'transformers'}} & set(sys.modules)))"
+PRINT_IMPORTED = "import sys, {module}; print(*sorted({{'ray', 'torch', 'vllm', 'transformers'}} & set(sys.modules)))"
 
 
 @pytest.mark.parametrize("module", ["cory_rllib", "policies.settings.files"])
-def test_the_package_and_its_presets_import_no_heavy_library(module: str) -> None:
-    done = subprocess.run([sys.executable, "-c", LOOK.format(module=module)], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("", "")
-
-
-def test_what_learns_is_imported_without_ray_and_vllm() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK.format(module="policies.learning.policy_learner")], capture_output=True, text=True
+def test_the_package_and_its_presets_import_no_heavy_libraries(module: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", PRINT_IMPORTED.format(module=module)], capture_output=True, text=True
     )
-    assert not {"ray", "vllm"} & set(done.stdout.split()), done.stdout
+    assert (process.stdout.strip(), process.stderr) == ("", "")
 
 
-def test_every_name_is_there_and_says_what_it_is() -> None:
+def test_the_policy_learner_is_imported_without_ray_and_vllm() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", PRINT_IMPORTED.format(module="policies.learning.policy_learner")],
+        capture_output=True,
+        text=True,
+    )
+    assert not {"ray", "vllm"} & set(process.stdout.split()), process.stdout
+
+
+def test_every_public_name_can_be_imported_and_has_a_docstring() -> None:
     assert sorted(cory_rllib.__all__) == cory_rllib.__all__ and set(cory_rllib.__all__) <= set(dir(cory_rllib))
     for name in cory_rllib.__all__:
         assert getattr(cory_rllib, name).__doc__, name
@@ -36,7 +40,7 @@ def test_every_name_is_there_and_says_what_it_is() -> None:
         _ = cory_rllib.trian
 
 
-def test_a_preset_s_settings_are_those_of_the_command_line() -> None:
+def test_a_preset_has_the_same_settings_as_on_the_command_line() -> None:
     from launch.console.configuration import resolve
 
     config = CoryConfig.from_preset("imdb-tiny", num_agents=1, lr=1e-3)
@@ -44,8 +48,8 @@ def test_a_preset_s_settings_are_those_of_the_command_line() -> None:
     assert CoryConfig.from_preset().settings == resolve("imdb-tiny", [], [])
 
 
-def test_a_wrong_name_or_value_is_one_sentence() -> None:
-    with pytest.raises(SettingsError, match=r"^There is no preset `imdb-tinny`\. Did you mean `imdb-tiny`\?"):
+def test_invalid_names_and_values_have_clear_messages() -> None:
+    with pytest.raises(SettingsError, match=r"^Unknown preset `imdb-tinny`\. Did you mean `imdb-tiny`\?"):
         CoryConfig.from_preset("imdb-tinny")
     with pytest.raises(SettingsError, match=r"^Unknown setting `learning_rate`\."):
         CoryConfig.from_preset(learning_rate=1e-5)
@@ -58,33 +62,33 @@ def test_a_wrong_name_or_value_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("options", "message"),
     [
         ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation is written to a folder"),
         ({"queries": 0}, "queries=0 is not above 0."),
         ({"samples": -1}, "samples=-1 is not above 0."),
     ],
 )
-def test_an_evaluation_refuses_what_it_cannot_do_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: str
+def test_an_evaluation_with_invalid_options_raises_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = record(tmp_path / "run", Settings(backend="transformers", num_runners=0), updates=range(2))
-    run.checkpoints.save(1, lambda place: (place / "file").touch())
+    run.checkpoints.save(1, lambda folder: (folder / "file").touch())
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(CommandError, match=told):
-        evaluate(run.path, **asked)
+    with pytest.raises(CommandError, match=message):
+        evaluate(run.path, **options)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_export_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_to_a_uri_raises_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=r"^s3://bucket/model is a URI, but the model is written to a folder here"):
         export("nowhere", "s3://bucket/model")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_shows_a_notebook_its_curves_once_they_are_drawn(tmp_path: Path) -> None:
+def test_a_run_shows_its_curves_in_notebooks_once_they_exist(tmp_path: Path) -> None:
     folder = record(tmp_path, Settings(), updates=range(2))
     run = load_run(tmp_path)
     assert run._repr_png_() is None

@@ -1,4 +1,4 @@
-"""The code of docs/python.md does what the page says, run as a script: its functions belong to no module."""
+"""Tests that the code of docs/python.md works as a script, where functions belong to no module."""
 
 import json
 import os
@@ -22,21 +22,21 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A script that holds the page's code."""
+    """A script with the page's code."""
     file = tmp_path_factory.mktemp("page") / "page.py"
     file.write_text(CODE)
     return file
 
 
 @pytest.mark.timeout(600)
-def test_the_page_s_code_runs_as_it_stands_there(script: Path) -> None:
-    done = subprocess.run(
+def test_the_code_of_the_page_runs_unchanged(script: Path) -> None:
+    process = subprocess.run(
         [sys.executable, script.name], cwd=script.parent, env=ENVIRONMENT, capture_output=True, text=True, timeout=580
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert re.search(r"^2 observer llm_\d -\d\.\d\d, KL \d\.\d\d$", done.stdout, re.M)
-    assert re.search(r"^llm_2 after llm_1 -\d\.\d\d \[", done.stdout, re.M)
-    assert "There is no preset `imdb-tinny`. Did you mean `imdb-tiny`? The presets are: " in done.stdout
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert re.search(r"^2 observer llm_\d -\d\.\d\d, KL \d\.\d\d$", process.stdout, re.M)
+    assert re.search(r"^llm_2 after llm_1 -\d\.\d\d \[", process.stdout, re.M)
+    assert "Unknown preset `imdb-tinny`. Did you mean `imdb-tiny`? Presets: " in process.stdout
     assert (script.parent / "my-model" / "model.safetensors").stat().st_size > 1e6
     run = script.parent / "runs" / "short-words"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -44,7 +44,7 @@ def test_the_page_s_code_runs_as_it_stands_there(script: Path) -> None:
     assert {"config.yaml", "samples.jsonl", "checkpoints", "log.txt", "curves.png"} <= {f.name for f in run.iterdir()}
 
 
-def test_the_page_s_code_passes_mypy_s_strict_checks(script: Path) -> None:
+def test_the_code_of_the_page_passes_strict_mypy(script: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file", str(CHECKOUT / "pyproject.toml"), str(script)]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280)
+    assert process.returncode == 0, process.stdout

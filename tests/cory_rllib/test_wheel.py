@@ -1,4 +1,4 @@
-"""The wheel has everything that the packages have in the source, and works without it."""
+"""Tests that the wheel contains all files of the packages and works without the source."""
 
 import os
 import shutil
@@ -24,27 +24,27 @@ def files(package: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The content of a wheel that was built of a copy of the source."""
-    place = tmp_path_factory.mktemp("wheel")
-    source = place / "source"
+    """The unpacked wheel, built from a copy of the source."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
     for package in PACKAGES:
         shutil.copytree(CHECKOUT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, source)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-index"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(place), str(source)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(source)]
     subprocess.run(command, check=True, timeout=200)
-    (wheel,) = place.glob("cory_rllib-*.whl")
+    (wheel,) = folder.glob("cory_rllib-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(place / "unpacked")
-    return place / "unpacked"
+        archive.extractall(folder / "unpacked")
+    return folder / "unpacked"
 
 
 def run(unpacked: Path, *words: str) -> str:
-    """Runs Python in an empty folder, where these packages are those of the wheel."""
+    """Runs Python in an empty folder with the packages of the wheel."""
     empty = unpacked.parent / "empty"
     empty.mkdir(exist_ok=True)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *words],
         cwd=empty,
         env={**os.environ, "PYTHONPATH": str(unpacked)},
@@ -52,8 +52,8 @@ def run(unpacked: Path, *words: str) -> str:
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_the_wheel_has_every_file_of_the_packages(unpacked: Path) -> None:
@@ -61,26 +61,26 @@ def test_the_wheel_has_every_file_of_the_packages(unpacked: Path) -> None:
         assert files(unpacked / package) == files(CHECKOUT / package)
 
 
-def test_commands_and_the_python_api_work_from_the_wheel_alone(unpacked: Path) -> None:
+def test_commands_and_the_python_api_work_with_only_the_wheel(unpacked: Path) -> None:
     version = (CHECKOUT / "pyproject.toml").read_text().partition('version = "')[2].partition('"')[0]
     assert run(unpacked, "-m", "cory_rllib", "--version") == f"{version}\n"
     settings = yaml.safe_load(
         run(unpacked, "-m", "cory_rllib", "train", "imdb-tiny", "num_updates=7", "--print-config")
     )
     assert (settings["num_updates"], settings["advantage"]) == (7, "rloo")
-    told = run(unpacked, "-c", "import cory_rllib; print(cory_rllib.__file__); print(*cory_rllib.presets())")
-    file, names = told.splitlines()
+    output = run(unpacked, "-c", "import cory_rllib; print(cory_rllib.__file__); print(*cory_rllib.presets())")
+    file, names = output.splitlines()
     assert file == str(unpacked / "cory_rllib" / "__init__.py") and "imdb-tiny" in names.split()
 
 
-def test_without_vllm_the_default_backend_is_transformers_and_that_is_said(unpacked: Path) -> None:
+def test_without_vllm_the_default_backend_is_transformers_with_a_warning(unpacked: Path) -> None:
     code = """
 import importlib.metadata as metadata
-usual = metadata.version
+original_version = metadata.version
 def version(name):
     if name.startswith("vllm"):
         raise metadata.PackageNotFoundError(name)
-    return usual(name)
+    return original_version(name)
 metadata.version = version
 from cory_rllib import CoryConfig
 from policies.generation.installed import warn_if_vllm_missing
@@ -95,7 +95,7 @@ try:
 except Exception as error:
     print(error)
 """
-    warning, backend, refusal = run(unpacked, "-c", code).splitlines()
+    warning, backend, error = run(unpacked, "-c", code).splitlines()
     assert "WARNING:policies.generation.installed:vLLM is not installed, so backend=transformers" in warning
     assert backend == "transformers"
-    assert refusal.startswith("backend=vllm needs the package vllm, which is not installed.")
+    assert error.startswith("backend=vllm needs the package vllm, which is not installed.")

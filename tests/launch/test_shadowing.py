@@ -95,7 +95,7 @@ def test_a_task_that_needs_the_user_s_module_is_refused(project: Path, source: s
 
 def test_workers_of_a_ray_that_was_started_otherwise_are_refused(ray_session: None, project: Path) -> None:
     config = CoryConfig().cory(**{**TINY, "num_runners": 1})
-    with pytest.raises(SettingsError, match=r"Ray's workers would import .*cory_env\.py in the place of our package"):
+    with pytest.raises(SettingsError, match=r"Ray's workers would import .*cory_env\.py instead of CORY\'s package"):
         config.build_algo()
 
 
@@ -109,7 +109,7 @@ def test_a_module_named_as_the_front_door_is_refused_before_it_is_uploaded(proje
 def test_a_module_that_was_imported_before_ours_is_refused(project: Path) -> None:
     code = "import policies, cory_rllib"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert "ImportError: policies was imported from" in done.stderr.splitlines()[-1]
+    assert "ImportError: The module policies, imported from" in done.stderr.splitlines()[-1]
 
 
 def test_folders_without_code_and_checkouts_of_ours_shadow_nothing(tmp_path: Path) -> None:

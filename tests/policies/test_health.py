@@ -1,4 +1,4 @@
-"""Every sign of ill health, provoked by a run that really shows it; and a healthy run, which shows none."""
+"""Tests of health checks: runs that show each sign, and a healthy run without warnings."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ def signs(report: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def replay(name: str, **settings: Any) -> tuple[Health, list[list[dict[str, Any]]]]:
-    """What a watch says of each update of a recorded run."""
+    """Returns the warnings of each update of a recorded run."""
     health = Health(make_settings(settings))
     lines = (RECORDINGS / f"{name}.jsonl").read_text().splitlines()
     return health, [health.observe({**json.loads(line), "update": n}) for n, line in enumerate(lines, 1)]
 
 
-def test_a_healthy_run_of_the_bundled_task_raises_no_warning() -> None:
+def test_a_healthy_run_has_no_warnings() -> None:
     _, warnings = replay("imdb-tiny")
     assert len(warnings) == 45
     assert not any(warnings)
 
 
-def test_a_run_without_a_kl_penalty_collapses_and_is_warned_of() -> None:
+def test_a_run_without_a_kl_penalty_collapses_with_warnings() -> None:
     _, warnings = replay("imdb-tiny-collapse")
     first = {
-        sign: next(update for update, found in enumerate(warnings, start=1) if sign in {w["signature"] for w in found})
-        for sign in ("kl", "repetition")
+        signature: next(n for n, active in enumerate(warnings, 1) if signature in {w["signature"] for w in active})
+        for signature in ("kl", "repetition")
     }
     assert first["kl"] < len(warnings) and first["repetition"] <= len(warnings)
     assert {warning["subject"] for warning in warnings[-1]} >= {"llm_1", "llm_2"}
 
 
-def test_a_warning_waits_for_patience_is_logged_once_and_ends_with_its_sign(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_starts_after_health_patience_is_logged_once_and_ends_with_its_sign(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     health = Health(make_settings({"health_patience": 2, "max_token_kl": 1.0}))
     healthy: dict[str, float] = {
         "task_reward": 1.0,
@@ -57,22 +59,22 @@ def test_a_warning_waits_for_patience_is_logged_once_and_ends_with_its_sign(capl
         "eos_rate": 0.5,
         "repetition": 0.0,
     }
-    found = []
+    active = []
     for update, kl in enumerate((20.0, 20.0, 20.0, 1.0, 20.0), 1):
         report = {"update": update, "policy": {"llm_1": {**healthy, "kl": kl}}, "role": {"pioneer": healthy}}
         warnings = health.observe(report)
-        found.append([(warning["signature"], warning["updates"]) for warning in warnings])
-    assert found == [[], [("kl", 2)], [("kl", 3)], [], []]
+        active.append([(warning["signature"], warning["updates"]) for warning in warnings])
+    assert active == [[], [("kl", 2)], [("kl", 3)], [], []]
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [2]
 
 
-def test_a_policy_that_unlearns_to_end_its_responses_stops_the_run_as_collapsed(
+def test_a_policy_that_stops_ending_its_responses_ends_the_run_as_collapsed(
     make_cory: MakeCory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = load_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     torch.manual_seed(0)
-    model = PhiForCausalLM(  # its head has a bias, by which it can be made to end one response in three at each token
+    model = PhiForCausalLM(  # its head has a bias, set so that a response ends with probability 1/3 at each token
         PhiConfig(
             vocab_size=len(tokenizer),
             hidden_size=32,
@@ -107,30 +109,32 @@ def test_a_policy_that_unlearns_to_end_its_responses_stops_the_run_as_collapsed(
                 break
     assert result["done"] and result["cory"]["collapsed"]
     assert {sign for sign, _ in signs(result["cory"])} == {"eos"}
-    assert "hardly ends its responses any more" in caplog.text
+    assert "rarely ends its responses" in caplog.text
 
 
-@pytest.mark.parametrize(("winner", "dragged"), [("pioneer", True), ("observer", False)])
-def test_a_role_that_takes_all_the_reward_and_an_observer_that_is_dragged_down(
-    make_cory: MakeCory, winner: str, dragged: bool
+@pytest.mark.parametrize(("winner", "dragged_down"), [("pioneer", True), ("observer", False)])
+def test_a_role_with_far_higher_rewards_and_an_observer_that_is_dragged_down(
+    make_cory: MakeCory, winner: str, dragged_down: bool
 ) -> None:
     report = make_cory(reward=f"{REWARDS}:only?winner={winner}", health_patience=1).train()["cory"]
-    expected = {("one_sided", "observer")} | ({("dragged_down", "observer")} if dragged else set())
+    expected = {("one_sided", "observer")} | ({("dragged_down", "observer")} if dragged_down else set())
     assert signs(report) == expected
-    assert any(f"The {winner} takes all the reward" in warning["text"] for warning in report["health"])
+    assert any(f"The {winner} has far higher rewards" in warning["text"] for warning in report["health"])
     assert not report["collapsed"]
 
 
-@pytest.mark.parametrize(("first", "now", "warned"), [(0.06, 0.0, False), (0.2, 0.08, True), (0.04, 0.0, False)])
-def test_an_end_of_sequence_rate_that_was_high_by_chance_may_fall(first: float, now: float, warned: bool) -> None:
-    """Of 128 responses 6 % end where 2 % do on average, once in a while: three standard errors are 0.063."""
+@pytest.mark.parametrize(("first", "current", "has_sign"), [(0.06, 0.0, False), (0.2, 0.08, True), (0.04, 0.0, False)])
+def test_an_end_of_sequence_rate_may_fall_within_three_standard_errors(
+    first: float, current: float, has_sign: bool
+) -> None:
+    """With a true rate of 2 %, 6 % of 128 responses can end by chance: three standard errors are 0.063."""
     settings = make_settings({})
-    figures = {"repetition": 0.0, "eos_rate": now, "kl": 0.0, "response_length": 12.0}
-    assert bool(list(signs_of_collapse(settings, "llm_1", figures, first, responses=128))) == warned
+    figures = {"repetition": 0.0, "eos_rate": current, "kl": 0.0, "response_length": 12.0}
+    assert bool(list(signs_of_collapse(settings, "llm_1", figures, first, responses=128))) == has_sign
     assert not list(signs_of_collapse(settings, "llm_1", figures, first, responses=8))
 
 
-def test_nobody_is_dragged_down_by_what_it_does_not_see() -> None:
+def test_an_observer_without_knowledge_transfer_is_not_dragged_down() -> None:
     better = {"task_reward": 1.0, "task_reward_std": 0.5}
     report = {"update": 1, "policy": {}, "role": {"pioneer": better, "observer": {**better, "task_reward": 0.0}}}
     for knowledge_transfer, expected in ((True, {("dragged_down", "observer")}), (False, set())):
@@ -138,7 +142,7 @@ def test_nobody_is_dragged_down_by_what_it_does_not_see() -> None:
         assert signs({"health": Health(settings).observe(report)}) == expected
 
 
-def test_an_effect_without_spread_is_infinite_and_none_is_none() -> None:
-    sure = {"task_reward": 1.0, "task_reward_std": 0.0}
-    assert effect_size(sure, sure) == 0.0
-    assert effect_size(sure, {**sure, "task_reward": 2.0}) == float("-inf")
+def test_effect_size_is_infinite_without_variance_and_0_without_difference() -> None:
+    constant = {"task_reward": 1.0, "task_reward_std": 0.0}
+    assert effect_size(constant, constant) == 0.0
+    assert effect_size(constant, {**constant, "task_reward": 2.0}) == float("-inf")

@@ -235,7 +235,7 @@ def test_validate_shows_a_task_as_each_tokenizer_reads_it(cory_here: Cory) -> No
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("The task is sound.") == 2
-    assert all(f"As {name} reads it:" in result.stdout for name in ("drafts-llama-tiny", "imdb-gpt2-tiny"))
+    assert all(f"With the tokenizer of {name}:" in result.stdout for name in ("drafts-llama-tiny", "imdb-gpt2-tiny"))
 
 
 def test_validate_finds_what_is_wrong_with_a_task_of_ones_own(cory_here: Cory, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_policies_may_play_a_chain_of_another_length_than_they_were_trained_in(r
     assert (longer.num_agents, longer.policy_ids) == (6, SETTINGS.policy_ids) and len(longer.policy_ids) == 3
     alone = settings(agents=2)
     assert (alone.num_agents, alone.policy_ids) == (2, ("llm_1",))
-    with pytest.raises(SettingsError, match="num_policies=3 LLMs cannot play num_agents=4 roles"):
+    with pytest.raises(SettingsError, match="num_policies=3 is neither a divisor nor a multiple of num_agents=4"):
         settings(agents=4, run=run)
     assert settings(agents=1, run=run).num_agents == 1  # three teams of one
 

@@ -1,15 +1,15 @@
-"""`cory validate` looks at what `cory train` would train with."""
+"""Tests that `cory validate` checks the settings that `cory train` would use."""
 
 import pytest
 
 from launch.main import main
 
-OTHER = "reward=tests.policies.sample_rewards:letters"  # the preset's own loads a classifier, as `validate imdb` does
+REWARD = "reward=tests.policies.sample_rewards:letters"  # the preset's own reward loads a classifier
 
 
 @pytest.mark.parametrize(
-    "words", [["drafts-tiny-team"], ["imdb-tiny", "num_agents=1", OTHER], ["imdb-tiny", "credit=chain", OTHER]]
+    "words", [["drafts-tiny-team"], ["imdb-tiny", "num_agents=1", REWARD], ["imdb-tiny", "credit=chain", REWARD]]
 )
-def test_a_preset_is_put_together_as_for_training(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_are_applied_to_a_preset_as_in_training(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", *words]) == 0, capsys.readouterr().err
     assert "  model family " in capsys.readouterr().out

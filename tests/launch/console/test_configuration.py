@@ -60,7 +60,7 @@ def test_what_a_preset_says_is_left_out_where_what_is_asked_for_leaves_it_no_eff
         assert resolve("imdb-tiny", [], [word]).num_runners == 1
     with pytest.raises(SettingsError, match="max_lag=1 requires num_runners"):
         resolve("imdb-tiny", [], ["max_lag=1", "num_runners=0"])
-    with pytest.raises(SettingsError, match="average_period=5 requires two LLMs"):
+    with pytest.raises(SettingsError, match="average_period=5 requires two or more LLMs"):
         resolve("imdb-tiny", [], ["num_agents=1", "average_period=5"])
 
 

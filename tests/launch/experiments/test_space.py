@@ -71,7 +71,7 @@ def test_every_point_of_a_search_must_be_settings() -> None:
         points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
         points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
-    with pytest.raises(CommandError, match="--over num_agents=1: average_period=5 requires two LLMs"):
+    with pytest.raises(CommandError, match="--over num_agents=1: average_period=5 requires two or more LLMs"):
         points(Settings(average_period=5), read_axes(["num_agents=1,2"]))
 
 

@@ -138,7 +138,7 @@ def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.Ca
     words = ["arithmetic", "digits=1", "operations=sums", "max_response_tokens=40"]
     assert main(["validate", *words]) == 0
     printed = capsys.readouterr().out
-    assert "46 of 46 gold answers score 1.0" in printed and "max_prompt_tokens is 64 unless it is set" in printed
+    assert "46 of 46 gold answers score 1.0" in printed and "The default max_prompt_tokens=64 is too small" in printed
     needed = printed.split("Train with max_prompt_tokens=")[1].split(".")[0]
     assert main(["validate", *words, f"max_prompt_tokens={needed}"]) == 0
     assert "Warnings" not in capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys
     assert main(["validate", "-c", str(mine), "operations=sums"]) == 0
     assert "Work out " in capsys.readouterr().out
     for words, said in (
-        (["operations=sums"], "Name the task, or a file that does: cory validate TASK operations=sums"),
+        (["operations=sums"], "The task is missing. Run `cory validate TASK operations=sums`."),
         (["imdb", "gsm8k"], "One preset or file: imdb and gsm8k cannot be combined."),
         (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
     ):

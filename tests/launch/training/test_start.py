@@ -45,7 +45,7 @@ def test_the_best_checkpoint_is_taken_or_else_the_latest(like: Settings, tmp_pat
 
 
 def test_policies_that_consist_of_something_else_are_refused(like: Settings) -> None:
-    with pytest.raises(SettingsError, match="that run has weights=full, so its policies do not fit"):
+    with pytest.raises(SettingsError, match=r"that run has weights=full\. Set the same here"):
         starting_policies(make_settings({**like.model_dump(), "weights": "lora"}))
 
 

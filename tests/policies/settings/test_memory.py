@@ -1,4 +1,4 @@
-"""The formula for activations, against what a forward pass of a small model keeps for its backward pass."""
+"""Tests of the estimate for activations against the tensors that a forward pass saves."""
 
 from __future__ import annotations
 
@@ -65,67 +65,65 @@ CONFIGS = {
 
 def settings_of(path: Path, config: PreTrainedConfig, **values: Any) -> Settings:
     config.save_pretrained(path)
-    same = {
+    defaults = {
         "model": str(path),
         "num_agents": 1,
         "queries_per_update": ROWS,
         "minibatch_size": ROWS,
         "micro_batch_size": ROWS,
     }
-    return make_settings({**same, "max_prompt_tokens": PROMPT, "max_response_tokens": RESPONSE, **values})
+    return make_settings({**defaults, "max_prompt_tokens": PROMPT, "max_response_tokens": RESPONSE, **values})
 
 
-def kept_bytes(path: str, settings: Settings) -> float:
-    """What is kept of a real forward pass, without the model's own weights and without logits."""
+def saved_bytes(path: str, settings: Settings) -> float:
+    """Returns the bytes that a real forward pass saves, without weights and logits."""
     bf16 = settings.dtype == "bf16"
-    computed, length = torch.bfloat16 if bf16 else torch.float32, PROMPT + RESPONSE
+    dtype, length = torch.bfloat16 if bf16 else torch.float32, PROMPT + RESPONSE
     model = load_language_model(path)
     model = add_lora(model.requires_grad_(False), settings.lora) if settings.lora else model
     if bf16:
-        store_matrices(model, computed)
-    if eager_is_faster(computed, torch.device("cpu"), length):
+        store_matrices(model, dtype)
+    if eager_is_faster(dtype, torch.device("cpu"), length):
         model.set_attn_implementation("eager")
     weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in weights:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+            saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     ids = torch.ones(ROWS, length, dtype=torch.int64)
-    hooks, autocast = saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", computed, enabled=bf16)
+    hooks, autocast = saved_tensors_hooks(save, lambda tensor: tensor), torch.autocast("cpu", dtype, enabled=bf16)
     with hooks, autocast:
         model(input_ids=ids, attention_mask=ids, position_ids=ids.cumsum(1) - 1, use_cache=False)
-    return float(sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
+    return float(sum(tensor.untyped_storage().nbytes() for tensor in saved.values()))
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("weights", ["full", "lora"])
-def test_activations_are_counted_as_a_forward_pass_keeps_them(
-    family: str, dtype: str, weights: str, tmp_path: Path
-) -> None:
+def test_estimated_activations_match_a_forward_pass(family: str, dtype: str, weights: str, tmp_path: Path) -> None:
     config = CONFIGS[family]
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     rank = {"lora_rank": 4} if weights == "lora" else {}
     settings = settings_of(tmp_path, config, dtype=dtype, weights=weights, **rank)
-    counted = learner(settings, shapes(settings)).parts["activations"]
-    most = 0.3 if settings.lora and family in ("mixtral", "qwen3_moe") else 0.15  # frozen experts keep less
-    assert counted == pytest.approx(kept_bytes(str(tmp_path), settings), rel=most)
+    estimate = learner(settings, shapes(settings)).parts["activations"]
+    tolerance = 0.3 if settings.lora and family in ("mixtral", "qwen3_moe") else 0.15  # frozen experts save less
+    assert estimate == pytest.approx(saved_bytes(str(tmp_path), settings), rel=tolerance)
 
 
-def test_with_checkpointing_only_what_goes_into_blocks_and_one_block_are_kept(tmp_path: Path) -> None:
-    whole, again = (
+def test_gradient_checkpointing_saves_the_inputs_of_blocks_and_one_block(tmp_path: Path) -> None:
+    plain, checkpointed = (
         settings_of(tmp_path, LLAMA, dtype="fp32", gradient_checkpointing=checkpointing)
         for checkpointing in (False, True)
     )
-    model = shapes(whole)
-    whole_bytes, again_bytes = (learner(each, model).parts["activations"] for each in (whole, again))
-    assert again_bytes == whole_bytes / 4 + 4 * ROWS * (PROMPT + RESPONSE) * 128 * 4  # four blocks, in fp32
+    models = shapes(plain)
+    plain_bytes, checkpointed_bytes = (learner(s, models).parts["activations"] for s in (plain, checkpointed))
+    assert checkpointed_bytes == plain_bytes / 4 + 4 * ROWS * (PROMPT + RESPONSE) * 128 * 4  # four blocks, in fp32
 
 
-def test_a_model_without_attention_is_counted(tmp_path: Path) -> None:
+def test_a_model_without_attention_has_an_estimate(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, state_size=8, eos_token_id=2)
     settings = settings_of(tmp_path, config, backend="transformers")
     assert learner(settings, shapes(settings)).parts["activations"] > 0

@@ -1,4 +1,4 @@
-"""YAML as it is read and written here: what a value means, and what is refused by file and line."""
+"""Tests of reading and writing YAML 1.2, and of error messages with file and line."""
 
 import random
 import time
@@ -56,8 +56,8 @@ AWKWARD = [
 
 def random_texts() -> list[str]:
     letters = "ab 019.:-#'\"\\\n\t\r\x85\u2028\xa0\ufeff{}[]&*!|>%@`,?=<~e+_é😀\x01"
-    draw = random.Random(0)
-    return ["".join(draw.choices(letters, k=draw.randint(0, 9))) for _ in range(300)]
+    rng = random.Random(0)
+    return ["".join(rng.choices(letters, k=rng.randint(0, 9))) for _ in range(300)]
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def random_texts() -> list[str]:
         ("9" * 10_000, "9" * 10_000),
     ],
 )
-def test_a_value_means_what_version_1_2_of_yaml_makes_of_it_or_else_itself(text: str, value: Value) -> None:
-    found = scalar(text)
-    assert found == value and type(found) is type(value)
+def test_a_scalar_is_parsed_as_yaml_1_2_or_returned_as_text(text: str, value: Value) -> None:
+    parsed = scalar(text)
+    assert parsed == value and type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("lr: 1\nlr: 2\n", 'found duplicate key "lr" with value "2" (original value: "1") in line 2, column 1'),
         ("lr: 1\nseed: !!int many\n", "invalid literal for int()"),
@@ -103,44 +103,44 @@ def test_a_value_means_what_version_1_2_of_yaml_makes_of_it_or_else_itself(text:
         ("prompt: " + "[" * 3000 + "]" * 3000, "nests lists or mappings too deeply"),
         ("- " * 3000 + "a", "nests lists or mappings too deeply"),
         ("lr: 1\nprompt: a\x00b\n", "unacceptable character #x0000"),
-        ("lr: 1\nprompt: {query}\n", "`prompt` in FILE holds a mapping, but this setting is one value."),
-        ("data: [a.jsonl, b.jsonl]\n", "`data` in FILE holds a list, but this setting is one value."),
+        ("lr: 1\nprompt: {query}\n", "`prompt` in FILE is a mapping, but this setting takes a single value."),
+        ("data: [a.jsonl, b.jsonl]\n", "`data` in FILE is a list, but this setting takes a single value."),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_sentence_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+def test_the_message_of_an_invalid_file_names_it_and_has_one_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(SettingsError) as raised:
         read_file(file)
-    told = str(raised.value)
-    assert says.replace("FILE", str(file)) in told and str(file) in told and "\n" not in told
+    error = str(raised.value)
+    assert message.replace("FILE", str(file)) in error and str(file) in error and "\n" not in error
 
 
-def test_a_small_file_of_aliases_cannot_fill_any_memory(tmp_path: Path) -> None:
+def test_a_small_file_of_nested_aliases_cannot_exhaust_memory(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("queries_per_update: &n 64\nminibatch_size: *n\n")
     assert read_file(file) == {"queries_per_update": 64, "minibatch_size": 64}
-    lists = [f"&{name} [{', '.join([f'*{before}'] * 99)}]" for before, name in pairwise("abcdefgh")]
+    lists = [f"&{name} [{', '.join([f'*{previous}'] * 99)}]" for previous, name in pairwise("abcdefgh")]
     file.write_text("reward: [&a [x], " + ", ".join(lists) + "]")
-    began = time.monotonic()
-    with pytest.raises(SettingsError, match=r"`reward` in .* holds a list"):
+    start = time.monotonic()
+    with pytest.raises(SettingsError, match=r"`reward` in .* is a list"):
         read_file(file)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10
 
 
-def test_whatever_a_text_holds_it_is_one_line_and_comes_back_from_a_file_a_list_and_a_word() -> None:
+def test_any_text_is_written_on_one_line_and_read_back_from_files_lists_and_words() -> None:
     for text in [*AWKWARD, *random_texts()]:
         line = to_yaml(text)
         assert len(f"{line}|".splitlines()) == 1
-        for read in (lambda text: read_yaml(text, "it"), yaml.safe_load):  # other programs read version 1.1
+        for read in (lambda text: read_yaml(text, "it"), yaml.safe_load):  # other programs read YAML 1.1
             assert read(f"prompt: {line} # its meaning\nlr: 1\n") == {"prompt": text, "lr": 1}
             assert read(write_yaml({"over": [text], "lr": 1e-6})) == {"over": [text], "lr": 1e-6}
         assert scalar(line) == text == scalar(to_cli(text))
 
 
 @pytest.mark.parametrize("value", [None, True, False, 0, -7, 10**30, 0.1, 1e-6, 1.41e-5, 1e30, 3.0])
-def test_other_values_come_back_as_they_were(value: Value) -> None:
+def test_other_values_are_read_back_unchanged(value: Value) -> None:
     for text in (to_yaml(value), to_cli(value)):
-        found = scalar(text)
-        assert found == value and type(found) is type(value)
+        parsed = scalar(text)
+        assert parsed == value and type(parsed) is type(value)
     assert yaml.safe_load(to_yaml(value)) == value
