@@ -191,5 +191,5 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
         for agent in each.agent_episodes.values():
             seen, response = agent.observations[0], agent.actions[0]
             prompt = seen["tokens"][: seen["length"]].tolist()
-            samples.setdefault(agent.policy_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
+            samples.setdefault(agent.module_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
     return rows_of(episodes), samples

@@ -86,13 +86,13 @@ def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates_with_averaging(
 def test_llms_with_the_same_weights_are_evaluated_once_and_others_each_for_itself(make_cory: MakeCory) -> None:
     algorithm = make_cory(average_period=2, lr=1e-3, eval_every=9)
     evaluator, played = algorithm.evaluator, []
-    play = algorithm.runners.play
+    play = algorithm.runners.generate
 
     def noted(prompt_refs: Sequence[PromptRef], **arguments: Any) -> Rollout:
         played.append(arguments["mapping"]("pioneer"))
         return play(prompt_refs, **arguments)
 
-    algorithm.runners.play = noted  # type: ignore[method-assign]
+    algorithm.runners.generate = noted  # type: ignore[method-assign]
     for expected in (["llm_1"], ["llm_1", "llm_2"], ["llm_1"]):  # the start, after update 1, and once averaged
         played.clear()
         found = evaluator.held_out()["evaluation"]

@@ -207,11 +207,11 @@ def test_an_engine_that_holds_other_weights_than_sent_stops_the_run(make_cory: M
     runners = algorithm.runners
     runners.send(4)
     with pytest.raises(WeightSyncError, match="llm_1: version 4"):
-        runners.check("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
+        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
     with pytest.raises(WeightSyncError, match="llm_2: version 4"):
-        runners.check("llm_2", [LoadedWeights(3, checksum(algorithm.weights("llm_2")))])
-    with pytest.raises(WeightSyncError, match=r"llm_1: 2 of the engine's weights are not among those .* such as bias"):
-        runners.check("llm_1", [LoadedWeights(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
+        runners.check_loaded("llm_2", [LoadedWeights(3, checksum(algorithm.weights("llm_2")))])
+    with pytest.raises(WeightSyncError, match=r"llm_1: 2 of the engine's weights were not updated, such as bias"):
+        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
 
 
 def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeCory) -> None:

@@ -62,7 +62,7 @@ def test_a_reset_at_an_exchange_empties_all_but_the_weights_and_lasts_through_a_
     controlled = {"kl_control": "adaptive", "reward_scaling": "normalize", "exchange_period": 2}
     algorithm = make_cory(**controlled, reset_on_exchange=True)
     algorithm.train()
-    estimations = algorithm.estimations.values()
+    estimations = algorithm.estimators.values()
     assert adam_of(algorithm) and all(estimation.kl_coef != 0.3 for estimation in estimations)
     assert all(estimation.reward_moments.count > 7 for estimation in estimations)
     weights = algorithm.weights("llm_1")

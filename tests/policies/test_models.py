@@ -92,7 +92,7 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
     assert len(tokenizers["llm_1"]) < 20 and len(tokenizers["llm_2"]) == 4096
     prompt_refs = [PromptRef(query) for query in range(8)]
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
-        rollout = algorithm.runners.play(prompt_refs, mapping=mapping, split="test")
+        rollout = algorithm.runners.generate(prompt_refs, mapping=mapping, split="test")
         for prompt_ref, sample, episode in zip(prompt_refs, rollout.samples, rollout.episodes, strict=True):
             query = task.test[prompt_ref.query]
             texts: list[str] = []

@@ -82,11 +82,12 @@ def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: 
         kl_coef=0.0,
         partner_reward=0.0,
     )
-    rollout = algorithm.runners.play([PromptRef(q, n) for q in range(4) for n in range(2)], mapping=algorithm.mapping)
+    prompt_refs = [PromptRef(query, sample) for query in range(4) for sample in range(2)]
+    rollout = algorithm.runners.generate(prompt_refs, mapping=algorithm.mapping)
     (rows,) = rows_of(rollout.episodes).values()
     rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
     rows["rewards"] = rows["task_rewards"].float()
-    columns, _ = algorithm.estimations["llm_1"].estimate(rows)
+    columns, _ = algorithm.estimators["llm_1"].estimate(rows)
     rows |= columns
     for position in (0, 1):
         part = at_position(rows, position)
@@ -109,7 +110,7 @@ def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_e
     )
     assert algorithm.settings.responses == 16  # of each query 2 of the pioneer, and 3 of the observer to each of these
     prompt_refs = [PromptRef(q, n) for q in range(2) for n in range(2)]
-    rollout = algorithm.runners.play(prompt_refs, mapping=algorithm.mapping, siblings=3)
+    rollout = algorithm.runners.generate(prompt_refs, mapping=algorithm.mapping, num_siblings=3)
     (rows,) = rows_of(rollout.episodes).values()
     assert rollout.counters["tokens"] == rows["mask"].sum()
     pioneers, observers = (at_position(rows, position) for position in (0, 1))
@@ -121,7 +122,7 @@ def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_e
     assert all(one != other for first, *others in answers for one in [first] for other in others)
     rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
     rows["rewards"] = rows["task_rewards"].float()
-    columns, _ = algorithm.estimations["llm_1"].estimate(rows)
+    columns, _ = algorithm.estimators["llm_1"].estimate(rows)
     rows |= columns
     for position, shape in ((0, (2, 2)), (1, (4, 3))):
         part = at_position(rows, position)

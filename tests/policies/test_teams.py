@@ -31,7 +31,7 @@ def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> N
 
 def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = make_cory(num_policies=4, queries_per_update=4, num_generations=2, minibatch_size=4, exchange_period=1)
-    play, played = algorithm.runners.play, []
+    play, played = algorithm.runners.generate, []
 
     def recorded(*args: Any, **kwargs: Any) -> Rollout:
         found = play(*args, **kwargs)
@@ -39,7 +39,7 @@ def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch:
             played.append(found)
         return found
 
-    monkeypatch.setattr(algorithm.runners, "play", recorded)
+    monkeypatch.setattr(algorithm.runners, "generate", recorded)
     for update, teams in enumerate(([(0, 1), (2, 3)], [(1, 2), (3, 0)])):
         played.clear()
         report = algorithm.train()["cory"]
@@ -77,7 +77,7 @@ def test_a_team_without_any_reward_for_many_batches_stops_training(
     make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = make_cory(num_policies=4, queries_per_update=4, minibatch_size=2)
-    play = algorithm.runners.play
+    play = algorithm.runners.generate
 
     def lost(*args: Any, **kwargs: Any) -> Rollout:
         found = play(*args, **kwargs)
@@ -85,7 +85,7 @@ def test_a_team_without_any_reward_for_many_batches_stops_training(
             found = found.without_chains()
         return found
 
-    monkeypatch.setattr(algorithm.runners, "play", lost)
+    monkeypatch.setattr(algorithm.runners, "generate", lost)
     with pytest.raises(RewardError, match="on every query of 6 batches in a row"):
         algorithm.train()
 

@@ -68,7 +68,7 @@ def test_a_result_carries_the_last_evaluation_and_ends_with_the_last_update(make
 
 def test_a_search_space_is_a_setting_that_only_a_tuner_takes() -> None:
     config = CoryConfig().cory(exchange_period=tune.grid_search([1, None]))
-    with pytest.raises(SettingsError, match="`exchange_period` is a search space, so only"):
+    with pytest.raises(SettingsError, match=r"`exchange_period` is a search space\. Run it with"):
         config.build_algo()
 
 

@@ -15,7 +15,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.tune import Trainable
 
-from policies.compat.rllib import keep_runner_states
+from policies.compat.rllib import disable_runner_state_sync
 from policies.compat.transformers import attention_of, block_classes, ignored_weights, unsaved_weights, without_adapters
 from policies.generation.installed import vllm_installed
 
@@ -36,7 +36,7 @@ def test_rllib_s_groups_have_their_managers_and_runs_their_folders() -> None:
     assert mentions(Trainable.__init__, "self._setup_logdir()") and mentions(Trainable._setup_logdir, "self._storage")
     config = AlgorithmConfig()
     assert config._dont_auto_sync_env_runner_states is False
-    keep_runner_states(config)
+    disable_runner_state_sync(config)
     assert config._dont_auto_sync_env_runner_states is True
 
 

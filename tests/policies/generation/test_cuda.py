@@ -15,13 +15,13 @@ OLD = "The NVIDIA driver on your system is too old (found version 12040). Please
     [
         (
             RuntimeError(OLD),
-            r"PyTorch says: The NVIDIA driver .* \(found version 12040\)\. Please update it\. Check",
+            r"PyTorch reports: The NVIDIA driver .* \(found version 12040\)\. Please update it\. Check",
         ),
         (
             AssertionError("Torch not compiled with CUDA enabled"),
-            "PyTorch says: Torch not compiled with CUDA enabled. Check",
+            "PyTorch reports: Torch not compiled with CUDA enabled. Check",
         ),
-        (None, "asks for a GPU, but PyTorch finds none"),
+        (None, "requires a GPU, but PyTorch finds none"),
     ],
 )
 def test_what_pytorch_says_is_told_with_the_setting_and_the_way_out(
@@ -35,5 +35,5 @@ def test_what_pytorch_says_is_told_with_the_setting_and_the_way_out(
     monkeypatch.setattr(torch.cuda, "init", init)
     with pytest.raises(DeviceError, match=problem) as raised:
         check_cuda("gpus_per_runner", 0.5)
-    assert str(raised.value).startswith("gpus_per_runner=0.5 asks for a GPU")
+    assert str(raised.value).startswith("gpus_per_runner=0.5 requires a GPU")
     assert str(raised.value).endswith("gpus_per_runner=0 gpus_per_learner=0 backend=transformers.")

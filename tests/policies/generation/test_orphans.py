@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 
-from policies.compat.vllm import end_with_parent
+from policies.compat.vllm import exit_with_parent
 
 
 def linger() -> None:
-    end_with_parent()
+    exit_with_parent()
     time.sleep(60)
 
 

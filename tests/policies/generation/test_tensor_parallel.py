@@ -95,7 +95,7 @@ def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_
     assert [response.tokens for response in split.responses] == [response.tokens for response in whole.responses]
     for one, two in zip(whole.responses, split.responses, strict=True):
         assert two.logprobs == pytest.approx(one.logprobs, abs=1e-4)
-    assert split.killed == ["The vLLM engine of llm_1 died; it was started anew."] * 2
+    assert split.killed == ["The vLLM engine of llm_1 died; it was restarted."] * 2
     assert [response.tokens for response in split.again] == [response.tokens for response in split.responses]
 
 

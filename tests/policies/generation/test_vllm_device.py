@@ -50,7 +50,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch, memory: float, **settings: Any) -
 
     monkeypatch.setattr(type(current_platform), "get_device_total_memory", classmethod(lambda cls, n=0: int(memory)))
     monkeypatch.setattr("vllm.LLM", engine)
-    monkeypatch.setattr("policies.generation.vllm_generator.share_groups", lambda engine: None)
+    monkeypatch.setattr("policies.generation.vllm_generator.keep_process_groups", lambda engine: None)
     models = dict.fromkeys(("llm_1", "llm_2"), MODEL)
     common: dict[str, Any] = {"dtype": "fp32", "max_prompt_tokens": 52, "max_response_tokens": 12, "max_sequences": 128}
     VLLMGenerator(models, device=GPU, **{**common, **settings})
@@ -100,42 +100,45 @@ def test_an_engine_that_does_not_start_on_a_gpu_names_the_settings_of_gpus(monke
             {"llm_1": MODEL}, device=GPU, dtype="fp32", max_prompt_tokens=8, max_response_tokens=8, max_sequences=4
         )
     assert str(raised.value).endswith(
-        "ValueError: Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired. If memory is short, "
-        "raise gpus_per_runner or tensor_parallel_size, or lower max_prompt_tokens, max_response_tokens, queries or "
-        "num_agents; if not, "
-        "backend=transformers may do."
+        "ValueError: Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired. If it ran out of "
+        "memory, raise gpus_per_runner or tensor_parallel_size, or lower max_prompt_tokens, max_response_tokens, "
+        "queries_per_update or num_agents; otherwise try backend=transformers."
     )
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bf16", "refused"),
+    ("dtype", "bf16", "message"),
     [
         (
             "fp32",
             True,
-            r"weights=lora, and dtype=fp32: .* in 16 bits only\. Set dtype=bf16, or backend=transformers\.$",
+            r"weights=lora conflicts with dtype=fp32: .* 16 bits\. Set dtype=bf16, or backend=transformers\.$",
         ),
-        ("auto", False, r"dtype=auto is fp32 on this GPU, which has no bf16: .* only\. Set backend=transformers\.$"),
+        (
+            "auto",
+            False,
+            r"dtype=fp32 \(dtype=auto, because this GPU has no bf16\): .* bits\. Set backend=transformers\.$",
+        ),
         ("auto", True, None),
         ("bf16", True, None),
     ],
 )
-def test_adapters_in_fp32_are_refused_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, bf16: bool, refused: str | None
+def test_adapters_in_fp32_are_rejected_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, bf16: bool, message: str | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
     monkeypatch.setattr("policies.generation.vllm_lora.engine_arguments", lambda *_: {})
-    if refused is None:
+    if message is None:
         assert len(arguments(monkeypatch, 80e9, dtype=dtype, lora=Lora(4, 8.0))) == 1
         return
-    with pytest.raises(DeviceError, match=refused):
+    with pytest.raises(DeviceError, match=message):
         arguments(monkeypatch, 80e9, dtype=dtype, lora=Lora(4, 8.0))
 
 
-def test_a_device_that_the_build_cannot_use_is_refused_by_the_engines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_reject_a_device_that_the_build_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
     common: dict[str, Any] = {"dtype": "fp32", "max_prompt_tokens": 8, "max_response_tokens": 8, "max_sequences": 4}
-    with pytest.raises(DeviceError, match="vLLM is installed for CUDA"):
+    with pytest.raises(DeviceError, match="The installed vLLM is built for CUDA"):
         VLLMGenerator({"llm_1": MODEL}, device=torch.device("cpu"), **common)
     monkeypatch.setattr(installed, "version", lambda name: "0.32.0+cpu")
-    with pytest.raises(DeviceError, match="installed for CPUs, and was given a GPU"):
+    with pytest.raises(DeviceError, match="built for CPUs, but runs on a GPU"):
         VLLMGenerator({"llm_1": MODEL}, device=GPU, **common)

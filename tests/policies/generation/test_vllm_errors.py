@@ -36,7 +36,7 @@ def test_why_an_engine_does_not_start_is_one_sentence_with_what_may_help(tmp_pat
     ) as raised:
         start(folder, max_prompt_tokens=300)
     message = str(raised.value)
-    assert message.endswith("backend=transformers may do.") and "\n" not in message and len(message) < 600
+    assert message.endswith("otherwise try backend=transformers.") and "\n" not in message and len(message) < 600
     (folder / "model.safetensors").unlink()
     with pytest.raises(EngineStartError, match="any model weights"):
         start(folder)
@@ -44,7 +44,7 @@ def test_why_an_engine_does_not_start_is_one_sentence_with_what_may_help(tmp_pat
 
 def test_a_family_that_takes_no_adapters_in_vllm_is_told(tmp_path: Path) -> None:
     path = save_model(tmp_path / "model", "gptj", False)
-    with pytest.raises(EngineStartError, match=r"does not support LoRA yet\. .* backend=transformers may do\.$"):
+    with pytest.raises(EngineStartError, match=r"does not support LoRA yet\. .* otherwise try backend=transformers\.$"):
         start(Path(path), lora=Lora(4, 8.0))
 
 
@@ -53,7 +53,7 @@ def test_weights_that_vllm_has_no_place_for_are_told_in_a_sentence() -> None:
     engine = VLLMGenerator({"llm_1": str(DEFAULT_TOKENIZER)}, dtype="fp32", device=torch.device("cpu"), **shape)
     try:
         with pytest.raises(
-            ModelError, match=r"could not replace the weights of .* 'own' .*backend=transformers may do\.$"
+            ModelError, match=r"could not replace the weights of .* 'own' .*otherwise try backend=transformers\.$"
         ):
             engine.load("llm_1", {"transformer.own.weight": np.zeros(3, np.float32)}, 1)
     finally:

@@ -71,7 +71,7 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
 def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         (killed, conversing, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
-    assert "The vLLM engine of llm_1 died; it was started anew." in killed == conversing
-    assert "The vLLM engine of llm_1 gave no answer for 10 s, and no new one could be started. vLLM could" in hanging
-    assert "The vLLM engine of llm_2 is gone, and no new one could be started. vLLM could" in gone
+    assert "The vLLM engine of llm_1 died; it was restarted." in killed == conversing
+    assert "The vLLM engine of llm_1 did not respond within 10 s, and restarting it failed. vLLM could" in hanging
+    assert "The vLLM engine of llm_2 died, and restarting it failed. vLLM could" in gone
     assert all(as_wanted)

@@ -130,7 +130,7 @@ def test_responses_do_not_depend_on_what_else_is_in_the_batch(runner: ChainRunne
 
 def test_updates_and_samples_of_one_query_draw_different_responses(runner: ChainRunner) -> None:
     first = play(runner, [PromptRef(0), PromptRef(0, 1)])
-    second = play(runner, [PromptRef(0)], stream=1)
+    second = play(runner, [PromptRef(0)], update=1)
     texts = [rollout["responses"][0]["text"] for rollout in (*first.samples, *second.samples)]
     assert len(set(texts)) == 3
 
@@ -155,7 +155,7 @@ def test_a_runner_refuses_to_play_with_other_weights_than_asked_for(runner: Chai
 def test_episodes_remember_which_llm_played_which_role(runner: ChainRunner) -> None:
     mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids).rotated()
     episode = runner.sample(prompt_refs=[PromptRef(0)], mapping=mapping, version=0).episodes[0]
-    assert {role: agent.policy_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
+    assert {role: agent.module_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
 
 
 def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_queries_take_the_longest(
@@ -166,11 +166,11 @@ def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_q
     limits = []
     for update in range(6):
         limits.append(runner.settings.response_limit(update))
-        rollout = play(runner, prompt_refs, stream=update)
+        rollout = play(runner, prompt_refs, update=update)
         for role in runner.settings.roles:
             assert max(e.agent_episodes[role].actions[0]["length"] for e in rollout.episodes) == limits[-1]
     assert len(set(limits)) > 2
-    held_out = play(runner, prompt_refs, stream=limits.index(min(limits)), split="test")
+    held_out = play(runner, prompt_refs, update=limits.index(min(limits)), split="test")
     assert max(e.agent_episodes["pioneer"].actions[0]["length"] for e in held_out.episodes) == 6
     runner.stop()
 

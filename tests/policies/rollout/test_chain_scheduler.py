@@ -34,13 +34,13 @@ class OneByOne:
         self.choose = choose
         self.order: list[int] = []
 
-    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
+    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
         waiting = list(requests)
         while waiting:
             request = waiting.pop(self.choose(len(waiting)))
             self.order.append(request.key)
             ended = self.generate([request.prompt], request.policy_id, request.sampling)
-            waiting += follow([(request.key, response) for response in ended])
+            waiting += on_finished([(request.key, response) for response in ended])
 
 
 @pytest.mark.parametrize(("settings", "siblings", "calls"), GAMES)
@@ -50,10 +50,10 @@ def test_chains_and_reward_calls_are_the_same_in_whatever_order_responses_end(
     log = tmp_path / "calls"
     reward = f"tests.cory_env.sample_rewards:logged_length?log={log}"
     runner: Any = make_runner(stop="o", reward=reward, **settings)
-    expected = play(runner, DEALS, siblings=siblings)
+    expected = play(runner, DEALS, num_siblings=siblings)
     assert len({len(agent.actions[0]["tokens"]) for each in expected.episodes for agent in agents(each)}) > 2
     runner.generator = OneByOne(runner.generator, random.Random(0).randrange)
-    found = play(runner, DEALS, siblings=siblings)
+    found = play(runner, DEALS, num_siblings=siblings)
     assert runner.generator.order != sorted(runner.generator.order)
     runner.stop()
     assert [int(size) for size in log.read_text().split()] == calls * 2

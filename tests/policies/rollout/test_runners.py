@@ -14,7 +14,7 @@ from policies.generation.generator import GenerationError
 from policies.generation.installed import vllm_installed
 from policies.models.model_check import ModelError
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.runners import TaskChangedError, split
+from policies.rollout.runners import TaskChangedError, split_prompts
 from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory
 from tests.policies.models.test_language_model import deeper_than_its_weights
@@ -30,7 +30,7 @@ WITH_VLLM = [
 @pytest.mark.parametrize("runners", [1, 2, 3, 7])
 def test_shares_hold_every_query_once_and_in_order(runners: int) -> None:
     prompt_refs = [PromptRef(query) for query in range(5)]
-    shares = split(prompt_refs, runners)
+    shares = split_prompts(prompt_refs, runners)
     assert len(shares) == min(runners, 5)
     assert [prompt_ref for share in shares for prompt_ref in share] == prompt_refs
 
@@ -79,7 +79,7 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
     data.write_text("".join(rows[1:]))  # a runner that is restarted reads it anew
     for runner in shaken.runners.manager.actors().values():
         ray.kill(runner, no_restart=False)
-    with pytest.raises(TaskChangedError, match=r"Runner \d was restarted and read other queries than training began"):
+    with pytest.raises(TaskChangedError, match=r"Runner \d restarted and loaded different queries"):
         shaken.train()
 
 
@@ -94,12 +94,12 @@ def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them
     def dies_once(**arguments: Any) -> Any:
         if not lost:
             lost.append(arguments)
-            raise GenerationError("The vLLM engine of llm_1 died; it was started anew.")
+            raise GenerationError("The vLLM engine of llm_1 died; it was restarted.")
         return load(**arguments)
 
     monkeypatch.setattr(runner, "load_weights", dies_once)
     algorithm.train()
-    assert lost and "The vLLM engine of llm_1 died; it was started anew. The weights are sent again." in caplog.messages
+    assert lost and "The vLLM engine of llm_1 died; it was restarted. Sending the weights again." in caplog.messages
     assert algorithm.train()["cory"]["weight_version_lag"] == 0
 
 
@@ -138,6 +138,6 @@ def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
     assert set(figures) == {"llm_1", "llm_2", "mean"}
     assert all(math.isnan(value) for policy in figures.values() for value in policy.values())
     assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages
-    with pytest.raises(RewardError, match="failed on every query of 6 batches in a row, for update 1, so"):
+    with pytest.raises(RewardError, match="failed on every query of 6 batches in a row, for update 1"):
         algorithm.train()
     assert (algorithm.updates, algorithm.updates_since_exchange) == (0, 0)

@@ -109,7 +109,7 @@ def test_queries_of_a_runner_that_is_killed_while_it_plays_ahead_are_played_all_
         calm.train()
         assert texts(report) == played_by(calm, 2, calm.mapping.rotated()) and report["weight_version_lag"] == 1
     else:
-        assert "All runners died while they played ahead. The queries are played again." in caplog.messages
+        assert "All runners died while prefetching the next update. Generating the rollout again." in caplog.messages
         assert len(report["samples"]) == 4 and report["weight_version_lag"] == 0
         assert shaken.train()["cory"]["weight_version_lag"] == 1
 
@@ -144,7 +144,7 @@ def test_what_fails_is_raised_by_the_update_that_needs_it_which_can_be_done_agai
         if not trouble:
             assert algorithm.train()["cory"]["weight_version_lag"] == 0
     assert algorithm.updates == 4
-    monkeypatch.setattr(runners, "_FAREWELL", 1.0)
+    monkeypatch.setattr(runners, "_STOP_SECONDS", 1.0)
     started = time.monotonic()
     algorithm.stop()
     assert time.monotonic() - started < 15

@@ -29,7 +29,7 @@ def test_a_runner_that_stands_still_is_given_up_replaced_and_its_queries_played(
     found.append(shaken.train()["cory"])
     started = time.monotonic()
     found.append(shaken.train()["cory"])
-    assert time.monotonic() - started < shaken.runners.play_timeout  # it is not waited for again
+    assert time.monotonic() - started < shaken.runners.rollout_timeout  # it is not waited for again
     for one, other in zip(expected, found, strict=True):
         assert texts(one) == texts(other)
         assert one["roles"] == other["roles"]

@@ -155,10 +155,10 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
             {"num_learners": 2, "minibatch_size": 64},
             "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU",
         ),
-        (CUDA, False, {}, r"for CUDA, but PyTorch says: .*, or backend=transformers\.$"),
-        (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but PyTorch says: "),
+        (CUDA, False, {}, r"for CUDA, but PyTorch reports: .*, or backend=transformers\.$"),
+        (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 requires a GPU, but PyTorch reports: "),
         (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),
-        ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 asks for a GPU, but PyTorch says: "),
+        ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 requires a GPU, but PyTorch reports: "),
         (CUDA, False, {"backend": "transformers"}, None),
         (CUDA, True, {}, None),
         (CPU, True, {}, None),
@@ -189,5 +189,5 @@ def test_the_first_command_says_what_a_cuda_build_without_a_gpu_lacks(
     machine(CUDA, gpu=False)
     assert main([command, "imdb-tiny", "backend=vllm"]) == 2
     captured = capsys.readouterr()
-    assert "vLLM is installed for CUDA, but PyTorch says: " in captured.err
+    assert "The installed vLLM is built for CUDA, but PyTorch reports: " in captured.err
     assert "It fits" not in captured.out and not (tmp_path / "runs").exists()

@@ -389,7 +389,7 @@ def test_a_response_ends_with_any_token_that_holds_the_text_of_stop() -> None:
 
 
 def test_rllib_s_own_settings_that_would_do_nothing_are_refused() -> None:
-    with pytest.raises(SettingsError, match="RLlib's `clip_param` does nothing here"):
+    with pytest.raises(SettingsError, match="RLlib's `clip_param` has no effect here"):
         CoryConfig().training(clip_param=0.1)
 
 
