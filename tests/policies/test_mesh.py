@@ -21,7 +21,7 @@ from policies.learning import stored_policy
 from policies.rllib import learners
 from policies.rllib.learners import LearnerError
 from policies.rllib.token_ppo_learner import TokenPPOLearner
-from tests.policies.test_scale import build, in_own_session
+from tests.policies.test_scale import build, run_in_own_session
 
 Weights = dict[str, Mapping[str, np.ndarray]]
 """By LLM and parameter."""
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 """The second update ends with a step to the mean."""
 
 
-class Course(NamedTuple):
+class RunResult(NamedTuple):
     """What a run came to."""
 
     responses: list[list[list[str]]]
@@ -55,9 +55,9 @@ def weights_of(algorithm: Cory) -> Weights:
     return {policy_id: algorithm.weights(policy_id) for policy_id in algorithm.settings.policy_ids}
 
 
-def course(algorithm: Cory, updates: int) -> Course:
+def run_updates(algorithm: Cory, updates: int) -> RunResult:
     reports = [algorithm.train()["cory"] for _ in range(updates)]
-    return Course(
+    return RunResult(
         [[[one["text"] for one in sample["responses"]] for sample in report["samples"]] for report in reports],
         [report["policy"] for report in reports],
         algorithm.evaluator.held_out()["evaluation"],
@@ -66,16 +66,16 @@ def course(algorithm: Cory, updates: int) -> Course:
     )
 
 
-def learn(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) -> list[Course]:
+def run_on_meshes(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) -> list[RunResult]:
     """Three updates in each place; then the last of them again, in each from what the place before it had saved."""
     courses = []
     for number, place in enumerate(places):
         algorithm = build(**settings, **place, check_weight_sync=True)
-        courses.append(course(algorithm, 2))
+        courses.append(run_updates(algorithm, 2))
         algorithm.save_to_path(folder / str(number))
-        courses.append(course(algorithm, 1))
+        courses.append(run_updates(algorithm, 1))
         algorithm.restore_from_path(folder / str((number or 1) - 1))
-        courses.append(course(algorithm, 1))
+        courses.append(run_updates(algorithm, 1))
         algorithm.load_policies(folder / str(number), 2)
         assert all(
             np.array_equal(array, courses[-3].weights[policy_id][name])
@@ -86,7 +86,7 @@ def learn(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) 
     return courses
 
 
-def assert_close(one: Course, other: Course) -> None:
+def assert_close(one: RunResult, other: RunResult) -> None:
     assert one.responses == other.responses
     for measured, expected in zip(one.measured, other.measured, strict=True):
         for policy_id, figures in expected.items():
@@ -119,11 +119,11 @@ def assert_close(one: Course, other: Course) -> None:
         pytest.param({"num_agents": 3, "advantage": "gae"}, [(None, 0), (2, 6)], id="three", marks=pytest.mark.slow),
     ],
 )
-def test_llms_on_learners_of_their_own_learn_the_same_and_go_on_from_one_another_s_checkpoints(
+def test_sharded_learners_learn_the_same_and_resume_from_one_anothers_checkpoints(
     settings: dict[str, Any], places: list[tuple[int | None, int]], tmp_path: Path
 ) -> None:
     meshes = [{"shards_per_policy": shards, "num_learners": learners} for shards, learners in places]
-    courses = in_own_session(learn, meshes, tmp_path, SETTINGS | settings)
+    courses = run_in_own_session(run_on_meshes, meshes, tmp_path, SETTINGS | settings)
     for llm, weights in courses[1].weights.items():  # what goes on from its own checkpoint is exactly the same
         assert all(np.array_equal(courses[2].weights[llm][name], array) for name, array in weights.items())
     for number, (shards, count) in enumerate(places):
@@ -136,7 +136,7 @@ def test_llms_on_learners_of_their_own_learn_the_same_and_go_on_from_one_another
         )
 
 
-def from_elsewhere(folder: Path) -> tuple[set[str], bool]:
+def save_and_restore_without_access(folder: Path) -> tuple[set[str], bool]:
     """Saves where learners do not see the folder, and restores what they do not see as it is; returns the names of the
     files, and whether all came back.
     """
@@ -158,24 +158,24 @@ def from_elsewhere(folder: Path) -> tuple[set[str], bool]:
 
 
 @pytest.mark.slow
-def test_learners_that_do_not_see_a_checkpoint_s_folder_write_and_read_copies(tmp_path: Path) -> None:
-    files, same = in_own_session(from_elsewhere, tmp_path / "checkpoint")
+def test_learners_without_access_to_the_checkpoint_folder_write_and_read_copies(tmp_path: Path) -> None:
+    files, same = run_in_own_session(save_and_restore_without_access, tmp_path / "checkpoint")
     assert len(files) == 4 and same
 
 
-def as_on_gpus(learner: TokenPPOLearner) -> None:
+def copy_before_saving(learner: TokenPPOLearner) -> None:
     """Has a learner copy what it saves."""
     assert learner.mesh is not None
     TokenPPOLearner._copies = True  # type: ignore[assignment, method-assign]
     learner._of_saving = stored_policy.writing_group(learner.mesh.get_group("shard"))
 
 
-def beside_learning(folder: Path) -> list[Weights]:
+def train_while_saving(folder: Path) -> list[Weights]:
     """Learns while a checkpoint is written, and again from it; returns weights before, after, restored, and after."""
     algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4)
     algorithm.train()
     found = [weights_of(algorithm)]
-    algorithm.learners.ask_all(as_on_gpus)
+    algorithm.learners.ask_all(copy_before_saving)
     folder.mkdir()
     checkpoint = Checkpoint(algorithm, folder)
     algorithm.train()
@@ -190,15 +190,15 @@ def beside_learning(folder: Path) -> list[Weights]:
 
 
 @pytest.mark.slow
-def test_learners_write_what_they_were_while_they_learn_on(tmp_path: Path) -> None:
-    before, after, restored, again = in_own_session(beside_learning, tmp_path / "checkpoint")
+def test_a_checkpoint_is_a_snapshot_even_if_training_continues(tmp_path: Path) -> None:
+    before, after, restored, again = run_in_own_session(train_while_saving, tmp_path / "checkpoint")
     for llm, weights in before.items():
         for name, array in weights.items():
             np.testing.assert_array_equal(restored[llm][name], array)
             np.testing.assert_array_equal(again[llm][name], after[llm][name])
 
 
-def lose_one(signal_number: int) -> tuple[str, float, int]:
+def kill_one_learner(signal_number: int) -> tuple[str, float, int]:
     """Ends one learner of four while all learn; returns what is said, after how many seconds, and how many are left."""
     algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4, learner_timeout=60)
     pids = algorithm.learners.ask_all(lambda learner: os.getpid())
@@ -218,6 +218,6 @@ def lose_one(signal_number: int) -> tuple[str, float, int]:
 
 
 @pytest.mark.slow
-def test_where_one_rank_of_one_llm_dies_the_run_hears_of_it_and_no_other_rank_is_left() -> None:
-    said, took, left = in_own_session(lose_one, signal.SIGKILL)
+def test_if_one_rank_dies_the_run_fails_and_all_other_ranks_end() -> None:
+    said, took, left = run_in_own_session(kill_one_learner, signal.SIGKILL)
     assert "A learner's process died" in said and took < 30 and left == 0

@@ -23,12 +23,14 @@ from tests.policies.test_cory import assert_same_learner, learner_state
 DRAFTS: dict[str, Any] = {"task": "drafts", "max_prompt_tokens": 48}
 
 
-def figures(algorithm: Cory) -> dict[str, dict[str, float]]:
+def evaluate(algorithm: Cory) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = algorithm.evaluator.held_out()["evaluation"]
     return found
 
 
-def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory: MakeCory, small_model: str) -> None:
+def test_each_policy_starts_from_its_own_model_and_keeps_it_as_its_reference(
+    make_cory: MakeCory, small_model: str
+) -> None:
     models = {"llm_1": BUNDLED_LM, "llm_2": small_model}
     algorithm = make_cory(
         model=[*models.values()],
@@ -53,11 +55,11 @@ def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory:
         assert {key: array.shape for key, array in algorithm.weights(name).items()} == {
             key: tuple(parameter.shape) for key, parameter in base.items()
         }
-        assert figures(algorithm)[name]["kl"] == pytest.approx(0.0, abs=1e-6)
+        assert evaluate(algorithm)[name]["kl"] == pytest.approx(0.0, abs=1e-6)
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2"]
     assert max(report["logprob_diff_max"] for report in reports) < 1e-4
-    assert all(figures(algorithm)[name]["kl"] > 1e-4 for name in models)
+    assert all(evaluate(algorithm)[name]["kl"] > 1e-4 for name in models)
     assert_references()
     held = algorithm.env_runner_group.local_env_runner.generator.own
     for name in models:
@@ -65,9 +67,7 @@ def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory:
         assert checksum(engine) == checksum(algorithm.weights(name))
 
 
-def test_a_run_of_two_models_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
-    make_cory: MakeCory, small_model: str, tmp_path: Path
-) -> None:
+def test_a_run_with_two_models_resumes_exactly(make_cory: MakeCory, small_model: str, tmp_path: Path) -> None:
     algorithm = make_cory(model=[small_model, BUNDLED_LM], exchange_period=1)
     algorithm.train()
     algorithm.save_to_path(str(tmp_path / "checkpoint"))
@@ -80,7 +80,7 @@ def test_a_run_of_two_models_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     resumed.stop()
 
 
-def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
+def test_policies_with_different_tokenizers_pass_on_text(make_cory: MakeCory) -> None:
     algorithm = make_cory(
         **DRAFTS,
         model=["drafts-llama-tiny", BUNDLED_LM],
@@ -127,7 +127,9 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 @pytest.mark.parametrize("tokenizer", ["its own", "the other's"])
-def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, small_model: str, tokenizer: str) -> None:
+def test_vllm_has_an_engine_per_policy_of_its_models_size(
+    make_cory: MakeCory, small_model: str, tokenizer: str
+) -> None:
     own = {"model": [BUNDLED_LM, small_model]}
     if tokenizer == "its own":
         own = {"model": [BUNDLED_LM, "drafts-llama-tiny"], **DRAFTS}

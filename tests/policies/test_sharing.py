@@ -12,14 +12,14 @@ from policies.rollout.role_mapping import RoleMapping
 from tests.policies.conftest import MakeCory
 
 
-def test_two_llms_play_four_roles_by_turns() -> None:
+def test_two_policies_alternate_over_four_roles() -> None:
     mapping = RoleMapping(("pioneer", "observer_1", "observer_2", "observer_3"), ("llm_1", "llm_2"))
     assert list(mapping.as_dict().values()) == ["llm_1", "llm_2", "llm_1", "llm_2"]
     assert list(mapping.rotated().as_dict().values()) == ["llm_2", "llm_1", "llm_2", "llm_1"]
     assert mapping.rotated().rotated() == mapping
 
 
-def test_one_llm_in_both_roles_learns_from_all_responses_and_exchanges_with_nobody(make_cory: MakeCory) -> None:
+def test_one_policy_in_both_roles_learns_from_all_responses_and_never_exchanges(make_cory: MakeCory) -> None:
     algorithm = make_cory(num_policies=1, exchange_period=1, minibatch_size=16, num_epochs=1)
     algorithm.train()  # the critic starts at zero, which explains nothing
     report = algorithm.train()["cory"]
@@ -36,7 +36,7 @@ def test_one_llm_in_both_roles_learns_from_all_responses_and_exchanges_with_nobo
     assert steps == {2.0}  # in two updates: 8 queries in two roles are one mini-batch of 16
 
 
-def test_before_training_one_llm_plays_the_chain_as_two_equal_ones_do(make_cory: MakeCory) -> None:
+def test_before_training_one_policy_generates_the_same_chains_as_two(make_cory: MakeCory) -> None:
     prompt_refs = [PromptRef(query) for query in range(5)]
     rewards = {}
     for policies in (1, 2):
@@ -50,7 +50,7 @@ def test_before_training_one_llm_plays_the_chain_as_two_equal_ones_do(make_cory:
     assert rewards[1] == rewards[2] and rewards[1]["pioneer"] != rewards[1]["observer"]
 
 
-def test_the_last_answer_is_held_out_beside_the_bare_ones_in_every_order(make_cory: MakeCory) -> None:
+def test_the_last_response_is_evaluated_in_every_order_beside_each_policy_alone(make_cory: MakeCory) -> None:
     algorithm = make_cory(exchange_period=None)
     algorithm.train()
     found = algorithm.evaluator.held_out()
@@ -72,7 +72,7 @@ def test_the_last_answer_is_held_out_beside_the_bare_ones_in_every_order(make_co
     assert "last_response" not in make_cory(num_agents=1).evaluator.held_out()
 
 
-def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: MakeCory) -> None:
+def test_a_group_is_the_responses_to_one_query_in_one_role(make_cory: MakeCory) -> None:
     algorithm = make_cory(
         num_policies=1,
         advantage="rloo",
@@ -98,7 +98,7 @@ def test_a_response_is_compared_with_others_to_its_query_in_its_role(make_cory: 
         np.testing.assert_allclose(found, rewards - rewards.flip(1), rtol=1e-5)
 
 
-def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_each_other(make_cory: MakeCory) -> None:
+def test_siblings_fork_from_one_response_of_the_pioneer_and_form_a_group(make_cory: MakeCory) -> None:
     algorithm = make_cory(
         num_policies=1,
         advantage="rloo",
@@ -131,7 +131,7 @@ def test_siblings_go_on_from_one_response_of_the_pioneer_and_are_compared_with_e
         np.testing.assert_allclose(part["advantages"][:, 0].view(shape), rewards - others, rtol=1e-4, atol=1e-5)
 
 
-def test_two_llms_learn_from_siblings_with_as_many_steps_in_either_role(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_two_policies_take_the_same_number_of_steps_with_siblings(make_cory: MakeCory, tmp_path: Path) -> None:
     settings = {
         "num_siblings": 2,
         "num_generations": 2,
@@ -153,7 +153,7 @@ def test_two_llms_learn_from_siblings_with_as_many_steps_in_either_role(make_cor
         assert [float(state[0]["step"]) for state in states] == [2.0 * (turn + 1)] * 2
 
 
-def test_credit_along_the_chain_trains_and_goes_on_from_a_checkpoint(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_chain_credit_trains_and_resumes_exactly(make_cory: MakeCory, tmp_path: Path) -> None:
     settings = {
         "num_policies": 1,
         "credit": "chain",

@@ -18,7 +18,7 @@ from tests.policies.conftest import MakeCory
 FOUR = ("llm_1", "llm_2", "llm_3", "llm_4")
 
 
-def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> None:
+def test_an_exchange_moves_every_policy_by_one_role_across_teams() -> None:
     mapping = RoleMapping(("pioneer", "observer"), FOUR)
     assert [list(team.as_dict().values()) for team in mapping.teams()] == [["llm_1", "llm_2"], ["llm_3", "llm_4"]]
     rotated = mapping.rotated()
@@ -29,7 +29,7 @@ def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> N
     ]
 
 
-def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_team_has_its_own_queries(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = make_cory(num_policies=4, queries_per_update=4, num_generations=2, minibatch_size=4, exchange_period=1)
     play, played = algorithm.runners.generate, []
 
@@ -60,7 +60,7 @@ def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch:
         assert Rows(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
 
 
-def test_teams_go_on_from_a_checkpoint_as_if_they_had_not_stopped(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_a_run_with_teams_resumes_exactly(make_cory: MakeCory, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"num_policies": 4, "queries_per_update": 4, "minibatch_size": 2, "exchange_period": 1}
     algorithm = make_cory(**settings)
     algorithm.train()
@@ -73,7 +73,7 @@ def test_teams_go_on_from_a_checkpoint_as_if_they_had_not_stopped(make_cory: Mak
     assert again["policy"] == ahead["policy"] and again["samples"] == ahead["samples"]
 
 
-def test_a_team_without_any_reward_for_many_batches_stops_training(
+def test_a_team_without_rewards_for_many_batches_stops_training(
     make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = make_cory(num_policies=4, queries_per_update=4, minibatch_size=2)
@@ -90,7 +90,7 @@ def test_a_team_without_any_reward_for_many_batches_stops_training(
         algorithm.train()
 
 
-def test_an_agent_apart_learns_as_one_does_that_is_alone_with_its_queries(make_cory: MakeCory) -> None:
+def test_an_independent_agent_learns_the_same_as_alone_on_its_queries(make_cory: MakeCory) -> None:
     together = make_cory(num_agents=1, num_policies=2, queries_per_update=8, minibatch_size=4)
     alone = make_cory(num_agents=1, queries_per_update=4, minibatch_size=4)
     report = together.train()["cory"]
@@ -100,7 +100,7 @@ def test_an_agent_apart_learns_as_one_does_that_is_alone_with_its_queries(make_c
     assert checksum(together.weights("llm_1")) != checksum(together.weights("llm_2"))
 
 
-def test_agents_apart_never_exchange_what_is_no_role_and_meet_in_their_mean(make_cory: MakeCory) -> None:
+def test_independent_agents_never_exchange_roles_but_can_be_averaged(make_cory: MakeCory) -> None:
     algorithm = make_cory(num_agents=1, num_policies=2, exchange_period=1, average_period=2, minibatch_size=4)
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [(report["exchanges"], report["averaged"]) for report in reports] == [(0, False), (0, True)]

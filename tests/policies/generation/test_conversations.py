@@ -11,7 +11,7 @@ from cory_env.tokenizer import load_tokenizer
 from policies.generation.generator import Request, Response
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
-from tests.policies.generation.test_vllm_generator import MODEL, ask, close, make_generator
+from tests.policies.generation.test_vllm_generator import MODEL, close_all, make_generator, make_request
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -24,7 +24,7 @@ def generator() -> Iterator[VLLMGenerator]:
     """Two engines."""
     generator = make_generator(["llm_1", "llm_2"])
     yield generator
-    close([generator])
+    close_all([generator])
 
 
 @pytest.fixture(scope="module")
@@ -33,41 +33,41 @@ def prompts() -> list[list[int]]:
     return [tokenizer(text)["input_ids"] for text in ("This movie is", "I really liked", "The worst thing about it")]
 
 
-def alone(generator: VLLMGenerator, request: Request) -> list[int]:
+def generate_alone(generator: VLLMGenerator, request: Request) -> list[int]:
     return generator.generate([request.prompt], request.policy_id, request.sampling)[0].tokens
 
 
-def test_what_follows_a_response_does_not_wait_for_the_others_and_is_the_same_as_alone(
+def test_follow_up_requests_do_not_wait_for_other_responses_and_do_not_depend_on_them(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
-    asked = {0: ask(0, prompts[0], 8), 1: ask(1, prompts[1], 2)}
+    asked = {0: make_request(0, prompts[0], 8), 1: make_request(1, prompts[1], 2)}
     found: dict[int, Response] = {}
 
     def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
         found.update(ended)
-        new = [ask(key + 1, prompts[key] + response.tokens, 2) for key, response in ended if 1 <= key < 3]
+        new = [make_request(key + 1, prompts[key] + response.tokens, 2) for key, response in ended if 1 <= key < 3]
         asked.update({request.key: request for request in new})
         return new
 
     generator.run_requests(list(asked.values()), follow)
     assert list(found) == [1, 2, 3, 0]
     for key, request in asked.items():
-        assert found[key].tokens == alone(generator, request)
+        assert found[key].tokens == generate_alone(generator, request)
 
 
-def test_what_is_left_of_a_conversation_that_failed_does_not_come_out_in_the_next(
+def test_responses_left_over_after_an_error_do_not_appear_in_the_next_call(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     def fail(ended: Sequence[tuple[int, Response]]) -> list[Request]:
         raise ValueError("as a reward may")
 
     with pytest.raises(ValueError, match="as a reward may"):
-        generator.run_requests([ask(0, prompts[0], 8), ask(1, prompts[1], 2)], fail)
+        generator.run_requests([make_request(0, prompts[0], 8), make_request(1, prompts[1], 2)], fail)
     assert not generator.engines["llm_1"].llm_engine.has_unfinished_requests()
-    assert len(alone(generator, ask(0, prompts[2], 4))) == 4
+    assert len(generate_alone(generator, make_request(0, prompts[2], 4))) == 4
 
 
-def test_an_engine_is_asked_once_for_all_that_others_have_made_ready_meanwhile(
+def test_requests_that_queue_up_for_an_engine_are_added_in_one_batch(
     generator: VLLMGenerator, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[tuple[str, int]] = []
@@ -80,7 +80,7 @@ def test_an_engine_is_asked_once_for_all_that_others_have_made_ready_meanwhile(
         monkeypatch.setattr(engine, "enqueue", noting)
 
     def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        return [ask(key + 4, prompts[key], 2, "llm_2") for key, _ in ended if key < 4]
+        return [make_request(key + 4, prompts[key], 2, "llm_2") for key, _ in ended if key < 4]
 
-    generator.run_requests([ask(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
+    generator.run_requests([make_request(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
     assert [batch for batch in batches if batch[1]] == [("llm_1", 3), ("llm_2", 3)]

@@ -24,7 +24,7 @@ OLD = "The NVIDIA driver on your system is too old (found version 12040). Please
         (None, "requires a GPU, but PyTorch finds none"),
     ],
 )
-def test_what_pytorch_says_is_told_with_the_setting_and_the_way_out(
+def test_an_unusable_gpu_raises_an_error_with_the_cause_the_setting_and_a_fix(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None, problem: str
 ) -> None:
     def init() -> None:

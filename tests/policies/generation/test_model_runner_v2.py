@@ -26,7 +26,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("file", "least"), [("test_vllm_generator", 20), ("test_weight_transfer", 6), ("test_conversations", 3)]
 )
-def test_what_holds_of_engines_on_a_cpu_holds_with_the_model_runner_of_gpus(file: str, least: int) -> None:
+def test_the_engine_tests_pass_with_the_model_runner_of_gpus(file: str, least: int) -> None:
     own = {"VLLM_USE_V2_MODEL_RUNNER": "1", "PYTHONPATH": f"{TESTS / 'triton_on_cpu'}:{TRITON}:{TESTS.parent}"}
     path = str(Path(__file__).with_name(f"{file}.py"))
     ran = subprocess.run(

@@ -16,7 +16,13 @@ from policies.generation.generator import GenerationError, Response, Sampling
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
 from tests.policies.conftest import MakeCory
-from tests.policies.generation.test_model_families import PROMPTS, check, follow, lora_of, save_model
+from tests.policies.generation.test_model_families import (
+    PROMPTS,
+    assert_synced,
+    lora_of,
+    measure_weight_sync,
+    save_model,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +34,7 @@ WORKER = "VLLM::Worker"
 """How the command of a process with a part of the model starts."""
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """What an engine over some devices did."""
 
     followed: dict[str, float]
@@ -43,7 +49,7 @@ class Seen(NamedTuple):
     """Of the engine in its place."""
 
 
-def observe(path: str, way: str, parts: int) -> Seen:
+def run_engine(path: str, way: str, parts: int) -> Observation:
     """Runs in a process of its own: vLLM decides once per process where its engines run."""
     settings: dict[str, Any] = {
         "max_prompt_tokens": 64,
@@ -60,7 +66,7 @@ def observe(path: str, way: str, parts: int) -> Seen:
     )
     sampling = Sampling(1.0, 8, range(len(PROMPTS)), [0])
     try:
-        followed = follow(generator, path, way)
+        followed = measure_weight_sync(generator, path, way)
         responses = generator.generate(PROMPTS, "llm_1", sampling)
         count = len(named(WORKER))
         killed = []
@@ -73,25 +79,25 @@ def observe(path: str, way: str, parts: int) -> Seen:
             last.suspend()  # so that it is in the middle of loading when it is killed
             threading.Timer(2.0, last.kill).start()
             with pytest.raises(GenerationError) as caught:
-                follow(generator, path, way)
+                measure_weight_sync(generator, path, way)
             killed.append(str(caught.value))
-        return Seen(followed, responses, count, killed, generator.generate(PROMPTS, "llm_1", sampling))
+        return Observation(followed, responses, count, killed, generator.generate(PROMPTS, "llm_1", sampling))
     finally:
         generator.close()
 
 
 @pytest.mark.parametrize(("way", "family"), [("full", "gpt2"), ("lora", "llama"), ("lora", "gpt2")])
-def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_outlives_a_worker(
+def test_an_engine_on_two_devices_matches_one_device_loads_new_weights_and_restarts_after_a_worker_dies(
     tmp_path: Path, way: str, family: str
 ) -> None:
     path = save_model(tmp_path, family, tied=True)
     seen = []
     for parts in (1, 2):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            seen.append(pool.submit(observe, path, way, parts).result(timeout=280))
+            seen.append(pool.submit(run_engine, path, way, parts).result(timeout=280))
     whole, split = seen
     assert (whole.workers, split.workers) == (0, 2)
-    check(split.followed)
+    assert_synced(split.followed)
     assert [response.tokens for response in split.responses] == [response.tokens for response in whole.responses]
     for one, two in zip(whole.responses, split.responses, strict=True):
         assert two.logprobs == pytest.approx(one.logprobs, abs=1e-4)
@@ -100,7 +106,7 @@ def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_
 
 
 @pytest.mark.parametrize("way", [{"weights": "full"}, {"weight_transfer": "gloo"}, {"weights": "lora"}])
-def test_a_runner_trains_with_an_engine_over_two_devices(make_cory: MakeCory, way: dict[str, Any]) -> None:
+def test_a_runner_with_an_engine_on_two_devices_trains(make_cory: MakeCory, way: dict[str, Any]) -> None:
     settings = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel_size": 2}
     algorithm = make_cory(**settings, **way, check_weight_sync=True, lr=1e-3)
     assert algorithm.sync_check.probes["llm_1"].perturbed < 1e-3 < algorithm.sync_check.probes["llm_1"].moved

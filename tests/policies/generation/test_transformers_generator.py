@@ -17,7 +17,7 @@ from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.lora import Lora
 
 
-def test_penalties_of_the_model_s_own_do_not_change_what_is_sampled(tmp_path: Path) -> None:
+def test_the_models_own_penalties_do_not_affect_sampling(tmp_path: Path) -> None:
     shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model")
     GenerationConfig(repetition_penalty=3.0, no_repeat_ngram_size=1).save_pretrained(tmp_path / "model")
     prompts = [load_tokenizer()(text)["input_ids"] for text in ("This movie is", "I really liked")]
@@ -45,7 +45,7 @@ def test_any_of_several_stop_tokens_ends_a_response() -> None:
     assert [len(response.logprobs) for response in ended] == [3, 2]
 
 
-def test_all_that_waits_for_one_llm_is_one_batch() -> None:
+def test_waiting_requests_for_one_policy_form_one_batch() -> None:
     models = dict.fromkeys(("llm_1", "llm_2"), str(DEFAULT_TOKENIZER))
     generator = TransformersGenerator(models, dtype="fp32", device=torch.device("cpu"))
     prompt = load_tokenizer()("This movie is")["input_ids"]

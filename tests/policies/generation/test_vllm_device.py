@@ -34,7 +34,7 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(before)
 
 
-def arguments(monkeypatch: pytest.MonkeyPatch, memory: float, **settings: Any) -> list[dict[str, Any]]:
+def engine_arguments(monkeypatch: pytest.MonkeyPatch, memory: float, **settings: Any) -> list[dict[str, Any]]:
     """What the engines of a generator are told on a GPU of so many bytes."""
     from vllm.platforms import current_platform
 
@@ -57,8 +57,8 @@ def arguments(monkeypatch: pytest.MonkeyPatch, memory: float, **settings: Any) -
     return told
 
 
-def test_an_engine_on_a_gpu_takes_the_cache_that_it_needs_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = arguments(monkeypatch, 80e9, gpu_share=0.5)
+def test_an_engine_on_a_gpu_gets_a_cache_of_the_needed_size_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = engine_arguments(monkeypatch, 80e9, gpu_share=0.5)
     assert len(told) == 2
     for given in told:
         # 128 contexts of two blocks, and 16 blocks to spare; keys and values of 4 layers, 256 wide, 4 bytes each
@@ -68,26 +68,26 @@ def test_an_engine_on_a_gpu_takes_the_cache_that_it_needs_within_its_share(monke
         assert not {"block_size", "enforce_eager", "enable_chunked_prefill"} & given.keys()
 
 
-def test_a_cache_that_does_not_fit_is_left_to_vllm_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [given["kv_cache_memory_bytes"] for given in arguments(monkeypatch, 0.2e9)] == [None, None]
-    many = arguments(monkeypatch, 80e9, max_prompt_tokens=4000, max_sequences=100_000)
+def test_if_the_cache_does_not_fit_vllm_chooses_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [given["kv_cache_memory_bytes"] for given in engine_arguments(monkeypatch, 0.2e9)] == [None, None]
+    many = engine_arguments(monkeypatch, 80e9, max_prompt_tokens=4000, max_sequences=100_000)
     assert [given["kv_cache_memory_bytes"] for given in many] == [None, None]
     assert [given["max_num_batched_tokens"] for given in many] == [4096, 4096]
-    (given, _) = arguments(monkeypatch, 80e9, max_prompt_tokens=6000)
+    (given, _) = engine_arguments(monkeypatch, 80e9, max_prompt_tokens=6000)
     assert given["max_num_batched_tokens"] == 6012
 
 
-def test_flashinfers_sampler_is_not_imported_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flashinfers_sampler_is_only_used_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import envs
 
-    arguments(monkeypatch, 80e9)
+    engine_arguments(monkeypatch, 80e9)
     assert envs.VLLM_USE_FLASHINFER_SAMPLER is False
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
-    arguments(monkeypatch, 80e9)
+    engine_arguments(monkeypatch, 80e9)
     assert envs.VLLM_USE_FLASHINFER_SAMPLER is True
 
 
-def test_an_engine_that_does_not_start_on_a_gpu_names_the_settings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_to_start_on_a_gpu_names_the_gpu_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **given: Any) -> None:
         raise ValueError("Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired.")
 
@@ -129,10 +129,10 @@ def test_adapters_in_fp32_are_rejected_on_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
     monkeypatch.setattr("policies.generation.vllm_lora.engine_arguments", lambda *_: {})
     if message is None:
-        assert len(arguments(monkeypatch, 80e9, dtype=dtype, lora=Lora(4, 8.0))) == 1
+        assert len(engine_arguments(monkeypatch, 80e9, dtype=dtype, lora=Lora(4, 8.0))) == 1
         return
     with pytest.raises(DeviceError, match=message):
-        arguments(monkeypatch, 80e9, dtype=dtype, lora=Lora(4, 8.0))
+        engine_arguments(monkeypatch, 80e9, dtype=dtype, lora=Lora(4, 8.0))
 
 
 def test_engines_reject_a_device_that_the_build_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLM
     return VLLMGenerator(dict.fromkeys(modules, MODEL), **arguments)
 
 
-def close(generators: Sequence[VLLMGenerator]) -> None:
+def close_all(generators: Sequence[VLLMGenerator]) -> None:
     """Closes engines, without the walk over all that Python holds, of a second, that vLLM has each end with."""
     with patch("gc.collect"):
         for generator in generators:
@@ -60,7 +60,7 @@ def engines() -> Iterator[list[VLLMGenerator]]:
     """Those of this process, closed together at the end."""
     engines: list[VLLMGenerator] = []
     yield engines
-    close(engines)
+    close_all(engines)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def sampling(prompts: Sequence[Sequence[int]]) -> Sampling:
     return Sampling(1.0, 8, [sampling_seed(0, 0, query, 0) for query in range(len(prompts))], EOS)
 
 
-def scorer(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
+def make_score(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
     present = learner.state()
 
     def score(weights: Weights, rows: Rows) -> torch.Tensor:
@@ -103,7 +103,7 @@ def scorer(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
     return score
 
 
-def run_self_test(
+def run_weight_sync_check(
     generator: VLLMGenerator,
     learner: PolicyModel,
     weights: Weights,
@@ -113,7 +113,7 @@ def run_self_test(
     def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
         return generator.generate(prompts, "llm_1", sampling(prompts))
 
-    return check_weight_sync(weights, prompts, load, generate, scorer(learner), "llm_1")
+    return check_weight_sync(weights, prompts, load, generate, make_score(learner), "llm_1")
 
 
 def test_log_probabilities_agree_with_the_learner(
@@ -136,11 +136,11 @@ def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, promp
     assert [response.tokens for response in together] == [response.tokens for response in alone]
 
 
-def ask(key: int, prompt: Sequence[int], longest: int, policy_id: str = "llm_1") -> Request:
+def make_request(key: int, prompt: Sequence[int], longest: int, policy_id: str = "llm_1") -> Request:
     return Request(key, policy_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
 
 
-def test_the_engine_has_the_model_runner_that_is_asked_for(generator: VLLMGenerator) -> None:
+def test_the_engine_uses_the_requested_model_runner(generator: VLLMGenerator) -> None:
     core = generator.engines["llm_1"].llm_engine.engine_core.engine_core
     asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"  # as `test_model_runner_v2` does
     assert core.vllm_config.use_v2_model_runner is asked
@@ -160,7 +160,7 @@ def test_any_of_several_stop_tokens_ends_a_response(generator: VLLMGenerator, pr
     assert ended[0] == whole[0][:3] and ended[1] == whole[1][:1]
 
 
-def test_more_prompt_tokens_than_one_engine_step_takes_change_nothing(
+def test_more_prompt_tokens_than_fit_in_one_engine_step_change_nothing(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     many = [prompts[-1]] * 50  # 10,000 tokens at once
@@ -182,7 +182,7 @@ def test_temperature_reaches_the_log_probabilities(
     assert float(gap.max()) < 1e-4
 
 
-def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
+def test_load_returns_the_version_and_the_checksum_of_the_loaded_weights(
     generator: VLLMGenerator, weights: Weights
 ) -> None:
     other = perturb(weights, seed=1)
@@ -192,9 +192,7 @@ def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
     assert not list(Path("/dev/shm").glob("cory-weights-*"))
 
 
-def test_weights_of_the_engine_that_are_not_sent_are_named_whichever_they_are(
-    generator: VLLMGenerator, weights: Weights
-) -> None:
+def test_weights_that_were_not_sent_are_stale(generator: VLLMGenerator, weights: Weights) -> None:
     names = list(weights)
     for left_out in (names[0], names[len(names) // 2], names[-1]):
         part = {name: array for name, array in weights.items() if name != left_out}
@@ -202,21 +200,21 @@ def test_weights_of_the_engine_that_are_not_sent_are_named_whichever_they_are(
     assert generator.load("llm_1", weights, 2).stale == ()
 
 
-def test_the_self_test_passes_on_a_sound_engine(
+def test_the_weight_sync_check_passes_on_a_correct_engine(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    found = run_self_test(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
+    found = run_weight_sync_check(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
     assert found.perturbed < 1e-3 < found.moved
 
 
-def test_the_self_test_catches_an_engine_that_ignores_new_weights(
+def test_the_weight_sync_check_detects_an_engine_that_ignores_new_weights(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
     with pytest.raises(SelfTestFailure, match="does not follow new weights"):
-        run_self_test(generator, learner, weights, prompts, lambda w: None)
+        run_weight_sync_check(generator, learner, weights, prompts, lambda w: None)
 
 
-def test_the_self_test_catches_a_tied_head_that_stays_old(
+def test_the_weight_sync_check_detects_a_stale_tied_head(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     def load_all_but_the_head(new: Weights) -> None:
@@ -231,11 +229,11 @@ def test_the_self_test_catches_a_tied_head_that_stays_old(
         assert engine.reset_prefix_cache()
 
     with pytest.raises(SelfTestFailure):
-        run_self_test(generator, learner, weights, prompts, load_all_but_the_head)
+        run_weight_sync_check(generator, learner, weights, prompts, load_all_but_the_head)
     generator.load("llm_1", weights, 0)
 
 
-def test_the_self_test_catches_activations_cached_under_the_old_weights(
+def test_the_weight_sync_check_detects_a_stale_prefix_cache(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     def load_without_dropping_caches(new: Weights) -> None:
@@ -243,11 +241,11 @@ def test_the_self_test_catches_activations_cached_under_the_old_weights(
         generator.engines["llm_1"].collective_rpc("load_safetensors", args=(str(tmp_path / "model.safetensors"),))
 
     with pytest.raises(SelfTestFailure):
-        run_self_test(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
+        run_weight_sync_check(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
     generator.load("llm_1", weights, 0)
 
 
-def test_the_self_test_catches_one_tensor_that_stays_old(
+def test_the_weight_sync_check_detects_one_stale_tensor(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
     bias = "transformer.h.1.ln_2.bias"  # 1.5 % of what all tensors move together
@@ -256,7 +254,7 @@ def test_the_self_test_catches_one_tensor_that_stays_old(
         generator.load("llm_1", {**new, bias: weights[bias]}, 0)
 
     with pytest.raises(SelfTestFailure, match="does not follow new weights"):
-        run_self_test(generator, learner, weights, prompts, load_all_but_one)
+        run_weight_sync_check(generator, learner, weights, prompts, load_all_but_one)
     generator.load("llm_1", weights, 0)
 
 
@@ -271,12 +269,12 @@ def adapter_weights(seed: int) -> Weights:
     return perturb(weights_of(make_model(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)), seed)
 
 
-def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
+def test_one_engine_serves_all_adapters_and_new_weights_replace_only_their_own(
     adapters: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     learner = make_model(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)
     weights = {policy_id: adapter_weights(seed) for seed, policy_id in enumerate(adapters.policy_ids)}
-    score = scorer(learner)
+    score = make_score(learner)
 
     def gap(policy_id: str, under: Weights) -> float:
         out = adapters.generate(prompts, policy_id, sampling(prompts))
@@ -295,7 +293,7 @@ def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
         weights["llm_2"] = adapter_weights(seed=9)
 
 
-def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
+def test_a_row_without_an_adapter_uses_the_base_in_a_batch_with_adapters(
     adapters: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     for seed, policy_id in enumerate(adapters.policy_ids):
@@ -313,18 +311,18 @@ def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
     assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
 
 
-def test_caches_beyond_the_free_memory_are_refused_with_what_to_lower() -> None:
+def test_caches_larger_than_the_free_memory_are_rejected_with_advice() -> None:
     with pytest.raises(EngineStartError, match=r"KV caches .* GiB of memory are free\. Lower max_prompt_tokens"):
         make_generator(max_prompt_tokens=10**9)
 
 
-def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
+def test_an_engine_that_cannot_start_raises_a_one_line_error() -> None:
     with pytest.raises(EngineStartError, match=r"could not start an engine .*max_model_len") as raised:
         make_generator(max_prompt_tokens=300)  # the bundled model has 256 positions
     assert "\n" not in str(raised.value)
 
 
-def test_an_engine_outlives_others_of_its_process_that_end_or_are_collected(
+def test_an_engine_keeps_working_after_other_engines_of_its_process_end(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     before = generator.generate(prompts, "llm_1", sampling(prompts))
@@ -336,7 +334,7 @@ def test_an_engine_outlives_others_of_its_process_that_end_or_are_collected(
     assert generator.generate(prompts, "llm_1", sampling(prompts)) == before
 
 
-def test_the_number_of_devices_reaches_the_engine() -> None:
+def test_the_tensor_parallel_size_reaches_the_engine() -> None:
     with pytest.raises(
         EngineStartError, match=r"attention heads \(4\) must be divisible by tensor parallel size \(3\)"
     ):

@@ -15,12 +15,12 @@ import pytest
 from policies.generation.generator import GenerationError, Request, Response
 from policies.generation.installed import vllm_installed
 from policies.models.lora import Lora
-from tests.policies.generation.test_vllm_generator import adapter_weights, ask, make_generator, sampling
+from tests.policies.generation.test_vllm_generator import adapter_weights, make_generator, make_request, sampling
 
 pytestmark = pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 
 
-def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
+def provoke_engine_errors() -> tuple[list[str], list[bool]]:
     """Runs in a process of its own: vLLM decides once per process where its engines run."""
     prompts = [[5, 6, 7], [8, 9]]
     generator = make_generator(["llm_1", "llm_2"], lora=Lora(4, 8.0), in_process=False)
@@ -49,9 +49,9 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
 
         def kill(ended: Sequence[tuple[int, Response]]) -> list[Request]:
             send(signal.SIGKILL)
-            return [ask(2, prompts[0], 8)]
+            return [make_request(2, prompts[0], 8)]
 
-        first = [ask(0, prompts[0], 8), ask(1, prompts[1], 1)]
+        first = [make_request(0, prompts[0], 8), make_request(1, prompts[1], 1)]
         messages.append(error_of(lambda: generator.run_requests(first, kill)))
         again = [generate(policy_id) for policy_id in generator.policy_ids]
         send(signal.SIGSTOP)
@@ -68,9 +68,9 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
+def test_an_engine_process_that_dies_or_hangs_is_restarted_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        (killed, conversing, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
+        (killed, conversing, hanging, gone), as_wanted = pool.submit(provoke_engine_errors).result(timeout=580)
     assert "The vLLM engine of llm_1 died; it was restarted." in killed == conversing
     assert "The vLLM engine of llm_1 did not respond within 10 s, and restarting it failed. vLLM could" in hanging
     assert "The vLLM engine of llm_2 died, and restarting it failed. vLLM could" in gone

@@ -20,7 +20,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Digest, Weights
 from policies.sync_check import perturb
 from tests.policies.conftest import make_model, weights_of
-from tests.policies.generation.test_vllm_generator import MODEL, close, make_generator
+from tests.policies.generation.test_vllm_generator import MODEL, close_all, make_generator
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 # What imports vLLM is imported where it is needed: else every process that collects tests would.
 
-ONE_AT_A_TIME = threading.Lock()
+ENGINE_LOCK = threading.Lock()
 PROMPTS = [[5, 6, 7], [8, 9]]
 
 
@@ -36,7 +36,7 @@ PROMPTS = [[5, 6, 7], [8, 9]]
 def generator() -> Iterator[VLLMGenerator]:
     found = make_generator(weight_transfer="gloo", max_prompt_tokens=16)
     yield found
-    close([found])
+    close_all([found])
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def policy() -> PolicyLearner:
     return PolicyLearner(make_model(MODEL), Hyperparameters(steps=1))
 
 
-class Direct:
+class DirectClient:
     """What `weight_sender.Client` is, without actors between; like those, it does one thing after another."""
 
     def __init__(self, generator: VLLMGenerator) -> None:
@@ -64,17 +64,17 @@ class Direct:
         self.found = self._ask("end")
 
     def _ask(self, step: str, argument: Any = None) -> LoadedWeights | None:
-        with ONE_AT_A_TIME:
+        with ENGINE_LOCK:
             return self.generator.transfer(step, "llm_1", argument, 7)
 
 
-def source(policy: PolicyLearner, weights: Weights | None = None) -> Any:
+def make_source(policy: PolicyLearner, weights: Weights | None = None) -> Any:
     from policies.rllib.weight_sender import Source
 
     return Source(policy, weights)
 
 
-def broken(policy: PolicyLearner, weights: Weights) -> Any:
+def make_interrupted_source(policy: PolicyLearner, weights: Weights) -> Any:
     """Weights of which only the first few come."""
     from policies.rllib.weight_sender import Source
 
@@ -88,7 +88,7 @@ def broken(policy: PolicyLearner, weights: Weights) -> Any:
     return Broken(policy, weights)
 
 
-def lacking(policy: PolicyLearner) -> Any:
+def make_incomplete_source(policy: PolicyLearner) -> Any:
     """All weights but one."""
     from policies.rllib.weight_sender import Source
 
@@ -107,7 +107,7 @@ def send(generator: VLLMGenerator, source: Any) -> LoadedWeights | None:
 
     from policies.generation.weight_transfer import GlooTrainerInitInfo
 
-    client = Direct(generator)
+    client = DirectClient(generator)
     meeting = GlooTrainerInitInfo("127.0.0.1", 2, 30.0, rank=0)
     sender = WeightTransferTrainerFactory.trainer_init(meeting, client=client, source=source)
     try:
@@ -117,62 +117,62 @@ def send(generator: VLLMGenerator, source: Any) -> LoadedWeights | None:
     return client.found
 
 
-def logprobs(generator: VLLMGenerator) -> list[list[float]]:
+def sample_logprobs(generator: VLLMGenerator) -> list[list[float]]:
     sampling = Sampling(1.0, 8, [1, 2], [])
     return [response.logprobs for response in generator.generate(PROMPTS, "llm_1", sampling)]
 
 
-def other(policy: PolicyLearner, seed: int) -> Weights:
+def perturbed_weights(policy: PolicyLearner, seed: int) -> Weights:
     return perturb(weights_of(policy.model), seed)
 
 
-def test_what_is_sent_is_what_a_file_would_have_brought(generator: VLLMGenerator, policy: PolicyLearner) -> None:
-    weights = other(policy, 1)
+def test_transferred_weights_equal_loaded_ones(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    weights = perturbed_weights(policy, 1)
     generator.load("llm_1", weights, 0)
-    expected = logprobs(generator)
+    expected = sample_logprobs(generator)
     generator.load("llm_1", weights_of(policy.model), 1)
-    sent = source(policy, weights)
+    sent = make_source(policy, weights)
     loaded = send(generator, sent)
     assert loaded is not None
     assert (loaded.version, loaded.checksum, loaded.stale) == (7, sent.digest.value(), ())
-    assert logprobs(generator) == expected
-    present = source(policy)
+    assert sample_logprobs(generator) == expected
+    present = make_source(policy)
     assert send(generator, present) == LoadedWeights(7, present.digest.value(), ())
-    assert logprobs(generator) != expected
+    assert sample_logprobs(generator) != expected
 
 
-def test_after_a_sender_that_ends_in_the_middle_the_next_one_s_weights_are_all_that_is_left(
+def test_a_transfer_after_an_interrupted_one_replaces_all_weights(
     generator: VLLMGenerator, policy: PolicyLearner
 ) -> None:
-    weights = other(policy, 2)
+    weights = perturbed_weights(policy, 2)
     generator.load("llm_1", weights, 0)
-    expected = logprobs(generator)
+    expected = sample_logprobs(generator)
     with pytest.raises(OSError, match="the learner is gone"):
-        send(generator, broken(policy, other(policy, 3)))
-    assert send(generator, source(policy, weights)) is not None
-    assert logprobs(generator) == expected
+        send(generator, make_interrupted_source(policy, perturbed_weights(policy, 3)))
+    assert send(generator, make_source(policy, weights)) is not None
+    assert sample_logprobs(generator) == expected
 
 
-def test_what_was_begun_and_never_sent_is_forgotten(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+def test_a_transfer_that_started_without_data_is_discarded(generator: VLLMGenerator, policy: PolicyLearner) -> None:
     """As where one of several runners died, so that none was sent anything."""
-    weights = other(policy, 4)
+    weights = perturbed_weights(policy, 4)
     generator.load("llm_1", weights, 0)
-    expected = logprobs(generator)
+    expected = sample_logprobs(generator)
     generator.load("llm_1", weights_of(policy.model), 1)
     generator.transfer("begin", "llm_1", None, 6)
-    loaded = send(generator, source(policy, weights))
+    loaded = send(generator, make_source(policy, weights))
     assert loaded is not None and loaded.stale == ()
-    assert logprobs(generator) == expected
+    assert sample_logprobs(generator) == expected
 
 
-def test_a_weight_that_is_not_sent_is_named(generator: VLLMGenerator, policy: PolicyLearner) -> None:
-    loaded = send(generator, lacking(policy))
+def test_a_weight_that_is_not_transferred_is_stale(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    loaded = send(generator, make_incomplete_source(policy))
     assert loaded is not None
     assert len(loaded.stale) == 1
-    assert send(generator, source(policy)) is not None
+    assert send(generator, make_source(policy)) is not None
 
 
-def test_the_digest_tells_apart_what_differs_in_a_bit_a_place_a_name_or_a_type() -> None:
+def test_the_digest_depends_on_every_bit_position_name_and_dtype() -> None:
     def digest(*tensors: tuple[str, Tensor]) -> int:
         found = Digest()
         for name, tensor in tensors:
@@ -202,7 +202,7 @@ def test_the_digest_tells_apart_what_differs_in_a_bit_a_place_a_name_or_a_type()
     assert digest(("a", large)) != digest(("a", moved))
 
 
-def test_what_the_digest_computes_of_a_tensor_reads_nothing_that_it_computed_of_another() -> None:
+def test_the_digest_of_a_tensor_reads_no_intermediate_result_of_another() -> None:
     """Else a CUDA stream would read what another one is still writing: vLLM's tensors pass by on two, by turns."""
 
     class Recorder(TorchDispatchMode):
