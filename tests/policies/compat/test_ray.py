@@ -1,4 +1,4 @@
-"""What `policies.compat.ray` uses of Ray beside its public interface is there, and does what it is used for."""
+"""The private interfaces of Ray that `policies.compat.ray` uses exist and work as expected."""
 
 import inspect
 from pathlib import Path
@@ -41,11 +41,11 @@ def test_ray_init_waits_for_a_node_that_has_not_registered_yet(monkeypatch: pyte
 
 
 def test_uploads_respect_ignore_files_and_rays_default_excludes(tmp_path: Path) -> None:
-    for name in ("kept.py", "secret.env", "deep/kept.py", "deep/large.bin", ".git/config"):
+    for name in ("module.py", "secret.env", "deep/module.py", "deep/large.bin", ".git/config"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".gitignore").write_text("*.env\n")
     (tmp_path / "deep" / ".rayignore").write_text("*.bin\n")
-    kept = {".gitignore", "deep/.rayignore", "deep/kept.py", "kept.py"}
-    for gitignore, names in ((True, kept), (False, kept | {"secret.env"})):
+    expected = {".gitignore", "deep/.rayignore", "deep/module.py", "module.py"}
+    for gitignore, names in ((True, expected), (False, expected | {"secret.env"})):
         assert {str(path.relative_to(tmp_path)) for path in uploaded_files(tmp_path, gitignore)} == names

@@ -1,4 +1,4 @@
-"""What `policies.compat` uses of libraries beside their public interfaces is still there."""
+"""The private interfaces of libraries that `policies.compat` uses still exist."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from policies.generation.installed import vllm_installed
 HIDDEN = 8
 
 
-def source_contains(place: Any, *names: str) -> bool:
-    source = inspect.getsource(place)
+def source_contains(definition: Any, *names: str) -> bool:
+    source = inspect.getsource(definition)
     return all(name in source for name in names)
 
 

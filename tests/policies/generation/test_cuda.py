@@ -1,4 +1,4 @@
-"""What is said when PyTorch cannot compute on a GPU, for machines that are not here."""
+"""Errors if PyTorch cannot use a GPU, simulated for other machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OLD = "The NVIDIA driver on your system is too old (found version 12040). Please
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"),
+    ("error", "message"),
     [
         (
             RuntimeError(OLD),
@@ -25,7 +25,7 @@ OLD = "The NVIDIA driver on your system is too old (found version 12040). Please
     ],
 )
 def test_an_unusable_gpu_raises_an_error_with_the_cause_the_setting_and_a_fix(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None, problem: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, message: str
 ) -> None:
     def init() -> None:
         if error is not None:
@@ -33,7 +33,7 @@ def test_an_unusable_gpu_raises_an_error_with_the_cause_the_setting_and_a_fix(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
-    with pytest.raises(DeviceError, match=problem) as raised:
+    with pytest.raises(DeviceError, match=message) as raised:
         check_cuda("gpus_per_runner", 0.5)
     assert str(raised.value).startswith("gpus_per_runner=0.5 requires a GPU")
     assert str(raised.value).endswith("gpus_per_runner=0 gpus_per_learner=0 backend=transformers.")

@@ -1,6 +1,6 @@
-"""Mixtures of experts with vLLM: transformers holds their weights otherwise than checkpoints, which is what vLLM takes.
+"""Mixture-of-experts models with vLLM: transformers' weight format differs from the checkpoints', which vLLM loads.
 
-They have a file of their own, as vLLM refuses such an engine in a process that has one of another kind.
+These tests are in their own file, because vLLM cannot start such an engine in a process with another kind of engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[VLLMGenerator]]:
-    """Those of this process, which are closed together: they share its distributed state."""
+    """The engines of this process. They share its distributed state, so they are closed together."""
     engines: list[VLLMGenerator] = []
     yield engines
     close_all(engines)
@@ -73,4 +73,4 @@ def test_weights_that_vllm_wrongly_reports_as_loaded_are_stale(engines: list[VLL
     engine = start(engines, path)
     stale = engine.load("llm_1", weights_of(make_model(path)), 1).stale
     assert len(stale) == 10 and all("sinks" in name or "experts" in name for name in stale)
-    assert sample_logprobs(engine)  # with the old ones
+    assert sample_logprobs(engine)  # the engine still works, with the old weights

@@ -1,4 +1,4 @@
-"""A process whose parent is killed ends too."""
+"""`exit_with_parent`: no orphaned processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A response told while it is written is the response, and no piece of it is taken back."""
+"""Streaming detokenization: the pieces add up to the response, and emitted text never changes."""
 
 import torch
 
@@ -7,28 +7,28 @@ from policies.generation.token_stream import Detokenizer, StepStreamer
 
 
 def stream_pieces(tokens: list[int], *stops: str) -> list[str]:
-    told: list[str] = []
+    pieces: list[str] = []
     detokenizer = Detokenizer(load_tokenizer().decode, stops)
-    stream = StepStreamer(lambda new: told.append(detokenizer.add(new)))
+    stream = StepStreamer(lambda new: pieces.append(detokenizer.add(new)))
     stream.put(torch.tensor([[1, 2, 3]]))  # the prompt
     for token in tokens:
         stream.put(torch.tensor([token]))
     stream.end()
-    return [piece for piece in [*told, detokenizer.end()] if piece]
+    return [piece for piece in [*pieces, detokenizer.end()] if piece]
 
 
 def test_the_pieces_add_up_to_the_response_without_the_prompt() -> None:
     tokens = load_tokenizer()(" a wonderful film, isn't it?")["input_ids"]
-    told = stream_pieces(tokens)
-    assert "".join(told) == " a wonderful film, isn't it?"
-    assert len(told) == len(tokens)
+    pieces = stream_pieces(tokens)
+    assert "".join(pieces) == " a wonderful film, isn't it?"
+    assert len(pieces) == len(tokens)
 
 
 def test_a_character_of_several_tokens_is_emitted_when_it_is_complete() -> None:
     tokens = load_tokenizer()("so 🙂 so")["input_ids"]
-    told = stream_pieces(tokens)
-    assert len(tokens) > len(told) and "🙂" in "".join(told)
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in told)
+    pieces = stream_pieces(tokens)
+    assert len(tokens) > len(pieces) and "🙂" in "".join(pieces)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
 def test_an_incomplete_character_is_emitted_at_the_end() -> None:
@@ -37,5 +37,5 @@ def test_an_incomplete_character_is_emitted_at_the_end() -> None:
 
 
 def test_nothing_is_emitted_after_a_stop_text_even_if_it_spans_tokens() -> None:
-    for text, told in ((" a good film", " a good "), ("so\nit\n\nQ: f", "so\nit")):
-        assert "".join(stream_pieces(load_tokenizer()(text)["input_ids"], "f", "\n\n")) == told
+    for text, expected in ((" a good film", " a good "), ("so\nit\n\nQ: f", "so\nit")):
+        assert "".join(stream_pieces(load_tokenizer()(text)["input_ids"], "f", "\n\n")) == expected

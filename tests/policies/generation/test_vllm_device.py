@@ -1,4 +1,4 @@
-"""What vLLM's engines would be told on a GPU, where there is none: no engine starts here."""
+"""Arguments and errors of vLLM engines on a GPU, without starting an engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = model_path(BUNDLED_LM)
 
 @pytest.fixture(autouse=True)
 def cuda_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Installs vLLM for CUDA, by its name; its engines are recorded instead of started. Puts the environment back."""
+    """Pretends that vLLM is installed for CUDA. Restores the environment afterwards."""
     before = dict(os.environ)
     monkeypatch.setattr(installed, "version", lambda name: "0.32.0")
     os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None)
@@ -35,46 +35,46 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def engine_arguments(monkeypatch: pytest.MonkeyPatch, memory: float, **settings: Any) -> list[dict[str, Any]]:
-    """What the engines of a generator are told on a GPU of so many bytes."""
+    """Returns the arguments of a generator's engines on a GPU with `memory` bytes, without starting them."""
     from vllm.platforms import current_platform
 
-    told: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     class Core:
         def __getattr__(self, name: str) -> Any:
             return Core()
 
-    def engine(path: str, **given: Any) -> Any:
-        told.append(given)
+    def fake_engine(path: str, **kwargs: Any) -> Any:
+        calls.append(kwargs)
         return Core()
 
     monkeypatch.setattr(type(current_platform), "get_device_total_memory", classmethod(lambda cls, n=0: int(memory)))
-    monkeypatch.setattr("vllm.LLM", engine)
+    monkeypatch.setattr("vllm.LLM", fake_engine)
     monkeypatch.setattr("policies.generation.vllm_generator.keep_process_groups", lambda engine: None)
     models = dict.fromkeys(("llm_1", "llm_2"), MODEL)
     common: dict[str, Any] = {"dtype": "fp32", "max_prompt_tokens": 52, "max_response_tokens": 12, "max_sequences": 128}
     VLLMGenerator(models, device=GPU, **{**common, **settings})
-    return told
+    return calls
 
 
 def test_an_engine_on_a_gpu_gets_a_cache_of_the_needed_size_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = engine_arguments(monkeypatch, 80e9, gpu_share=0.5)
-    assert len(told) == 2
-    for given in told:
-        # 128 contexts of two blocks, and 16 blocks to spare; keys and values of 4 layers, 256 wide, 4 bytes each
-        assert given["kv_cache_memory_bytes"] == (128 * 2 + 16) * BLOCK_TOKENS * 2 * 4 * 256 * 4
-        assert given["gpu_memory_utilization"] == pytest.approx(0.9 * 0.5 / 2)
-        assert given["max_num_batched_tokens"] == 4096
-        assert not {"block_size", "enforce_eager", "enable_chunked_prefill"} & given.keys()
+    engines = engine_arguments(monkeypatch, 80e9, gpu_share=0.5)
+    assert len(engines) == 2
+    for arguments in engines:
+        # 128 contexts of two blocks, plus 16 spare blocks; keys and values of 4 layers, width 256, 4 bytes each
+        assert arguments["kv_cache_memory_bytes"] == (128 * 2 + 16) * BLOCK_TOKENS * 2 * 4 * 256 * 4
+        assert arguments["gpu_memory_utilization"] == pytest.approx(0.9 * 0.5 / 2)
+        assert arguments["max_num_batched_tokens"] == 4096
+        assert not {"block_size", "enforce_eager", "enable_chunked_prefill"} & arguments.keys()
 
 
 def test_if_the_cache_does_not_fit_vllm_chooses_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [given["kv_cache_memory_bytes"] for given in engine_arguments(monkeypatch, 0.2e9)] == [None, None]
-    many = engine_arguments(monkeypatch, 80e9, max_prompt_tokens=4000, max_sequences=100_000)
-    assert [given["kv_cache_memory_bytes"] for given in many] == [None, None]
-    assert [given["max_num_batched_tokens"] for given in many] == [4096, 4096]
-    (given, _) = engine_arguments(monkeypatch, 80e9, max_prompt_tokens=6000)
-    assert given["max_num_batched_tokens"] == 6012
+    assert [arguments["kv_cache_memory_bytes"] for arguments in engine_arguments(monkeypatch, 0.2e9)] == [None, None]
+    engines = engine_arguments(monkeypatch, 80e9, max_prompt_tokens=4000, max_sequences=100_000)
+    assert [arguments["kv_cache_memory_bytes"] for arguments in engines] == [None, None]
+    assert [arguments["max_num_batched_tokens"] for arguments in engines] == [4096, 4096]
+    (arguments, _) = engine_arguments(monkeypatch, 80e9, max_prompt_tokens=6000)
+    assert arguments["max_num_batched_tokens"] == 6012
 
 
 def test_flashinfers_sampler_is_only_used_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +88,13 @@ def test_flashinfers_sampler_is_only_used_on_request(monkeypatch: pytest.MonkeyP
 
 
 def test_an_engine_that_fails_to_start_on_a_gpu_names_the_gpu_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **given: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise ValueError("Free memory on device cuda:0 (1.2/15.0 GiB) on startup is less than desired.")
 
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "get_device_total_memory", classmethod(lambda cls, n=0: 16 << 30))
-    monkeypatch.setattr("vllm.LLM", refuse)
+    monkeypatch.setattr("vllm.LLM", fail)
     with pytest.raises(EngineStartError) as raised:
         VLLMGenerator(
             {"llm_1": MODEL}, device=GPU, dtype="fp32", max_prompt_tokens=8, max_response_tokens=8, max_sequences=4

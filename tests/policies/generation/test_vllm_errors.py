@@ -1,4 +1,4 @@
-"""What kept a vLLM engine from starting, or from taking weights, is told with what may help."""
+"""Errors of vLLM engines that cannot start or load weights contain advice."""
 
 from __future__ import annotations
 

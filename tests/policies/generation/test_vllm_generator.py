@@ -1,4 +1,4 @@
-"""The vLLM backend, for real: agreement, weight sync, what the self-test catches, an engine that is killed."""
+"""The vLLM backend with real engines: agreement with the learner, weight syncs and their check, adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EOS = [load_tokenizer(MODEL).eos_token_id]
 MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are cached
 
 
-def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLMGenerator:
+def make_generator(policy_ids: Sequence[str] = ("llm_1",), **settings: Any) -> VLLMGenerator:
     arguments: dict[str, Any] = {
         "dtype": "fp32",
         "device": torch.device("cpu"),
@@ -45,11 +45,11 @@ def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLM
         "max_sequences": 64,
         **settings,
     }
-    return VLLMGenerator(dict.fromkeys(modules, MODEL), **arguments)
+    return VLLMGenerator(dict.fromkeys(policy_ids, MODEL), **arguments)
 
 
 def close_all(generators: Sequence[VLLMGenerator]) -> None:
-    """Closes engines, without the walk over all that Python holds, of a second, that vLLM has each end with."""
+    """Closes engines, without vLLM's garbage collection at each close, which takes a second."""
     with patch("gc.collect"):
         for generator in generators:
             generator.close()
@@ -57,7 +57,7 @@ def close_all(generators: Sequence[VLLMGenerator]) -> None:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[VLLMGenerator]]:
-    """Those of this process, closed together at the end."""
+    """The engines of this process, closed together at the end."""
     engines: list[VLLMGenerator] = []
     yield engines
     close_all(engines)
@@ -71,7 +71,7 @@ def generator(engines: list[VLLMGenerator]) -> VLLMGenerator:
 
 @pytest.fixture(scope="module")
 def learner() -> PolicyModel:
-    """The learner's side of the comparison."""
+    """The learner's model, for comparison."""
     return make_model(MODEL)
 
 
@@ -92,12 +92,12 @@ def sampling(prompts: Sequence[Sequence[int]]) -> Sampling:
 
 
 def make_score(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
-    present = learner.state()
+    state = learner.state()
 
     def score(weights: Weights, rows: Rows) -> torch.Tensor:
-        learner.load({**present, **{f"lm.{name}": array for name, array in weights.items()}})
+        learner.load({**state, **{f"lm.{name}": array for name, array in weights.items()}})
         logprobs = learner.score(rows)["logprobs"]
-        learner.load(present)
+        learner.load(state)
         return logprobs
 
     return score
@@ -120,32 +120,32 @@ def test_log_probabilities_agree_with_the_learner(
     generator: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     out = generator.generate(prompts, "llm_1", sampling(prompts))
-    none = [0.0] * len(out)
-    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
-    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
-    assert float(gap.max()) < 1e-4
+    rewards = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
+    diff = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    assert float(diff.max()) < 1e-4
 
 
 def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
-    together = generator.generate(prompts, "llm_1", sampling(prompts))
+    batch = generator.generate(prompts, "llm_1", sampling(prompts))
     seeds = sampling(prompts).seeds
-    alone = [
+    singles = [
         generator.generate([prompt], "llm_1", Sampling(1.0, 8, [seed], EOS))[0]
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
-    assert [response.tokens for response in together] == [response.tokens for response in alone]
+    assert [response.tokens for response in batch] == [response.tokens for response in singles]
 
 
-def make_request(key: int, prompt: Sequence[int], longest: int, policy_id: str = "llm_1") -> Request:
-    return Request(key, policy_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
+def make_request(key: int, prompt: Sequence[int], max_tokens: int, policy_id: str = "llm_1") -> Request:
+    return Request(key, policy_id, prompt, Sampling(1.0, max_tokens, [sampling_seed(0, 0, key, 0)], ()))
 
 
 def test_the_engine_uses_the_requested_model_runner(generator: VLLMGenerator) -> None:
     core = generator.engines["llm_1"].llm_engine.engine_core.engine_core
-    asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"  # as `test_model_runner_v2` does
-    assert core.vllm_config.use_v2_model_runner is asked
+    use_v2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"  # set by `test_model_runner_v2`
+    assert core.vllm_config.use_v2_model_runner is use_v2
     runner = type(core.model_executor.driver_worker.worker.model_runner)
-    assert ("gpu.model_runner" in "".join(base.__module__ for base in runner.__mro__)) is asked
+    assert ("gpu.model_runner" in "".join(base.__module__ for base in runner.__mro__)) is use_v2
 
 
 def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
@@ -154,57 +154,57 @@ def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: 
 
 
 def test_any_of_several_stop_tokens_ends_a_response(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
-    whole = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
-    stops = sampling(prompts)._replace(stop_token_ids=[*EOS, whole[0][2], whole[1][0]])
-    ended = [response.tokens for response in generator.generate(prompts, "llm_1", stops)]
-    assert ended[0] == whole[0][:3] and ended[1] == whole[1][:1]
+    full = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
+    stops = sampling(prompts)._replace(stop_token_ids=[*EOS, full[0][2], full[1][0]])
+    stopped = [response.tokens for response in generator.generate(prompts, "llm_1", stops)]
+    assert stopped[0] == full[0][:3] and stopped[1] == full[1][:1]
 
 
 def test_more_prompt_tokens_than_fit_in_one_engine_step_change_nothing(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
-    many = [prompts[-1]] * 50  # 10,000 tokens at once
+    long_prompts = [prompts[-1]] * 50  # 10,000 tokens at once
     seeds = [sampling_seed(0, 0, query, 0) for query in range(50)]
-    together = generator.generate(many, "llm_1", Sampling(1.0, 8, seeds, EOS))
-    last = generator.generate(many[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:], EOS))
-    assert together[-1].tokens == last[0].tokens
+    batch = generator.generate(long_prompts, "llm_1", Sampling(1.0, 8, seeds, EOS))
+    last = generator.generate(long_prompts[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:], EOS))
+    assert batch[-1].tokens == last[0].tokens
 
 
 def test_temperature_reaches_the_log_probabilities(
     generator: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     out = generator.generate(prompts, "llm_1", sampling(prompts)._replace(temperature=0.5))
-    none = [0.0] * len(out)
-    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
+    rewards = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
     learner.temperature = 0.5
-    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    diff = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
     learner.temperature = 1.0
-    assert float(gap.max()) < 1e-4
+    assert float(diff.max()) < 1e-4
 
 
 def test_load_returns_the_version_and_the_checksum_of_the_loaded_weights(
     generator: VLLMGenerator, weights: Weights
 ) -> None:
-    other = perturb(weights, seed=1)
-    loaded = generator.load("llm_1", other, 3)
-    assert loaded == LoadedWeights(3, checksum(other)) != LoadedWeights(3, checksum(weights))
+    new_weights = perturb(weights, seed=1)
+    loaded = generator.load("llm_1", new_weights, 3)
+    assert loaded == LoadedWeights(3, checksum(new_weights)) != LoadedWeights(3, checksum(weights))
     assert generator.load("llm_1", weights, 4) == LoadedWeights(4, checksum(weights))
     assert not list(Path("/dev/shm").glob("cory-weights-*"))
 
 
 def test_weights_that_were_not_sent_are_stale(generator: VLLMGenerator, weights: Weights) -> None:
     names = list(weights)
-    for left_out in (names[0], names[len(names) // 2], names[-1]):
-        part = {name: array for name, array in weights.items() if name != left_out}
-        assert generator.load("llm_1", part, 1).stale == (left_out,)
+    for omitted in (names[0], names[len(names) // 2], names[-1]):
+        incomplete = {name: array for name, array in weights.items() if name != omitted}
+        assert generator.load("llm_1", incomplete, 1).stale == (omitted,)
     assert generator.load("llm_1", weights, 2).stale == ()
 
 
 def test_the_weight_sync_check_passes_on_a_correct_engine(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    found = run_weight_sync_check(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
-    assert found.perturbed < 1e-3 < found.moved
+    probe = run_weight_sync_check(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
+    assert probe.perturbed < 1e-3 < probe.moved
 
 
 def test_the_weight_sync_check_detects_an_engine_that_ignores_new_weights(
@@ -248,7 +248,7 @@ def test_the_weight_sync_check_detects_a_stale_prefix_cache(
 def test_the_weight_sync_check_detects_one_stale_tensor(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    bias = "transformer.h.1.ln_2.bias"  # 1.5 % of what all tensors move together
+    bias = "transformer.h.1.ln_2.bias"  # contributes 1.5 % of the total difference
 
     def load_all_but_one(new: Weights) -> None:
         generator.load("llm_1", {**new, bias: weights[bias]}, 0)
@@ -260,7 +260,7 @@ def test_the_weight_sync_check_detects_one_stale_tensor(
 
 @pytest.fixture(scope="module")
 def adapters(engines: list[VLLMGenerator]) -> VLLMGenerator:
-    """One engine for three LLMs."""
+    """One engine for the adapters of three policies."""
     engines.append(make_generator(["llm_1", "llm_2", "llm_3"], lora=Lora(4, 8.0)))
     return engines[-1]
 
@@ -276,10 +276,10 @@ def test_one_engine_serves_all_adapters_and_new_weights_replace_only_their_own(
     weights = {policy_id: adapter_weights(seed) for seed, policy_id in enumerate(adapters.policy_ids)}
     score = make_score(learner)
 
-    def gap(policy_id: str, under: Weights) -> float:
+    def max_diff(policy_id: str, under: Weights) -> float:
         out = adapters.generate(prompts, policy_id, sampling(prompts))
-        none = [0.0] * len(out)
-        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
+        rewards = [0.0] * len(out)
+        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
         return float(((score(under, rows) - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
 
     assert len(adapters.engines) == 1
@@ -288,8 +288,8 @@ def test_one_engine_serves_all_adapters_and_new_weights_replace_only_their_own(
             loaded = adapters.load(policy_id, weights[policy_id], version)
             assert loaded == LoadedWeights(version, checksum(weights[policy_id]))
         for policy_id in adapters.policy_ids:
-            assert gap(policy_id, weights[policy_id]) < 1e-4
-        assert gap("llm_1", weights["llm_2"]) > 0.1
+            assert max_diff(policy_id, weights[policy_id]) < 1e-4
+        assert max_diff("llm_1", weights["llm_2"]) > 0.1
         weights["llm_2"] = adapter_weights(seed=9)
 
 
@@ -301,10 +301,10 @@ def test_a_row_without_an_adapter_uses_the_base_in_a_batch_with_adapters(
     from vllm import SamplingParams, TokensPrompt
 
     params = SamplingParams(max_tokens=6, seed=1, logprobs=0, detokenize=False)
-    wanted = [None, *(vllm_lora.request(policy_id, k + 1) for k, policy_id in enumerate(adapters.policy_ids))]
+    requests = [None, *(vllm_lora.request(policy_id, k + 1) for k, policy_id in enumerate(adapters.policy_ids))]
     inputs = [TokensPrompt(prompt_token_ids=prompts[0])] * 4
     (engine,) = adapters.engines.values()
-    first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=wanted)[0].outputs[0]
+    first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=requests)[0].outputs[0]
     tokens = list(first.token_ids)
     logprobs = [step[token].logprob for step, token in zip(first.logprobs or [], tokens, strict=True)]
     rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [False])
@@ -326,8 +326,8 @@ def test_an_engine_keeps_working_after_other_engines_of_its_process_end(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     before = generator.generate(prompts, "llm_1", sampling(prompts))
-    ended, collected = make_generator(), make_generator()
-    ended.close()
+    closed, collected = make_generator(), make_generator()
+    closed.close()
     assert generator.generate(prompts, "llm_1", sampling(prompts)) == before
     del collected
     gc.collect()

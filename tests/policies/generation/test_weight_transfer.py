@@ -1,4 +1,4 @@
-"""vLLM's weight transfer over gloo: a real sender and a real engine, each in a thread of this process."""
+"""vLLM's weight transfer over gloo, with a real sender and a real engine in threads of this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
     pytest.mark.timeout(300),
 ]
-# What imports vLLM is imported where it is needed: else every process that collects tests would.
+# Modules that import vLLM are imported inside functions, so that collecting tests does not import vLLM.
 
 ENGINE_LOCK = threading.Lock()
 PROMPTS = [[5, 6, 7], [8, 9]]
@@ -34,9 +34,9 @@ PROMPTS = [[5, 6, 7], [8, 9]]
 
 @pytest.fixture(scope="module")
 def generator() -> Iterator[VLLMGenerator]:
-    found = make_generator(weight_transfer="gloo", max_prompt_tokens=16)
-    yield found
-    close_all([found])
+    generator = make_generator(weight_transfer="gloo", max_prompt_tokens=16)
+    yield generator
+    close_all([generator])
 
 
 @pytest.fixture(scope="module")
@@ -45,25 +45,25 @@ def policy() -> PolicyLearner:
 
 
 class DirectClient:
-    """What `weight_sender.Client` is, without actors between; like those, it does one thing after another."""
+    """Like `weight_sender.Client`, but without actors. Calls run one after another, as in an actor."""
 
     def __init__(self, generator: VLLMGenerator) -> None:
         self.generator = generator
-        self.found: LoadedWeights | None = None
+        self.loaded: LoadedWeights | None = None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._ask("meet", init_info)
+        self._call("meet", init_info)
 
     def start_weight_update(self) -> None:
-        self._ask("begin")
+        self._call("begin")
 
     def update_weights(self, update_info: Any) -> None:
-        self._ask("take", update_info)
+        self._call("take", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.found = self._ask("end")
+        self.loaded = self._call("end")
 
-    def _ask(self, step: str, argument: Any = None) -> LoadedWeights | None:
+    def _call(self, step: str, argument: Any = None) -> LoadedWeights | None:
         with ENGINE_LOCK:
             return self.generator.transfer(step, "llm_1", argument, 7)
 
@@ -75,31 +75,31 @@ def make_source(policy: PolicyLearner, weights: Weights | None = None) -> Any:
 
 
 def make_interrupted_source(policy: PolicyLearner, weights: Weights) -> Any:
-    """Weights of which only the first few come."""
+    """A source that fails after the first few weights."""
     from policies.rllib.weight_sender import Source
 
-    class Broken(Source):
+    class InterruptedSource(Source):
         def _stream(self) -> Iterator[tuple[str, Tensor]]:
-            for place, each in enumerate(super()._stream()):
-                if place == 5:
+            for index, named_tensor in enumerate(super()._stream()):
+                if index == 5:
                     raise OSError("the learner is gone")
-                yield each
+                yield named_tensor
 
-    return Broken(policy, weights)
+    return InterruptedSource(policy, weights)
 
 
 def make_incomplete_source(policy: PolicyLearner) -> Any:
-    """All weights but one."""
+    """A source without the last weight."""
     from policies.rllib.weight_sender import Source
 
-    class Lacking(Source):
+    class IncompleteSource(Source):
         def metadata(self) -> list[Any]:
             return super().metadata()[:-1]
 
         def _stream(self) -> Iterator[tuple[str, Tensor]]:
             yield from list(super()._stream())[:-1]
 
-    return Lacking(policy)
+    return IncompleteSource(policy)
 
 
 def send(generator: VLLMGenerator, source: Any) -> LoadedWeights | None:
@@ -108,13 +108,13 @@ def send(generator: VLLMGenerator, source: Any) -> LoadedWeights | None:
     from policies.generation.weight_transfer import GlooTrainerInitInfo
 
     client = DirectClient(generator)
-    meeting = GlooTrainerInitInfo("127.0.0.1", 2, 30.0, rank=0)
-    sender = WeightTransferTrainerFactory.trainer_init(meeting, client=client, source=source)
+    init_info = GlooTrainerInitInfo("127.0.0.1", 2, 30.0, rank=0)
+    sender = WeightTransferTrainerFactory.trainer_init(init_info, client=client, source=source)
     try:
         sender.send_weights()
     finally:
         sender.shutdown()
-    return client.found
+    return client.loaded
 
 
 def sample_logprobs(generator: VLLMGenerator) -> list[list[float]]:
@@ -131,13 +131,13 @@ def test_transferred_weights_equal_loaded_ones(generator: VLLMGenerator, policy:
     generator.load("llm_1", weights, 0)
     expected = sample_logprobs(generator)
     generator.load("llm_1", weights_of(policy.model), 1)
-    sent = make_source(policy, weights)
-    loaded = send(generator, sent)
+    source = make_source(policy, weights)
+    loaded = send(generator, source)
     assert loaded is not None
-    assert (loaded.version, loaded.checksum, loaded.stale) == (7, sent.digest.value(), ())
+    assert (loaded.version, loaded.checksum, loaded.stale) == (7, source.digest.value(), ())
     assert sample_logprobs(generator) == expected
-    present = make_source(policy)
-    assert send(generator, present) == LoadedWeights(7, present.digest.value(), ())
+    source = make_source(policy)
+    assert send(generator, source) == LoadedWeights(7, source.digest.value(), ())
     assert sample_logprobs(generator) != expected
 
 
@@ -154,7 +154,7 @@ def test_a_transfer_after_an_interrupted_one_replaces_all_weights(
 
 
 def test_a_transfer_that_started_without_data_is_discarded(generator: VLLMGenerator, policy: PolicyLearner) -> None:
-    """As where one of several runners died, so that none was sent anything."""
+    """This happens if one of several runners dies, so that nothing is sent to any of them."""
     weights = perturbed_weights(policy, 4)
     generator.load("llm_1", weights, 0)
     expected = sample_logprobs(generator)
@@ -174,17 +174,17 @@ def test_a_weight_that_is_not_transferred_is_stale(generator: VLLMGenerator, pol
 
 def test_the_digest_depends_on_every_bit_position_name_and_dtype() -> None:
     def digest(*tensors: tuple[str, Tensor]) -> int:
-        found = Digest()
+        result = Digest()
         for name, tensor in tensors:
-            found.add(name, tensor)
-        return found.value()
+            result.add(name, tensor)
+        return result.value()
 
     a, b = torch.randn(3, 4), torch.randn(5)
     swapped = a.clone()
     swapped[0, 0], swapped[2, 3] = a[2, 3], a[0, 0]
     flipped = a.clone()
     flipped.view(torch.int32)[1, 1] ^= 1
-    kinds = [
+    variants = [
         [("a", a), ("b", b)],
         [("b", b), ("a", a)],
         [("a", swapped), ("b", b)],
@@ -194,16 +194,16 @@ def test_the_digest_depends_on_every_bit_position_name_and_dtype() -> None:
         [("a", a.view(4, 3)), ("b", b)],
         [("a", a)],
     ]
-    assert len({digest(*each) for each in kinds}) == len(kinds)
-    assert digest(("a", a.t().contiguous().t()), ("b", b)) == digest(*kinds[0])
+    assert len({digest(*variant) for variant in variants}) == len(variants)
+    assert digest(("a", a.t().contiguous().t()), ("b", b)) == digest(*variants[0])
     large = torch.ones((1 << 22) + 3, dtype=torch.bfloat16)
-    moved = large.clone()
-    moved[0], moved[-1] = 2, 2
-    assert digest(("a", large)) != digest(("a", moved))
+    changed = large.clone()
+    changed[0], changed[-1] = 2, 2
+    assert digest(("a", large)) != digest(("a", changed))
 
 
 def test_the_digest_of_a_tensor_reads_no_intermediate_result_of_another() -> None:
-    """Else a CUDA stream would read what another one is still writing: vLLM's tensors pass by on two, by turns."""
+    """Otherwise a CUDA stream could read what another one is still writing: vLLM alternates between two streams."""
 
     class Recorder(TorchDispatchMode):
         def __init__(self) -> None:

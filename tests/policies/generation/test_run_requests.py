@@ -1,4 +1,4 @@
-"""Conversations with vLLM: what follows a response is generated beside what is not over yet."""
+"""`VLLMGenerator.run_requests`: follow-up requests run together with unfinished ones."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ def generate_alone(generator: VLLMGenerator, request: Request) -> list[int]:
 def test_follow_up_requests_do_not_wait_for_other_responses_and_do_not_depend_on_them(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
-    asked = {0: make_request(0, prompts[0], 8), 1: make_request(1, prompts[1], 2)}
-    found: dict[int, Response] = {}
+    requests = {0: make_request(0, prompts[0], 8), 1: make_request(1, prompts[1], 2)}
+    responses: dict[int, Response] = {}
 
-    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        found.update(ended)
-        new = [make_request(key + 1, prompts[key] + response.tokens, 2) for key, response in ended if 1 <= key < 3]
-        asked.update({request.key: request for request in new})
+    def on_finished(finished: Sequence[tuple[int, Response]]) -> list[Request]:
+        responses.update(finished)
+        new = [make_request(key + 1, prompts[key] + response.tokens, 2) for key, response in finished if 1 <= key < 3]
+        requests.update({request.key: request for request in new})
         return new
 
-    generator.run_requests(list(asked.values()), follow)
-    assert list(found) == [1, 2, 3, 0]
-    for key, request in asked.items():
-        assert found[key].tokens == generate_alone(generator, request)
+    generator.run_requests(list(requests.values()), on_finished)
+    assert list(responses) == [1, 2, 3, 0]
+    for key, request in requests.items():
+        assert responses[key].tokens == generate_alone(generator, request)
 
 
 def test_responses_left_over_after_an_error_do_not_appear_in_the_next_call(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
-    def fail(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        raise ValueError("as a reward may")
+    def fail(finished: Sequence[tuple[int, Response]]) -> list[Request]:
+        raise ValueError("the reward failed")
 
-    with pytest.raises(ValueError, match="as a reward may"):
+    with pytest.raises(ValueError, match="the reward failed"):
         generator.run_requests([make_request(0, prompts[0], 8), make_request(1, prompts[1], 2)], fail)
     assert not generator.engines["llm_1"].llm_engine.has_unfinished_requests()
     assert len(generate_alone(generator, make_request(0, prompts[2], 4))) == 4
@@ -73,14 +73,14 @@ def test_requests_that_queue_up_for_an_engine_are_added_in_one_batch(
     batches: list[tuple[str, int]] = []
     for name, engine in generator.engines.items():
 
-        def noting(inputs: Any, *rest: Any, name: str = name, add: Any = engine.enqueue, **more: Any) -> Any:
+        def record(inputs: Any, *args: Any, name: str = name, enqueue: Any = engine.enqueue, **kwargs: Any) -> Any:
             batches.append((name, len(inputs)))
-            return add(inputs, *rest, **more)
+            return enqueue(inputs, *args, **kwargs)
 
-        monkeypatch.setattr(engine, "enqueue", noting)
+        monkeypatch.setattr(engine, "enqueue", record)
 
-    def follow(ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        return [make_request(key + 4, prompts[key], 2, "llm_2") for key, _ in ended if key < 4]
+    def on_finished(finished: Sequence[tuple[int, Response]]) -> list[Request]:
+        return [make_request(key + 4, prompts[key], 2, "llm_2") for key, _ in finished if key < 4]
 
-    generator.run_requests([make_request(key, prompt, key + 1) for key, prompt in enumerate(prompts)], follow)
+    generator.run_requests([make_request(key, prompt, key + 1) for key, prompt in enumerate(prompts)], on_finished)
     assert [batch for batch in batches if batch[1]] == [("llm_1", 3), ("llm_2", 3)]
