@@ -36,7 +36,7 @@ def test_shares_contain_every_query_once_and_in_order(runners: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "calm_runners", "runners", "way"),
+    ("backend", "reference_runners", "runners", "transfer"),
     [
         ("transformers", 0, 2, {}),
         pytest.param("vllm", 1, 1, {}, marks=WITH_VLLM),
