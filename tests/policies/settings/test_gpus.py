@@ -147,7 +147,7 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
             CUDA,
             True,
             {"gpus_per_learner": 0.5},
-            r"installed for CUDA and cannot generate on a CPU\. Set gpus_per_runner",
+            r"built for CUDA and cannot run on a CPU\. Set gpus_per_runner",
         ),
         (
             CUDA,
@@ -157,7 +157,7 @@ def test_on_a_cluster_nothing_is_chosen(variable: str, monkeypatch: pytest.Monke
         ),
         (CUDA, False, {}, r"for CUDA, but PyTorch reports: .*, or backend=transformers\.$"),
         (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 requires a GPU, but PyTorch reports: "),
-        (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),
+        (CPU, True, {"gpus_per_runner": 1}, r"built for CPUs, but runs on a GPU\. Set gpus_per_runner=0, or"),
         ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 requires a GPU, but PyTorch reports: "),
         (CUDA, False, {"backend": "transformers"}, None),
         (CUDA, True, {}, None),
