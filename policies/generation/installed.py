@@ -57,6 +57,6 @@ def warn_if_vllm_missing(backend: str) -> None:
     """Warns if the slower transformers backend is used because vLLM is not installed."""
     if backend == "transformers" and not vllm_installed():
         logger.warning(
-            "vLLM is not installed, so responses are generated with backend=transformers, which is slower. "
+            "vLLM is not installed, so backend=transformers generates responses, which is slower. "
             "To install vLLM: `pip install 'cory-rllib[vllm]'` for CUDA GPUs, `make install` in the source for CPUs."
         )
