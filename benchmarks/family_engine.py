@@ -55,7 +55,7 @@ def _in_short(error: Exception) -> str:
     text = str(error) if isinstance(error, EngineFailure) else f"{type(error).__name__}: {error}"
     text = re.sub(r"EngineStartError: vLLM could not start an engine for `[^`]*`: ", "", " ".join(text.split()))
     # vLLM lists all that it knows, and pydantic what it was given.
-    text = re.sub(r" (If memory is short|Supported architectures:|\[type=).*", "", text)
+    text = re.sub(r" (If it ran out of memory|Supported architectures:|\[type=).*", "", text)
     return text.rstrip(".,")[:400]
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is written while training goes on."""
+"""Asynchronous checkpoints: learners write their state while training continues."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from policies.cory import Cory
 
 
 class Checkpoint:
-    """An algorithm's state, as `Cory.save_to_path` writes it; learners may take their time for theirs."""
+    """Writes an algorithm's state as `Cory.save_to_path` does; learners write theirs in the background."""
 
     def __init__(self, algorithm: Cory, folder: Path) -> None:
-        """Begins it: whatever the algorithm does afterwards, this is its state as it is now.
+        """Takes a snapshot of the algorithm's state and starts writing it. Later changes do not affect it.
 
         Args:
-            algorithm: that writes no other checkpoint before `finish`.
-            folder: that is there, and is whole after `finish`.
+            algorithm: must not write another checkpoint before `finish`.
+            folder: an existing folder. It is complete after `finish`.
 
         Raises:
-            LearnerError, OSError: a learner is lost, or something could not be written.
+            LearnerError, OSError: a learner died, or writing failed.
         """
         self._learners = algorithm.learners
         algorithm.save_to_path(str(folder), state=algorithm.get_state(not_components=[COMPONENT_LEARNER_GROUP]))
         self._learners.begin_save(folder / COMPONENT_LEARNER_GROUP)
 
     def written(self) -> bool:
-        """Tells whether `finish` would wait for no learner.
+        """Returns whether all learners have finished writing, so that `finish` returns at once.
 
         Raises:
-            LearnerError: one is lost.
+            LearnerError: a learner died.
         """
         return self._learners.saved()
 
     def finish(self) -> None:
-        """Waits until all is written.
+        """Waits until everything is written.
 
         Raises:
-            LearnerError, OSError: a learner is lost, or could not write.
+            LearnerError, OSError: a learner died or could not write.
         """
         self._learners.finish_save()

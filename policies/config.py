@@ -1,4 +1,4 @@
-"""Our settings as a configuration of RLlib, whose own fields follow from them."""
+"""`ChainConfig`: an RLlib `AlgorithmConfig` whose fields are derived from our settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray.tune.search.sample import Domain
 from ray.util.debug import log_once
 
 from cory_env import cory_v0
-from policies.compat.rllib import keep_runner_states
+from policies.compat.rllib import disable_runner_state_sync
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
 from policies.rllib.learners import Learners
 from policies.rllib.token_ppo_learner import TokenPPOLearner
@@ -35,38 +35,45 @@ tune.register_env(ENV, lambda settings: PettingZooEnv(cory_v0.env(**settings)))
 
 
 class ChainConfig(AlgorithmConfig):
-    """A configuration of RLlib that consists of our settings."""
+    """An RLlib configuration that is set through `cory(...)` alone."""
 
     def __init__(self, algo_class: type | None = None) -> None:
-        """Starts from the paper's settings."""
+        """Initializes all settings to the paper's values."""
         super().__init__(algo_class=algo_class)
         self.cory_settings: dict[str, Any] = {}
 
     @classmethod
     def from_preset(cls, name: str = DEFAULT_PRESET, **settings: Any) -> Self:
-        """Starts from a preset, with settings of one's own over it, as `cory train NAME key=value ...` does.
+        """Creates a configuration from a preset and overrides, as `cory train NAME key=value ...` does.
+
+        Args:
+            name: the preset.
+            **settings: values that override the preset's.
 
         Raises:
-            SettingsError: there is no such preset, or a key is unknown.
+            SettingsError: the preset or a setting is unknown.
         """
         return cls().cory(**apply_overrides(read_preset(name), settings))
 
     def cory(self, **settings: Any) -> Self:
-        """Sets any of `Settings`' keys; those not named keep their value. A `reward` may be a function itself.
+        """Changes settings. Values are validated when the algorithm is built.
+
+        Args:
+            **settings: fields of `Settings`; the others keep their values. `reward` may also be a function.
 
         Raises:
-            SettingsError: a key is unknown; values are checked when the algorithm is built.
+            SettingsError: a setting is unknown.
         """
         reject_unknown_settings(settings)
         self.cory_settings = pin_eval_kl_coef(self.cory_settings, settings)
         return self
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Algorithm:
-        """Builds the algorithm after checks that need no process.
+        """Builds the algorithm, after all checks that need no other process.
 
         Raises:
-            SettingsError: a setting is wrong; nothing is at `start_from`; Ray's workers would import a module of the
-                user's in the place of our package.
+            SettingsError: a setting is invalid, `start_from` does not exist, or a module of the user would shadow our
+                package in Ray's workers.
         """
         find_start(self.settings)
         if self.settings.num_runners or self.settings.num_learners:
@@ -78,47 +85,46 @@ class ChainConfig(AlgorithmConfig):
         """The validated settings.
 
         Raises:
-            SettingsError: a value is wrong, contradicts another, or is a search space.
+            SettingsError: a value is invalid, conflicts with another, or is a search space.
         """
         reject_search_spaces(self.cory_settings)
         return make_settings(self.cory_settings)
 
     def training(self, **settings: Any) -> Self:
-        """RLlib's training settings, which `cory` has under other names.
+        """Rejects RLlib's training settings; `cory` has its own.
 
         Raises:
-            SettingsError: one of these is set.
+            SettingsError: one of them is set.
         """
-        # RLlib itself sets the latter when it reads a configuration from a dictionary, as in a trial of Tune.
+        # RLlib itself sets these three when it reads a configuration from a dictionary, as in a trial of Tune.
         if unused := sorted(settings.keys() - {"model", "optimizer", "replay_buffer_config"}):
-            raise SettingsError(f"RLlib's `{unused[0]}` does nothing here. Set ours: .cory(NAME=value).")
+            raise SettingsError(f"RLlib's `{unused[0]}` has no effect here. Use .cory(NAME=value).")
         return super().training(**settings)
 
     def build_learner_group(self, *, rl_module_spec: MultiRLModuleSpec | None = None, **kwargs: Any) -> Learners:
-        """RLlib's word for what learns."""
+        """Returns our learner group; overrides RLlib's."""
         spec = rl_module_spec or self.get_multi_rl_module_spec(env=kwargs.get("env"), spaces=kwargs.get("spaces"))
         return Learners(config=self.copy(), module_spec=spec, placement_group=kwargs.get("placement_group"))
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """RLlib's word for what an LLM is."""
+        """Returns the spec of a causal LM; overrides RLlib's."""
         return RLModuleSpec(module_class=CausalLMModule)
 
     def validate(self) -> None:
         """Checks the settings and derives RLlib's fields from them.
 
         Raises:
-            SettingsError: a value is wrong or contradicts another.
+            SettingsError: a value is invalid or conflicts with another.
         """
         if not self._is_frozen:
-            self.cory(chat_date=self.settings.with_chat_date().chat_date)  # one date everywhere
-            self._derive(self.settings)
+            self.cory(chat_date=self.settings.with_chat_date().chat_date)  # one date in all processes
+            self._set_rllib_fields(self.settings)
         super().validate()
 
-    def _derive(self, s: Settings) -> None:
-        """Sets RLlib's fields."""
-        # Every process makes settings of these anew, and would else choose by the GPUs that it sees itself.
+    def _set_rllib_fields(self, s: Settings) -> None:
+        # Every process builds `Settings` again, and would otherwise choose defaults by the GPUs it sees itself.
         self.cory_settings = {**self.cory_settings, **{name: getattr(s, name) for name in GPU_SETTINGS}}
-        # Else RLlib warns that its new stack is in use, and advises the old one, on which nothing of this runs.
+        # Otherwise RLlib warns about its new API stack and suggests the old one, which this algorithm does not support.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         learners = max(s.num_learners, 1)
         self.environment(ENV, env_config=s.env_settings())
@@ -147,8 +153,8 @@ class ChainConfig(AlgorithmConfig):
             merge_env_runner_states=False,
             broadcast_env_runner_states=True,
         )
-        keep_runner_states(self)
-        # RLlib asks for no GPU for a driver that generates.
+        disable_runner_state_sync(self)
+        # RLlib reserves no GPU for a driver that generates.
         self.resources(custom_resources_for_main_process={"GPU": processes(s)[0].gpus})
         self.learners(
             learner_class=TokenPPOLearner,
@@ -157,34 +163,34 @@ class ChainConfig(AlgorithmConfig):
             custom_resources_per_learner=named_resources("learner_resources", s.learner_resources),
             add_default_connectors_to_learner_pipeline=False,
         )
-        self.train_batch_size_per_learner = s.chains * s.num_agents // learners  # of RLlib's own reports
+        self.train_batch_size_per_learner = s.chains * s.num_agents // learners  # only for RLlib's own reports
         self.fault_tolerance(restart_failed_env_runners=True, ignore_env_runner_failures=False)
         self.callbacks(RoleExchange)
 
 
 def pin_eval_kl_coef(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts changes over settings, so that all trials of a search are measured alike.
+    """Applies changes to settings, and fixes `eval_kl_coef` if `kl_coef` becomes a search space.
 
-    A search over `kl_coef` leaves `eval_kl_coef`, unless that is set, at the `kl_coef` from before: else each trial
-    would be measured by another combined reward.
+    An unset `eval_kl_coef` follows `kl_coef`, so each trial of a search over `kl_coef` would be compared by a different
+    combined reward. It is therefore set to the previous `kl_coef`.
     """
-    found = {**values, **changes}
-    if is_search_space(found.get("kl_coef")) and found.get("eval_kl_coef") is None:
-        found["eval_kl_coef"] = values.get("kl_coef", Settings.model_fields["kl_coef"].default)
-    return found
+    merged = {**values, **changes}
+    if is_search_space(merged.get("kl_coef")) and merged.get("eval_kl_coef") is None:
+        merged["eval_kl_coef"] = values.get("kl_coef", Settings.model_fields["kl_coef"].default)
+    return merged
 
 
 def reject_search_spaces(values: Mapping[str, Any]) -> None:
-    """Refuses settings of which Tune has yet to choose a value.
+    """Rejects search spaces, whose value Tune chooses in each trial.
 
     Raises:
-        SettingsError: names the first one.
+        SettingsError: a setting is a search space.
     """
     for key, value in values.items():
         if is_search_space(value):
-            raise SettingsError(f"`{key}` is a search space, so only tune.Tuner(Cory, param_space=...) can run it.")
+            raise SettingsError(f"`{key}` is a search space. Run it with tune.Tuner(Cory, param_space=...).")
 
 
 def is_search_space(value: Any) -> bool:
-    """Tells whether a setting is one of Tune's search spaces, which it gives a value in each trial."""
+    """Returns whether a setting's value is one of Tune's search spaces."""
     return isinstance(value, Domain) or (isinstance(value, dict) and "grid_search" in value)

@@ -1,12 +1,12 @@
 """Cory: sequential cooperative multi-agent PPO for language models, as an RLlib Algorithm (paper Algorithm 1).
 
 for each update:
-    send queries to the runners
-    play the chain: pioneer answers the query, observer answers it seeing the pioneer's answer, both are paid
-    with `max_lag` 1: begin to play the next update's chains
-    every LLM: token-level PPO on its own responses
-    every `average_period` updates: all LLMs move to the mean of their weights
-    send the new weights to the runners, and check what they hold
+    roll out chains: the pioneer answers the query, the observer answers it given the pioneer's response
+    with `max_lag` 1: start the next update's rollout (prefetch)
+    score the responses, assign credit, estimate advantages
+    update every LLM by token-level PPO on its own responses
+    every `average_period` updates: average the LLMs' weights
+    sync the new weights to the runners, and verify their checksums
     every `exchange_period` updates: exchange roles (`RoleExchange`)
 """
 
@@ -44,11 +44,11 @@ from policies.warm_start import WarmStart
 __all__ = ["Cory", "CoryConfig", "LearnerError", "WeightSyncError"]
 
 _COUNTERS = ("updates", "updates_since_exchange", "exchanges", "combined_reward")
-"""Attributes of the algorithm that are part of its state as they are."""
+"""Attributes that checkpoints store unchanged."""
 
 
 class CoryConfig(ChainConfig):
-    """Configures `Cory`. Everything is a flat setting; RLlib's own fields follow from them.
+    """Configuration of `Cory`: flat settings, from which RLlib's own fields are derived.
 
         config = CoryConfig.from_preset("imdb-tiny", num_updates=60)  # or the paper's settings: CoryConfig().cory(...)
         algorithm = config.build_algo()
@@ -60,11 +60,11 @@ class CoryConfig(ChainConfig):
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
-        """Starts from the paper's settings."""
+        """Initializes all settings to the paper's values."""
         super().__init__(algo_class=algo_class or Cory)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
-        """Builds the algorithm, for which Ray starts on this machine unless it was started or joined before."""
+        """Builds the algorithm. Starts Ray on this machine unless it is already running or connected."""
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
 
@@ -72,39 +72,39 @@ class CoryConfig(ChainConfig):
 class Cory(TemporaryLogdir, Algorithm):
     """Trains the LLMs of a chain. `train()["cory"]` reports one update.
 
-    The update counter, the role mapping and the exchange counter are state: k updates, checkpoint, restore, k
-    updates equal 2k updates (with `max_lag` 0). Query order and sampling seeds follow from (seed, update).
+    With `max_lag` 0, resuming is exact: k updates, save, restore, and k more updates equal 2k updates. Query order and
+    sampling seeds depend only on (seed, update).
     """
 
     config: CoryConfig
 
     @classmethod
     def get_default_config(cls) -> CoryConfig:
-        """The paper's settings."""
+        """Returns a configuration with the paper's settings."""
         return CoryConfig()
 
     def setup(self, config: Any) -> None:
-        """Builds learners and runners, sends the first weights, and proves that weights reach the engines."""
+        """Builds learners and runners, syncs the initial weights, and runs the weight-sync check."""
         s = self.settings = self.config.settings
         check_scheme(s.credit_assignment, s.num_agents)
         self.mapping = RoleMapping(s.roles, s.policy_ids)
         self.updates = self.updates_since_exchange = self.exchanges = 0
-        self.combined_reward = float("nan")  # held out, by `select_by`, at the last evaluation
+        self.combined_reward = float("nan")  # on held-out queries, by `select_by`, at the last evaluation
         self.health = Health(s)
-        self.estimations = {name: Estimation(s.hyperparameters) for name in s.policy_ids}
+        self.estimators = {name: Estimation(s.hyperparameters) for name in s.policy_ids}
         self._report: dict[str, Any] = {}
         self.task = s.make_task()
         warn_if_vllm_missing(s.backend)
         try:
             super().setup(config)
-        except IndexError:  # RLlib looks for spaces at the first runner, which did not start
+        except IndexError:  # RLlib asks the first runner for its spaces, and that runner did not start
             if self.env_runner_group is not None:
                 check_started(self.env_runner_group)
             raise
         check_started(self.env_runner_group)
         self.learners: Learners = self.learner_group
         self.runners = Runners(self.env_runner_group, s, self.learners, self.task.checksum)
-        self.start = WarmStart(s, self.learners)
+        self.warm_start = WarmStart(s, self.learners)
         self.runners.send(self.updates)
         self.scheduler = RolloutScheduler(s, self.runners, len(self.task.train))
         self.sync_check = SyncCheck(s, self.task, self.runners, self.learners)
@@ -112,127 +112,131 @@ class Cory(TemporaryLogdir, Algorithm):
 
     @property
     def report(self) -> Report:
-        """What the last update showed; also `train()["cory"]`. Empty before the first one."""
+        """The last update's report, also `train()["cory"]`. Empty before the first update."""
         return cast(Report, self._report)
 
     # One update.
 
     def step(self) -> dict[str, Any]:
-        """RLlib's iteration; the result holds this update's report under `cory`, and `done` when it was the last.
+        """Runs one RLlib iteration, which is one update.
 
-        For Tune, `updates` and the held-out `combined_reward` (by `select_by`) lie beside it. The latter is of
-        the last
-        evaluation (NaN before the first), so schedulers should decide where `updates` is a multiple of
-        `eval_every`.
+        Returns:
+            RLlib's result with this update's report under `cory`, and `done` after the last update. For Tune, it also
+            has `updates` and the held-out `combined_reward` (by `select_by`) of the last evaluation, NaN before the
+            first. Schedulers should therefore decide when `updates` is a multiple of `eval_every`.
         """
-        self.start.check()
+        self.warm_start.check()
         result: dict[str, Any] = super().step()
-        result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=self._ended())
+        done = self._is_done()
+        result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=done)
         return result
 
-    def _ended(self) -> bool:
-        """All updates are done, or a collapse ends the run."""
-        collapse: bool = self.settings.stop_on_collapse and self._report["collapsed"]
-        return collapse or self.updates == self.settings.num_updates
+    def _is_done(self) -> bool:
+        stop: bool = self.settings.stop_on_collapse and self._report["collapsed"]
+        return stop or self.updates == self.settings.num_updates
 
     def training_step(self) -> None:
-        """One update.
+        """Runs one update.
 
         Raises:
-            RewardError: as of `RolloutScheduler.generate`; such an update does not count.
-            NonFiniteUpdate: a gradient was NaN or infinite.
-            LearnerError: a learner's process died, or stands still.
+            RewardError: see `RolloutScheduler.generate`. The update is not counted.
+            NonFiniteUpdate: a gradient is NaN or infinite.
+            LearnerError: a learner process died or hung.
         """
         timer = PhaseTimer()
         update, mapping, s = self.updates, self.mapping, self.settings
 
-        # 1. The chain answers: pioneer, then observer.
+        # 1. Generate responses: pioneer first, then observer.
         with timer.phase("rollout"):
             rollout = self.scheduler.generate(update, mapping)
         rows = rows_of(rollout.episodes)
 
-        if s.max_lag and update + 1 < s.num_updates:  # the runners go on with the next update
-            due = exchange_due(s, self.updates_since_exchange + 1)
-            self.scheduler.prefetch(update + 1, mapping.rotated() if due else mapping)
+        if s.max_lag and update + 1 < s.num_updates:  # runners generate the next update while learners train
+            exchange_next = exchange_due(s, self.updates_since_exchange + 1)
+            self.scheduler.prefetch(update + 1, mapping.rotated() if exchange_next else mapping)
 
         with timer.phase("learn"):
-            # 2. Every LLM scores its own responses.
-            for name, scores in self.learners.score(rows, keep=True).items():
-                rows[name] |= scores
+            # 2. Score: every LLM computes log-probabilities of its own responses, and the reference's.
+            for policy_id, scores in self.learners.score(rows, keep=True).items():
+                rows[policy_id] |= scores
 
-            # 3. Each response is paid for what it brought about, and compared with what was to be expected.
-            figures = {name: measure(each, s.report_kl_coef) for name, each in rows.items()}
+            # 3. Assign credit, then estimate advantages.
+            policy_metrics = {policy_id: measure(r, s.report_kl_coef) for policy_id, r in rows.items()}
             self.sync_check.check_update(rows, rollout, update)
-            columns: dict[str, Rows] = {}
-            for name, rewards in assign_credit(rows, s.credit_assignment, self.estimations).items():
-                columns[name], estimated = self.estimations[name].estimate(rows[name] | {"rewards": rewards})
-                columns[name]["rewards"] = rewards
-                rows[name] |= columns[name]
-                figures[name] |= estimated
-            of_role = measure_roles(rows, mapping, s.report_kl_coef)
+            train_columns: dict[str, Rows] = {}
+            for policy_id, rewards in assign_credit(rows, s.credit_assignment, self.estimators).items():
+                columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | {"rewards": rewards})
+                columns["rewards"] = rewards
+                train_columns[policy_id] = columns
+                rows[policy_id] |= columns
+                policy_metrics[policy_id] |= estimator_metrics
+            role_metrics = measure_roles(rows, mapping, s.report_kl_coef)
 
-            # 4. Every LLM learns from its own responses, which its learners have kept.
-            coefs = {name: estimation.kl_coef for name, estimation in self.estimations.items()}
-            results = self.learners.learn(columns, update, coefs)
-            for name, estimation in self.estimations.items():
-                estimation.adapt(rows[name]["kl"])
-        log_update(self.metrics, rollout, figures, results, s)
+            # 4. Train: every LLM learns from its own responses. Its learners kept their tokens after scoring.
+            kl_coefs = {policy_id: estimator.kl_coef for policy_id, estimator in self.estimators.items()}
+            results = self.learners.learn(train_columns, update, kl_coefs)
+            for policy_id, estimator in self.estimators.items():
+                estimator.adapt(rows[policy_id]["kl"])
+        log_update(self.metrics, rollout, policy_metrics, results, s)
         self.updates += 1
         self.updates_since_exchange += 1
 
-        # 5. All LLMs move to their mean, when its time has come. It follows from the counter, so needs no state.
+        # 5. Average weights every `average_period` updates. This depends only on the counter, so it needs no state.
         averaged = s.average_period is not None and self.updates % s.average_period == 0
         with timer.phase("sync"):
             if averaged:
                 self.learners.average(s.average_tau)
 
-        # 6. The runners get the new weights.
+        # 6. Sync the new weights to the runners, after any prefetched rollout has finished.
         with timer.phase("rollout"):
             self.scheduler.wait()
         with timer.phase("sync"):
             self.runners.send(self.updates)
             self.sync_check.check_learned()
 
-        # 7. What happened. Roles are exchanged after this, by `RoleExchange`.
+        # 7. Report. `RoleExchange` exchanges roles after this step.
         self._report = {
             "update": self.updates,
             "exchanges": self.exchanges,
             "exchanged": False,
             "averaged": averaged,
-            **update_report(rollout, update, mapping, figures, of_role),
+            **update_report(rollout, update, mapping, policy_metrics, role_metrics),
         }
         self._report["health"] = self.health.observe(self._report)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
-        if self.updates % s.eval_every == 0 or self._ended():
+        if self.updates % s.eval_every == 0 or self._is_done():
             with timer.phase("evaluate"):
                 self._report |= self.evaluator.held_out()
             self.combined_reward = s.selection_score(self._report)
         self._report["seconds"] = timer.seconds(rollout.counters)
 
     def exchange_roles(self) -> None:
-        """Rotates the roles (paper: role exchange). No weights move; but for `reset_on_exchange`, all else stays."""
+        """Rotates the roles (paper: role exchange). Only the mapping changes, no weights are moved.
+
+        `reset_on_exchange` also resets the optimizers and the estimators.
+        """
         self.mapping = self.mapping.rotated()
         self.exchanges += 1
         self.updates_since_exchange = 0
         if self.settings.reset_on_exchange:
             self.learners.forget()
-            for estimation in self.estimations.values():
-                estimation.forget()
+            for estimator in self.estimators.values():
+                estimator.forget()
 
     # Rollouts and weights.
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Finds runners that came back, and gives them the present weights."""
+        """Finds restarted runners, and gives them the current weights."""
         return self.runners.restore_runners()
 
     def weights(self, policy_id: str) -> Weights:
-        """An LLM's present weights, without its value head, by Hugging Face names."""
+        """Returns the current weights of a policy by Hugging Face name, without its value head."""
         return self.learners.weights(policy_id)
 
-    # State, and the end.
+    # Checkpoints and shutdown.
 
     def cleanup(self) -> None:
-        """Stops runners and learners, and removes the folder that RLlib makes for each algorithm, if it is empty."""
+        """Stops runners and learners, and removes the log folder that RLlib creates, if it is empty."""
         if self.env_runner_group is not None:
             shutdown(self.env_runner_group)
         super().cleanup()
@@ -240,54 +244,54 @@ class Cory(TemporaryLogdir, Algorithm):
             os.rmdir(self.logdir)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, the update counter, and who plays which role."""
+        """Returns RLlib's state, and under `cory` the counters, the role rotation, health and the estimators' state."""
         state: dict[str, Any] = super().get_state(*args, **kwargs)
         state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
             "rotation": self.mapping.rotation,
             "skipped_batches": self.scheduler.skipped_batches,
             "health": self.health.state,
-            "estimations": {name: estimation.state() for name, estimation in self.estimations.items()},
+            "estimations": {policy_id: estimator.state() for policy_id, estimator in self.estimators.items()},
         }
         return state
 
     def save_to_path(self, path: Any = None, *, state: dict[str, Any] | None = None, **kwargs: Any) -> str:
-        """Writes a checkpoint; learners write what they have themselves, so it is not gathered."""
+        """Writes a checkpoint. Learners write their own state, so the driver does not gather it."""
         if state is None:
             state = {**self.get_state(not_components=[COMPONENT_LEARNER_GROUP]), COMPONENT_LEARNER_GROUP: {}}
         return str(super().save_to_path(path, state=state, **kwargs))
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores the state that `get_state` returned."""
         super().set_state(state)
-        if kept := state.get("cory"):
+        if cory_state := state.get("cory"):
             for name in _COUNTERS:
-                setattr(self, name, kept[name])
-            self.health.state = kept["health"]
-            self.scheduler.skipped_batches = kept["skipped_batches"]
-            self.mapping = RoleMapping(self.settings.roles, self.settings.policy_ids, kept["rotation"])
-            for name, estimation in kept["estimations"].items():
-                self.estimations[name].load(estimation)
+                setattr(self, name, cory_state[name])
+            self.health.state = cory_state["health"]
+            self.scheduler.skipped_batches = cory_state["skipped_batches"]
+            self.mapping = RoleMapping(self.settings.roles, self.settings.policy_ids, cory_state["rotation"])
+            for policy_id, estimator_state in cory_state["estimations"].items():
+                self.estimators[policy_id].load(estimator_state)
 
     def load_policies(self, checkpoint: Path, update: int) -> None:
-        """Takes the LLMs of a checkpoint, without optimizers and all other state: enough to play with them.
+        """Loads only the policies' weights of a checkpoint: enough to generate and evaluate, not to resume training.
 
         Args:
             checkpoint: its folder.
-            update: the updates that it holds, which become the version of the weights.
+            update: number of updates the checkpoint was written after. It becomes the version of the weights.
         """
         self.updates = update
-        self.start.load(checkpoint.resolve())
+        self.warm_start.load(checkpoint.resolve())
         self.runners.send(update)
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restores a checkpoint, an older one into a running algorithm too: all runners get its weights at once.
+        """Restores a checkpoint, also an older one into a running algorithm. Syncs its weights to all runners.
 
-        What was played ahead is forgotten, so the next update is played with these.
+        Prefetched rollouts are discarded, so the next update is generated with the restored weights.
 
         Raises:
-            WeightSyncError: an engine read something else than was sent.
+            WeightSyncError: an engine's weights differ from the ones sent.
         """
         super().restore_from_path(path, *args, **kwargs)
-        self.start.error = None
+        self.warm_start.error = None
         self.scheduler.discard_prefetched()
         self.runners.send(self.updates)

@@ -1,4 +1,4 @@
-"""Measures policies on queries that nothing is learned from."""
+"""Evaluates policies on held-out queries."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from policies.sync_check import SyncCheck
 
 logger = logging.getLogger(__name__)
 
-Known = dict[tuple[tuple[str, str, int], ...], dict[str, dict[str, float]]]
-"""Means by role, of chains that were played: by role, its policy_id's model and the checksum of the weights."""
+MetricsCache = dict[tuple[tuple[str, str, int], ...], dict[str, dict[str, float]]]
+"""Metrics by role, keyed by the chain's (role, model, checksum of the weights)."""
 
 
 class Evaluator:
-    """Lets the present weights answer; always the same queries with the same seeds.
+    """Evaluates the current weights, always on the same queries with the same seeds.
 
     Its methods raise RewardError, GenerationError, LearnerError and WeightSyncError, as an update does.
     """
@@ -41,85 +41,95 @@ class Evaluator:
     def __init__(
         self, settings: Settings, task: Task, runners: Runners, learners: Learners, sync_check: SyncCheck
     ) -> None:
-        """Takes who plays, who knows how likely a response is, and what compares the two."""
+        """Initializes the evaluator.
+
+        Args:
+            settings: of the run.
+            task: its queries.
+            runners: generate responses.
+            learners: compute log-probabilities of responses under policy and reference.
+            sync_check: compares the runners' log-probabilities with the learners'.
+        """
         self.settings = settings
         self.task = task
         self.tokenizers = settings.make_tokenizers()
-        self._bare: dict[str, Chain] = {}
+        self._single_chains: dict[str, Chain] = {}
+        """By policy id, the chain of that policy alone, whose prompt is the bare query."""
         self.runners = runners
         self.learners = learners
         self.sync_check = sync_check
 
     def held_out(self) -> dict[str, Any]:
-        """Evaluation in training, on the validation queries: each policy alone, and the chain's last answer.
+        """Evaluates each policy alone, and the chain's last response, on the validation queries.
 
-        The chain is played in every order that role exchange brings, so each policy is its pioneer once, who answers as
-        it does alone.
+        The chain runs in every order that role exchange produces, so each policy is the pioneer once. A pioneer gets
+        the bare query, so its responses are those of the policy alone.
 
         Returns:
-            `evaluation`: `{llm: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of each
-            policy on the bare query; with `eval_average` those of the `AVERAGE` of the LLMs; and the `mean` of the
-            LLMs' figures, which the average has no part in. NaN where the reward failed on every query
-            (`on_reward_error: skip`). `last_response`, where later agents see the earlier responses: the same figures
-            of
-            the last answer, a mean over the orders. Its `kl` is to the reference on the bare query, which is what
-            someone who asks the chain gets, and `in_chain_kl` to the reference in the last agent's prompt, as it is
-            trained: that flatters, as what stands in the prompt has moved the reference too.
+            `evaluation`: `{policy_id: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of
+            each policy on the bare query; with `eval_average` also of the `AVERAGE` of the policies; and the `mean`
+            over the policies, without the average. NaN if the reward failed on every query (`on_reward_error: skip`).
+            `last_response`, if later agents see earlier responses: the same metrics of the last response, mean over the
+            orders. Its `kl` is to the reference on the bare query, which is what users of the chain get. Its
+            `in_chain_kl` is to the reference in the last agent's prompt, as in training. That is optimistic, because
+            the earlier responses in the prompt shift the reference too.
         """
         alone, last = {}, []
-        known: Known = {}
-        for name in self.settings.policy_ids:
-            mapping = self.with_pioneer(name)
-            figures = self._means(name, mapping, known)
-            alone[name] = {figure: figures[mapping.roles[0]][figure] for figure in RESPONSE_METRICS}
+        cache: MetricsCache = {}
+        for policy_id in self.settings.policy_ids:
+            mapping = self.with_pioneer(policy_id)
+            metrics = self._mean_metrics(policy_id, mapping, cache)
+            alone[policy_id] = {name: metrics[mapping.roles[0]][name] for name in RESPONSE_METRICS}
             if len(mapping.roles) > 1:
-                last.append(figures[mapping.roles[-1]])
+                last.append(metrics[mapping.roles[-1]])
         mean = mean_metrics(list(alone.values()))
         if self.settings.eval_average:
             with self.average() as mapping:
-                alone[AVERAGE] = self._means(AVERAGE, mapping, known)[mapping.roles[0]]
-        found = {"evaluation": {**alone, "mean": mean}}
-        return {**found, "last_response": mean_metrics(last)} if last else found
+                alone[AVERAGE] = self._mean_metrics(AVERAGE, mapping, cache)[mapping.roles[0]]
+        results = {"evaluation": {**alone, "mean": mean}}
+        return {**results, "last_response": mean_metrics(last)} if last else results
 
-    def _means(self, name: str, mapping: RoleMapping, known: Known) -> dict[str, dict[str, float]]:
-        """Means of each role's figures on the validation queries, by role; `name` is whom a warning names.
+    def _mean_metrics(self, name: str, mapping: RoleMapping, cache: MetricsCache) -> dict[str, dict[str, float]]:
+        """Returns the mean metrics of each role on the validation queries. `name` is for the warning.
 
-        Players with the weights of those in `known`, as at the start or right after all were averaged, answer alike, so
-        are not asked again.
+        Policies often have equal weights, such as at the start or right after averaging. `cache` avoids evaluating the
+        same weights twice.
         """
-        policy_ids = tuple(
-            (role, self.settings.models[llm], self.runners.sent[llm]) for role, llm in mapping.as_dict().items()
+        key = tuple(
+            (role, self.settings.models[policy_id], self.runners.sent_checksums[policy_id])
+            for role, policy_id in mapping.as_dict().items()
         )
-        if policy_ids not in known:
+        if key not in cache:
             count = min(self.settings.eval_queries, len(self.task.queries("validation")))
-            _, figures = self.measure([PromptRef(query) for query in range(count)], mapping, "validation")
-            if not figures:
+            _, role_metrics = self.measure([PromptRef(query) for query in range(count)], mapping, "validation")
+            if not role_metrics:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
-                figures = {
+                role_metrics = {
                     role: dict.fromkeys((*RESPONSE_METRICS, "in_chain_kl"), np.full(1, np.nan))
                     for role in mapping.roles
                 }
-            known[policy_ids] = {
-                role: {key: float(each.mean()) for key, each in of.items()} for role, of in figures.items()
+            cache[key] = {
+                role: {metric: float(values.mean()) for metric, values in metrics.items()}
+                for role, metrics in role_metrics.items()
             }
-        return known[policy_ids]
+        return cache[key]
 
-    def with_pioneer(self, name: str) -> RoleMapping:
-        """Who plays when an LLM is the pioneer: the chain, or that LLM alone where nobody sees its response."""
+    def with_pioneer(self, policy_id: str) -> RoleMapping:
+        """Returns the chain's mapping with a policy as the pioneer; that policy alone if no agent sees its response."""
         s = self.settings
         if s.num_agents > 1 and s.knowledge_transfer:
-            return RoleMapping(s.roles, s.policy_ids).with_pioneer(name)
-        return RoleMapping(("pioneer",), (name,))
+            return RoleMapping(s.roles, s.policy_ids).with_pioneer(policy_id)
+        return RoleMapping(("pioneer",), (policy_id,))
 
     @contextmanager
     def average(self) -> Iterator[RoleMapping]:
-        """Meanwhile the first LLM holds the mean of all LLMs' weights, in learners and engines; then its own again.
+        """Swaps the mean of all policies' weights into the first policy, and restores its own weights on exit.
 
-        So the mean needs no engine of its own, and a runner that is restarted meanwhile gets what the others have. Both
-        times checksums prove that engines hold what the learner does.
+        The mean therefore needs no engine of its own, and a runner that restarts in between gets the same weights as
+        the others. Checksums verify the engines' weights both times.
 
         Yields:
-            Who plays: it alone.
+            The mapping of the first policy alone.
         """
         first = self.settings.policy_ids[0]
         try:
@@ -132,48 +142,47 @@ class Evaluator:
     def measure(
         self, prompt_refs: Sequence[PromptRef], mapping: RoleMapping, split: Split
     ) -> tuple[Rollout, dict[str, dict[str, np.ndarray]]]:
-        """Plays queries and measures every response.
+        """Generates responses to queries and measures each of them.
 
         Args:
-            prompt_refs: the queries. Sampling seeds follow from them and the settings' seed alone.
-            mapping: all roles, or the first one alone, and who plays them.
+            prompt_refs: the queries. Sampling seeds depend only on them and the `seed` setting.
+            mapping: which policy has which role: all roles, or the pioneer alone.
             split: of the task.
 
         Returns:
-            The rollout, and by role what `measure_responses` gives for them: fp32 `[C]` each, in the order played;
-            nothing where the reward failed on every query. Of a chain's last role `kl` is to the reference on the bare
-            query, from the sampled tokens, and `in_chain_kl` to that in the role's own prompt.
+            The rollout, and by role the metrics of `measure_responses`: fp32 `[C]` each, in the rollout's order; empty
+            if the reward failed on every query. For the last role of a chain, `kl` is to the reference on the bare
+            query, estimated from the sampled tokens, and `in_chain_kl` to the reference in the role's own prompt.
         """
-        rollout = self.runners.play(prompt_refs, stream=EVALUATION_STREAM, mapping=mapping, split=split)
+        rollout = self.runners.generate(prompt_refs, update=EVALUATION_STREAM, mapping=mapping, split=split)
         rows = rows_of(rollout.episodes)
-        scored = {name: rows[name] | scores for name, scores in self.learners.score(rows).items()}
-        for name, each in scored.items():
-            self.sync_check.check_rows(name, each)
-        figures = {}
+        scored = {policy_id: rows[policy_id] | scores for policy_id, scores in self.learners.score(rows).items()}
+        for policy_id, scored_rows in scored.items():
+            self.sync_check.check_rows(policy_id, scored_rows)
+        role_metrics = {}
         for position, role in enumerate(mapping.roles) if scored else ():
-            of_role = at_position(scored[mapping(role)], position)
-            measured = measure_responses(of_role, self.settings.report_kl_coef)
+            role_rows = at_position(scored[mapping(role)], position)
+            metrics = measure_responses(role_rows, self.settings.report_kl_coef)
             if position == len(mapping.roles) - 1 > 0:
-                measured["in_chain_kl"], measured["kl"] = (
-                    measured["kl"],
-                    self._bare_kl(rollout, of_role, mapping, split),
-                )
-                measured["combined_reward"] = measured["task_reward"] - self.settings.report_kl_coef * measured["kl"]
-            figures[role] = {key: column.numpy() for key, column in measured.items()}
-        return rollout, figures
+                metrics["in_chain_kl"] = metrics["kl"]
+                metrics["kl"] = self._bare_query_kl(rollout, role_rows, mapping, split)
+                metrics["combined_reward"] = metrics["task_reward"] - self.settings.report_kl_coef * metrics["kl"]
+            role_metrics[role] = {name: column.numpy() for name, column in metrics.items()}
+        return rollout, role_metrics
 
-    def _bare_kl(self, rollout: Rollout, last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
-        """KL of the last responses to the reference that is asked the bare query; `[C]`, sampled."""
+    def _bare_query_kl(self, rollout: Rollout, last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
+        """Returns the sampled KL `[C]` of the last role's responses to the reference prompted with the bare query."""
         policy_id, queries = mapping(mapping.roles[-1]), self.task.queries(split)
-        if policy_id not in self._bare:
-            self._bare[policy_id] = self.settings.make_chain(self.task, self.tokenizers, (policy_id,))
-        prompts = self._bare[policy_id].encode_first([queries[prompt_ref.query] for prompt_ref in rollout.prompt_refs])
-        asked = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
-        asked |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
-        (scores,) = self.learners.score({policy_id: asked}).values()
+        if policy_id not in self._single_chains:
+            self._single_chains[policy_id] = self.settings.make_chain(self.task, self.tokenizers, (policy_id,))
+        chain = self._single_chains[policy_id]
+        prompts = chain.encode_first([queries[prompt_ref.query] for prompt_ref in rollout.prompt_refs])
+        rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
+        rows |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
+        (scores,) = self.learners.score({policy_id: rows}).values()
         return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
-        """The chain on the first `count` validation queries, as text."""
+        """Returns the chain's responses to the first `count` validation queries as text; see `to_text`."""
         prompt_refs = [PromptRef(query) for query in range(min(count, len(self.task.queries("validation"))))]
-        return self.runners.play(prompt_refs, stream=EVALUATION_STREAM, mapping=mapping, split="validation").samples
+        return self.runners.generate(prompt_refs, update=EVALUATION_STREAM, mapping=mapping, split="validation").samples

@@ -96,8 +96,8 @@ def measure_influence(
     """
     count = min(queries, len(algorithm.task.test))
     prompt_refs = [PromptRef(query, sample) for query in range(count) for sample in range(drafts)]
-    rollout = algorithm.runners.play(
-        prompt_refs, stream=EVALUATION_STREAM, mapping=algorithm.mapping, split="test", siblings=drafts
+    rollout = algorithm.runners.generate(
+        prompt_refs, update=EVALUATION_STREAM, mapping=algorithm.mapping, split="test", num_siblings=drafts
     )
     chains: dict[int, list[list[float]]] = {}
     for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):

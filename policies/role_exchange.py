@@ -1,4 +1,4 @@
-"""Who plays which role, and the exchange of roles: the one thing that changes is this mapping."""
+"""Role exchange: rotating which policy has which role."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from policies.settings.settings import Settings
 
 
 def exchange_due(settings: Settings, updates: int) -> bool:
-    """Whether roles are exchanged so many updates after they last were; one LLM alone has nobody to exchange with, one
-    role nothing.
+    """Returns whether a role exchange is due.
+
+    Args:
+        settings: of the run.
+        updates: number of updates since the last exchange.
     """
-    alone = 1 in (settings.num_agents, len(settings.policy_ids))
-    return settings.exchange_period is not None and updates >= settings.exchange_period and not alone
+    can_exchange = 1 not in (settings.num_agents, len(settings.policy_ids))
+    return settings.exchange_period is not None and updates >= settings.exchange_period and can_exchange
 
 
 class RoleExchange(RLlibCallback):
-    """Rotates the roles every `exchange_period` real updates (paper: T_REx).
+    """Rotates the roles every `exchange_period` updates (paper: T_REx).
 
-    No weights move, and no optimizer is reset unless `reset_on_exchange` says so. It runs after an update's metrics are
-    final, so they carry the roles that the update was generated with, and before any checkpoint of that update. Empty
-    iterations do not count.
+    Only the mapping changes: no weights move, and optimizers are reset only if `reset_on_exchange` is set. The callback
+    runs after an update's metrics are final, so they carry the roles that the update was generated with, and before any
+    checkpoint of that update. Iterations without an update do not count.
     """
 
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """Exchanges roles when their time has come."""
+        """Exchanges roles if it is time, and records this in the result."""
         if exchange_due(algorithm.settings, algorithm.updates_since_exchange):
             algorithm.exchange_roles()
             result["cory"].update(exchanged=True, exchanges=algorithm.exchanges)

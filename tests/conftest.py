@@ -50,7 +50,7 @@ LONGEST = (
 )
 
 TOGETHER = {
-    "vllm": ("test_vllm_generator", "test_conversations", "test_model_families", "test_weight_transfer"),
+    "vllm": ("test_vllm_generator", "test_run_requests", "test_model_families", "test_weight_transfer"),
     "forked": (
         *("test_mesh", "test_sharding", "test_mesh_fp64", "test_saving", "test_policy_learner", "test_training"),
         *("test_evaluation", "test_study", "test_ending", "test_command_line"),

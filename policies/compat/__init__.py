@@ -1,1 +1,1 @@
-"""What is used of libraries beside their public interfaces: a module per library, each use with its reason."""
+"""Uses of private interfaces of libraries, one module per library; each docstring gives the reason."""

@@ -1,4 +1,4 @@
-"""RLlib (2.60) beside its public interface."""
+"""Uses of RLlib's (2.60) private interfaces."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ray.tune import Trainable
 
 
 def actor_manager(group: EnvRunnerGroup | LearnerGroup) -> FaultTolerantActorManager:
-    """Returns the manager of a group's remote workers, which knows their actors and which of them are healthy.
+    """Returns a group's actor manager, which knows its remote workers and which of them are healthy.
 
-    The group's own calls either drop what a worker raised or raise it without saying which one it was, and cannot give
-    up one that hangs.
+    The group's own calls either drop a worker's error or raise it without naming the worker, and they cannot abandon a
+    worker that hangs.
     """
     return group._worker_manager
 
 
-def keep_runner_states(config: AlgorithmConfig) -> None:
-    """Lets RLlib not copy a state from runner to runner after each update: ours have none, and get checked weights."""
+def disable_runner_state_sync(config: AlgorithmConfig) -> None:
+    """Stops RLlib from copying state between runners after each update. Ours have none; `Runners` syncs weights."""
     config._dont_auto_sync_env_runner_states = True
 
 
 class TemporaryLogdir(Trainable):
-    """An algorithm whose folder, outside of Tune, is among temporary files.
+    """An algorithm that, outside of Tune, keeps its log folder in the temporary directory.
 
-    RLlib makes it in the home directory, which containers with a random user cannot write to, and has no public setting
+    RLlib creates it in the home directory, where containers with a random user cannot write, and has no public setting
     for it.
     """
 
@@ -37,5 +37,6 @@ class TemporaryLogdir(Trainable):
         if self._storage is not None:
             super()._setup_logdir()
         else:
-            path = os.environ.get("TMPDIR", "")  # a command's own, which goes when that ends; Python remembers another
+            # A command sets TMPDIR to a folder of its own, and removes it at the end. `tempfile` caches an older value.
+            path = os.environ.get("TMPDIR", "")
             self._logdir = tempfile.mkdtemp(prefix="rllib-", dir=path if os.path.isdir(path) else None)

@@ -1,4 +1,4 @@
-"""transformers (5) and PEFT (0.21) beside their public interfaces."""
+"""Uses of private interfaces of transformers (5) and PEFT (0.21)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from transformers import PreTrainedModel
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Returns the implementation of attention that a model computes with: it can be set publicly, but not read."""
+    """Returns a model's attention implementation. The public interface can set it, but not read it."""
     implementation: str = model.config._attn_implementation
     return implementation
 
 
 def block_classes(model: PreTrainedModel) -> set[str]:
-    """Returns the names of the classes whose modules are not to be split over devices; nothing public tells them."""
+    """Returns the names of the module classes that must not be split over devices."""
     return set(model._no_split_modules or ())
 
 
 def ignored_weights(model: PreTrainedModel) -> tuple[str, ...]:
-    """Returns patterns of weights that checkpoints of a family may hold and its models do not."""
+    """Returns patterns of weights that a family's checkpoints may contain although its models do not have them."""
     return tuple(model._keys_to_ignore_on_load_unexpected or ())
 
 
 def unsaved_weights(model: PreTrainedModel) -> frozenset[str]:
-    """Returns the names of weights that `save_pretrained` leaves out, such as those that are tied to others."""
+    """Returns the names of weights that `save_pretrained` omits, such as tied weights."""
     return frozenset(model._keys_to_ignore_on_save or ())
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Lets the layers of an adapted model compute as their base does.
+    """Disables the adapters of a PEFT model.
 
-    PEFT's own switch would take `requires_grad` from the adapters.
+    PEFT's own switch would also clear the adapters' `requires_grad`.
     """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
     for layer in layers:

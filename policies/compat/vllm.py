@@ -1,4 +1,4 @@
-"""vLLM (0.32) beside its public interfaces: what an engine does to its process, undone; how its death is noticed."""
+"""Uses of vLLM's (0.32) private interfaces: undoing an engine's side effects, and handling dead engines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 _clients: WeakSet[Any] = WeakSet()
-"""vLLM's clients of the engines in this process."""
+"""vLLM's clients of all engines in this process."""
 
 
 @contextmanager
-def threads_kept() -> Iterator[None]:
-    """Keeps `torch.set_num_threads`, which an engine that starts on a CPU makes do nothing in its whole process."""
+def preserve_num_threads() -> Iterator[None]:
+    """Restores `torch.set_num_threads`, which an engine that starts on a CPU disables in the whole process."""
     set_num_threads = torch.set_num_threads
     try:
         yield
@@ -33,12 +33,11 @@ def threads_kept() -> Iterator[None]:
 
 
 @contextmanager
-def classes_kept() -> Iterator[None]:
-    """Keeps Hugging Face's model classes as they are, for the learner in this process.
+def preserve_model_classes() -> Iterator[None]:
+    """Stops vLLM from decorating Hugging Face's model classes, which a learner in this process uses too.
 
-    For a family without a class of its own in vLLM, such as OLMo, vLLM decorates Hugging Face's class for
-    `torch.compile`, and from then on a model of it can only be built inside an engine (vLLM 0.32). An engine that
-    compiles nothing, as on a CPU, does not need the decoration.
+    For families without a vLLM class, such as OLMo, vLLM 0.32 decorates Hugging Face's class for `torch.compile`. From
+    then on, the model can only be built inside an engine. Engines without compilation, as on a CPU, do not need it.
     """
     from vllm.model_executor.models.transformers import base
 
@@ -50,66 +49,68 @@ def classes_kept() -> Iterator[None]:
         base.support_torch_compile = decorate
 
 
-def share_groups(engine: LLM) -> None:
-    """Lets the process-wide groups of vLLM live as long as any engine in this process does: vLLM 0.32 destroys them
-    with the first engine that ends or is collected, and the others' next step fails.
+def keep_process_groups(engine: LLM) -> None:
+    """Keeps vLLM's process groups alive until the last engine of this process ends.
+
+    vLLM 0.32 destroys these process-wide groups with the first engine that ends or is garbage-collected. The other
+    engines' next step then fails.
     """
     from vllm.v1.engine import core
 
     _clients.add(engine.llm_engine.engine_core)
-    if getattr(core.cleanup_dist_env_and_memory, "of_last", False):
+    if getattr(core.cleanup_dist_env_and_memory, "waits_for_last", False):
         return
     clean_up = core.cleanup_dist_env_and_memory
 
-    def clean_up_after_the_last() -> None:
-        # A client's finalizer is dead before its engine ends.
+    def clean_up_after_last() -> None:
+        # A client's finalizer dies before its engine ends.
         if not any(client._finalizer.alive for client in _clients):
             clean_up()
 
-    clean_up_after_the_last.of_last = True  # type: ignore[attr-defined]
-    core.cleanup_dist_env_and_memory = clean_up_after_the_last
+    clean_up_after_last.waits_for_last = True  # type: ignore[attr-defined]
+    core.cleanup_dist_env_and_memory = clean_up_after_last
 
 
-def is_dead(engine: LLM) -> bool:
-    """Whether the process of an engine is known to be gone: vLLM notices it, and lets its caller wait all the same."""
+def engine_is_dead(engine: LLM) -> bool:
+    """Returns whether an engine's process died. vLLM detects this, but does not wake up the waiting caller."""
     dead: bool = engine.llm_engine.engine_core.resources.engine_dead
     return dead
 
 
-def kill(engine: LLM) -> None:
-    """Ends the process of an engine that hangs; it counts as dead from then on."""
+def kill_engine(engine: LLM) -> None:
+    """Kills the process of a hanging engine, and marks the engine as dead."""
     resources = engine.llm_engine.engine_core.resources
     resources.engine_manager.shutdown()
     resources.engine_dead = True
 
 
-def wake_callers(engine: LLM) -> None:
-    """Ends the waits on an engine that died, which vLLM leaves as they are: for responses, and for calls of it."""
+def fail_pending_calls(engine: LLM) -> None:
+    """Raises `EngineDeadError` in all callers that wait for a dead engine's responses or calls. vLLM does not."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     core = engine.llm_engine.engine_core
     core.outputs_queue.put_nowait(EngineDeadError())
     for call in list(core.utility_results.values()):
-        with suppress(InvalidStateError):  # answered at the last moment
+        with suppress(InvalidStateError):  # it finished just before the engine died
             call.set_exception(EngineDeadError())
 
 
 def adapter_manager(model_runner: Any) -> Any:
-    """Returns what holds the adapters in a worker: it takes tensors, where vLLM's public calls take folders."""
+    """Returns a worker's adapter manager. It accepts tensors, whereas vLLM's public calls only accept folders."""
     return model_runner.lora_manager._adapter_manager
 
 
-def end_with_parent() -> None:
-    """Kills this process as soon as its parent has ended; does nothing where `multiprocessing` did not start it.
+def exit_with_parent() -> None:
+    """Kills this process when its parent ends. Does nothing if `multiprocessing` did not start this process.
 
-    vLLM's engines do not look at their parent, and their workers not while they start: a runner that is killed would
-    leave them, and the devices occupied.
+    vLLM's engines never check their parent, and its workers do not while they start. Without this, a killed runner
+    would leave orphans that occupy the devices.
     """
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_outlive, args=(parent,), daemon=True).start()
+        threading.Thread(target=_kill_after, args=(parent,), daemon=True).start()
 
 
-def _outlive(parent: BaseProcess) -> None:
+def _kill_after(parent: BaseProcess) -> None:
     parent.join()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What every generation backend does: sample responses with log-probabilities, and take new weights."""
+"""The interface of generation backends: sample responses with log-probabilities, and load new weights."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ import numpy as np
 from policies.models.weights import Weights
 
 EVALUATION_STREAM = 2**32 - 1
-"""Sampling stream of what is no training update: the same seeds at every evaluation."""
+"""The `update` of evaluations, so that every evaluation samples with the same seeds."""
 
 
 class Response(NamedTuple):
     """One sampled response."""
 
     tokens: list[int]
-    """1 to `max_tokens` token ids; the last one is a stop token unless the length was cut."""
+    """1 to `max_tokens` token ids. The last one is a stop token unless the response was cut at `max_tokens`."""
     logprobs: list[float]
     """Log-probability of each token at the sampling temperature, in nats."""
 
 
 class Sampling(NamedTuple):
-    """How to sample: by temperature alone; the learner could not score what top-k, top-p or penalties sample."""
+    """Sampling parameters. There is no top-k, top-p or penalty, because the learner could not score such samples."""
 
     temperature: float
     max_tokens: int
     seeds: Sequence[int]
-    """One per prompt, so that a response does not depend on what else is in its batch."""
+    """One per prompt, so that a response does not depend on the rest of its batch."""
     stop_token_ids: Sequence[int]
-    """Each ends a response."""
+    """Any of them ends a response."""
 
 
 class Request(NamedTuple):
-    """A response that is asked for."""
+    """A request for one response."""
 
     key: int
-    """By which whoever asks knows it."""
+    """The caller's id of the request."""
     policy_id: str
-    """Which LLM is asked."""
     prompt: Sequence[int]
     """Token ids, 1 to `max_prompt_tokens`."""
     sampling: Sampling
@@ -47,66 +46,85 @@ class Request(NamedTuple):
 
 
 OnFinished = Callable[[Sequence[tuple[int, Response]]], Sequence[Request]]
-"""Responses that have ended, with their keys → what is asked for next."""
+"""Callback: keys and responses of finished requests → the next requests."""
 
 
 class LoadedWeights(NamedTuple):
-    """What a backend holds after `load`."""
+    """The weights that a backend holds after `load`."""
 
     version: int
     checksum: int
     """`checksum` of the weights as the engine read them."""
     stale: tuple[str, ...] = ()
-    """The engine's names of those of its weights that were not among them, so are the old ones."""
+    """Names, in the engine, of weights that were not updated."""
 
 
 class GenerationError(RuntimeError):
-    """The generation engine died, hung or holds wrong weights; the message says which and what was tried."""
+    """The generation engine died, hung or holds wrong weights."""
 
 
 class Generator(Protocol):
-    """A generation backend: one set of weights per LLM, all behind `load`."""
+    """A generation backend, with one set of weights per policy."""
 
     def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
         """Samples one response per prompt with the weights of `policy_id`.
 
         Args:
             prompts: token ids, 1 to `max_prompt_tokens` each.
-            policy_id: which LLM.
-            sampling: temperature, length, one seed per prompt, what ends a response.
+            policy_id: the policy.
+            sampling: with one seed per prompt.
+
+        Returns:
+            The responses, in the order of the prompts.
 
         Raises:
-            GenerationError: the engine died or did not answer in time.
+            GenerationError: the engine died or did not respond in time.
         """
         ...
 
-    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
-        """Samples responses, and those that are asked for as they end, until nothing more is.
+    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+        """Samples responses to requests, and to the requests that follow from them, until none is left.
 
         Args:
-            requests: what is asked for first.
-            follow: called whenever responses have ended, each once. What it raises ends the conversation.
+            requests: the first requests.
+            on_finished: called with finished responses, each of them once; returns the next requests. Its exceptions
+                end the run.
 
         Raises:
-            GenerationError: an engine died or did not answer in time.
+            GenerationError: an engine died or did not respond in time.
         """
         ...
 
     def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
-        """Replaces the weights of `policy_id`, drops every cache that came from the old ones, and reads back what it
-        holds.
+        """Replaces a policy's weights, and drops all caches computed with the old ones.
+
+        Args:
+            policy_id: the policy.
+            weights: fp32 arrays by Hugging Face name.
+            version: of the weights.
+
+        Returns:
+            Version and checksum of the weights, read back from the engine.
 
         Raises:
-            GenerationError: the engine could not take them.
+            GenerationError: the engine failed to load them.
         """
         ...
 
     def close(self) -> None:
-        """Frees the engines and their memory."""
+        """Stops the engines and frees their memory."""
         ...
 
 
 def sampling_seed(seed: int, update: int, query: int, position: int, sample: int = 0) -> int:
-    """The seed of one response, from what it answers: independent of runners and batches; a 63-bit integer."""
+    """Returns the 63-bit seed of one response. It does not depend on runners or batches.
+
+    Args:
+        seed: of the run.
+        update: number of the update, from 0, or `EVALUATION_STREAM`.
+        query: index of the query in its split.
+        position: of the agent in the chain.
+        sample: which response to this query at this position.
+    """
     words = np.random.SeedSequence([seed, update, query, position, sample]).generate_state(2, np.uint64)
     return int(words[0]) >> 1

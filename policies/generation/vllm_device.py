@@ -1,4 +1,4 @@
-"""What a vLLM engine needs of the device that it runs on, and what helps when it fails there."""
+"""Device checks, memory estimates and error messages of vLLM engines."""
 
 from __future__ import annotations
 
@@ -17,54 +17,56 @@ from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
 GPU_SHARE = 0.9
-"""The part of its share of a GPU that a runner's engines may take together."""
-_LONGEST = 300  # characters of what vLLM says
+"""The part of a runner's GPU share that its engines may use together."""
+_MAX_ERROR_CHARACTERS = 300
+"""Longest excerpt of vLLM's own error message."""
 _CACHE_SHARE = 0.75
-"""The part of an engine's memory that weights and KV cache may fill: the rest is for activations and CUDA graphs."""
+"""The part of an engine's memory for weights and KV cache. The rest is for activations and CUDA graphs."""
 
 
 def check_device(device: torch.device, dtype: str, lora: Lora | None) -> None:
     """Checks that vLLM can generate on a device.
 
     Args:
-        device: where engines are to run.
+        device: the device to run on.
         dtype: the setting: `auto`, `bf16` or `fp32`.
-        lora: what the adapters are like; None: there are none.
+        lora: configuration of the adapters; None if there are none.
 
     Raises:
-        DeviceError: the installed build cannot use that device, or has no kernels for adapters of that type there.
+        DeviceError: the installed build does not support the device, or adapters of that dtype on it.
     """
     check_vllm_build(device.type)
     if lora is None or device.type == "cpu" or compute_dtype(dtype, device) == torch.bfloat16:
         return
-    here = "dtype=fp32" if dtype == "fp32" else f"dtype={dtype} is fp32 on this GPU, which has no bf16"
+    reason = "" if dtype == "fp32" else f" (dtype={dtype}, because this GPU has no bf16)"
     fix = "Set dtype=bf16, or backend=transformers." if dtype == "fp32" else "Set backend=transformers."
-    raise DeviceError(f"weights=lora, and {here}: on a GPU, vLLM 0.32 computes adapters in 16 bits only. {fix}")
+    raise DeviceError(f"weights=lora conflicts with dtype=fp32{reason}: on a GPU, vLLM 0.32 requires 16 bits. {fix}")
 
 
 def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:
-    """Sets what engines on a CPU read from the environment, and returns what `vllm.LLM` is told.
+    """Sets the environment variables of CPU engines, and returns arguments for `vllm.LLM`.
 
     Args:
-        tensor_parallel_size: processes that each engine's model is split over.
+        tensor_parallel_size: number of processes that each engine's model is split over.
     """
-    # vLLM compiles a helper of its sampler even in eager mode, at every start, for a sum.
+    # Even in eager mode, vLLM compiles a small helper of its sampler at every start.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if tensor_parallel_size > 1:  # each worker would start as many threads as this process may
         os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel_size, 1))
-    # A prompt that is cut into chunks makes vLLM 0.32 rewind its request's seed, which CPU generators cannot.
+    # For a chunked prompt, vLLM 0.32 rewinds the request's random generator, which CPU generators do not support.
     return {"enforce_eager": True, "enable_chunked_prefill": False}
 
 
 def cache_fits(path: str, trust_remote_code: bool, cache: int, weight_bytes: float, share: float) -> bool:
-    """Tells whether a KV cache of a fixed size fits an engine's share of a GPU. If not, vLLM has to measure how much of
-    it is left for a cache, which takes longer, and fills the share whatever is needed.
+    """Returns whether a KV cache of a fixed size fits an engine's share of a GPU.
+
+    If not, vLLM must measure the free memory, which takes longer, and then fills the whole share.
 
     Args:
         path: the model.
-        trust_remote_code: run code that comes with it.
-        cache: bytes of the KV cache, on each GPU.
-        weight_bytes: bytes that one weight takes on each GPU.
+        trust_remote_code: run code that comes with the model.
+        cache: bytes of the KV cache on each GPU.
+        weight_bytes: bytes per weight on each GPU.
         share: the engine's part of each GPU.
     """
     from vllm.platforms import current_platform
@@ -75,19 +77,19 @@ def cache_fits(path: str, trust_remote_code: bool, cache: int, weight_bytes: flo
 
 
 def memory_advice(device: torch.device) -> str:
-    """Returns the settings that give engines more memory on a device, or have them need less."""
-    less = "lower max_prompt_tokens, max_response_tokens, queries or num_agents"
-    return f"raise gpus_per_runner or tensor_parallel_size, or {less}" if device.type == "cuda" else less
+    """Returns how to give engines more memory on a device, or make them need less, as a clause."""
+    reduce = "lower max_prompt_tokens, max_response_tokens, queries_per_update or num_agents"
+    return f"raise gpus_per_runner or tensor_parallel_size, or {reduce}" if device.type == "cuda" else reduce
 
 
 @contextmanager
-def explained(what: str, kind: type[Exception], device: torch.device) -> Iterator[None]:
-    """Raises what vLLM raises meanwhile, of its own kinds, pydantic's or torch's, as an error of one kind.
+def wrap_errors(action: str, error_type: type[Exception], device: torch.device) -> Iterator[None]:
+    """Converts errors of vLLM, pydantic and torch to one error type, with advice.
 
     Args:
-        what: vLLM could not do then, as a clause.
-        kind: of the error.
-        device: where the engine is.
+        action: what vLLM fails to do, for the message "vLLM could not …".
+        error_type: the type to raise.
+        device: the engine's device.
     """
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -96,6 +98,6 @@ def explained(what: str, kind: type[Exception], device: torch.device) -> Iterato
     except (EngineDeadError, GenerationError, ModelError):
         raise
     except Exception as error:
-        cause = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST].rstrip(". ")
-        advice = f"If memory is short, {memory_advice(device)}; if not, backend=transformers may do."
-        raise kind(f"vLLM could not {what}: {cause}. {advice}") from error
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_ERROR_CHARACTERS].rstrip(". ")
+        advice = f"If it ran out of memory, {memory_advice(device)}; otherwise try backend=transformers."
+        raise error_type(f"vLLM could not {action}: {cause}. {advice}") from error

@@ -1,15 +1,15 @@
-"""How a vLLM engine that is split over several devices runs them: as vLLM does on one node, by a process for each."""
+"""The executor of vLLM engines that are split over several devices of one node, with one process per device."""
 
 from __future__ import annotations
 
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from policies.compat.vllm import end_with_parent
+from policies.compat.vllm import exit_with_parent
 
 
 class OwnedExecutor(MultiprocExecutor):
-    """Ends its engine's process with the one that started it; the workers do so themselves (`vllm_worker`)."""
+    """Ends the engine's process when its parent ends. The workers do this themselves (`vllm_worker`)."""
 
     def _init_executor(self) -> None:
-        end_with_parent()
+        exit_with_parent()
         super()._init_executor()

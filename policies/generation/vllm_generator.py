@@ -1,4 +1,4 @@
-"""Generation with vLLM: one engine per LLM, or one for all adapters; weights handed over through memory."""
+"""Generation with vLLM: one engine per policy, or one for all adapters. Weights are passed in shared memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory_env.shadowing import own_packages_first
-from policies.compat.vllm import classes_kept, is_dead, kill, share_groups, threads_kept, wake_callers
+from policies.compat.vllm import (
+    engine_is_dead,
+    fail_pending_calls,
+    keep_process_groups,
+    kill_engine,
+    preserve_model_classes,
+    preserve_num_threads,
+)
 from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import GenerationError, LoadedWeights, OnFinished, Request, Response, Sampling
 from policies.models.language_model import compute_dtype
@@ -22,26 +29,29 @@ from policies.models.weights import Weights, in_shared_memory
 
 if TYPE_CHECKING:
     from vllm import LLM
+    from vllm.lora.request import LoRARequest
 
 BLOCK_TOKENS = 32
-"""Of a CPU engine's KV cache; of vLLM's own choice, 128, short contexts leave most empty."""
-_STEP_TOKENS = 4096  # prompt tokens that an engine takes in one step
+"""Block size of a CPU engine's KV cache. vLLM's default, 128, wastes most of a block on short contexts."""
+_STEP_TOKENS = 4096
+"""Maximum number of prompt tokens per engine step."""
 _POLL_SECONDS = 0.25
 _DEATH_SECONDS = 10.0
-"""An engine that loses a worker first says that the present call failed, and dies then; it takes at most so long."""
-_SHARED = "all adapters"  # the name of the engine that serves them
+"""Longest time between a call's failure and the engine's death, if the engine lost a worker."""
+_SHARED_ENGINE = "all adapters"
+"""Name of the engine that serves all adapters."""
 
 
 class EngineStartError(RuntimeError):
-    """A generation engine cannot start; the message says why, and what to lower."""
+    """A generation engine cannot start."""
 
 
 class VLLMGenerator:
-    """One vLLM engine per LLM; where the LLMs are adapters, one engine for them all.
+    """Generates with one vLLM engine per policy, or one engine for all adapters.
 
-    In-process engines start in seconds. With `in_process=False` every engine is a process of its own, watched: one that
-    is killed would make its caller wait for ever, so its death, or a wait beyond `timeout`, ends in a
-    `GenerationError`, a new engine and the last weights.
+    In-process engines start in seconds. With `in_process=False` every engine runs in a process of its own. A watchdog
+    checks it, because vLLM lets callers wait forever for an engine that was killed. If the engine dies or exceeds
+    `timeout`, the call raises a `GenerationError` after a new engine was started with the last weights.
     """
 
     def __init__(
@@ -65,26 +75,25 @@ class VLLMGenerator:
         """Starts the engines, with the initial weights.
 
         Args:
-            models: by LLM, the folder or hub id of its model; where there are adapters, the same for all.
+            models: by policy id, the folder or hub id of its model. With adapters, the same for all.
             dtype: `auto`, `bf16` or `fp32`.
-            device: where to run.
-            max_prompt_tokens, max_response_tokens: tokens; together the context length.
-            max_sequences: responses generated at once.
-            seed: vLLM's own seed; responses depend on `Sampling.seeds` alone.
+            device: the device to run on.
+            max_prompt_tokens, max_response_tokens: together the context length.
+            max_sequences: number of responses generated at once.
+            seed: vLLM's own seed. Responses depend only on `Sampling.seeds`.
             trust_remote_code: run code that comes with the model.
-            lora: what the adapters are like; None: every LLM has all weights of its own.
-            gpu_share: on CUDA, the part of a GPU that is this runner's; the engines share 90 % of it evenly, and take
-                what they need of that.
-            tensor_parallel_size: devices that each engine's model is split over, the first ones of this process. Their
-                workers are processes, so that such an engine is never in-process.
-            in_process: run the engines in this process.
-            timeout: longest wait for an engine's next response, or for one `load`, in seconds (own processes only;
-                in-process, the caller watches).
-            weight_transfer: vLLM's backend by which `transfer` takes weights; None: only `load` does.
+            lora: configuration of the adapters; None if every policy has a full model of its own.
+            gpu_share: on CUDA, this runner's part of a GPU. The engines may use 90 % of it, in equal parts.
+            tensor_parallel_size: number of devices that each engine's model is split over: the first ones of this
+                process. If it is above 1, each device has a worker process, and the engine is not in-process.
+            in_process: whether to run the engines in this process.
+            timeout: longest wait in seconds for an engine's next response or for one `load`. Only for engines in
+                processes of their own; callers of in-process engines must have a timeout themselves.
+            weight_transfer: vLLM's backend for `transfer`; None if only `load` is used.
 
         Raises:
-            DeviceError: the installed vLLM cannot generate on that device.
-            EngineStartError: an engine cannot start there, or not with so much memory.
+            DeviceError: the installed vLLM does not support the device.
+            EngineStartError: an engine cannot start, or lacks memory.
         """
         vllm_device.check_device(device, dtype, lora)
         self.device = device
@@ -93,16 +102,17 @@ class VLLMGenerator:
         self.timeout = timeout
         self.lora = lora
         self.policy_ids = list(models)
-        self._paths = dict(models) if lora is None else {_SHARED: models[self.policy_ids[0]]}
-        """By engine."""
-        self._caches: dict[str, int] = {}
-        """The bytes of each engine's KV cache on each of its devices; vLLM chooses those that are missing."""
+        self._paths = dict(models) if lora is None else {_SHARED_ENGINE: models[self.policy_ids[0]]}
+        """By engine name."""
+        self._cache_bytes: dict[str, int] = {}
+        """By engine name, bytes of the KV cache on each device. For missing engines, vLLM chooses the size."""
         self._weights: dict[str, tuple[Weights, int]] = {}
+        """By policy id, the last weights and their version, to restore after a restart."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if self.in_process else "1"
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        # It would be imported, and never used: requests have seeds, and ask for processed log-probabilities.
+        # FlashInfer would be imported but never used, because requests have seeds and processed log-probabilities.
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         self._arguments: dict[str, Any] = {
             "dtype": "bfloat16" if compute_dtype(dtype, device) == torch.bfloat16 else "float32",
@@ -111,8 +121,8 @@ class VLLMGenerator:
             "max_model_len": max_prompt_tokens + max_response_tokens,
             "max_num_seqs": max_sequences,
             "max_num_batched_tokens": max(_STEP_TOKENS, max_prompt_tokens + max_response_tokens),
-            "logprobs_mode": "processed_logprobs",  # with the temperature in it
-            "generation_config": "vllm",  # the model's own would bring penalties and other stop tokens
+            "logprobs_mode": "processed_logprobs",  # after temperature
+            "generation_config": "vllm",  # the model's own may contain penalties and other stop tokens
             "skip_tokenizer_init": True,
             "worker_extension_cls": "policies.generation.vllm_worker.WeightSync",
             "disable_log_stats": True,
@@ -121,44 +131,40 @@ class VLLMGenerator:
             self._arguments["weight_transfer_config"] = {"backend": weight_transfer}
         if tensor_parallel_size > 1:
             self._arguments["tensor_parallel_size"] = tensor_parallel_size
-            # Inside a Ray actor vLLM may choose Ray, whose workers would want GPUs beside those of the runner.
+            # Inside a Ray actor, vLLM may choose Ray workers, which would request more GPUs than the runner has.
             self._arguments["distributed_executor_backend"] = "policies.generation.vllm_executor.OwnedExecutor"
         if lora is not None:
             self._arguments |= vllm_lora.engine_arguments(lora, len(models))
         for name, path in self._paths.items():
-            self._caches[name] = self._cache_bytes(path, max_sequences, trust_remote_code)
+            self._cache_bytes[name] = self._compute_cache_bytes(path, max_sequences, trust_remote_code)
         if device.type == "cuda":
             share = vllm_device.GPU_SHARE * min(gpu_share, 1.0) / len(self._paths)
             self._arguments["gpu_memory_utilization"] = share
-            size = (2 if self._arguments["dtype"] == "bfloat16" else 4) / tensor_parallel_size
+            weight_bytes = (2 if self._arguments["dtype"] == "bfloat16" else 4) / tensor_parallel_size
             for name, path in self._paths.items():
-                if not vllm_device.cache_fits(path, trust_remote_code, self._caches[name], size, share):
-                    del self._caches[name]
+                if not vllm_device.cache_fits(path, trust_remote_code, self._cache_bytes[name], weight_bytes, share):
+                    del self._cache_bytes[name]
         else:
             self._arguments |= vllm_device.cpu_arguments(tensor_parallel_size)
             self._arguments["block_size"] = BLOCK_TOKENS
-            self._check_memory(sum(self._caches.values()) * tensor_parallel_size, max_sequences)
+            self._check_memory(sum(self._cache_bytes.values()) * tensor_parallel_size, max_sequences)
         self.engines: dict[str, LLM] = {name: self._start(name) for name in self._paths}
 
     def _start(self, name: str) -> LLM:
-        """Starts an engine.
-
-        Raises:
-            EngineStartError: vLLM could not.
-        """
         from vllm import LLM
 
-        kept = classes_kept() if self._arguments.get("enforce_eager") else nullcontext()
-        what = f"start an engine for `{self._paths[name]}`"
-        with vllm_device.explained(what, EngineStartError, self.device), threads_kept(), kept, own_packages_first():
-            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._caches.get(name), **self._arguments)
+        errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
+        classes = preserve_model_classes() if self._arguments.get("enforce_eager") else nullcontext()
+        with errors, preserve_num_threads(), classes, own_packages_first():
+            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._cache_bytes.get(name), **self._arguments)
         if self.in_process:
-            share_groups(engine)
+            keep_process_groups(engine)
         return engine
 
-    def _cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
-        """KV cache of each of an engine's devices for `max_sequences` full contexts; by default an engine asks for most
-        of the memory that there is.
+    def _compute_cache_bytes(self, path: str, max_sequences: int, trust_remote_code: bool) -> int:
+        """Returns the size of the KV cache per device for `max_sequences` full contexts.
+
+        vLLM's default would take most of the available memory.
         """
         config = load_config(path, trust_remote_code).get_text_config()
         width = head_width(config)
@@ -168,68 +174,67 @@ class VLLMGenerator:
         return int(blocks * BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
 
     def _check_memory(self, needed: int, max_sequences: int) -> None:
-        """Refuses KV caches beyond the free memory: the system would grant them, and kill the process in mid-run.
+        """Checks that KV caches fit into the free memory. Otherwise the system would kill the process during the run.
 
         Raises:
             EngineStartError: they do not fit.
         """
-        import psutil  # which vLLM brings
+        import psutil  # a dependency of vLLM
 
         free = psutil.virtual_memory().available
         if needed > free:
             raise EngineStartError(
                 f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} "
-                f"responses at once, {self._arguments['max_model_len']} tokens each), but {free / 2**30:.1f} GiB of "
-                f"memory are free. {vllm_device.memory_advice(self.device).capitalize()}."
+                f"responses at once, {self._arguments['max_model_len']} tokens each), but only {free / 2**30:.1f} GiB "
+                f"of memory are free. {vllm_device.memory_advice(self.device).capitalize()}."
             )
 
     def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
         """See `Generator.generate`."""
-        found: dict[int, Response] = {}
+        responses: dict[int, Response] = {}
 
-        def note(ended: Sequence[tuple[int, Response]]) -> Sequence[Request]:
-            found.update(ended)
+        def collect(finished: Sequence[tuple[int, Response]]) -> Sequence[Request]:
+            responses.update(finished)
             return ()
 
-        asked = [
+        requests = [
             Request(key, policy_id, prompt, sampling._replace(seeds=[seed]))
             for key, (prompt, seed) in enumerate(zip(prompts, sampling.seeds, strict=True))
         ]
-        self.run_requests(asked, note)
-        return [found[key] for key in range(len(asked))]
+        self.run_requests(requests, collect)
+        return [responses[key] for key in range(len(requests))]
 
-    def run_requests(self, requests: Sequence[Request], follow: OnFinished) -> None:
-        """See `Generator.converse`. An engine that works goes on until it has nothing left, and what others are asked
-        for gathers meanwhile: they share its devices, where one full batch after another takes less than two at once.
+    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+        """See `Generator.run_requests`.
+
+        Only one engine works at a time, until it has no requests left; requests for the others are queued meanwhile.
+        The engines share their devices, and one full batch after another takes less time than two at once.
         """
-        waiting: dict[str, list[Request]] = {}  # by engine
+        queued: dict[str, list[Request]] = {}  # by engine name
 
-        def ask(requests: Sequence[Request]) -> None:
+        def enqueue(requests: Sequence[Request]) -> None:
             for request in requests:
-                waiting.setdefault(self._engine_of(request.policy_id), []).append(request)
+                queued.setdefault(self._engine_name(request.policy_id), []).append(request)
 
-        ask(requests)
-        while waiting:
-            name = next(iter(waiting))
-            asked: dict[str, Request] = {}
+        enqueue(requests)
+        while queued:
+            name = next(iter(queued))
+            running: dict[str, Request] = {}
             try:
-                while asked or name in waiting:
-                    ask(follow(self._next(name, waiting.pop(name, []), asked)))
+                while running or name in queued:
+                    enqueue(on_finished(self._step(name, queued.pop(name, []), running)))
             except BaseException:
-                if name in self.engines:  # else what it still has would come out in the next conversation
-                    self.engines[name].llm_engine.abort_request(list(asked))
+                if name in self.engines:  # otherwise its remaining responses would appear in the next call
+                    self.engines[name].llm_engine.abort_request(list(running))
                 raise
 
-    def _next(self, name: str, new: Sequence[Request], asked: dict[str, Request]) -> list[tuple[int, Response]]:
-        """Asks an engine for more, and waits until a response has ended, or several at once.
+    def _step(self, name: str, new: Sequence[Request], running: dict[str, Request]) -> list[tuple[int, Response]]:
+        """Adds requests to an engine, and steps it until responses are finished; returns these with their keys.
 
         Args:
-            name: the engine's.
+            name: of the engine.
             new: requests to add.
-            asked: those that the engine has, by its names for them; kept up to date.
-
-        Returns:
-            Keys and responses.
+            running: the engine's unfinished requests, by vLLM's request ids; updated in place.
         """
         from vllm import SamplingParams, TokensPrompt
 
@@ -247,95 +252,102 @@ class VLLMGenerator:
         inputs = [TokensPrompt(prompt_token_ids=list(request.prompt)) for request in new]
         adapters = None
         if self.lora is not None:
-            adapters = [vllm_lora.request(of.policy_id, self._number(of.policy_id)) for of in new]
-        with self.watched([*new, *asked.values()][0].policy_id) as engine:
-            names = engine.enqueue(inputs, params, lora_request=adapters, use_tqdm=False)
-            # Outputs have a request's name without the random part that vLLM adds.
-            asked |= {each.partition("-")[0]: request for each, request in zip(names, new, strict=True)}
+            adapters = [self._adapter_request(request.policy_id) for request in new]
+        with self.watched([*new, *running.values()][0].policy_id) as engine:
+            ids = engine.enqueue(inputs, params, lora_request=adapters, use_tqdm=False)
+            # Outputs have the request's id without the random suffix that vLLM adds.
+            running |= {id_.partition("-")[0]: request for id_, request in zip(ids, new, strict=True)}
             while not (outputs := engine.llm_engine.step()):
                 pass
-        ended = []
+        finished = []
         for output in outputs:
             tokens = list(output.outputs[0].token_ids)
             steps = output.outputs[0].logprobs or []
             logprobs = [float(step[token].logprob) for step, token in zip(steps, tokens, strict=True)]
-            ended.append((asked.pop(output.request_id).key, Response(tokens, logprobs)))
-        return ended
+            finished.append((running.pop(output.request_id).key, Response(tokens, logprobs)))
+        return finished
 
     def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
-        """See `Generator.load`. Only a path crosses to the engine.
+        """See `Generator.load`. Only a path is sent to the engine.
 
         Raises:
-            ModelError: vLLM cannot replace the weights of such a model.
+            ModelError: vLLM cannot replace the weights of this model.
         """
-        what = f"replace the weights of `{self._paths[self._engine_of(policy_id)]}`"
-        explained = vllm_device.explained(what, ModelError, self.device)
-        with in_shared_memory(weights) as path, self.watched(policy_id) as engine, explained:
+        action = f"replace the weights of `{self._paths[self._engine_name(policy_id)]}`"
+        errors = vllm_device.wrap_errors(action, ModelError, self.device)
+        with in_shared_memory(weights) as path, self.watched(policy_id) as engine, errors:
             if self.lora is None:
-                read = engine.collective_rpc("load_safetensors", args=(path,))
+                results = engine.collective_rpc("load_safetensors", args=(path,))
             else:
-                arguments = (path, self._number(policy_id), self.lora.rank, self.lora.alpha)
-                read = engine.collective_rpc("load_adapter", args=arguments)
-            loaded = self._loaded(policy_id, engine, read, version)
+                arguments = (path, self._adapter_number(policy_id), self.lora.rank, self.lora.alpha)
+                results = engine.collective_rpc("load_adapter", args=arguments)
+            loaded = self._finish_load(policy_id, engine, results, version)
         if not self.in_process:
             self._weights[policy_id] = (weights, version)
         return loaded
 
     def transfer(self, step: str, policy_id: str, argument: Any, version: int) -> LoadedWeights | None:
-        """A step of vLLM's weight transfer: `meet`, `begin`, `take` or `end`; see `vllm_worker`.
+        """Runs one step of vLLM's weight transfer; see `vllm_worker`.
 
-        Returns:
-            After the last one, what the engine holds.
+        Args:
+            step: `meet`, `begin`, `take` or `end`, which returns the engine's weights.
+            policy_id: the policy.
+            argument: of the step.
+            version: of the weights.
 
         Raises:
-            GenerationError: the engine died or hung, and was started anew, with its initial weights.
+            GenerationError: the engine died or hung, and was restarted with its initial weights.
         """
         with self.watched(policy_id) as engine:
-            read = engine.collective_rpc(f"{step}_transfer", args=(argument,))
-            return self._loaded(policy_id, engine, read, version) if step == "end" else None
+            results = engine.collective_rpc(f"{step}_transfer", args=(argument,))
+            return self._finish_load(policy_id, engine, results, version) if step == "end" else None
 
-    def _loaded(self, policy_id: str, engine: LLM, read: list[tuple[int, list[str]]], version: int) -> LoadedWeights:
-        """Drops what an engine computed with old weights, and sums up what its workers read."""
-        checksums = {number for number, _ in read}
+    def _finish_load(
+        self, policy_id: str, engine: LLM, results: list[tuple[int, list[str]]], version: int
+    ) -> LoadedWeights:
+        """Drops an engine's caches, and combines its workers' checksums and stale weights."""
+        checksums = {checksum for checksum, _ in results}
         if len(checksums) > 1:
             raise GenerationError(f"The workers of {policy_id}'s vLLM engine read different weights: {checksums}.")
         if not engine.reset_prefix_cache():
-            raise GenerationError(f"vLLM did not drop {policy_id}'s cached activations after new weights.")
-        return LoadedWeights(version, checksums.pop(), tuple(sorted({name for _, stale in read for name in stale})))
+            raise GenerationError(f"vLLM did not reset the prefix cache of {policy_id} after a weight sync.")
+        return LoadedWeights(version, checksums.pop(), tuple(sorted({name for _, stale in results for name in stale})))
 
-    def _number(self, policy_id: str) -> int:
-        """What vLLM knows an LLM's adapter by; it counts from 1."""
+    def _adapter_request(self, policy_id: str) -> LoRARequest:
+        return vllm_lora.request(policy_id, self._adapter_number(policy_id))
+
+    def _adapter_number(self, policy_id: str) -> int:
+        """Returns vLLM's number of a policy's adapter, from 1."""
         return self.policy_ids.index(policy_id) + 1
 
-    def _engine_of(self, policy_id: str) -> str:
-        """The name of the engine that an LLM is in."""
-        return policy_id if self.lora is None else _SHARED
+    def _engine_name(self, policy_id: str) -> str:
+        return policy_id if self.lora is None else _SHARED_ENGINE
 
     @contextmanager
     def watched(self, policy_id: str) -> Iterator[LLM]:
-        """Yields the engine of `policy_id`, and watches it meanwhile.
+        """Yields a policy's engine, and watches it until the context exits.
 
         Raises:
-            GenerationError: it died or hung, and was started anew with its last weights; or it could not be.
+            GenerationError: the engine died or hung. It was restarted with its last weights, unless that failed too.
         """
-        name = self._engine_of(policy_id)
+        name = self._engine_name(policy_id)
         if name not in self.engines:
-            self._replace(name, f"The vLLM engine of {policy_id} is gone")
+            self._restart(name, f"The vLLM engine of {policy_id} died")
         engine = self.engines[name]
         if self.in_process:
             yield engine
             return
-        done, overdue = threading.Event(), threading.Event()
+        done, timed_out = threading.Event(), threading.Event()
 
         def watch() -> None:
             waited = 0.0
             while not done.wait(_POLL_SECONDS):
                 waited += _POLL_SECONDS
                 if waited > self.timeout:
-                    overdue.set()
-                    kill(engine)
-                if is_dead(engine):
-                    wake_callers(engine)
+                    timed_out.set()
+                    kill_engine(engine)
+                if engine_is_dead(engine):
+                    fail_pending_calls(engine)
                     return
 
         watchdog = threading.Thread(target=watch, daemon=True)
@@ -344,43 +356,43 @@ class VLLMGenerator:
             yield engine
         except Exception as error:
             deadline = time.monotonic() + _DEATH_SECONDS
-            while not is_dead(engine):
+            while not engine_is_dead(engine):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_SECONDS)
             done.set()
-            failed = f"gave no answer for {self.timeout:.0f} s" if overdue.is_set() else "died"
-            what = f"The vLLM engine of {policy_id} {failed}"
-            self._replace(name, what)
-            raise GenerationError(f"{what}; it was started anew.") from error
+            failure = f"did not respond within {self.timeout:.0f} s" if timed_out.is_set() else "died"
+            event = f"The vLLM engine of {policy_id} {failure}"
+            self._restart(name, event)
+            raise GenerationError(f"{event}; it was restarted.") from error
         finally:
             done.set()
             watchdog.join()
 
-    def _replace(self, name: str, what: str) -> None:
-        """Starts a new engine in the place of one that died, and gives it the weights that the dead one had.
+    def _restart(self, name: str, event: str) -> None:
+        """Replaces a dead engine by a new one with the same weights.
 
         Args:
-            name: the engine's.
-            what: happened to it, to begin a sentence.
+            name: of the engine.
+            event: what happened to it, as the first clause of the error message.
 
         Raises:
-            GenerationError: none could be started, as while the dead one's memory is not free yet; the next use of
-                the engine tries again.
+            GenerationError: the new engine failed to start, for example because the old one's memory is not free yet.
+                The next use of the engine retries.
         """
         if (dead := self.engines.pop(name, None)) is not None:
             dead.llm_engine.engine_core.shutdown()
         try:
             self.engines[name] = self._start(name)
         except EngineStartError as error:
-            raise GenerationError(f"{what}, and no new one could be started. {error}") from error
-        for policy_id in self.policy_ids if name == _SHARED else [name]:
+            raise GenerationError(f"{event}, and restarting it failed. {error}") from error
+        for policy_id in self.policy_ids if name == _SHARED_ENGINE else [name]:
             if policy_id in self._weights:
-                weights, held = self._weights[policy_id]
-                self.load(policy_id, weights, held)
+                weights, version = self._weights[policy_id]
+                self.load(policy_id, weights, version)
 
     def close(self) -> None:
-        """Shuts all engines down."""
+        """Stops all engines."""
         for engine in self.engines.values():
             engine.llm_engine.engine_core.shutdown()
         self.engines.clear()

@@ -1,7 +1,7 @@
-"""Adapters in a vLLM engine: how it is started for them, which one a request asks for, how new weights replace old.
+"""LoRA adapters in a vLLM engine: engine arguments, requests, and replacing an adapter's weights.
 
-vLLM's own way reads adapters from folders. Here a worker takes an adapter's tensors from a file in memory and puts them
-in the place of the old ones, under a number that stays: no folders to leave behind, and no second copy of an adapter.
+vLLM itself reads adapters from folders. Here a worker reads an adapter's tensors from a file in memory and replaces the
+old ones under a constant number. So no folders are left behind, and there is no second copy of an adapter.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     import torch
     from vllm.lora.request import LoRARequest
 
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
-MOST = _RANKS[-1]
-"""The highest rank that vLLM serves."""
+_SUPPORTED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's `max_lora_rank`
+MOST = _SUPPORTED_RANKS[-1]
+"""The highest rank that vLLM supports."""
 
 
 def engine_arguments(lora: Lora, adapters: int) -> dict[str, Any]:
-    """What `vllm.LLM` is told.
+    """Returns arguments for `vllm.LLM`, and prepares vLLM for adapters.
 
     Args:
-        lora: what the adapters are like.
-        adapters: how many there are.
+        lora: configuration of the adapters.
+        adapters: number of adapters.
     """
-    prepare()
+    patch_vllm()
     return {
         "enable_lora": True,
         "max_loras": adapters,
@@ -38,28 +38,31 @@ def engine_arguments(lora: Lora, adapters: int) -> dict[str, Any]:
 
 
 def room(lora: Lora) -> int:
-    """The least of vLLM's maximal ranks that holds the adapters."""
-    return min(rank for rank in _RANKS if rank >= lora.rank)
+    """Returns the smallest `max_lora_rank` of vLLM that is at least the adapters' rank."""
+    return min(rank for rank in _SUPPORTED_RANKS if rank >= lora.rank)
 
 
 def request(name: str, number: int) -> LoRARequest:
-    """Names the adapter of a generation. Its path leads nowhere: were it missing, vLLM would say so, not go without."""
+    """Returns the adapter argument of a request.
+
+    Its path does not exist, so that vLLM raises an error if the adapter is missing, instead of generating without it.
+    """
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(name, number, f"{name} was not loaded")
 
 
-def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: int, alpha: float) -> None:
+def replace_adapter(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: int, alpha: float) -> None:
     """Replaces an adapter inside a vLLM worker.
 
     Args:
-        model_runner: the worker's.
-        tensors: by PEFT's names.
+        model_runner: the worker's model runner.
+        tensors: the new weights by PEFT's names.
         number: of the adapter, from 1.
         rank, alpha: of the adapter.
 
     Raises:
-        ModelError: vLLM has no place for some of the tensors; it would leave them out without a word.
+        ModelError: vLLM has no layer for some of the tensors. vLLM itself would silently ignore them.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -76,11 +79,11 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
         model_vocab_size=worker.vocab_size,
         weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
     )
-    places = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
-    if homeless := sorted(set(adapter.loras) - places):
+    supported = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
+    if unsupported := sorted(set(adapter.loras) - supported):
         raise ModelError(
-            f"vLLM cannot adapt {len(homeless)} layers that the learner adapts, such as {homeless[0]}. Name others in "
-            "lora_target_modules, or use backend=transformers."
+            f"vLLM does not support adapters on {len(unsupported)} of the adapted layers, such as {unsupported[0]}. "
+            "Change lora_target_modules, or use backend=transformers."
         )
     manager.remove_adapter(number)
     manager.add_adapter(adapter)
@@ -88,18 +91,19 @@ def put(model_runner: Any, tensors: dict[str, torch.Tensor], number: int, rank: 
 
 
 @cache
-def prepare() -> None:
-    """Changes two things about vLLM 0.32 in this process: how adapters are computed on a CPU, and that GPT-2 can have
-    them. Its layers are of classes that can, but the family is not marked so.
+def patch_vllm() -> None:
+    """Patches vLLM 0.32 in this process: installs `GroupedAdapters` on CPUs, and enables adapters for GPT-2.
+
+    GPT-2's layer classes support adapters, but vLLM does not mark the family as supported.
     """
     from policies.generation import vllm_cpu_lora
 
-    vllm_cpu_lora.use()
+    vllm_cpu_lora.install()
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
     from vllm.model_executor.models.interfaces import SupportsLoRA
 
     class GPT2LMHeadModelWithLoRA(GPT2LMHeadModel, SupportsLoRA):
-        packed_modules_mapping: ClassVar = {"c_attn": ["c_attn"]}  # q, k and v, but one layer in its checkpoints too
+        packed_modules_mapping: ClassVar = {"c_attn": ["c_attn"]}  # q, k and v are one layer in checkpoints too
 
     ModelRegistry.register_model("GPT2LMHeadModel", GPT2LMHeadModelWithLoRA)

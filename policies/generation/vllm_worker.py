@@ -1,6 +1,6 @@
-"""What runs inside a vLLM worker to take new weights; with `vllm_lora`, every word of vLLM's internals that we rely on.
+"""Loading new weights inside a vLLM worker. This module and `vllm_lora` contain our uses of vLLM's worker internals.
 
-vLLM imports this module in a worker before it loads the model there.
+vLLM imports this module in a worker before it loads the model.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from transformers.core_model_loading import revert_weight_conversion
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
-from policies.compat.vllm import end_with_parent
+from policies.compat.vllm import exit_with_parent
 from policies.generation import vllm_lora, weight_transfer  # noqa: F401 (adds its backend)
 from policies.models.adapters import peft_names
 from policies.models.language_model import meta_model
 from policies.models.stored_weights import persistent_buffers
 from policies.models.weights import Digest, checksum, extend
 
-vllm_lora.prepare()
-end_with_parent()
+vllm_lora.patch_vllm()
+exit_with_parent()
 
 
 class WeightSync:
@@ -41,19 +41,19 @@ class WeightSync:
     _reloading: ExitStack | None = None
 
     def load_safetensors(self, path: str) -> tuple[int, list[str]]:
-        """Reads a safetensors file of Hugging Face names into the running model.
+        """Loads a safetensors file with Hugging Face names into the running model.
 
         Only the path crosses the RPC.
 
         Returns:
-            `checksum` of the tensors as read, and vLLM's names of the model's weights that none of them was put in.
+            `checksum` of the tensors as read, and vLLM's names of the model's weights that were not updated.
         """
         import torch
 
         read = 0
 
         def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-            """One by one, so that this process needs no more of it than a tensor."""
+            """Reads one tensor at a time, so that this process never holds them all."""
             nonlocal read
             with safe_open(path, framework="pt") as file:
                 for name in sorted(file.keys()):
@@ -69,36 +69,36 @@ class WeightSync:
 
     @cached_property
     def _definition(self) -> PreTrainedModel:
-        """The model as transformers, and so the learner, has it, without weights."""
+        """The model in transformers' form, which the learner uses, without weights."""
         from vllm.config import set_current_vllm_config
 
         config = self.vllm_config.model_config
-        with set_current_vllm_config(self.vllm_config):  # which Hugging Face's classes ask for that vLLM decorated
+        with set_current_vllm_config(self.vllm_config):  # required by Hugging Face classes that vLLM has decorated
             return meta_model(config.model, config.trust_remote_code)
 
-    # vLLM's weight transfer, in steps that the learner takes (`policies.rllib.weight_sender`).
+    # The steps of vLLM's weight transfer, called by the learner (`policies.rllib.weight_sender`).
 
     def meet_transfer(self, init_info: dict[str, Any]) -> None:
-        """Meets the learner."""
+        """Connects to the learner."""
         self.init_weight_transfer_engine(init_info)
 
     def begin_transfer(self, _: None) -> None:
-        """Makes ready for new weights. What was begun before, and whose weights then did not come, is forgotten."""
+        """Starts a weight update. Aborts an earlier one whose weights did not arrive."""
         import torch
 
         self._digest = Digest()
         with torch.inference_mode():
-            self._give_up()
+            self._abort_update()
             self._reload = _Reload(self.model_runner.get_model(), self._definition, self._digest)
             self._reloading = ExitStack()
             self._reloading.enter_context(self._reload)
             self.start_weight_update()
 
     def take_transfer(self, update_info: Any) -> None:
-        """Takes new weights, all or some of them.
+        """Receives all or some of the new weights.
 
         Raises:
-            RuntimeError: they did not come; what the model holds then is of no use, but it can take others.
+            RuntimeError: they did not arrive. The model's weights are then unusable until the next update.
         """
         import torch
 
@@ -106,22 +106,22 @@ class WeightSync:
             try:
                 self.update_weights(update_info)
             except BaseException:
-                self._give_up()
+                self._abort_update()
                 raise
 
-    def _give_up(self) -> None:
-        """Ends what was begun and not ended, as vLLM refuses to begin again, or would count on with what came."""
+    def _abort_update(self) -> None:
+        """Finishes an unfinished update. Otherwise vLLM would reject the next one, or continue counting its tensors."""
         if self._reloading is not None:
             with self._reloading:
                 self._reloading = None
-                self._weight_update_active = True  # which it is no longer after an error
+                self._weight_update_active = True  # vLLM clears it after an error
                 self.finish_weight_update()
 
     def end_transfer(self, _: None) -> tuple[int, list[str]]:
-        """Lets the model use them.
+        """Finishes the weight update.
 
         Returns:
-            `Digest` of the tensors as they came, and as `load_safetensors` the names of those that did not.
+            `Digest` of the received tensors, and the names of weights that were not updated, as `load_safetensors`.
         """
         import torch
 
@@ -135,23 +135,23 @@ class WeightSync:
         return self._digest.value(), self._reload.stale()
 
     def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> tuple[int, list[str]]:
-        """Reads a safetensors file with an adapter's weights, by the learner's names, in the place of the old ones.
+        """Replaces an adapter by the weights of a safetensors file with the learner's names.
 
         Returns:
-            As `load_safetensors`; nothing of an old adapter is left.
+            As `load_safetensors`. The whole adapter is replaced, so no weight is stale.
 
         Raises:
-            ModelError: vLLM cannot adapt a layer that the learner adapts.
+            ModelError: vLLM does not support adapters on one of the layers.
         """
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
         read = checksum({name: tensor.numpy() for name, tensor in tensors.items()})  # before vLLM scales them
-        vllm_lora.put(self.model_runner, peft_names(tensors), number, rank, alpha)
+        vllm_lora.replace_adapter(self.model_runner, peft_names(tensors), number, rank, alpha)
         return read, []
 
 
 def _pack_heads(model: Any) -> None:
-    """On a CPU, vLLM packs a tied `lm_head` at load time, and new weights leave the packed copy as it was (0.32)."""
+    """Packs tied heads again. On a CPU, vLLM 0.32 packs a tied `lm_head` when it loads the model, but not later."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
@@ -160,76 +160,78 @@ def _pack_heads(model: Any) -> None:
 
 
 class _Reload:
-    """Lets a model load a learner's weights, as a context, and notes which it took.
+    """A context in which a vLLM model loads a learner's weights. It tracks which weights were loaded.
 
-    It gets them as a checkpoint holds them: transformers renames weights of some families when it loads them, and puts
-    those of all experts into one tensor. What vLLM would load from a checkpoint and no learner changes, it would leave
-    undefined (0.32), so that is put back.
+    The weights are converted back to the checkpoint's format, because transformers renames weights of some families
+    when it loads them, and merges the weights of all experts into one tensor. vLLM 0.32 leaves buffers undefined that a
+    checkpoint contains but no learner changes, so their values are restored.
     """
 
     def __init__(self, model: Any, definition: PreTrainedModel, digest: Digest | None = None) -> None:
-        """Takes the model.
+        """Initializes the context.
 
         Args:
-            model: vLLM's.
-            definition: the same model, as the learner has it.
-            digest: takes the tensors as they come.
+            model: vLLM's model.
+            definition: the same model in transformers' form.
+            digest: gets the tensors as they arrive.
         """
         self._model, self._definition, self._digest = model, definition, digest
-        self._converts = bool(get_model_conversion_mapping(definition, add_legacy=False))
+        self._needs_conversion = bool(get_model_conversion_mapping(definition, add_legacy=False))
         self._loaded: set[str] = set()
         self._untouched: set[str] = set()
-        """Layers that got nothing, whatever the model says that it loaded."""
+        """Layers that received no weights, even if the model reports them as loaded."""
 
     def __enter__(self) -> _Reload:
-        stored = self._model.state_dict().keys()
-        self._constants = {n: (buffer, buffer.clone()) for n, buffer in self._model.named_buffers() if n in stored}
+        persistent = self._model.state_dict().keys()
+        self._buffers = {n: (buffer, buffer.clone()) for n, buffer in self._model.named_buffers() if n in persistent}
         self._kernels = _detach_expert_kernels(self._model)
-        self._load = self._model.load_weights
-        self._model.load_weights = self._load_noting
+        self._load_weights = self._model.load_weights
+        self._model.load_weights = self._load_and_track
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._model.load_weights  # the class's own is back
+        del self._model.load_weights  # uncovers the class's method
         for method, kernel in self._kernels:
             method.moe_kernel = method.moe_kernel or kernel
-        for name, (buffer, value) in self._constants.items():
+        for name, (buffer, value) in self._buffers.items():
             if name not in self._loaded:
                 buffer.copy_(value)
 
-    def _load_noting(self, weights: Any) -> Any:
-        loaded = self._load(self._converted(weights))
+    def _load_and_track(self, weights: Any) -> Any:
+        loaded = self._load_weights(self._to_checkpoint_format(weights))
         self._loaded.update(loaded if loaded is not None else (name for name, _ in self._model.named_parameters()))
         layers = ((name, get_layerwise_info(layer)) for name, layer in self._model.named_modules())
         self._untouched = {name for name, info in layers if info.can_load() and not info.load_numel}
         return loaded
 
-    def _converted(self, weights: Any) -> Iterator[tuple[str, Any]]:
+    def _to_checkpoint_format(self, weights: Any) -> Iterator[tuple[str, Any]]:
         for name, tensor in weights:
             if self._digest is not None:
                 self._digest.add(name, tensor)
-            stored = {name: tensor}
-            yield from (revert_weight_conversion(self._definition, stored) if self._converts else stored).items()
+            tensors = {name: tensor}
+            if self._needs_conversion:
+                tensors = revert_weight_conversion(self._definition, tensors)
+            yield from tensors.items()
 
     def stale(self) -> list[str]:
-        """The names of the model's weights that were not loaded, but for those that no learner changes."""
-        names: dict[int, list[str]] = {}  # some weights have several
+        """Returns the names of the model's weights that were not loaded, except buffers that no learner changes."""
+        names_by_id: dict[int, list[str]] = {}  # tied weights have several names
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
-        taken = self._loaded | persistent_buffers(self._definition).keys()
+            names_by_id.setdefault(id(parameter), []).append(name)
+        updated = self._loaded | persistent_buffers(self._definition).keys()
         untouched = self._untouched
         return sorted(
-            same[0]
-            for same in names.values()
-            if taken.isdisjoint(same) or all(name.rpartition(".")[0] in untouched for name in same)
+            names[0]
+            for names in names_by_id.values()
+            if updated.isdisjoint(names) or all(name.rpartition(".")[0] in untouched for name in names)
         )
 
 
 def _detach_expert_kernels(model: Any) -> list[tuple[Any, Any]]:
-    """On a CPU, vLLM packs experts when it makes their kernel, but not what is loaded into it later (0.32).
+    """Removes the experts' kernels on a CPU. vLLM 0.32 packs expert weights only when it creates the kernel.
 
     Returns:
-        The methods that lack their kernel now, so make it again when they have weights, and the old kernels.
+        The quantization methods, which create their kernel again when they get weights, and their old kernels.
     """
     if not current_platform.is_cpu():
         return []

@@ -1,6 +1,6 @@
-"""vLLM's weight transfer over gloo: from a learner's process to engines' workers, tensor by tensor, without a GPU.
+"""vLLM weight transfer over gloo: from a learner process to the engines' workers, one tensor at a time, without a GPU.
 
-vLLM has backends for NCCL and CUDA IPC; importing this module adds `gloo`, for CPUs and clusters without RDMA.
+vLLM has backends for NCCL and CUDA IPC. Importing this module registers `gloo`, for CPUs and clusters without RDMA.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ NAME = "gloo"
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """How a worker meets the sender, which is rank 0."""
+    """How a worker connects to the sender, which is rank 0."""
 
     master_address: str
     master_port: int
     rank_offset: int
-    """The rank of the engine's first worker."""
+    """Rank of the engine's first worker."""
     world_size: int
     timeout: float
-    """Of each tensor, in seconds."""
+    """Per tensor, in seconds."""
 
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """How a learner sends; of its ranks only the first does."""
+    """How a learner sends. Only its rank 0 does."""
 
     backend: ClassVar[str] = NAME
     master_address: str
-    """Its own, as workers reach it."""
+    """The learner's address, as workers reach it."""
     world_size: int
-    """All workers, and the sender."""
+    """Number of workers plus the sender."""
     timeout: float
 
 
 @dataclass
 class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """What is about to be sent, in this order."""
+    """The tensors about to be sent, in this order."""
 
     names: list[str]
     dtype_names: list[str]
@@ -64,7 +64,7 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
 
 
 class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """An engine's worker."""
+    """The receiving side, in an engine's worker."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
@@ -72,48 +72,48 @@ class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     """A `ProcessGroupGloo`."""
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Meets the sender, in a group that is not torch's default one."""
+        """Connects to the sender, in a process group of its own."""
         timeout = timedelta(seconds=init_info.timeout)
         store = dist.TCPStore(init_info.master_address, init_info.master_port, is_master=False, timeout=timeout)
         rank = init_info.rank_offset + self.parallel_config.rank
         self.group = dist.ProcessGroupGloo(store, rank, init_info.world_size, timeout)
 
     def start_weight_update(self) -> None:
-        """Lets the model take weights as a checkpoint holds them."""
+        """Prepares the model to load weights in the checkpoint's format."""
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        """Lets the model use what it took."""
+        """Makes the model use the loaded weights."""
         finalize_layerwise_reload(self.model, self.model_config)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receives; vLLM's own also waits for an accelerator."""
+        """Receives tensors. vLLM's own method also synchronizes an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Receives one tensor after another, and hands each to the model.
+        """Receives the tensors one by one, and loads each into the model.
 
         Raises:
-            RuntimeError: the sender is gone, or a tensor did not come in time.
+            RuntimeError: the sender died, or a tensor did not arrive in time.
         """
         if self.group is None:
-            raise RuntimeError("This worker never met a sender.")
+            raise RuntimeError("This worker is not connected to a sender.")
         try:
-            for name, kind, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
-                tensor = torch.empty(shape, dtype=getattr(torch, kind))
+            for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
                 self.group.broadcast(tensor, 0).wait()
                 self.model.load_weights([(name, tensor)])
         except BaseException:
-            self.shutdown()  # which the others notice, where they would wait
+            self.shutdown()  # so that the other ranks fail instead of waiting
             raise
 
     def shutdown(self) -> None:
-        """Leaves the group."""
+        """Leaves the process group."""
         self.group = None
 
 
 class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
-    """A learner's rank; but the first, each only iterates, as gathering a tensor takes all."""
+    """The sending side, in each rank of a learner. Only rank 0 sends; the others iterate, to help gather tensors."""
 
     init_info_cls = GlooTrainerInitInfo
     group: Any = None
@@ -123,25 +123,25 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
     def trainer_init(
         cls, init_info: GlooTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> GlooSender:
-        """Meets the workers.
+        """Connects to the workers.
 
         Raises:
-            RuntimeError: they did not come in time.
+            RuntimeError: they did not connect in time.
         """
         sender = cls(client=client, source=source, is_sender=init_info.is_sender)
         if sender.is_sender:
             timeout = timedelta(seconds=init_info.timeout)
             store = dist.TCPStore(init_info.master_address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
             info = GlooInitInfo(init_info.master_address, store.port, 1, init_info.world_size, init_info.timeout)
-            with _beside(client.init_weight_transfer_engine, asdict(info)):
+            with _call_in_thread(client.init_weight_transfer_engine, asdict(info)):
                 sender.group = dist.ProcessGroupGloo(store, 0, init_info.world_size, timeout)
         return sender
 
     def send_weights(self) -> None:
-        """Sends all that the source yields.
+        """Sends all tensors of the source.
 
         Raises:
-            RuntimeError: a worker is gone, or did not take a tensor in time.
+            RuntimeError: a worker died, or did not receive a tensor in time.
         """
         assert self.source is not None
         if not self.is_sender:
@@ -149,26 +149,26 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
                 pass
             return
         assert self.group is not None
-        known = self.source.metadata()
+        parameters = self.source.metadata()
         info = GlooUpdateInfo(
-            [each.name for each in known],
-            [str(each.dtype).removeprefix("torch.") for each in known],
-            [list(each.shape) for each in known],
+            [parameter.name for parameter in parameters],
+            [str(parameter.dtype).removeprefix("torch.") for parameter in parameters],
+            [list(parameter.shape) for parameter in parameters],
         )
         self.client.start_weight_update()
-        with _beside(self.client.update_weights, asdict(info)):
+        with _call_in_thread(self.client.update_weights, asdict(info)):
             for _, tensor in self.source:
                 self.group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
         self.client.finish_weight_update()
 
     def shutdown(self) -> None:
-        """Leaves the group."""
+        """Leaves the process group."""
         self.group = None
 
 
 @contextmanager
-def _beside(function: Callable[[dict[str, Any]], None], argument: dict[str, Any]) -> Iterator[None]:
-    """Calls a function in a thread meanwhile, and waits for its end; not where the body fails, as it may never come."""
+def _call_in_thread(function: Callable[[dict[str, Any]], None], argument: dict[str, Any]) -> Iterator[None]:
+    """Runs a function in a thread during the body, and waits for it, except if the body fails: it may never return."""
     threads = ThreadPoolExecutor(1)
     try:
         call = threads.submit(function, argument)

@@ -1,1 +1,1 @@
-"""Queries in, played chains out."""
+"""Generating chains of responses to queries, on one or many runners."""

@@ -1,4 +1,4 @@
-"""Plays chains: continuous batching over positions, batched reward calls, RLlib episodes out."""
+"""`ChainRunner`: an RLlib EnvRunner that generates chains with continuous batching and batched reward calls."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 
 class ChainRunner(StatelessRunner):
-    """An RLlib EnvRunner for chains. Its episodes equal those of stepping `cory_v0` alone with the same tokens.
+    """An RLlib EnvRunner for chains. Its episodes equal those of stepping `cory_v0` with the same tokens.
 
-    Which queries it plays, in which roles and with which weights comes with every call. With vLLM it builds no torch
-    copy of the model.
+    Every call of `sample` names the queries, the role mapping and the weight version to use. With vLLM the runner holds
+    no torch copy of the model.
     """
 
     generator: Generator
@@ -51,11 +51,12 @@ class ChainRunner(StatelessRunner):
 
         Args:
             config: a `CoryConfig`.
-            **kwargs: RLlib's: `worker_index` and others.
+            **kwargs: RLlib's, such as `worker_index`.
         """
         super().__init__(config=config, **kwargs)
         self.settings: Settings = self.config.settings
         self._versions: dict[str, int] = {}
+        """By policy id, the version of the loaded weights."""
         self._reward_seconds = 0.0
         self.make_env()
         self.make_module()
@@ -67,24 +68,24 @@ class ChainRunner(StatelessRunner):
         self._chains: dict[tuple[int, ...], Chain] = {}
         self.env = self.chain(tuple(RoleMapping(s.roles, s.policy_ids).as_dict().values()))
         self.rewards = RewardWorker(self.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
-        self.rewards.prepare()  # while the engines start
+        self.rewards.prepare()  # in the background, while the engines start
 
     def task_checksum(self) -> int:
-        """The checksum of the queries that this runner has read."""
+        """Returns the checksum of the queries that this runner loaded."""
         return self.task.checksum
 
     def chain(self, policy_ids: tuple[str, ...]) -> Chain:
-        """The chain in which these LLMs answer; for policies with the same tokenizers it is one and the same."""
-        kind = tuple(id(self.tokenizers[policy_id]) for policy_id in policy_ids)
-        if kind not in self._chains:
-            self._chains[kind] = self.settings.make_chain(self.task, self.tokenizers, policy_ids)
-        return self._chains[kind]
+        """Returns the chain for these policies, by position. Chains with the same tokenizers are one cached object."""
+        key = tuple(id(self.tokenizers[policy_id]) for policy_id in policy_ids)
+        if key not in self._chains:
+            self._chains[key] = self.settings.make_chain(self.task, self.tokenizers, policy_ids)
+        return self._chains[key]
 
     def make_module(self) -> None:
-        """Starts the generation backend, on the device that Ray gave this runner.
+        """Starts the generation backend on the device that Ray assigned to this runner.
 
         Raises:
-            DeviceError, EngineStartError: as of `make_generator`.
+            DeviceError, EngineStartError: see `make_generator`.
         """
         if self.settings.gpus_per_runner:
             check_cuda("gpus_per_runner", self.settings.gpus_per_runner)
@@ -95,27 +96,29 @@ class ChainRunner(StatelessRunner):
         self,
         *,
         prompt_refs: Sequence[PromptRef] = (),
-        stream: int = 0,
+        update: int = 0,
         mapping: RoleMapping | None = None,
         version: int = 0,
         split: Split = "train",
-        siblings: int = 1,
+        num_siblings: int = 1,
         **kwargs: Any,
     ) -> Rollout:
-        """Plays queries through the chain, each at its own pace (`Game`).
+        """Generates chains for queries, and computes their rewards.
 
         Args:
-            prompt_refs: the queries; each is answered by the pioneer once.
-            stream: what the sampling seeds, and with `min_response_tokens` the longest response, are drawn from: the
-            update's
-                number.
-            mapping: who plays which role, all of them or the pioneer's alone.
+            prompt_refs: the queries. The pioneer generates one response to each.
+            update: number of the update, from 0. Sampling seeds depend on it, as does the random response limit with
+                `min_response_tokens`.
+            mapping: which policy has which role: all roles, or the pioneer alone.
             version: version of the weights that must be loaded.
-            split: `train` or `test`.
-            siblings: chains that go on from each response of the pioneer.
+            split: of the task's queries.
+            num_siblings: number of chains that fork from each response of the pioneer.
+
+        Returns:
+            One episode per chain whose rewards could be computed, in the order of the queries.
 
         Raises:
-            GenerationError: the engine failed, or other weights are loaded than asked for.
+            GenerationError: the engine failed, or holds another version of the weights.
             RewardError: the reward failed and `on_reward_error` is `stop`.
         """
         assert mapping is not None
@@ -125,33 +128,33 @@ class ChainRunner(StatelessRunner):
                 raise GenerationError(f"{policy_id} is at version {self._versions.get(policy_id)}, not {version}.")
         chain = self.chain(policy_ids)
         queries = chain.task.queries(split)
-        limit = self.settings.response_limit(stream) if split == "train" else chain.max_response_tokens
-        started, self._reward_seconds = time.perf_counter(), 0.0
+        max_tokens = self.settings.response_limit(update) if split == "train" else chain.max_response_tokens
+        start, self._reward_seconds = time.perf_counter(), 0.0
 
-        def ask(place: int, playing: ChainState) -> Request:
-            prompt_ref, episode, responses = playing
+        def make_request(index: int, state: ChainState) -> Request:
+            prompt_ref, episode, responses = state
             position = len(responses)
-            sample = prompt_ref.sample * siblings + prompt_ref.sibling if position else prompt_ref.sample
-            seed = sampling_seed(self.settings.seed, stream, prompt_ref.query, position, sample)
-            sampling = Sampling(self.settings.temperature, limit, [seed], chain.at[position].stop_token_ids)
-            return Request(place, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
+            sample = prompt_ref.sample * num_siblings + prompt_ref.sibling if position else prompt_ref.sample
+            seed = sampling_seed(self.settings.seed, update, prompt_ref.query, position, sample)
+            sampling = Sampling(self.settings.temperature, max_tokens, [seed], chain.at[position].stop_token_ids)
+            return Request(index, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
 
-        dealt = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
-        game = ChainScheduler(dealt, siblings, ask, partial(self._reward, reward_so_far))
-        self.generator.run_requests(game.start(), game.follow)
-        chains = game.chains
-        rewards = self._reward(reward_episodes, [playing.episode for playing in chains])
-        seconds = time.perf_counter() - started
+        new_chains = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
+        scheduler = ChainScheduler(new_chains, num_siblings, make_request, partial(self._reward, reward_so_far))
+        self.generator.run_requests(scheduler.start(), scheduler.follow)
+        chains = scheduler.chains
+        rewards = self._reward(reward_episodes, [state.episode for state in chains])
+        seconds = time.perf_counter() - start
         episodes = [
-            as_rllib_episode(*playing, cast(list[float], of_chain), mapping)
-            for playing, of_chain in zip(chains, rewards, strict=True)
-            if None not in of_chain
+            as_rllib_episode(*state, cast(list[float], chain_rewards), mapping)
+            for state, chain_rewards in zip(chains, rewards, strict=True)
+            if None not in chain_rewards
         ]
         self.env_steps += len(episodes) * len(chain.roles)
         counters = {
             "version": version,
-            "tokens": game.tokens,
-            "truncated_prompts": sum(sum(playing.episode.truncated) for playing in chains),
+            "tokens": scheduler.tokens,
+            "truncated_prompts": sum(sum(state.episode.truncated) for state in chains),
             "dropped_chains": len(chains) - len(episodes),
             "rollout_seconds": seconds - self._reward_seconds,
             "reward_seconds": self._reward_seconds,
@@ -161,53 +164,53 @@ class ChainRunner(StatelessRunner):
     def _reward(
         self, score: Callable[[RewardWorker, Sequence[ChainEpisode]], T], episodes: Sequence[ChainEpisode]
     ) -> T:
-        """Asks for rewards, and counts the seconds that takes."""
-        started = time.perf_counter()
+        """Computes rewards, and adds the time to `_reward_seconds`."""
+        start = time.perf_counter()
         rewards = score(self.rewards, episodes)
-        self._reward_seconds += time.perf_counter() - started
+        self._reward_seconds += time.perf_counter() - start
         return rewards
 
     def probe(self, policy_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
-        """Responses to raw prompts: what the self-test compares with the learner."""
-        ends = self.chain((policy_id,)).stop_token_ids
-        sampling = Sampling(self.settings.temperature, self.settings.max_response_tokens, seeds, ends)
+        """Generates responses to raw prompts, for the weight-sync check."""
+        stop_token_ids = self.chain((policy_id,)).stop_token_ids
+        sampling = Sampling(self.settings.temperature, self.settings.max_response_tokens, seeds, stop_token_ids)
         return self.generator.generate(prompts, policy_id, sampling)
 
     def load_weights(self, *, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
-        """Hands new weights of an LLM to the backend.
+        """Loads new weights of a policy into the generation backend.
 
         Args:
-            policy_id: the LLM.
-            weights: fp32 arrays by Hugging Face names.
-            version: their version.
+            policy_id: the policy.
+            weights: fp32 arrays by Hugging Face name.
+            version: of the weights.
 
         Returns:
-            What the engine holds now.
+            Version and checksum of the weights that the engine holds now.
 
         Raises:
-            GenerationError: the engine failed, and was started anew.
+            GenerationError: the engine failed and was restarted.
         """
         loaded = self.generator.load(policy_id, weights, version)
         self._versions[policy_id] = version
         return loaded
 
     def transfer(self, *, step: str, policy_id: str, argument: Any, version: int) -> LoadedWeights | None:
-        """A step in which a learner sends weights past the driver; see `VLLMGenerator.transfer`."""
-        self._versions.pop(policy_id, None)  # in the middle of it the engine holds neither old nor new weights
+        """Runs one step of a weight transfer from a learner, bypassing the driver; see `VLLMGenerator.transfer`."""
+        self._versions.pop(policy_id, None)  # during the transfer the engine holds neither the old nor the new weights
         loaded: LoadedWeights | None = self.generator.transfer(step, policy_id, argument, version)  # type: ignore[attr-defined]
         if loaded is not None:
             self._versions[policy_id] = version
         return loaded
 
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
-        """What RLlib asks: observation and action space of every LLM, and of the environment as a whole."""
+        """Returns observation and action space of every policy, and of the environment; overrides RLlib's."""
         observation, action = self.env.observation_space(), self.env.action_space()
-        whole = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
-        chains = {name: self.chain((name,)) for name in self.settings.policy_ids}
-        spaces = {name: (chain.observation_space(), chain.action_space()) for name, chain in chains.items()}
-        return {INPUT_ENV_SPACES: whole, INPUT_ENV_SINGLE_SPACES: whole, **spaces}
+        env_spaces = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
+        chains = {policy_id: self.chain((policy_id,)) for policy_id in self.settings.policy_ids}
+        spaces = {policy_id: (chain.observation_space(), chain.action_space()) for policy_id, chain in chains.items()}
+        return {INPUT_ENV_SPACES: env_spaces, INPUT_ENV_SINGLE_SPACES: env_spaces, **spaces}
 
     def stop(self) -> None:
-        """Ends the engines and the reward process."""
+        """Stops the engines and the reward process."""
         self.generator.close()
         self.rewards.close()

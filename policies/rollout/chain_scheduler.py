@@ -1,4 +1,4 @@
-"""Chains that are played at once, each at its own pace."""
+"""Continuous batching of chains: every chain advances as soon as its own response is finished."""
 
 from __future__ import annotations
 
@@ -11,84 +11,100 @@ from policies.rollout.prompt_sampling import PromptRef
 
 
 class ChainState(NamedTuple):
-    """A chain on its way."""
+    """A chain in progress."""
 
     prompt_ref: PromptRef
     episode: ChainEpisode
     responses: list[Response]
-    """What was generated for it so far."""
+    """The responses generated so far, by position."""
 
 
 class ChainScheduler:
-    """Chains that are played at once: each goes on as soon as its own response is there.
+    """Advances many chains at once. A chain requests its next response as soon as the previous one is finished.
 
-    Where that takes rewards (several chains go on from a response, which is rewarded once, or `observed` is `best`), it
-    waits until all the others have come as far, so that one call of the reward has them all, in the order dealt.
+    Some chains need rewards first: if several siblings fork from a response, which is rewarded once, or if `observed`
+    is `best`. Such a chain waits until no other chain can advance, so that one reward call covers all waiting chains.
     """
 
     def __init__(
         self,
         prompt_refs: Sequence[tuple[PromptRef, ChainEpisode]],
-        siblings: int,
-        ask: Callable[[int, ChainState], Request],
-        reward: Callable[[Sequence[ChainEpisode]], None],
+        num_siblings: int,
+        make_request: Callable[[int, ChainState], Request],
+        compute_rewards: Callable[[Sequence[ChainEpisode]], None],
     ) -> None:
-        """Nothing is asked for yet.
+        """Initializes the chains, without requesting anything yet.
 
         Args:
-            prompt_refs: what is played, and the episodes at their start.
-            siblings: chains that go on from each response of the pioneer.
-            ask: place in the game and chain → what its next agent is asked for, under that place as its key.
-            reward: notes rewards in episodes, for the responses that have none.
+            prompt_refs: the queries, with their episodes before the first response.
+            siblings: number of chains that fork from each response of the pioneer.
+            make_request: builds the request for a chain's next response from the chain's index, which becomes the
+                request's key, and its state.
+            compute_rewards: computes the rewards that are missing in episodes, and stores them there.
         """
         self.tokens = 0
-        """Response tokens so far; the siblings' common ones count once."""
-        self._siblings = siblings
-        self._ask = ask
-        self._reward = reward
-        self._playing = {place * siblings: ChainState(*each, []) for place, each in enumerate(prompt_refs)}
-        self._awaited = 0
-        self._held: list[int] = []
+        """Response tokens so far. Tokens that siblings share count once."""
+        self._num_siblings = num_siblings
+        self._make_request = make_request
+        self._compute_rewards = compute_rewards
+        self._chains = {
+            index * num_siblings: ChainState(prompt_ref, episode, [])
+            for index, (prompt_ref, episode) in enumerate(prompt_refs)
+        }
+        """By index. The siblings that will fork from a chain take the indices after it."""
+        self._num_pending = 0
+        self._awaiting_reward: list[int] = []
 
     @property
     def chains(self) -> list[ChainState]:
-        """All chains in the order dealt, siblings side by side."""
-        return [self._playing[place] for place in sorted(self._playing)]
+        """All chains in the order of their queries, siblings side by side."""
+        return [self._chains[index] for index in sorted(self._chains)]
 
     def start(self) -> list[Request]:
-        """What is asked for first."""
-        return self._go_on(list(self._playing))
+        """Returns the requests for the first responses."""
+        return self._next_requests(list(self._chains))
 
-    def follow(self, ended: Sequence[tuple[int, Response]]) -> list[Request]:
-        """Takes responses, and returns what is asked for next."""
+    def follow(self, finished: Sequence[tuple[int, Response]]) -> list[Request]:
+        """Adds finished responses to their chains.
+
+        Args:
+            finished: keys of requests, and their responses.
+
+        Returns:
+            The next requests.
+        """
         ready: list[int] = []
-        for place, response in ended:
-            _, episode, responses = self._playing[place]
+        for index, response in finished:
+            _, episode, responses = self._chains[index]
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
             responses.append(response)
             self.tokens += len(response.tokens)
             if episode.role is not None:
-                (self._held if self._needs_reward(episode) else ready).append(place)
-        self._awaited -= len(ended)
-        if self._held and not ready and not self._awaited:
-            held, self._held = sorted(self._held), []
-            self._reward([self._playing[place].episode for place in held])
-            ready = [sibling for place in held for sibling in self._forked(place)]
-        return self._go_on(ready)
+                (self._awaiting_reward if self._needs_reward(episode) else ready).append(index)
+        self._num_pending -= len(finished)
+        if self._awaiting_reward and not ready and not self._num_pending:
+            rewarded, self._awaiting_reward = sorted(self._awaiting_reward), []
+            self._compute_rewards([self._chains[index].episode for index in rewarded])
+            ready = [sibling for index in rewarded for sibling in self._fork(index)]
+        return self._next_requests(ready)
 
     def _needs_reward(self, episode: ChainEpisode) -> bool:
-        return episode.awaits_rewards or (self._siblings > 1 and len(episode.responses) == 1)
+        return episode.awaits_rewards or (self._num_siblings > 1 and len(episode.responses) == 1)
 
-    def _forked(self, place: int) -> list[int]:
-        """The places of the chains that go on from one, which is the first of them."""
-        prompt_ref, episode, responses = self._playing[place]
+    def _fork(self, index: int) -> list[int]:
+        """Forks siblings from a chain after the pioneer's response.
+
+        Returns:
+            The indices of the siblings, starting with the chain itself.
+        """
+        prompt_ref, episode, responses = self._chains[index]
         if len(responses) > 1:
-            return [place]
-        for sibling in range(self._siblings):
+            return [index]
+        for sibling in range(self._num_siblings):
             fork = ChainState(PromptRef(prompt_ref.query, prompt_ref.sample, sibling), episode.fork(), list(responses))
-            self._playing[place + sibling] = fork
-        return list(range(place, place + self._siblings))
+            self._chains[index + sibling] = fork
+        return list(range(index, index + self._num_siblings))
 
-    def _go_on(self, places: Sequence[int]) -> list[Request]:
-        self._awaited += len(places)
-        return [self._ask(place, self._playing[place]) for place in places]
+    def _next_requests(self, indices: Sequence[int]) -> list[Request]:
+        self._num_pending += len(indices)
+        return [self._make_request(index, self._chains[index]) for index in indices]

@@ -1,4 +1,4 @@
-"""The generation backend that settings ask for."""
+"""Creating the generation backend that the settings choose."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
     """Starts the generation backend of a runner.
 
     Args:
-        s: of the run.
-        device: that Ray gave the runner.
-        in_driver: the runner is in the driver's process, beside a learner; on a GPU its engines get their own.
+        s: settings of the run.
+        device: the device that Ray assigned to the runner.
+        in_driver: whether the runner shares the driver's process with a learner. On a GPU, its engines then run in
+            processes of their own.
 
     Raises:
-        DeviceError: vLLM cannot compute there.
-        EngineStartError: vLLM could not start.
+        DeviceError: vLLM cannot compute on the device.
+        EngineStartError: vLLM failed to start.
     """
-    common: dict[str, Any] = {
+    common_arguments: dict[str, Any] = {
         "dtype": s.dtype,
         "device": device,
         "trust_remote_code": s.trust_remote_code,
@@ -33,7 +34,7 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
 
         return VLLMGenerator(
             s.model_paths,
-            **common,
+            **common_arguments,
             max_prompt_tokens=s.max_prompt_tokens,
             max_response_tokens=s.max_response_tokens,
             max_sequences=min(s.chains, 256),
@@ -47,4 +48,4 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
     from policies.generation.transformers_generator import TransformersGenerator
 
     longest = s.max_prompt_tokens + s.max_response_tokens
-    return TransformersGenerator(s.model_paths, **common, quantization=s.quantization, longest=longest)
+    return TransformersGenerator(s.model_paths, **common_arguments, quantization=s.quantization, longest=longest)

@@ -1,4 +1,4 @@
-"""Finished chains: as RLlib episodes, which carry the chain's prompt reference and its text, and what was counted."""
+"""Finished chains as RLlib episodes, which also carry the chain's prompt reference and text."""
 
 from __future__ import annotations
 
@@ -18,43 +18,50 @@ from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, TASK_REWARD
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
-TEXT = "text"
-"""Under which `custom_data` of an episode has `as_text`."""
+CHAIN_TEXT = "text"
+"""Key of an episode's `custom_data` for the chain as text; see `to_text`."""
 
 
 class Rollout(NamedTuple):
-    """Chains that were played."""
+    """Generated chains with their rewards."""
 
     episodes: list[MultiAgentEpisode]
-    """One per chain whose reward could be computed, in the order dealt."""
+    """One per chain whose reward could be computed, in the order of the queries."""
     counters: dict[str, float]
-    """`version` (of the weights that generated; the oldest), `tokens` (that were generated), `truncated_prompts` (whose
-    reference was cut), `dropped_chains` (whose reward failed, with `on_reward_error: skip`), `rollout_seconds` (without
-    rewards), `reward_seconds`."""
+    """`version` of the weights that generated (the oldest one), number of generated `tokens`, of `truncated_prompts`
+    (prompts with a shortened reference), of `dropped_chains` (the reward failed, with `on_reward_error: skip`),
+    `rollout_seconds` without rewards, `reward_seconds`."""
 
     @property
     def prompt_refs(self) -> list[PromptRef]:
-        """What was dealt, per episode."""
+        """The prompt reference of each episode."""
         return [episode.custom_data[PROMPT_REF] for episode in self.episodes]
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """The episodes as text; see `as_text`."""
-        return [episode.custom_data[TEXT] for episode in self.episodes]
+        """The episodes as text; see `to_text`."""
+        return [episode.custom_data[CHAIN_TEXT] for episode in self.episodes]
 
     def without_chains(self) -> Rollout:
-        """This rollout with all its chains dropped."""
+        """Returns this rollout's counters without episodes, all chains counted as dropped."""
         dropped = self.counters["dropped_chains"] + len(self.episodes)
         return Rollout([], {**self.counters, "dropped_chains": dropped})
 
 
-def join(rollouts: Sequence[Rollout], *, parallel: bool = False) -> Rollout:
-    """Puts rollouts together in their order; their seconds count side by side if they ran in parallel."""
+def concat_rollouts(rollouts: Sequence[Rollout], *, parallel: bool = False) -> Rollout:
+    """Concatenates rollouts.
+
+    Args:
+        rollouts: in order.
+        parallel: whether they ran at the same time, so that the longest time counts instead of the sum.
+    """
     counters: dict[str, float] = {}
     for name in rollouts[0].counters:
         values = [rollout.counters[name] for rollout in rollouts]
-        longest = max(values) if parallel and name.endswith("_seconds") else sum(values)
-        counters[name] = min(values) if name == "version" else longest
+        if name == "version":
+            counters[name] = min(values)
+        else:
+            counters[name] = max(values) if parallel and name.endswith("_seconds") else sum(values)
     return Rollout([episode for rollout in rollouts for episode in rollout.episodes], counters)
 
 
@@ -65,30 +72,30 @@ def as_rllib_episode(
     task_rewards: Sequence[float],
     mapping: RoleMapping,
 ) -> MultiAgentEpisode:
-    """Turns a finished chain into an RLlib episode: one step per role, every reward with the last step.
+    """Converts a finished chain to an RLlib episode: one step per role, all rewards at the last step.
 
     Args:
-        prompt_ref: what was played.
-        episode: all roles have answered.
-        responses: what was generated, per role.
-        task_rewards: r_i per role; agents receive the collective reward.
-        mapping: roles at generation time; the episode keeps it.
+        prompt_ref: the query.
+        episode: the finished chain.
+        responses: the generated responses, by position.
+        task_rewards: r_i, by position. Agents receive the collective reward.
+        mapping: the role mapping used for generation; the episode keeps it.
     """
     chain: Chain = episode.chain
     observation_space, action_space = _spaces(chain)
-    out = MultiAgentEpisode(
+    rllib_episode = MultiAgentEpisode(
         observation_space=observation_space,
         action_space=action_space,
         agent_to_module_mapping_fn=mapping,
     )
-    out.custom_data.update({PROMPT_REF: prompt_ref, TEXT: as_text(episode, task_rewards, mapping)})
-    out.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
+    rllib_episode.custom_data.update({PROMPT_REF: prompt_ref, CHAIN_TEXT: to_text(episode, task_rewards, mapping)})
+    rllib_episode.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
     for position, role in enumerate(chain.roles):
         last = position == len(chain.roles) - 1
         tokens = episode.responses[position]
-        following = () if last else (chain.roles[position + 1],)
-        out.add_env_step(
-            observations={other: episode.observation(other) for other in following},
+        next_roles = () if last else (chain.roles[position + 1],)
+        rllib_episode.add_env_step(
+            observations={next_role: episode.observation(next_role) for next_role in next_roles},
             actions={role: {"tokens": tokens, "length": len(tokens)}},
             rewards=episode.collective_rewards(task_rewards) if last else {},
             terminateds={"__all__": last},
@@ -100,18 +107,18 @@ def as_rllib_episode(
                 }
             },
         )
-    return out
+    return rllib_episode
 
 
 @lru_cache(maxsize=16)
 def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Observation and action space of every role: one object for all episodes of a chain, so pickled once with them."""
+    """Returns every role's observation and action space. Episodes of a chain share them, so they are pickled once."""
     observation, action = chain.observation_space(), chain.action_space()
     return dict.fromkeys(chain.roles, observation), dict.fromkeys(chain.roles, action)
 
 
-def as_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
-    """A finished chain for people: the query, what each role answered, and what of it would be a sign of collapse."""
+def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
+    """Returns a finished chain as text: the query, and each role's response with its reward and signs of collapse."""
     return {
         "query": episode.query.text,
         "responses": [

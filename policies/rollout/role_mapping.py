@@ -1,4 +1,4 @@
-"""Which LLM plays which role."""
+"""The mapping from roles to policies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RoleMapping:
-    """RLlib's policy mapping function: role → LLM. Rotation r gives position p to LLM (p + r) mod m, of m LLMs.
+    """RLlib's policy mapping function, role → policy id. Rotation r maps position p to policy (p + r) mod m of m.
 
-    More LLMs than roles make up several teams, of which this says who plays in the first; `teams` has all.
+    With more policies than roles, the policies form several teams. This mapping is the first team's; `teams` returns
+    all.
     """
 
     roles: tuple[str, ...]
@@ -18,22 +19,22 @@ class RoleMapping:
     rotation: int = 0
 
     def __call__(self, agent_id: str, episode: Any = None, **kwargs: Any) -> str:
-        """The LLM that plays `agent_id`."""
+        """Returns the policy id of a role; RLlib's signature."""
         return self.policy_ids[(self.roles.index(agent_id) + self.rotation) % len(self.policy_ids)]
 
     def rotated(self) -> RoleMapping:
-        """The mapping after one role exchange; m exchanges restore it."""
+        """Returns the mapping after one role exchange. m exchanges restore the original."""
         return replace(self, rotation=(self.rotation + 1) % len(self.policy_ids))
 
-    def with_pioneer(self, module: str) -> RoleMapping:
-        """The mapping in which an LLM is the pioneer of the first team."""
-        return replace(self, rotation=self.policy_ids.index(module))
+    def with_pioneer(self, policy_id: str) -> RoleMapping:
+        """Returns the mapping in which a policy is the pioneer of the first team."""
+        return replace(self, rotation=self.policy_ids.index(policy_id))
 
     def teams(self) -> list[RoleMapping]:
-        """A mapping for each team: the first n LLMs after the rotation play n roles, then the next n, and so on."""
+        """Returns a mapping per team: the first n policies after the rotation have the n roles, then the next n, …"""
         starts = range(0, max(len(self.policy_ids), len(self.roles)), len(self.roles))
         return [replace(self, rotation=(self.rotation + start) % len(self.policy_ids)) for start in starts]
 
     def as_dict(self) -> dict[str, str]:
-        """`{role: LLM}` in the order of the chain."""
+        """Returns `{role: policy_id}` in the order of the chain."""
         return {role: self(role) for role in self.roles}

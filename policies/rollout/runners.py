@@ -1,4 +1,4 @@
-"""How the driver talks to its runners: who is alive, which queries each plays, which weights each holds."""
+"""`Runners`: the driver's calls to its runners, with retries, restarts and weight syncs."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from policies.generation.generator import GenerationError, LoadedWeights
 from policies.models.weights import Weights, checksum
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import PROMPT_REF
-from policies.rollout.episodes import Rollout, join
+from policies.rollout.episodes import Rollout, concat_rollouts
 from policies.rollout.prompt_sampling import PromptRef
 from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-_ATTEMPTS = 3  # at the same queries, by all runners
-_FAREWELL = 20.0  # seconds that runners have to end their engines and reward processes
-_REWARD_CALLS = 5  # as long as a reward that hangs may keep `RewardWorker.score` busy, in its time limits
+_MAX_ATTEMPTS = 3
+"""Attempts in a row in which all runners fail on the same queries, or a weight transfer fails."""
+_STOP_SECONDS = 20.0
+"""Time for runners to stop their engines and reward processes."""
+_REWARD_CALLS = 5
+"""How long a hanging reward may keep `RewardWorker.score` busy, as a multiple of `reward_timeout`."""
 
 
 class WeightSyncError(RuntimeError):
-    """A runner does not hold the weights that it was sent."""
+    """A runner's weights differ from the ones it was sent."""
 
 
 class TaskChangedError(RuntimeError):
-    """A runner has read other queries than the algorithm."""
+    """A runner loaded different queries than the algorithm."""
 
 
 class PendingRollout(NamedTuple):
-    """Queries that remote runners were asked to play."""
+    """A rollout that remote runners are generating."""
 
     prompt_refs: list[PromptRef]
-    """All of them, in order."""
+    """All queries, in order."""
     shares: dict[int, list[PromptRef]]
-    """Those of each runner; empty if there was no runner."""
+    """The queries of each runner, by runner id; empty if no runner was healthy."""
     calls: dict[int, ray.ObjectRef[Any]]
-    """By runner."""
+    """The call of each runner, by runner id."""
     arguments: dict[str, Any]
+    """The other arguments of `ChainRunner.sample`."""
 
 
 class Runners:
-    """RLlib's env runners, called with explicit work. With `num_runners=0` the one in the driver does it all.
+    """RLlib's env runners, called with explicit queries. With `num_runners=0` the driver's own runner does everything.
 
-    A runner that dies, hangs beyond `timeout` or loses its engine costs nothing: its queries are dealt again, RLlib
-    restarts it, and it gets the present weights before it plays.
+    Runner failures lose no work: if a runner dies, exceeds its timeout or loses its engine, its queries are assigned
+    again, RLlib restarts it, and it gets the current weights before it generates again.
     """
 
     def __init__(self, group: EnvRunnerGroup, settings: Settings, learners: Learners, task_checksum: int) -> None:
@@ -61,201 +65,209 @@ class Runners:
 
         Args:
             group: the algorithm's env runners.
-            settings: names the LLMs and the longest waits. Playing may take so much longer than `generation_timeout`
-                that a runner whose reward hangs can say so.
-            learners: have the present weights. They are fetched when they are sent, one LLM at a time, so that the
-                driver keeps no copy; with `weight_transfer` the learners send them.
-            task_checksum: of the algorithm's task, which runners that are restarted must have too.
+            settings: names the policies and the timeouts. A rollout's timeout is longer than `generation_timeout`, so
+                that a runner with a hanging reward can still report it.
+            learners: hold the current weights. The driver fetches them for each sync, one policy at a time, and keeps
+                no copy. With `weight_transfer` the learners send them directly.
+            task_checksum: of the algorithm's task. Restarted runners must have the same.
         """
         self.local = group.local_env_runner
         self.group, self.manager = group, actor_manager(group)
         self.learners = learners
         self.task_checksum = task_checksum
         self.timeout = settings.generation_timeout
-        batches = max(settings.num_agents - 1, 1) if settings.observed == "best" else 1
-        self.play_timeout = self.timeout + batches * _REWARD_CALLS * settings.reward_timeout
+        reward_batches = max(settings.num_agents - 1, 1) if settings.observed == "best" else 1
+        self.rollout_timeout = self.timeout + reward_batches * _REWARD_CALLS * settings.reward_timeout
         self.policy_ids = settings.policy_ids
-        self.transfer = settings.weight_transfer is not None
+        self.uses_weight_transfer = settings.weight_transfer is not None
         self.restarts = 0
-        """Of runners, so far."""
+        """Number of runner restarts so far."""
         self.version = -1
-        self.sent: dict[str, int] = {}
-        """By LLM, the checksum of the weights that were sent last."""
+        """Version of the weights that were sent last."""
+        self.sent_checksums: dict[str, int] = {}
+        """By policy id, the checksum of the weights that were sent last."""
 
-    # Playing.
+    # Generation.
 
-    def play(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> Rollout:
-        """Plays queries on all runners.
+    def generate(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> Rollout:
+        """Generates chains for queries on all runners.
 
         Args:
             prompt_refs: the queries.
-            **arguments: the others of `ChainRunner.sample`; the version of the weights is that sent last.
+            **arguments: the other arguments of `ChainRunner.sample`. The version defaults to the last one sent.
 
         Returns:
-            A rollout that holds every query once, in the order dealt.
+            A rollout with every query once, in order.
 
         Raises:
-            RewardError, QueryTooLong, …: what a runner raised about the work itself.
-            GenerationError: no runner came back in time, or all failed again and again.
+            RewardError, QueryTooLong, …: errors of the queries or the reward, as the runner raised them.
+            GenerationError: no runner restarted in time, or all runners failed repeatedly.
         """
         if self.local is not None:
             call = {"prompt_refs": prompt_refs, "version": self.version, **arguments}
-            rollout: Rollout = self._call_local("sample", "queries are played", **call)
+            rollout: Rollout = self._call_local("sample", "Retrying the rollout.", **call)
             return rollout
         self.wait_for_healthy()
-        return self.wait(self.begin(prompt_refs, **arguments))
+        return self.wait(self.start(prompt_refs, **arguments))
 
-    def begin(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> PendingRollout:
-        """Lets the remote runners begin to play queries, and waits for none; the arguments are those of `play`.
+    def start(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> PendingRollout:
+        """Starts a rollout on the remote runners without waiting for it; arguments as for `generate`.
 
-        A runner does one thing after another, so whatever it is called for next waits until it has played.
+        A runner executes its calls one after another, so later calls wait until its part of the rollout is finished.
         """
         arguments = {"version": self.version, **arguments}
         runners = self.healthy_ids()
-        shares = dict(zip(runners, split(prompt_refs, len(runners)), strict=False))
-        calls = self._begin("sample", {runner: {"prompt_refs": share, **arguments} for runner, share in shares.items()})
+        shares = dict(zip(runners, split_prompts(prompt_refs, len(runners)), strict=False))
+        calls = self._start_calls(
+            "sample", {runner: {"prompt_refs": share, **arguments} for runner, share in shares.items()}
+        )
         return PendingRollout(list(prompt_refs), shares, calls, arguments)
 
     def wait(self, pending: PendingRollout, *, prefetched: bool = False) -> Rollout:
-        """Waits for queries that runners were asked to play; what it returns and raises is as of `play`.
+        """Waits for a started rollout. Returns and raises as `generate` does.
 
         Args:
-            pending: what `begin` returned.
-            prefetched: the learner has moved on meanwhile: a runner that comes back cannot get the weights, so queries
-                of one that failed are left to the others.
+            pending: from `start`.
+            prefetched: whether the learners have updated the weights meanwhile. Restarted runners cannot get the
+                rollout's weights then, so the remaining runners take over the queries of failed ones.
         """
-        place = {prompt_ref: number for number, prompt_ref in enumerate(pending.prompt_refs)}
+        index_of = {prompt_ref: index for index, prompt_ref in enumerate(pending.prompt_refs)}
         rollouts: list[Rollout] = []
         failures = 0
         while True:
-            answers = self._wait(pending.calls, self.play_timeout)
-            failures = 0 if answers else failures + 1
-            if failures == _ATTEMPTS:
+            results = self._wait(pending.calls, self.rollout_timeout)
+            failures = 0 if results else failures + 1
+            if failures == _MAX_ATTEMPTS:
                 raise GenerationError(
-                    f"All runners failed {_ATTEMPTS} times in a row on the same queries. Check their logs and memory; "
-                    "queries, max_prompt_tokens or num_runners may be too large for this machine."
+                    f"All runners failed {_MAX_ATTEMPTS} times in a row on the same queries. Check their logs and "
+                    "memory; queries_per_update, max_prompt_tokens or num_runners may be too large for this machine."
                 )
-            rollouts += answers.values()
-            played = {prompt_ref for runner in answers for prompt_ref in pending.shares[runner]}
-            missing = [prompt_ref for prompt_ref in pending.prompt_refs if prompt_ref not in played]
+            rollouts += results.values()
+            finished = {prompt_ref for runner in results for prompt_ref in pending.shares[runner]}
+            missing = [prompt_ref for prompt_ref in pending.prompt_refs if prompt_ref not in finished]
             if not missing:
-                rollout = join(rollouts, parallel=True)
-                rollout.episodes.sort(key=lambda episode: place[episode.custom_data[PROMPT_REF]._replace(sibling=0)])
+                rollout = concat_rollouts(rollouts, parallel=True)
+                rollout.episodes.sort(key=lambda episode: index_of[episode.custom_data[PROMPT_REF]._replace(sibling=0)])
                 return rollout
             if not (self.healthy_ids() if prefetched else self.wait_for_healthy()):
-                raise GenerationError("All runners died while they played ahead.")
-            pending = self.begin(missing, **pending.arguments)
+                raise GenerationError("All runners died while prefetching the next update.")
+            pending = self.start(missing, **pending.arguments)
 
     # Weights.
 
     def send(self, version: int, policy_ids: Sequence[str] | None = None) -> None:
-        """Sends the learners' present weights to all runners; those that come back later get them then.
+        """Sends the learners' current weights to all runners. Runners that restart later get them then.
 
         Args:
             version: of the weights.
-            policy_ids: the LLMs; None: all.
+            policy_ids: the policies to send; None sends all.
 
         Raises:
-            WeightSyncError: an engine read something else than was sent.
+            WeightSyncError: an engine's weights differ from the ones sent.
         """
         self.version = version
         self._send_to(self.healthy_ids(), policy_ids)
 
     def _send_to(self, runners: Sequence[int], policy_ids: Sequence[str] | None = None) -> None:
         for policy_id in self.policy_ids if policy_ids is None else policy_ids:
-            if self.transfer:
+            if self.uses_weight_transfer:
                 self._transfer(policy_id, runners)
                 continue
             call: dict[str, Any] = {"policy_id": policy_id, "version": self.version}
             if self.local is not None:
                 weights = self.learners.weights(policy_id)
-                self.sent[policy_id] = checksum(weights)
-                self.check(policy_id, [self._call_local("load_weights", "weights are sent", weights=weights, **call)])
+                self.sent_checksums[policy_id] = checksum(weights)
+                loaded = self._call_local("load_weights", "Sending the weights again.", weights=weights, **call)
+                self.check_loaded(policy_id, [loaded])
             else:
-                packed, self.sent[policy_id] = self.learners.packed(policy_id)
-                calls = {runner: {"weights": packed, **call} for runner in self._healthy_of(runners)}
+                packed, self.sent_checksums[policy_id] = self.learners.packed(policy_id)
+                calls = {runner: {"weights": packed, **call} for runner in self._filter_healthy(runners)}
                 del packed
-                self.check(policy_id, self._call("load_weights", calls).values())
+                self.check_loaded(policy_id, self._call("load_weights", calls).values())
 
     def load_one(self, policy_id: str, weights: Weights) -> None:
-        """Gives one runner other weights of an LLM than the present ones, the way that those go.
+        """Sends given weights of a policy to one runner, the same way as the current ones are sent.
 
         Raises:
-            GenerationError: it died or hung.
+            GenerationError: the runner died or hung.
         """
-        if self.transfer:
+        if self.uses_weight_transfer:
             self._transfer(policy_id, self.wait_for_healthy()[:1], weights)
         else:
             self.call_one("load_weights", policy_id=policy_id, weights=weights, version=self.version)
 
     def _transfer(self, policy_id: str, runners: Sequence[int], weights: Weights | None = None) -> None:
-        """Lets the learners send an LLM's weights to those of the runners that are left."""
-        for _ in range(_ATTEMPTS):
-            alive = self._healthy_of(runners)
-            if not alive:
+        """Makes the learners send a policy's weights directly to those of the runners that are healthy."""
+        for _ in range(_MAX_ATTEMPTS):
+            healthy = self._filter_healthy(runners)
+            if not healthy:
                 return
-            actors = [self.manager.actors()[runner] for runner in alive]
-            self.sent[policy_id], loaded = self.learners.transfer(
+            actors = [self.manager.actors()[runner] for runner in healthy]
+            self.sent_checksums[policy_id], loaded = self.learners.transfer(
                 policy_id, actors, self.version, self.restarts, weights
             )
             if loaded is not None:
-                self.check(policy_id, loaded)
+                self.check_loaded(policy_id, loaded)
                 return
-            self._call("ping", {runner: {} for runner in alive})  # so that those are known that are gone
+            self._call("ping", {runner: {} for runner in healthy})  # marks the runners that died
         raise GenerationError(
-            f"{policy_id}'s weights did not reach the runners in {_ATTEMPTS} tries. The learners' logs say why; set "
-            "weight_transfer=null to send them through Ray."
+            f"The weights of {policy_id} did not reach the runners in {_MAX_ATTEMPTS} attempts. See the learners' "
+            "logs, or set weight_transfer=null to send weights through Ray."
         )
 
-    def check(self, policy_id: str, answers: Iterable[LoadedWeights]) -> None:
-        """Compares what engines read of an LLM's weights with what was sent.
+    def check_loaded(self, policy_id: str, loaded_weights: Iterable[LoadedWeights]) -> None:
+        """Compares the weights that engines loaded with the ones that were sent.
 
         Raises:
             WeightSyncError: they differ, or an engine has weights that were not sent.
         """
-        for loaded in answers:
-            if (loaded.version, loaded.checksum) != (self.version, self.sent[policy_id]):
+        sent_checksum = self.sent_checksums[policy_id]
+        for loaded in loaded_weights:
+            if (loaded.version, loaded.checksum) != (self.version, sent_checksum):
                 raise WeightSyncError(
-                    f"{policy_id}: version {self.version} with checksum {self.sent[policy_id]} was sent, but the "
-                    f"engine read version {loaded.version} with checksum {loaded.checksum}."
+                    f"{policy_id}: version {self.version} with checksum {sent_checksum} was sent, but the engine "
+                    f"loaded version {loaded.version} with checksum {loaded.checksum}."
                 )
             if loaded.stale:
                 raise WeightSyncError(
-                    f"{policy_id}: {len(loaded.stale)} of the engine's weights are not among those that it was "
-                    f"sent, such as {loaded.stale[0]}, so it would sample with old ones. Use backend=transformers, "
-                    "or report this with the versions of vllm, torch and the model."
+                    f"{policy_id}: {len(loaded.stale)} of the engine's weights were not updated, such as "
+                    f"{loaded.stale[0]}, so it would sample with stale weights. Use backend=transformers, or report "
+                    "this with the versions of vllm, torch and the model."
                 )
 
-    # Who is there.
+    # Health.
 
     def healthy_ids(self) -> list[int]:
-        """Remote runners that can be called, as far as is known."""
+        """Returns the ids of the remote runners that are not known to have failed."""
         return sorted(self.group.healthy_env_runner_ids())
 
-    def _healthy_of(self, runners: Sequence[int]) -> list[int]:
+    def _filter_healthy(self, runners: Sequence[int]) -> list[int]:
         return [runner for runner in runners if self.manager.is_actor_healthy(runner)]
 
     def wait_for_healthy(self) -> list[int]:
-        """Remote runners that can be called; while there are none, waits for restarts.
+        """Returns the ids of healthy remote runners. Waits for a restart if there are none.
 
         Raises:
-            GenerationError: none came back within twice the timeout.
+            GenerationError: no runner restarted within twice the timeout.
         """
         deadline = time.monotonic() + 2 * self.timeout
         while not (runners := self.healthy_ids()):
             if time.monotonic() > deadline:
-                raise GenerationError("All runners are gone and none came back. Check their logs, memory and devices.")
+                raise GenerationError("All runners died and none restarted. Check their logs, memory and devices.")
             time.sleep(1.0)
             check_started(self.group, wait=0.1)
             self.restore_runners()
         return runners
 
     def restore_runners(self) -> list[int]:
-        """Finds runners that were restarted, gives them the present weights, and returns them.
+        """Finds restarted runners and sends them the current weights.
+
+        Returns:
+            Their ids.
 
         Raises:
-            WeightSyncError: an engine read something else than was sent.
-            TaskChangedError: the data changed since training began.
+            WeightSyncError: an engine's weights differ from the ones sent.
+            TaskChangedError: the data changed since training started.
         """
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
@@ -263,8 +275,8 @@ class Runners:
             for runner, checksum in self._call("task_checksum", {runner: {} for runner in restored}).items():
                 if checksum != self.task_checksum:
                     raise TaskChangedError(
-                        f"Runner {runner} was restarted and read other queries than training began with: the data "
-                        "changed meanwhile. Put it back, then resume."
+                        f"Runner {runner} restarted and loaded different queries: the data changed during training. "
+                        "Restore the data, then resume."
                     )
             self._send_to(restored)
         return restored
@@ -275,70 +287,70 @@ class Runners:
         """Calls a method of one runner.
 
         Raises:
-            GenerationError: it died or hung.
+            GenerationError: the runner died or hung.
         """
         if self.local is not None:
             return getattr(self.local, method)(**arguments)
         runner = self.wait_for_healthy()[0]
-        answers = self._call(method, {runner: arguments})
-        if not answers:
+        results = self._call(method, {runner: arguments})
+        if not results:
             raise GenerationError(f"Runner {runner} failed. Check its log, memory and device.")
-        return answers[runner]
+        return results[runner]
 
-    def _call_local(self, method: str, retried: str, **arguments: Any) -> Any:
-        """Calls a method of the driver's runner; once more if its engine failed, which was started anew then."""
+    def _call_local(self, method: str, retry_message: str, **arguments: Any) -> Any:
+        """Calls a method of the driver's runner, and retries once if its engine failed and was restarted."""
         try:
             return getattr(self.local, method)(**arguments)
         except GenerationError as error:
-            logger.warning("%s The %s again.", error, retried)
+            logger.warning("%s %s", error, retry_message)
             return getattr(self.local, method)(**arguments)
 
     def _call(self, method: str, calls: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
-        """Calls a method of remote runners, each with its own arguments; what `_wait` returns."""
-        return self._wait(self._begin(method, calls), self.timeout)
+        """Calls a method of remote runners with arguments by runner id; returns as `_wait` does."""
+        return self._wait(self._start_calls(method, calls), self.timeout)
 
-    def _begin(self, method: str, calls: Mapping[int, dict[str, Any]]) -> dict[int, ray.ObjectRef[Any]]:
+    def _start_calls(self, method: str, calls: Mapping[int, dict[str, Any]]) -> dict[int, ray.ObjectRef[Any]]:
         actors = self.manager.actors()
         return {runner: getattr(actors[runner], method).remote(**arguments) for runner, arguments in calls.items()}
 
     def _wait(self, calls: Mapping[int, ray.ObjectRef[Any]], timeout: float) -> dict[int, Any]:
-        """Waits so many seconds for what remote runners were called for.
+        """Waits at most `timeout` seconds for remote calls.
 
         Returns:
-            Answers by runner. Those that died, hung (they are restarted) or lost their engine gave none, and count as
-            gone until `restore_runners` finds them and gives them their weights.
+            Results by runner id. Runners that died, timed out (these are restarted) or lost their engine have none.
+            They count as failed until `restore_runners` finds them again and sends them weights.
         """
         ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout) if calls else ([], [])
-        answers: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         for runner, call in calls.items():
             try:
                 if call in ready:
-                    answers[runner] = ray.get(call)
+                    results[runner] = ray.get(call)
                     continue
-                logger.warning("Runner %d gave no answer in %.0f s; it is restarted.", runner, timeout)
+                logger.warning("Runner %d did not respond within %.0f s. Restarting it.", runner, timeout)
                 ray.kill(self.manager.actors()[runner], no_restart=False)
             except RayError as error:
                 cause = error.cause if isinstance(error, RayTaskError) else error
-                if isinstance(cause, RayError):  # beside its death: its node's, or the loss of its answer with that
-                    logger.warning("Runner %d died; its queries are dealt again.", runner)
+                if isinstance(cause, RayError):  # the runner or its node died, or its result was lost with the node
+                    logger.warning("Runner %d died. Its queries are assigned again.", runner)
                 elif isinstance(cause, GenerationError):
                     logger.warning("Runner %d: %s", runner, cause)
                 else:
                     self.manager.set_actor_state(runner, healthy=False)
                     raise cause from None
             self.manager.set_actor_state(runner, healthy=False)
-        return answers
+        return results
 
 
 def check_started(group: EnvRunnerGroup, wait: float | None = None) -> None:
-    """Raises what kept a runner from starting: RLlib goes on without such a runner, and without a word.
+    """Raises the error that kept a runner from starting. RLlib silently continues without such a runner.
 
     Args:
         group: the runners.
-        wait: for runners that are being restarted, in seconds; None waits until they are up.
+        wait: seconds to wait for runners that are restarting; None waits until they are up.
 
     Raises:
-        RewardError, EngineStartError, …: as the runner's constructor raised it.
+        RewardError, EngineStartError, …: the error of the runner's constructor.
     """
     actors = actor_manager(group).actors()
     calls = [actors[runner].ping.remote() for runner in set(actors) - set(group.healthy_env_runner_ids())]
@@ -346,23 +358,23 @@ def check_started(group: EnvRunnerGroup, wait: float | None = None) -> None:
     for call in ready:
         try:
             ray.get(call)
-        except RayError as error:  # else it is still being restarted
+        except RayError as error:  # other errors: it is still restarting
             if isinstance(error, RayActorError) and error.actor_init_failed:
                 raise error.args[0].cause from error
 
 
 def shutdown(group: EnvRunnerGroup) -> None:
-    """Ends all remote runners by their own `stop`, and those that do not answer all the same; RLlib would wait."""
+    """Stops all remote runners, and kills those that do not respond. RLlib would wait for them."""
     manager = actor_manager(group)
-    manager.foreach_actor("stop", timeout_seconds=_FAREWELL)
+    manager.foreach_actor("stop", timeout_seconds=_STOP_SECONDS)
     manager.clear()
 
 
-def split(prompt_refs: Sequence[PromptRef], runners: int) -> list[list[PromptRef]]:
-    """Splits queries into as many shares as there are runners, or into single ones."""
-    parts = min(runners, len(prompt_refs))
+def split_prompts(prompt_refs: Sequence[PromptRef], runners: int) -> list[list[PromptRef]]:
+    """Splits queries into at most `runners` non-empty shares of nearly equal size."""
+    num_shares = min(runners, len(prompt_refs))
     return (
-        [[prompt_refs[place] for place in part] for part in np.array_split(np.arange(len(prompt_refs)), parts)]
-        if parts
+        [[prompt_refs[index] for index in share] for share in np.array_split(np.arange(len(prompt_refs)), num_shares)]
+        if num_shares
         else []
     )

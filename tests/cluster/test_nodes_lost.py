@@ -27,7 +27,7 @@ def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run:
         nodes.lose(second)
         run.go_on()  # with one runner
         run.hold.touch()
-        assert "died; its queries are dealt again." in run.said
+        assert "died. Its queries are assigned again." in run.said
         third = nodes.add(2)
         wait_until(lambda: len(named(RUNNER)) == 2, PATIENCE)
         run.go_on()
@@ -36,7 +36,7 @@ def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run:
         run.go_on()  # with the runner that came back
         run.hold.touch()
         nodes.lose(third)
-        wait_until(lambda: "Failure 1 of at most 1: All runners are gone and none came back." in run.said, PATIENCE)
+        wait_until(lambda: "Failure 1 of at most 1: All runners died and none restarted." in run.said, PATIENCE)
         nodes.add(4)
         run.hold.unlink()
         wait_until(lambda: process.poll() is not None, PATIENCE)
@@ -90,7 +90,7 @@ def test_a_machine_that_vanishes_from_the_network_costs_no_update(ray_session: N
         machines.cut(second)
         run.go_on()  # Ray notices after a minute
         run.hold.touch()
-        assert "died; its queries are dealt again." in run.said
+        assert "died. Its queries are assigned again." in run.said
         machines.add(2)
         run.go_on()
         wait_until(lambda: process.poll() is not None, PATIENCE)

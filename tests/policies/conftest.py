@@ -1,4 +1,4 @@
-"""Small real runs that several tests share."""
+"""Fixtures and helpers for small real runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from policies.settings.settings import make_settings
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's processes starve beside the tests' own
-os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else Ray starts a Python per CPU, which few tests use
+os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise Ray's processes starve next to the tests' own
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # no Python worker per CPU; few tests use them
 
 TINY: dict[str, Any] = {
     "backend": "transformers",
@@ -38,27 +38,27 @@ TINY: dict[str, Any] = {
     "eval_every": 2,
     "eval_queries": 4,
     "check_weight_sync": False,
-    "reward": "tests.policies.sample_rewards:letters",  # starts at once; the preset's loads a classifier
+    "reward": "tests.policies.sample_rewards:letters",  # starts immediately, whereas the preset's loads a classifier
 }
 
 MakeCory = Callable[..., Cory]
 
 
 def make_model(path: str, **settings: Any) -> PolicyModel:
-    """One LLM as a learner holds it, without an algorithm."""
+    """A learner's model of one policy, without an algorithm."""
     config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}), "llm_1")
     return PolicyModel(model_path(config.pop("model")), **config)
 
 
 def weights_of(model: PolicyModel) -> Weights:
-    """An LLM's weights as engines get them."""
+    """A policy's weights in the form that engines get."""
     return dict(PolicyLearner(model, Hyperparameters()).stream_weights())
 
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One local Ray for all tests that need it."""
-    # Else it would join any other that runs on this machine, such as another test's.
+    """One local Ray instance for all tests that need it."""
+    # address="local": otherwise it would connect to any Ray on this machine, such as another test's.
     init_ray(
         address="local",
         num_cpus=4,

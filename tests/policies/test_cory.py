@@ -1,4 +1,4 @@
-"""The algorithm as a whole: exchange, restore, sync, chains of other lengths."""
+"""End-to-end tests of the algorithm: role exchange, resuming, weight syncs, chain lengths."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ from tests.policies.conftest import MakeCory
 
 @pytest.fixture(params=["full", pytest.param("lora", marks=pytest.mark.slow)])
 def make_either(make_cory: MakeCory, request: pytest.FixtureRequest) -> MakeCory:
-    """Builds algorithms with weights of either kind."""
+    """Builds algorithms with full weights or adapters."""
     return partial(make_cory, weights=request.param)
 
 
 def learner_state(algorithm: Cory) -> dict[str, Any]:
-    """All that learning goes on from."""
+    """The complete state of learning: weights, optimizers and estimators."""
     state: dict[str, Any] = {"rl_module": {}, "optimizer": {}}
-    for name, policy in algorithm.learner_group._learner.policies.items():
-        for part, tensors in policy.state("rl_module", "optimizer").items():
-            state[part][name] = {key: tensor.numpy().copy() for key, tensor in tensors.items()}
-    own = algorithm.get_state(not_components=[COMPONENT_LEARNER_GROUP])["cory"]
-    return {**state, "estimations": own["estimations"]}
+    for policy_id, policy in algorithm.learner_group._learner.policies.items():
+        for component, tensors in policy.state("rl_module", "optimizer").items():
+            state[component][policy_id] = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+    cory_state = algorithm.get_state(not_components=[COMPONENT_LEARNER_GROUP])["cory"]
+    return {**state, "estimations": cory_state["estimations"]}
 
 
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(tree, dict):
-        return {k: v for key, value in tree.items() for k, v in flat(value, f"{prefix}/{key}").items()}
+        return {k: v for key, value in tree.items() for k, v in flatten(value, f"{prefix}/{key}").items()}
     if isinstance(tree, list | tuple):
-        return {k: v for i, value in enumerate(tree) for k, v in flat(value, f"{prefix}/{i}").items()}
+        return {k: v for i, value in enumerate(tree) for k, v in flatten(value, f"{prefix}/{i}").items()}
     return {prefix: np.asarray(tree)}
 
 
 def assert_same_learner(a: dict[str, Any], b: dict[str, Any]) -> None:
-    for part in ("rl_module", "optimizer", "estimations"):
-        left, right = flat(a[part]), flat(b[part])
+    for component in ("rl_module", "optimizer", "estimations"):
+        left, right = flatten(a[component]), flatten(b[component])
         assert left.keys() == right.keys()
         for name in left:
-            np.testing.assert_array_equal(left[name], right[name], err_msg=f"{part}{name}")
+            np.testing.assert_array_equal(left[name], right[name], err_msg=f"{component}{name}")
 
 
-def test_a_role_exchange_moves_no_weight_and_keeps_adams_moments(make_either: MakeCory) -> None:
+def test_a_role_exchange_changes_neither_weights_nor_adams_moments(make_either: MakeCory) -> None:
     algorithm = make_either(exchange_period=None)
     algorithm.train()
     before = learner_state(algorithm)
-    assert any(np.abs(x).max() > 0 for name, x in flat(before["optimizer"]).items() if "exp_avg" in name)
+    assert any(np.abs(x).max() > 0 for name, x in flatten(before["optimizer"]).items() if "exp_avg" in name)
     algorithm.exchange_roles()
     assert_same_learner(before, learner_state(algorithm))
     assert algorithm.mapping.as_dict() == {"pioneer": "llm_2", "observer": "llm_1"}
 
 
-def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their_update(make_cory: MakeCory) -> None:
+def test_roles_rotate_every_exchange_period_and_reports_have_their_updates_roles(make_cory: MakeCory) -> None:
     algorithm = make_cory(
         num_agents=4,
         weights="lora",
@@ -87,20 +87,18 @@ def test_roles_rotate_every_exchange_period_and_reports_carry_the_roles_of_their
     assert list(reports[1]["roles"].values()) == ["llm_2", "llm_3", "llm_4", "llm_1"]
     assert [report["exchanges"] for report in reports] == [1, 2, 3, 4, 5]
     for report in reports:
-        shown = {answer["role"]: answer["policy"] for answer in report["samples"][0]["responses"]}
-        assert shown == report["roles"]
+        sample_roles = {response["role"]: response["policy"] for response in report["samples"][0]["responses"]}
+        assert sample_roles == report["roles"]
         for role, policy_id in report["roles"].items():
-            figures = report["role"][role]
-            assert figures["task_reward"] == report["policy"][policy_id]["task_reward"]
-            of_parts = figures["reward/letters"] - 0.5 * figures["reward/commas"]
-            assert figures["task_reward"] == pytest.approx(of_parts, abs=1e-6)
-        answer = report["samples"][0]["responses"][0]
-        assert answer["rewards"]["letters"] - 0.5 * answer["rewards"]["commas"] == answer["task_reward"]
+            metrics = report["role"][role]
+            assert metrics["task_reward"] == report["policy"][policy_id]["task_reward"]
+            weighted_sum = metrics["reward/letters"] - 0.5 * metrics["reward/commas"]
+            assert metrics["task_reward"] == pytest.approx(weighted_sum, abs=1e-6)
+        response = report["samples"][0]["responses"][0]
+        assert response["rewards"]["letters"] - 0.5 * response["rewards"]["commas"] == response["task_reward"]
 
 
-def test_an_algorithm_s_folder_is_among_temporary_files_whatever_the_home_directory_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_folder_is_in_the_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hasattr(Trainable, "_setup_logdir")  # which `Cory` overrides
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     algorithm = Cory.__new__(Cory)
@@ -113,36 +111,36 @@ def test_an_algorithm_s_folder_is_among_temporary_files_whatever_the_home_direct
     Path(algorithm.logdir).rmdir()
 
 
-def test_whatever_an_update_reports_has_its_meaning_written_down(make_cory: MakeCory) -> None:
+def test_all_reported_metrics_are_documented(make_cory: MakeCory) -> None:
     for settings in ({}, {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4}):
         report = make_cory(eval_every=1, **settings).train()["cory"]
         assert report.keys() == Report.__annotations__.keys()
         assert report["seconds"].keys() == PHASES.keys()
-        groups = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
-        for figures in (*groups, report["last_response"]):
-            assert figures.keys() <= METRICS.keys()
+        all_metrics = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
+        for metrics in (*all_metrics, report["last_response"]):
+            assert metrics.keys() <= METRICS.keys()
 
 
-def test_k_updates_a_checkpoint_and_k_updates_equal_2k_updates(make_either: MakeCory, tmp_path: Path) -> None:
+def test_resuming_is_exact(make_either: MakeCory, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"exchange_period": 3, "kl_control": "adaptive", "reward_scaling": "scale"}
-    straight = make_either(**settings)
-    halfway = make_either(**settings)
+    uninterrupted = make_either(**settings)
+    interrupted = make_either(**settings)
     for _ in range(2):
-        straight.train()
-        halfway.train()
-    halfway.save_to_path(tmp_path / "checkpoint")
+        uninterrupted.train()
+        interrupted.train()
+    interrupted.save_to_path(tmp_path / "checkpoint")
     resumed = Cory.from_checkpoint(tmp_path / "checkpoint")
     try:
         for _ in range(2):
-            expected, found = straight.train()["cory"], resumed.train()["cory"]
-        assert (resumed.updates, resumed.exchanges, resumed.mapping) == (4, 1, straight.mapping)
-        assert found["samples"] == expected["samples"]
-        assert_same_learner(learner_state(straight), learner_state(resumed))
+            expected, report = uninterrupted.train()["cory"], resumed.train()["cory"]
+        assert (resumed.updates, resumed.exchanges, resumed.mapping) == (4, 1, uninterrupted.mapping)
+        assert report["samples"] == expected["samples"]
+        assert_same_learner(learner_state(uninterrupted), learner_state(resumed))
     finally:
         resumed.stop()
 
 
-def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner_behind(
+def test_restoring_an_older_checkpoint_into_a_running_algorithm_syncs_all_runners(
     make_either: MakeCory, tmp_path: Path
 ) -> None:
     algorithm = make_either(num_runners=1, queries_per_update=4, minibatch_size=4)
@@ -157,9 +155,7 @@ def test_restoring_an_older_checkpoint_into_a_running_algorithm_leaves_no_runner
     assert algorithm.evaluator.samples(algorithm.mapping, 2) == expected
 
 
-def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_did(
-    make_either: MakeCory, tmp_path: Path
-) -> None:
+def test_load_policies_restores_weights_without_optimizers(make_either: MakeCory, tmp_path: Path) -> None:
     trained = make_either()
     for _ in range(2):
         trained.train()
@@ -167,26 +163,29 @@ def test_the_policies_of_a_checkpoint_come_without_optimizers_and_play_as_they_d
     fresh = make_either()
     base = fresh.evaluator.held_out()["evaluation"]
     fresh.load_policies(tmp_path / "checkpoint", 2)
-    for name in ("llm_1", "llm_2"):
-        assert checksum(fresh.weights(name)) == checksum(trained.weights(name))
+    for policy_id in ("llm_1", "llm_2"):
+        assert checksum(fresh.weights(policy_id)) == checksum(trained.weights(policy_id))
     assert fresh.evaluator.held_out()["evaluation"] == trained.evaluator.held_out()["evaluation"] != base
-    assert not any("exp_avg" in name for name in flat(learner_state(fresh)["optimizer"]))
-    assert fresh.mapping.as_dict() == {"pioneer": "llm_1", "observer": "llm_2"}  # of a start, not of the checkpoint
+    assert not any("exp_avg" in name for name in flatten(learner_state(fresh)["optimizer"]))
+    assert fresh.mapping.as_dict() == {
+        "pioneer": "llm_1",
+        "observer": "llm_2",
+    }  # the initial mapping, not the checkpoint's
 
 
-def test_a_pioneer_is_measured_as_it_is_alone_and_samples_of_a_query_differ(make_cory: MakeCory) -> None:
+def test_a_pioneer_is_evaluated_as_if_alone_and_samples_of_a_query_differ(make_cory: MakeCory) -> None:
     algorithm = make_cory(num_agents=3, queries_per_update=4, minibatch_size=4)
     algorithm.train()
     prompt_refs = [PromptRef(query, sample) for query in (3, 0) for sample in (0, 1)]
-    alone, figures = algorithm.evaluator.measure(prompt_refs, RoleMapping(("pioneer",), ("llm_2",)), "test")
-    policy_ids = ("llm_2", "llm_3", "llm_1")
-    whole, of_all = algorithm.evaluator.measure(prompt_refs, RoleMapping(algorithm.settings.roles, policy_ids), "test")
-    assert alone.prompt_refs == whole.prompt_refs == prompt_refs
-    texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (alone, whole)]
+    single, single_metrics = algorithm.evaluator.measure(prompt_refs, RoleMapping(("pioneer",), ("llm_2",)), "test")
+    mapping = RoleMapping(algorithm.settings.roles, ("llm_2", "llm_3", "llm_1"))
+    chain, chain_metrics = algorithm.evaluator.measure(prompt_refs, mapping, "test")
+    assert single.prompt_refs == chain.prompt_refs == prompt_refs
+    texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (single, chain)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 4
-    assert list(of_all) == list(algorithm.settings.roles) and list(figures) == ["pioneer"]
-    for name, column in figures["pioneer"].items():
-        np.testing.assert_allclose(of_all["pioneer"][name], column, rtol=1e-5, atol=1e-6)
+    assert list(chain_metrics) == list(algorithm.settings.roles) and list(single_metrics) == ["pioneer"]
+    for name, column in single_metrics["pioneer"].items():
+        np.testing.assert_allclose(chain_metrics["pioneer"][name], column, rtol=1e-5, atol=1e-6)
 
 
 def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) -> None:
@@ -195,23 +194,24 @@ def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) 
     algorithm.train()
     state = learner_state(algorithm)["rl_module"]
     for policy_id, model in algorithm.env_runner_group.local_env_runner.generator.models.items():
-        held = dict(model.named_parameters())
-        sent = {name.removeprefix("lm."): array for name, array in state[policy_id].items() if name.startswith("lm.")}
-        assert sent
-        for name, array in sent.items():
-            np.testing.assert_array_equal(held[name].numpy(), array)
+        parameters = dict(model.named_parameters())
+        lm_state = state[policy_id]
+        weights = {name.removeprefix("lm."): array for name, array in lm_state.items() if name.startswith("lm.")}
+        assert weights
+        for name, array in weights.items():
+            np.testing.assert_array_equal(parameters[name].numpy(), array)
 
 
-def test_an_engine_that_holds_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:
+def test_an_engine_with_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:
     algorithm = make_cory()
     runners = algorithm.runners
     runners.send(4)
     with pytest.raises(WeightSyncError, match="llm_1: version 4"):
-        runners.check("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
+        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
     with pytest.raises(WeightSyncError, match="llm_2: version 4"):
-        runners.check("llm_2", [LoadedWeights(3, checksum(algorithm.weights("llm_2")))])
-    with pytest.raises(WeightSyncError, match=r"llm_1: 2 of the engine's weights are not among those .* such as bias"):
-        runners.check("llm_1", [LoadedWeights(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
+        runners.check_loaded("llm_2", [LoadedWeights(3, checksum(algorithm.weights("llm_2")))])
+    with pytest.raises(WeightSyncError, match=r"llm_1: 2 of the engine's weights were not updated, such as bias"):
+        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
 
 
 def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeCory) -> None:
@@ -222,23 +222,23 @@ def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeC
         assert report["weight_version_lag"] == 0
 
 
-def test_one_agent_is_single_agent_ppo_by_the_same_code(make_cory: MakeCory) -> None:
+def test_one_agent_is_single_agent_ppo(make_cory: MakeCory) -> None:
     report = make_cory(num_agents=1, exchange_period=1).train()["cory"]
     assert report["roles"] == {"pioneer": "llm_1"} and not report["exchanged"] and report["exchanges"] == 0
     assert list(report["policy"]) == ["llm_1"]
 
 
-def test_every_query_is_dealt_once_per_pass_over_the_data(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_every_query_is_sampled_once_per_epoch(make_cory: MakeCory, tmp_path: Path) -> None:
     data = tmp_path / "queries.jsonl"
     data.write_text("".join(f'{{"query": "The film number {i}"}}\n' for i in range(12)))
     algorithm = make_cory(data=str(data), eval_data=str(data), queries_per_update=8, minibatch_size=8)
     total = len(algorithm.task.train)
-    dealt = [dealt.query for update in range(3) for dealt in sample_prompts(0, update, 8, total)]
-    assert sorted(dealt[:12]) == sorted(dealt[12:]) == list(range(12))
-    assert dealt[:12] != dealt[12:]
+    queries = [prompt_ref.query for update in range(3) for prompt_ref in sample_prompts(0, update, 8, total)]
+    assert sorted(queries[:12]) == sorted(queries[12:]) == list(range(12))
+    assert queries[:12] != queries[12:]
 
 
-def test_policies_start_from_the_same_model_and_without_kl(make_either: MakeCory) -> None:
+def test_policies_start_from_the_same_model_with_zero_kl(make_either: MakeCory) -> None:
     algorithm = make_either()
     held_out = algorithm.evaluator.held_out()["evaluation"]
     assert held_out["llm_1"] == held_out["llm_2"]
@@ -251,16 +251,18 @@ def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
         algorithm = make_cory(partner_reward=alpha)
         report = algorithm.train()["cory"]
         pioneer, observer = (report["role"][role]["task_reward"] for role in ("pioneer", "observer"))
-        trained = report["policy"][report["roles"]["pioneer"]]["credited_reward"]
-        assert trained == pytest.approx(pioneer + alpha * observer, abs=1e-5)
+        credited = report["policy"][report["roles"]["pioneer"]]["credited_reward"]
+        assert credited == pytest.approx(pioneer + alpha * observer, abs=1e-5)
 
 
-def test_a_credit_scheme_that_cannot_be_used_is_refused_before_anything_starts(make_cory: MakeCory) -> None:
+def test_an_invalid_credit_scheme_is_rejected_before_anything_starts(make_cory: MakeCory) -> None:
     with pytest.raises(CreditError, match=r"The credit torch:flatten returned \(4,\) for task rewards of \(2, 2\)"):
         make_cory(credit="torch:flatten")
 
 
-def test_rllib_does_not_advise_its_old_stack(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_rllib_does_not_suggest_its_old_api_stack(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(debug, "_logged", set())
     logger = logging.getLogger(algorithm_config.__name__)
     logger.addHandler(caplog.handler)
@@ -269,7 +271,7 @@ def test_rllib_does_not_advise_its_old_stack(monkeypatch: pytest.MonkeyPatch, ca
     assert "API stack" not in caplog.text
 
 
-def test_any_causal_lm_by_path_trains_also_without_a_pad_token(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_a_causal_lm_without_a_pad_token_trains(make_cory: MakeCory, tmp_path: Path) -> None:
     tokenizer = load_tokenizer()
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The default path as a whole: vLLM rollouts from a runner process, weights synced after every update."""
+"""End-to-end tests with vLLM: rollouts in runner processes, weight syncs after every update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "way",
+    "settings",
     [
         pytest.param({"weights": "full", "num_runners": 1}, marks=pytest.mark.slow),
         {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 1},
@@ -29,10 +29,10 @@ pytestmark = [
         {"weights": "lora", "num_runners": 0},
     ],
 )
-def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with_the_learner(
-    make_cory: MakeCory, way: dict[str, Any]
+def test_a_run_with_vllm_passes_the_weight_sync_check_and_agrees_with_the_learner_after_every_update(
+    make_cory: MakeCory, settings: dict[str, Any]
 ) -> None:
-    algorithm = make_cory(**way, backend="vllm", check_weight_sync=True, exchange_period=1, lr=1e-3)
+    algorithm = make_cory(**settings, backend="vllm", check_weight_sync=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.sync_check.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports = [algorithm.train()["cory"] for _ in range(3)]
@@ -48,23 +48,23 @@ def test_a_run_with_vllm_passes_the_self_test_syncs_every_update_and_agrees_with
 
 @pytest.mark.slow
 def test_vllm_and_transformers_sample_from_the_same_policy(make_cory: MakeCory) -> None:
-    found = {}
+    metrics = {}
     for backend, runners in (("vllm", 1), ("transformers", 0)):
         algorithm = make_cory(backend=backend, num_runners=runners, eval_queries=128)
-        found[backend] = algorithm.evaluator.held_out()["evaluation"]["llm_1"]
-    assert found["vllm"]["task_reward"] == pytest.approx(found["transformers"]["task_reward"], abs=0.5)
-    assert found["vllm"]["response_length"] == pytest.approx(found["transformers"]["response_length"], abs=0.5)
+        metrics[backend] = algorithm.evaluator.held_out()["evaluation"]["llm_1"]
+    for name in ("task_reward", "response_length"):
+        assert metrics["vllm"][name] == pytest.approx(metrics["transformers"][name], abs=0.5)
 
 
-def test_an_engine_beside_the_learner_plays_what_one_in_a_runner_plays_and_leaves_torch_its_threads(
+def test_an_engine_in_the_driver_matches_one_in_a_runner_and_leaves_torchs_threads_unchanged(
     make_cory: MakeCory,
 ) -> None:
     set_num_threads = torch.set_num_threads
-    found = []
+    reports = []
     for runners in (0, 1):
         algorithm = make_cory(backend="vllm", num_runners=runners, lr=1e-3, check_weight_sync=runners == 0)
-        found.append([algorithm.train()["cory"] for _ in range(2)])
+        reports.append([algorithm.train()["cory"] for _ in range(2)])
         algorithm.stop()
     assert torch.set_num_threads is set_num_threads
-    for beside, apart in zip(*found, strict=True):
-        assert beside["policy"] == apart["policy"]
+    for in_driver, in_runner in zip(*reports, strict=True):
+        assert in_driver["policy"] == in_runner["policy"]

@@ -1,4 +1,4 @@
-"""Real trainings by each estimator, and resets at role exchanges."""
+"""Training with each advantage estimator, and resets at role exchanges."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from policies.cory import Cory
 from policies.learning.estimation import RewardMoments
 from policies.rollout.prompt_sampling import sample_prompts
 from tests.policies.conftest import MakeCory
-from tests.policies.test_cory import assert_same_learner, flat, learner_state
+from tests.policies.test_cory import assert_same_learner, flatten, learner_state
 
 IN_LOSS = ("grpo", "dr_grpo")
 
 
-def test_each_query_is_dealt_as_often_as_asked_and_its_samples_are_told_apart() -> None:
-    dealt, twice = sample_prompts(0, 0, 3, 4, samples=2), sample_prompts(0, 0, 8, 4, samples=2)
-    assert [each.query for each in dealt] == [each.query for each in sample_prompts(0, 0, 3, 4) for _ in range(2)]
-    assert [each.sample for each in dealt] == [0, 1] * 3
-    assert len(set(twice)) == 16 and {each.sample for each in twice} == {0, 1, 2, 3}  # every query comes twice
+def test_each_query_has_num_generations_samples_with_different_numbers() -> None:
+    once, twice = sample_prompts(0, 0, 3, 4, samples=2), sample_prompts(0, 0, 8, 4, samples=2)
+    assert [ref.query for ref in once] == [ref.query for ref in sample_prompts(0, 0, 3, 4) for _ in range(2)]
+    assert [ref.sample for ref in once] == [0, 1] * 3
+    assert len(set(twice)) == 16 and {ref.sample for ref in twice} == {0, 1, 2, 3}  # two epochs: every query twice
 
 
 @pytest.mark.slow
@@ -52,32 +52,32 @@ def test_the_task_reward_rises(make_cory: MakeCory, estimator: str, agents: int)
     assert "value_loss" not in report["policy"]["llm_1"] and report["logprob_diff_max"] < 1e-3
 
 
-def adam_of(algorithm: Cory) -> list[str]:
-    return [name for name in flat(learner_state(algorithm)["optimizer"]) if "exp_avg" in name]
+def adam_moments(algorithm: Cory) -> list[str]:
+    return [name for name in flatten(learner_state(algorithm)["optimizer"]) if "exp_avg" in name]
 
 
-def test_a_reset_at_an_exchange_empties_all_but_the_weights_and_lasts_through_a_checkpoint(
+def test_reset_on_exchange_resets_optimizers_and_estimators_and_survives_a_checkpoint(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
-    controlled = {"kl_control": "adaptive", "reward_scaling": "normalize", "exchange_period": 2}
-    algorithm = make_cory(**controlled, reset_on_exchange=True)
+    settings = {"kl_control": "adaptive", "reward_scaling": "normalize", "exchange_period": 2}
+    algorithm = make_cory(**settings, reset_on_exchange=True)
     algorithm.train()
-    estimations = algorithm.estimations.values()
-    assert adam_of(algorithm) and all(estimation.kl_coef != 0.3 for estimation in estimations)
-    assert all(estimation.reward_moments.count > 7 for estimation in estimations)
+    estimators = algorithm.estimators.values()
+    assert adam_moments(algorithm) and all(estimator.kl_coef != 0.3 for estimator in estimators)
+    assert all(estimator.reward_moments.count > 7 for estimator in estimators)
     weights = algorithm.weights("llm_1")
     assert algorithm.train()["cory"]["exchanged"]
-    assert adam_of(algorithm) == [] and {estimation.kl_coef for estimation in estimations} == {0.3}
-    assert [estimation.reward_moments for estimation in estimations] == [RewardMoments()] * 2
+    assert adam_moments(algorithm) == [] and {estimator.kl_coef for estimator in estimators} == {0.3}
+    assert [estimator.reward_moments for estimator in estimators] == [RewardMoments()] * 2
     assert any((algorithm.weights("llm_1")[name] != array).any() for name, array in weights.items())
     algorithm.save_to_path(tmp_path / "checkpoint")
     resumed = Cory.from_checkpoint(tmp_path / "checkpoint")
     try:
-        for each in (algorithm, resumed):
-            each.train()
-        assert adam_of(resumed)
+        for cory in (algorithm, resumed):
+            cory.train()
+        assert adam_moments(resumed)
         assert_same_learner(learner_state(algorithm), learner_state(resumed))
-        resumed.restore_from_path(str(tmp_path / "checkpoint"))  # into one that has moments
-        assert adam_of(resumed) == []
+        resumed.restore_from_path(str(tmp_path / "checkpoint"))  # into an algorithm that has moments
+        assert adam_moments(resumed) == []
     finally:
         resumed.stop()

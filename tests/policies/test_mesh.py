@@ -1,4 +1,4 @@
-"""LLMs that each have learners of their own, over which they may be split: the same training as in one process."""
+"""Policies with their own learners, possibly sharded: training is the same as in one process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from policies.learning import stored_policy
 from policies.rllib import learners
 from policies.rllib.learners import LearnerError
 from policies.rllib.token_ppo_learner import TokenPPOLearner
-from tests.policies.test_scale import build, in_own_session
+from tests.policies.test_scale import build, run_in_own_session
 
 Weights = dict[str, Mapping[str, np.ndarray]]
-"""By LLM and parameter."""
+"""By policy id and parameter name."""
 SETTINGS: dict[str, Any] = {
     **{
         "advantage": "rloo",
@@ -36,29 +36,30 @@ SETTINGS: dict[str, Any] = {
     },
     **{"average_period": 2, "average_tau": 0.5, "eval_average": True},
 }
-"""The second update ends with a step to the mean."""
+"""The second update ends with averaging."""
 
 
-class Course(NamedTuple):
-    """What a run came to."""
+class RunResult(NamedTuple):
+    """Results of a run."""
 
     responses: list[list[list[str]]]
-    """Of each update."""
-    measured: list[dict[str, dict[str, float]]]
+    """By update."""
+    metrics: list[dict[str, dict[str, float]]]
+    """By update."""
     held_out: dict[str, dict[str, float]]
     weights: Weights
-    llms: list[list[str]]
-    """Of each learner."""
+    policy_ids: list[list[str]]
+    """By learner."""
 
 
 def weights_of(algorithm: Cory) -> Weights:
     return {policy_id: algorithm.weights(policy_id) for policy_id in algorithm.settings.policy_ids}
 
 
-def course(algorithm: Cory, updates: int) -> Course:
+def run_updates(algorithm: Cory, updates: int) -> RunResult:
     reports = [algorithm.train()["cory"] for _ in range(updates)]
-    return Course(
-        [[[one["text"] for one in sample["responses"]] for sample in report["samples"]] for report in reports],
+    return RunResult(
+        [[[turn["text"] for turn in sample["responses"]] for sample in report["samples"]] for report in reports],
         [report["policy"] for report in reports],
         algorithm.evaluator.held_out()["evaluation"],
         weights_of(algorithm),
@@ -66,43 +67,43 @@ def course(algorithm: Cory, updates: int) -> Course:
     )
 
 
-def learn(places: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) -> list[Course]:
-    """Three updates in each place; then the last of them again, in each from what the place before it had saved."""
-    courses = []
-    for number, place in enumerate(places):
-        algorithm = build(**settings, **place, check_weight_sync=True)
-        courses.append(course(algorithm, 2))
+def run_on_meshes(meshes: list[dict[str, Any]], folder: Path, settings: dict[str, Any]) -> list[RunResult]:
+    """Runs three updates on each mesh, then repeats the third from the previous mesh's checkpoint."""
+    results = []
+    for number, mesh in enumerate(meshes):
+        algorithm = build(**settings, **mesh, check_weight_sync=True)
+        results.append(run_updates(algorithm, 2))
         algorithm.save_to_path(folder / str(number))
-        courses.append(course(algorithm, 1))
+        results.append(run_updates(algorithm, 1))
         algorithm.restore_from_path(folder / str((number or 1) - 1))
-        courses.append(course(algorithm, 1))
+        results.append(run_updates(algorithm, 1))
         algorithm.load_policies(folder / str(number), 2)
         assert all(
-            np.array_equal(array, courses[-3].weights[policy_id][name])
+            np.array_equal(array, results[-3].weights[policy_id][name])
             for policy_id, weights in weights_of(algorithm).items()
             for name, array in weights.items()
         )
         algorithm.stop()
-    return courses
+    return results
 
 
-def assert_close(one: Course, other: Course) -> None:
+def assert_close(one: RunResult, other: RunResult) -> None:
     assert one.responses == other.responses
-    for measured, expected in zip(one.measured, other.measured, strict=True):
-        for policy_id, figures in expected.items():
-            assert measured[policy_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
-    for policy_id, figures in other.held_out.items():
-        assert one.held_out[policy_id] == pytest.approx(figures, rel=1e-3, abs=1e-5)
+    for metrics, expected in zip(one.metrics, other.metrics, strict=True):
+        for policy_id, values in expected.items():
+            assert metrics[policy_id] == pytest.approx(values, rel=1e-3, abs=1e-5)
+    for policy_id, values in other.held_out.items():
+        assert one.held_out[policy_id] == pytest.approx(values, rel=1e-3, abs=1e-5)
     for policy_id, weights in other.weights.items():
         assert one.weights[policy_id].keys() == weights.keys()
         assert max(float(np.abs(one.weights[policy_id][name] - weights[name]).max()) for name in weights) < 5e-5
 
 
 @pytest.mark.parametrize(
-    ("settings", "places"),
+    ("settings", "shapes"),
     [
-        pytest.param({}, [(None, 0), (1, 2)], id="two LLMs"),
-        pytest.param({}, [(None, 0), (None, 2), (2, 4)], id="from whole to split", marks=pytest.mark.slow),
+        pytest.param({}, [(None, 0), (1, 2)], id="two policies"),
+        pytest.param({}, [(None, 0), (None, 2), (2, 4)], id="unsharded to sharded", marks=pytest.mark.slow),
         pytest.param({}, [(None, 0), (4, 8)], id="other meshes", marks=pytest.mark.slow),
         pytest.param(
             {
@@ -113,111 +114,116 @@ def assert_close(one: Course, other: Course) -> None:
                 "weights": "lora",
             },
             [(None, 0), (3, 3)],
-            id="one LLM with adapters",
+            id="one policy with adapters",
             marks=pytest.mark.slow,
         ),
         pytest.param({"num_agents": 3, "advantage": "gae"}, [(None, 0), (2, 6)], id="three", marks=pytest.mark.slow),
     ],
 )
-def test_llms_on_learners_of_their_own_learn_the_same_and_go_on_from_one_another_s_checkpoints(
-    settings: dict[str, Any], places: list[tuple[int | None, int]], tmp_path: Path
+def test_sharded_learners_learn_the_same_and_resume_from_one_anothers_checkpoints(
+    settings: dict[str, Any], shapes: list[tuple[int | None, int]], tmp_path: Path
 ) -> None:
-    meshes = [{"shards_per_policy": shards, "num_learners": learners} for shards, learners in places]
-    courses = in_own_session(learn, meshes, tmp_path, SETTINGS | settings)
-    for llm, weights in courses[1].weights.items():  # what goes on from its own checkpoint is exactly the same
-        assert all(np.array_equal(courses[2].weights[llm][name], array) for name, array in weights.items())
-    for number, (shards, count) in enumerate(places):
+    meshes = [{"shards_per_policy": shards, "num_learners": learners} for shards, learners in shapes]
+    results = run_in_own_session(run_on_meshes, meshes, tmp_path, SETTINGS | settings)
+    for policy_id, weights in results[1].weights.items():  # resuming from the mesh's own checkpoint is exact
+        assert all(np.array_equal(results[2].weights[policy_id][name], array) for name, array in weights.items())
+    for number, (shards, count) in enumerate(shapes):
         for stage in range(3):
-            assert_close(courses[3 * number + stage], courses[stage if stage < 2 else 1])
-        held = courses[3 * number].llms
-        names = sorted(courses[0].weights)
-        assert held == (
+            assert_close(results[3 * number + stage], results[stage if stage < 2 else 1])
+        names = sorted(results[0].weights)
+        assert results[3 * number].policy_ids == (
             [names] * max(count, 1) if shards is None else [[name] for name in names for _ in range(shards)]
         )
 
 
-def from_elsewhere(folder: Path) -> tuple[set[str], bool]:
-    """Saves where learners do not see the folder, and restores what they do not see as it is; returns the names of the
-    files, and whether all came back.
+def save_and_restore_without_access(folder: Path) -> tuple[set[str], bool]:
+    """Saves and restores with learners that cannot access the checkpoint folder.
+
+    Returns:
+        The names of the files, and whether all weights were restored.
     """
     algorithm = build(num_policies=1, shards_per_policy=2, num_learners=2)
     algorithm.train()
     before = algorithm.weights("llm_1")
     missing = folder / "not there"
     written = algorithm.learners.ask_all(lambda learner: learners._begin_save(learner, missing))
-    for _, own in filter(None, written):
-        shutil.copytree(own, folder, dirs_exist_ok=True)
+    for _, path in filter(None, written):
+        shutil.copytree(path, folder, dirs_exist_ok=True)
     algorithm.train()
-    other = {name: (size, time + 1) for name, (size, time) in learners._files(folder).items()}
-    machine = learners._address()
-    algorithm.learners.ask_all(lambda learner: learners._restore(learner, folder, other, machine, True))
+    other_files = {name: (size, time + 1) for name, (size, time) in learners._files(folder).items()}
+    address = learners._address()
+    algorithm.learners.ask_all(lambda learner: learners._restore(learner, folder, other_files, address, True))
     after = algorithm.weights("llm_1")
-    algorithm.learners.ask_all(lambda _: learners._remove([own for _, own in filter(None, written)]))
+    algorithm.learners.ask_all(lambda _: learners._remove([path for _, path in filter(None, written)]))
     algorithm.stop()
-    return set(other), all(np.array_equal(before[name], array) for name, array in after.items())
+    return set(other_files), all(np.array_equal(before[name], array) for name, array in after.items())
 
 
 @pytest.mark.slow
-def test_learners_that_do_not_see_a_checkpoint_s_folder_write_and_read_copies(tmp_path: Path) -> None:
-    files, same = in_own_session(from_elsewhere, tmp_path / "checkpoint")
+def test_learners_without_access_to_the_checkpoint_folder_write_and_read_copies(tmp_path: Path) -> None:
+    files, same = run_in_own_session(save_and_restore_without_access, tmp_path / "checkpoint")
     assert len(files) == 4 and same
 
 
-def as_on_gpus(learner: TokenPPOLearner) -> None:
-    """Has a learner copy what it saves."""
+def copy_before_saving(learner: TokenPPOLearner) -> None:
+    """Makes a learner copy its state before saving, as on GPUs."""
     assert learner.mesh is not None
     TokenPPOLearner._copies = True  # type: ignore[assignment, method-assign]
     learner._of_saving = stored_policy.writing_group(learner.mesh.get_group("shard"))
 
 
-def beside_learning(folder: Path) -> list[Weights]:
-    """Learns while a checkpoint is written, and again from it; returns weights before, after, restored, and after."""
+def train_while_saving(folder: Path) -> list[Weights]:
+    """Trains while a checkpoint is written, then trains again from the checkpoint.
+
+    Returns:
+        Weights before and after the first training, restored, and after the second training.
+    """
     algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4)
     algorithm.train()
-    found = [weights_of(algorithm)]
-    algorithm.learners.ask_all(as_on_gpus)
+    weights = [weights_of(algorithm)]
+    algorithm.learners.ask_all(copy_before_saving)
     folder.mkdir()
     checkpoint = Checkpoint(algorithm, folder)
     algorithm.train()
     checkpoint.finish()
-    found.append(weights_of(algorithm))
+    weights.append(weights_of(algorithm))
     algorithm.restore_from_path(str(folder))
-    found.append(weights_of(algorithm))
+    weights.append(weights_of(algorithm))
     algorithm.train()
-    found.append(weights_of(algorithm))
+    weights.append(weights_of(algorithm))
     algorithm.stop()
-    return found
+    return weights
 
 
 @pytest.mark.slow
-def test_learners_write_what_they_were_while_they_learn_on(tmp_path: Path) -> None:
-    before, after, restored, again = in_own_session(beside_learning, tmp_path / "checkpoint")
-    for llm, weights in before.items():
+def test_a_checkpoint_is_a_snapshot_even_if_training_continues(tmp_path: Path) -> None:
+    before, after, restored, again = run_in_own_session(train_while_saving, tmp_path / "checkpoint")
+    for policy_id, weights in before.items():
         for name, array in weights.items():
-            np.testing.assert_array_equal(restored[llm][name], array)
-            np.testing.assert_array_equal(again[llm][name], after[llm][name])
+            np.testing.assert_array_equal(restored[policy_id][name], array)
+            np.testing.assert_array_equal(again[policy_id][name], after[policy_id][name])
 
 
-def lose_one(signal_number: int) -> tuple[str, float, int]:
-    """Ends one learner of four while all learn; returns what is said, after how many seconds, and how many are left."""
+def kill_one_learner(signal_number: int) -> tuple[str, float, int]:
+    """Kills one of four learners during training; returns the error, its delay in seconds, and the processes left."""
     algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4, learner_timeout=60)
     pids = algorithm.learners.ask_all(lambda learner: os.getpid())
     algorithm.train()
     threading.Timer(0.5, os.kill, (pids[3], signal_number)).start()
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         while True:
             algorithm.train()
     except LearnerError as error:
-        took = time.monotonic() - began
+        seconds = time.monotonic() - start
         algorithm.stop()
         deadline = time.monotonic() + 10
-        while (left := sum(psutil.pid_exists(pid) for pid in pids)) and time.monotonic() < deadline:
+        while (num_left := sum(psutil.pid_exists(pid) for pid in pids)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return str(error), took, left
+        return str(error), seconds, num_left
 
 
 @pytest.mark.slow
-def test_where_one_rank_of_one_llm_dies_the_run_hears_of_it_and_no_other_rank_is_left() -> None:
-    said, took, left = in_own_session(lose_one, signal.SIGKILL)
-    assert "A learner's process died" in said and took < 30 and left == 0
+def test_if_one_rank_dies_the_run_fails_and_all_other_ranks_end() -> None:
+    message, seconds, num_left = run_in_own_session(kill_one_learner, signal.SIGKILL)
+    assert "A learner's process died" in message and seconds < 30 and num_left == 0

@@ -1,4 +1,4 @@
-"""LLMs that start from different models: everything that is a model's is each LLM's own."""
+"""Policies with different models: each has its own weights, reference and tokenizer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from tests.policies.test_cory import assert_same_learner, learner_state
 DRAFTS: dict[str, Any] = {"task": "drafts", "max_prompt_tokens": 48}
 
 
-def figures(algorithm: Cory) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = algorithm.evaluator.held_out()["evaluation"]
-    return found
+def evaluate(algorithm: Cory) -> dict[str, dict[str, float]]:
+    evaluation: dict[str, dict[str, float]] = algorithm.evaluator.held_out()["evaluation"]
+    return evaluation
 
 
-def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory: MakeCory, small_model: str) -> None:
+def test_each_policy_starts_from_its_own_model_and_keeps_it_as_its_reference(
+    make_cory: MakeCory, small_model: str
+) -> None:
     models = {"llm_1": BUNDLED_LM, "llm_2": small_model}
     algorithm = make_cory(
         model=[*models.values()],
@@ -43,31 +45,31 @@ def test_each_llm_learns_from_its_own_model_which_stays_its_reference(make_cory:
     bases = {name: dict(load_language_model(model_path(model)).named_parameters()) for name, model in models.items()}
 
     def assert_references() -> None:
-        of = algorithm.learners.ask(lambda learner: {name: p.model.reference() for name, p in learner.policies.items()})
-        for name, base in bases.items():
-            reference = dict(of[name].named_parameters())
+        references = algorithm.learners.ask(
+            lambda learner: {policy_id: p.model.reference() for policy_id, p in learner.policies.items()}
+        )
+        for policy_id, base in bases.items():
+            reference = dict(references[policy_id].named_parameters())
             assert reference.keys() == base.keys()
-            assert all(torch.equal(reference[key], base[key]) for key in base)
+            assert all(torch.equal(reference[name], base[name]) for name in base)
 
-    for name, base in bases.items():
-        assert {key: array.shape for key, array in algorithm.weights(name).items()} == {
-            key: tuple(parameter.shape) for key, parameter in base.items()
+    for policy_id, base in bases.items():
+        assert {name: array.shape for name, array in algorithm.weights(policy_id).items()} == {
+            name: tuple(parameter.shape) for name, parameter in base.items()
         }
-        assert figures(algorithm)[name]["kl"] == pytest.approx(0.0, abs=1e-6)
+        assert evaluate(algorithm)[policy_id]["kl"] == pytest.approx(0.0, abs=1e-6)
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2"]
     assert max(report["logprob_diff_max"] for report in reports) < 1e-4
-    assert all(figures(algorithm)[name]["kl"] > 1e-4 for name in models)
+    assert all(evaluate(algorithm)[policy_id]["kl"] > 1e-4 for policy_id in models)
     assert_references()
-    held = algorithm.env_runner_group.local_env_runner.generator.own
-    for name in models:
-        engine = {key: parameter.numpy() for key, parameter in held[name].items()}
-        assert checksum(engine) == checksum(algorithm.weights(name))
+    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.own
+    for policy_id in models:
+        loaded = {name: parameter.numpy() for name, parameter in engine_parameters[policy_id].items()}
+        assert checksum(loaded) == checksum(algorithm.weights(policy_id))
 
 
-def test_a_run_of_two_models_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
-    make_cory: MakeCory, small_model: str, tmp_path: Path
-) -> None:
+def test_a_run_with_two_models_resumes_exactly(make_cory: MakeCory, small_model: str, tmp_path: Path) -> None:
     algorithm = make_cory(model=[small_model, BUNDLED_LM], exchange_period=1)
     algorithm.train()
     algorithm.save_to_path(str(tmp_path / "checkpoint"))
@@ -80,7 +82,7 @@ def test_a_run_of_two_models_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     resumed.stop()
 
 
-def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
+def test_policies_with_different_tokenizers_pass_on_text(make_cory: MakeCory) -> None:
     algorithm = make_cory(
         **DRAFTS,
         model=["drafts-llama-tiny", BUNDLED_LM],
@@ -92,54 +94,57 @@ def test_llms_of_different_tokenizers_hand_on_text(make_cory: MakeCory) -> None:
     assert len(tokenizers["llm_1"]) < 20 and len(tokenizers["llm_2"]) == 4096
     prompt_refs = [PromptRef(query) for query in range(8)]
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
-        rollout = algorithm.runners.play(prompt_refs, mapping=mapping, split="test")
+        rollout = algorithm.runners.generate(prompt_refs, mapping=mapping, split="test")
         for prompt_ref, sample, episode in zip(prompt_refs, rollout.samples, rollout.episodes, strict=True):
             query = task.test[prompt_ref.query]
             texts: list[str] = []
             for response in sample["responses"]:
-                agent, own = episode.agent_episodes[response["role"]], tokenizers[response["policy"]]
-                seen, said = agent.observations[0], agent.actions[0]
+                agent, tokenizer = episode.agent_episodes[response["role"]], tokenizers[response["policy"]]
+                observation, action = agent.observations[0], agent.actions[0]
                 prompt = task.observer_prompt(query, texts) if texts else task.prompt(query)
-                assert seen["tokens"][: seen["length"]].tolist() == own(prompt)["input_ids"]
-                assert own.decode(said["tokens"][: said["length"]], skip_special_tokens=True) == response["text"]
+                tokens = action["tokens"][: action["length"]]
+                assert observation["tokens"][: observation["length"]].tolist() == tokenizer(prompt)["input_ids"]
+                assert tokenizer.decode(tokens, skip_special_tokens=True) == response["text"]
                 texts.append(response["text"])
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [report["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2"]
     assert max(report["logprob_diff_max"] for report in reports) < 1e-4
 
-    # What the last answer is compared with is its own base, asked the bare query in its own tokens.
+    # The last response's `kl` is to the policy's own base, prompted with the bare query in its own tokens.
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
-        rollout, figures = algorithm.evaluator.measure(prompt_refs, mapping, "test")
+        rollout, metrics = algorithm.evaluator.measure(prompt_refs, mapping, "test")
         policy_id = mapping("observer")
         rows = at_position(rows_of(rollout.episodes)[policy_id], 1)
-        seen, padding = rows["prompts"], rows["prompt_mask"]
+        chain_prompts, chain_mask = rows["prompts"], rows["prompt_mask"]
         prompts = [
             tokenizers[policy_id](task.prompt(task.test[prompt_ref.query]))["input_ids"] for prompt_ref in prompt_refs
         ]
         rows["prompts"], rows["prompt_mask"] = left_padded(prompts)
         bare = algorithm.learners.score({policy_id: rows})[policy_id]["reference_logprobs"]
-        rows["prompts"], rows["prompt_mask"] = seen, padding
-        own = algorithm.learners.score({policy_id: rows})[policy_id]["logprobs"]
-        np.testing.assert_allclose(figures["observer"]["kl"], (own - bare).sum(1), atol=1e-5)
+        rows["prompts"], rows["prompt_mask"] = chain_prompts, chain_mask
+        logprobs = algorithm.learners.score({policy_id: rows})[policy_id]["logprobs"]
+        np.testing.assert_allclose(metrics["observer"]["kl"], (logprobs - bare).sum(1), atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-@pytest.mark.parametrize("tokenizer", ["its own", "the other's"])
-def test_vllm_has_an_engine_of_its_own_size_for_each_llm(make_cory: MakeCory, small_model: str, tokenizer: str) -> None:
-    own = {"model": [BUNDLED_LM, small_model]}
-    if tokenizer == "its own":
-        own = {"model": [BUNDLED_LM, "drafts-llama-tiny"], **DRAFTS}
-    algorithm = make_cory(**own, backend="vllm", num_runners=1, check_weight_sync=True, exchange_period=1, lr=1e-3)
+@pytest.mark.parametrize("tokenizer", ["different", "shared"])
+def test_vllm_has_an_engine_per_policy_of_its_models_size(
+    make_cory: MakeCory, small_model: str, tokenizer: str
+) -> None:
+    settings = {"model": [BUNDLED_LM, small_model]}
+    if tokenizer == "different":
+        settings = {"model": [BUNDLED_LM, "drafts-llama-tiny"], **DRAFTS}
+    algorithm = make_cory(**settings, backend="vllm", num_runners=1, check_weight_sync=True, exchange_period=1, lr=1e-3)
     for probe in algorithm.sync_check.probes.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports: list[dict[str, Any]] = [algorithm.train()["cory"] for _ in range(2)]
     assert all(report["logprob_diff_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)
-    names = algorithm.settings.policy_ids
-    weights = {name: algorithm.weights(name) for name in names}
-    for name in names:
-        loaded = algorithm.runners.call_one("load_weights", policy_id=name, weights=weights[name], version=2)
-        assert loaded.checksum == checksum(weights[name])
-    sizes = [sum(int(np.prod(array.shape)) for array in weights[name].values()) for name in names]
+    policy_ids = algorithm.settings.policy_ids
+    weights = {policy_id: algorithm.weights(policy_id) for policy_id in policy_ids}
+    for policy_id in policy_ids:
+        loaded = algorithm.runners.call_one("load_weights", policy_id=policy_id, weights=weights[policy_id], version=2)
+        assert loaded.checksum == checksum(weights[policy_id])
+    sizes = [sum(int(np.prod(array.shape)) for array in weights[policy_id].values()) for policy_id in policy_ids]
     assert sizes[0] > 5 * sizes[1]

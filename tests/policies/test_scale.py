@@ -1,6 +1,6 @@
-"""Any number of runners and learners: the same rollouts, the same weights, and learners that never drift apart.
+"""Different numbers of runners and learners: same rollouts, same weights, and all learners stay equal.
 
-Each scenario runs in a process and a Ray session of its own.
+Each scenario runs in its own process and Ray session.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from tests.policies.conftest import TINY
 TIMEOUT = 270.0  # seconds
 
 Ranks = list[dict[str, dict[str, np.ndarray]]]
-"""Per learner, LLM and parameter: its weights."""
+"""Weights by learner, policy id and parameter name."""
 
 
 class Outcome(NamedTuple):
-    """What one update of one set-up came to."""
+    """Results of one update."""
 
     responses: list[list[str]]
-    measured: dict[str, dict[str, float]]
+    metrics: dict[str, dict[str, float]]
     held_out: dict[str, dict[str, float]]
     ranks: Ranks
 
 
 def weights_of(algorithm: Cory) -> Ranks:
-    modules = algorithm.settings.policy_ids
-    answers = algorithm.learner_group.foreach_learner(
-        lambda learner: {policy_id: learner.policies[policy_id].model.state() for policy_id in modules}
+    policy_ids = algorithm.settings.policy_ids
+    results = algorithm.learner_group.foreach_learner(
+        lambda learner: {policy_id: learner.policies[policy_id].model.state() for policy_id in policy_ids}
     )
-    return [answer.get() for answer in answers.result_or_errors]
+    return [result.get() for result in results.result_or_errors]
 
 
 def build(**settings: Any) -> Cory:
     return CoryConfig().cory(**{**TINY, **settings}).build_algo()
 
 
-def in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a scenario in a new process, with a Ray of its own; ends the process if it hangs."""
-    ours, theirs = Pipe()
-    process = forking().Process(target=with_ray, args=(theirs, scenario, *arguments))
+def run_in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a scenario in a new process with its own Ray session; kills the process if it hangs."""
+    receiver, sender = Pipe()
+    process = forking().Process(target=run_with_ray, args=(sender, scenario, *arguments))
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        assert ours.poll(TIMEOUT), "the scenario hangs"
-        return ours.recv()
+        assert receiver.poll(TIMEOUT), "the scenario hangs"
+        return receiver.recv()
     finally:
         process.kill()
         process.join()
 
 
-def with_ray(answers: Connection, scenario: Callable[..., Any], *arguments: Any) -> None:
+def run_with_ray(sender: Connection, scenario: Callable[..., Any], *arguments: Any) -> None:
     init_ray(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    answers.send(scenario(*arguments))
+    sender.send(scenario(*arguments))
     ray.shutdown()
 
 
-def one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]) -> list[Outcome]:
-    """One update for each (runners, learners)."""
+def train_one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]) -> list[Outcome]:
+    """Trains one update with each (number of runners, number of learners)."""
     outcomes = []
     for runners, learners in shapes:
         algorithm = build(num_runners=runners, num_learners=learners, **settings)
@@ -82,7 +82,7 @@ def one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]) -> l
     return outcomes
 
 
-def largest_difference(one: dict[str, dict[str, np.ndarray]], two: dict[str, dict[str, np.ndarray]]) -> float:
+def max_difference(one: dict[str, dict[str, np.ndarray]], two: dict[str, dict[str, np.ndarray]]) -> float:
     assert one.keys() == two.keys()
     return max(float(np.abs(one[m][name] - two[m][name]).max()) for m in one for name in one[m])
 
@@ -91,94 +91,92 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
     first = outcomes[0]
     for outcome, (_, learners) in zip(outcomes, shapes, strict=True):
         assert outcome.responses == first.responses
-        for policy_id, measured in first.measured.items():
-            assert outcome.measured[policy_id] == pytest.approx(measured, rel=1e-3, abs=1e-5)
+        for policy_id, metrics in first.metrics.items():
+            assert outcome.metrics[policy_id] == pytest.approx(metrics, rel=1e-3, abs=1e-5)
             assert outcome.held_out[policy_id] == pytest.approx(first.held_out[policy_id], rel=1e-3, abs=1e-5)
         assert len(outcome.ranks) == max(learners, 1)
-        assert largest_difference(outcome.ranks[0], first.ranks[0]) < 1e-5
+        assert max_difference(outcome.ranks[0], first.ranks[0]) < 1e-5
         for rank in outcome.ranks[1:]:
-            assert largest_difference(rank, outcome.ranks[0]) == 0.0
+            assert max_difference(rank, outcome.ranks[0]) == 0.0
 
 
-@pytest.mark.slow  # `test_mesh` has a smaller form for learners
+@pytest.mark.slow  # `test_mesh` has a faster case for learners
 @pytest.mark.parametrize("shapes", [[(0, 0), (0, 2)], [(0, 0), (2, 0), (2, 2)]])
-def test_runners_and_learners_of_any_number_play_the_same_and_learn_the_same(shapes: list[tuple[int, int]]) -> None:
+def test_results_do_not_depend_on_the_number_of_runners_and_learners(shapes: list[tuple[int, int]]) -> None:
     settings = {"kl_control": "adaptive", "reward_scaling": "normalize", "lr": 2e-5}
-    assert_same(in_own_session(one_update, shapes, settings), shapes)
+    assert_same(run_in_own_session(train_one_update, shapes, settings), shapes)
 
 
 @pytest.mark.slow
-def test_groups_of_responses_are_whole_on_any_number_of_learners() -> None:
+def test_groups_are_not_split_over_learners() -> None:
     shapes = [(0, 0), (2, 2)]
     settings = {"advantage": "rloo", "num_generations": 4, "queries_per_update": 2, "micro_batch_size": 1, "lr": 2e-5}
-    assert_same(in_own_session(one_update, shapes, settings), shapes)
+    assert_same(run_in_own_session(train_one_update, shapes, settings), shapes)
 
 
-def moments_of(algorithm: Cory) -> list[int]:
-    """Per learner, the parameters that Adam has moments of."""
-    answers = algorithm.learner_group.foreach_learner(
+def count_moments(algorithm: Cory) -> list[int]:
+    """Returns by learner the number of parameters with Adam moments."""
+    results = algorithm.learner_group.foreach_learner(
         lambda learner: sum(len(policy.optimizer.state) for policy in learner.policies.values())
     )
-    return [answer.get() for answer in answers.result_or_errors]
+    return [result.get() for result in results.result_or_errors]
 
 
 def exchange_with_reset(learners: int) -> list[list[int]]:
-    """What learners have of moments after each of three updates, of which the second ends with a role exchange."""
+    """Counts the learners' moments after each of three updates. The second one ends with a role exchange."""
     algorithm = build(num_learners=learners, exchange_period=2, reset_on_exchange=True)
-    found = []
+    counts = []
     for _ in range(3):
         algorithm.train()
-        found.append(moments_of(algorithm))
-    return found
+        counts.append(count_moments(algorithm))
+    return counts
 
 
 @pytest.mark.slow
-def test_all_learners_start_afresh_at_an_exchange() -> None:
-    before, at, after = in_own_session(exchange_with_reset, 2)
+def test_reset_on_exchange_resets_all_learners() -> None:
+    before, at, after = run_in_own_session(exchange_with_reset, 2)
     assert at == [0, 0] and before == after and before[0] == before[1] > 0
 
 
-def average(learners: int) -> list[Ranks]:
-    """What learners hold after one update that ends with part of the way to the mean, and after its evaluation; and
-    after an update without.
-    """
+def train_and_average(learners: int) -> list[Ranks]:
+    """Returns weights after an update with averaging, an update without, and an evaluation of the average."""
     algorithm = build(num_learners=learners, average_period=1, average_tau=0.5, eval_average=True)
-    apart = build(num_learners=learners)
-    found = []
-    for each in (algorithm, apart):
-        each.train()
-        found.append(weights_of(each))
-    evaluated = algorithm.evaluator.held_out()["evaluation"]
-    assert evaluated["llm_mean"]["kl"] > 0
-    found.append(weights_of(algorithm))
-    return found
+    unaveraged = build(num_learners=learners)
+    weights = []
+    for cory in (algorithm, unaveraged):
+        cory.train()
+        weights.append(weights_of(cory))
+    evaluation = algorithm.evaluator.held_out()["evaluation"]
+    assert evaluation["llm_mean"]["kl"] > 0
+    weights.append(weights_of(algorithm))
+    return weights
 
 
 @pytest.mark.slow
-def test_all_learners_move_alike_to_the_mean_and_hold_the_same_after_it_was_evaluated() -> None:
-    averaged, apart, evaluated = in_own_session(average, 2)
+def test_averaging_and_evaluating_the_average_keep_all_learners_equal() -> None:
+    averaged, unaveraged, evaluated = run_in_own_session(train_and_average, 2)
     for before, after in zip(averaged, evaluated, strict=True):
-        assert largest_difference(before, after) == 0.0
-    assert len(averaged) == 2 and largest_difference(averaged[0], averaged[1]) == 0.0
-    assert largest_difference(averaged[0], apart[0]) > 1e-6
+        assert max_difference(before, after) == 0.0
+    assert len(averaged) == 2 and max_difference(averaged[0], averaged[1]) == 0.0
+    assert max_difference(averaged[0], unaveraged[0]) > 1e-6
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-def test_vllm_runners_of_any_number_play_the_same_and_learn_the_same() -> None:
+def test_results_do_not_depend_on_the_number_of_vllm_runners() -> None:
     shapes = [(1, 0), (2, 2)]
-    assert_same(in_own_session(one_update, shapes, {"backend": "vllm", "lr": 2e-5}), shapes)
+    assert_same(run_in_own_session(train_one_update, shapes, {"backend": "vllm", "lr": 2e-5}), shapes)
 
 
-def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
-    """For each number of learners the weights after one update, after two, back at one, and with its policies alone.
+def train_three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
+    """Returns, for each number of learners, weights after one update, after two, restored, and with loaded policies.
 
-    One query in eight is skipped, so the rows do not divide by learners and mini-batches.
+    One query of eight is skipped, so the number of rows is not divisible by learners and mini-batches.
     """
     data = folder / "queries.jsonl"
     rows = [{"query": f"The film number {i} is", "broken": i == 3} for i in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = []
+    results = []
     for number in learners:
         algorithm = build(
             weights="lora",
@@ -186,7 +184,7 @@ def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
             num_learners=number,
             data=str(data),
             eval_data=str(data),
-            reward="tests.policies.sample_rewards:unless_broken",
+            reward="tests.policies.sample_rewards:nan_if_broken",
             on_reward_error="skip",
             exchange_period=1,
             minibatch_size=4,
@@ -201,20 +199,20 @@ def three_agents(learners: Sequence[int], folder: Path) -> list[list[Ranks]]:
         algorithm.train()
         algorithm.load_policies(folder / f"{number} learners", 1)
         states.append(weights_of(algorithm))
-        found.append(states)
+        results.append(states)
         algorithm.stop()
-    return found
+    return results
 
 
 @pytest.mark.slow
-def test_learners_of_adapters_stay_equal_over_small_mini_batches_three_agents_odd_rows_and_a_restore(
+def test_learners_with_adapters_stay_equal_over_small_minibatches_three_agents_odd_rows_and_a_restore(
     tmp_path: Path,
 ) -> None:
-    alone, shared = in_own_session(three_agents, (0, 2), tmp_path)
-    for states in (alone, shared):
-        assert largest_difference(states[0][0], states[1][0]) > 1e-5
-        assert largest_difference(states[0][0], states[2][0]) == 0.0
-        assert largest_difference(states[0][0], states[3][0]) == 0.0
-    for ranks in shared:
-        assert len(ranks) == 2 and largest_difference(ranks[0], ranks[1]) == 0.0
-    assert largest_difference(alone[0][0], shared[0][0]) < 2e-5  # Adam's first steps follow the sign of tiny gradients
+    single, multiple = run_in_own_session(train_three_agents, (0, 2), tmp_path)
+    for states in (single, multiple):
+        assert max_difference(states[0][0], states[1][0]) > 1e-5
+        assert max_difference(states[0][0], states[2][0]) == 0.0
+        assert max_difference(states[0][0], states[3][0]) == 0.0
+    for ranks in multiple:
+        assert len(ranks) == 2 and max_difference(ranks[0], ranks[1]) == 0.0
+    assert max_difference(single[0][0], multiple[0][0]) < 2e-5  # Adam's first steps follow the sign of tiny gradients

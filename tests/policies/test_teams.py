@@ -1,4 +1,4 @@
-"""More LLMs than roles: teams, each of which plays the chain on queries of its own."""
+"""More policies than roles: teams, each with its own queries."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.policies.conftest import MakeCory
 FOUR = ("llm_1", "llm_2", "llm_3", "llm_4")
 
 
-def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> None:
+def test_an_exchange_moves_every_policy_by_one_role_across_teams() -> None:
     mapping = RoleMapping(("pioneer", "observer"), FOUR)
     assert [list(team.as_dict().values()) for team in mapping.teams()] == [["llm_1", "llm_2"], ["llm_3", "llm_4"]]
     rotated = mapping.rotated()
@@ -29,78 +29,78 @@ def test_an_exchange_moves_every_llm_by_one_role_and_so_through_the_teams() -> N
     ]
 
 
-def test_every_team_answers_queries_of_its_own(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_team_has_its_own_queries(make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = make_cory(num_policies=4, queries_per_update=4, num_generations=2, minibatch_size=4, exchange_period=1)
-    play, played = algorithm.runners.play, []
+    generate, rollouts = algorithm.runners.generate, []
 
-    def recorded(*args: Any, **kwargs: Any) -> Rollout:
-        found = play(*args, **kwargs)
+    def record(*args: Any, **kwargs: Any) -> Rollout:
+        rollout = generate(*args, **kwargs)
         if kwargs["split"] == "train":
-            played.append(found)
-        return found
+            rollouts.append(rollout)
+        return rollout
 
-    monkeypatch.setattr(algorithm.runners, "play", recorded)
+    monkeypatch.setattr(algorithm.runners, "generate", record)
     for update, teams in enumerate(([(0, 1), (2, 3)], [(1, 2), (3, 0)])):
-        played.clear()
+        rollouts.clear()
         report = algorithm.train()["cory"]
-        first, second = played
+        first, second = rollouts
         assert first.prompt_refs + second.prompt_refs == sample_prompts(0, update, 4, len(algorithm.task.train), 2)
-        assert not {each.query for each in first.prompt_refs} & {each.query for each in second.prompt_refs}
+        assert not {ref.query for ref in first.prompt_refs} & {ref.query for ref in second.prompt_refs}
         for rollout, team in zip((first, second), teams, strict=True):
             policy_ids = {tuple(turn["policy"] for turn in sample["responses"]) for sample in rollout.samples}
             assert policy_ids == {tuple(FOUR[k] for k in team)}
         assert report["roles"] == {"pioneer": FOUR[teams[0][0]], "observer": FOUR[teams[0][1]]}
-        for position, role in enumerate(("pioneer", "observer")):  # each LLM has one role, two LLMs each role
-            of_llms = [report["policy"][FOUR[team[position]]]["task_reward"] for team in teams]
-            assert report["role"][role]["task_reward"] == pytest.approx(np.mean(of_llms), rel=1e-6)
-        places = {name: value for name, value in figures_of(report).items() if name.startswith("position/")}
-        assert places == {f"position/{FOUR[k]}": float(place) for team in teams for place, k in enumerate(team)}
-        shown = [[turn["policy"] for turn in sample["responses"]] for sample in report["samples"]]
-        assert shown == [[FOUR[k] for k in team] for team in teams for _ in range(2)]
+        for position, role in enumerate(("pioneer", "observer")):  # each policy has one role, each role two policies
+            rewards = [report["policy"][FOUR[team[position]]]["task_reward"] for team in teams]
+            assert report["role"][role]["task_reward"] == pytest.approx(np.mean(rewards), rel=1e-6)
+        positions = {name: value for name, value in figures_of(report).items() if name.startswith("position/")}
+        assert positions == {f"position/{FOUR[k]}": float(index) for team in teams for index, k in enumerate(team)}
+        sample_policies = [[turn["policy"] for turn in sample["responses"]] for sample in report["samples"]]
+        assert sample_policies == [[FOUR[k] for k in team] for team in teams for _ in range(2)]
         assert Rows(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
 
 
-def test_teams_go_on_from_a_checkpoint_as_if_they_had_not_stopped(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_a_run_with_teams_resumes_exactly(make_cory: MakeCory, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"num_policies": 4, "queries_per_update": 4, "minibatch_size": 2, "exchange_period": 1}
     algorithm = make_cory(**settings)
     algorithm.train()
     algorithm.save_to_path(str(tmp_path / "saved"))
-    ahead = algorithm.train()["cory"]
+    expected = algorithm.train()["cory"]
     resumed = make_cory(**settings)
     resumed.restore_from_path(str(tmp_path / "saved"))
-    again = resumed.train()["cory"]
-    assert again["roles"] == ahead["roles"] == {"pioneer": "llm_2", "observer": "llm_3"}
-    assert again["policy"] == ahead["policy"] and again["samples"] == ahead["samples"]
+    report = resumed.train()["cory"]
+    assert report["roles"] == expected["roles"] == {"pioneer": "llm_2", "observer": "llm_3"}
+    assert report["policy"] == expected["policy"] and report["samples"] == expected["samples"]
 
 
-def test_a_team_without_any_reward_for_many_batches_stops_training(
+def test_a_team_without_rewards_for_many_batches_stops_training(
     make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = make_cory(num_policies=4, queries_per_update=4, minibatch_size=2)
-    play = algorithm.runners.play
+    generate = algorithm.runners.generate
 
-    def lost(*args: Any, **kwargs: Any) -> Rollout:
-        found = play(*args, **kwargs)
+    def drop_second_team(*args: Any, **kwargs: Any) -> Rollout:
+        rollout = generate(*args, **kwargs)
         if kwargs["mapping"].rotation == 2:
-            found = found.without_chains()
-        return found
+            rollout = rollout.without_chains()
+        return rollout
 
-    monkeypatch.setattr(algorithm.runners, "play", lost)
+    monkeypatch.setattr(algorithm.runners, "generate", drop_second_team)
     with pytest.raises(RewardError, match="on every query of 6 batches in a row"):
         algorithm.train()
 
 
-def test_an_agent_apart_learns_as_one_does_that_is_alone_with_its_queries(make_cory: MakeCory) -> None:
-    together = make_cory(num_agents=1, num_policies=2, queries_per_update=8, minibatch_size=4)
-    alone = make_cory(num_agents=1, queries_per_update=4, minibatch_size=4)
-    report = together.train()["cory"]
-    alone.train()
+def test_an_independent_agent_learns_the_same_as_alone_on_its_queries(make_cory: MakeCory) -> None:
+    both = make_cory(num_agents=1, num_policies=2, queries_per_update=8, minibatch_size=4)
+    single = make_cory(num_agents=1, queries_per_update=4, minibatch_size=4)
+    report = both.train()["cory"]
+    single.train()
     assert (report["exchanged"], report["roles"]) == (False, {"pioneer": "llm_1"})
-    assert checksum(together.weights("llm_1")) == checksum(alone.weights("llm_1"))
-    assert checksum(together.weights("llm_1")) != checksum(together.weights("llm_2"))
+    assert checksum(both.weights("llm_1")) == checksum(single.weights("llm_1"))
+    assert checksum(both.weights("llm_1")) != checksum(both.weights("llm_2"))
 
 
-def test_agents_apart_never_exchange_what_is_no_role_and_meet_in_their_mean(make_cory: MakeCory) -> None:
+def test_independent_agents_never_exchange_roles_but_can_be_averaged(make_cory: MakeCory) -> None:
     algorithm = make_cory(num_agents=1, num_policies=2, exchange_period=1, average_period=2, minibatch_size=4)
     reports = [algorithm.train()["cory"] for _ in range(2)]
     assert [(report["exchanges"], report["averaged"]) for report in reports] == [(0, False), (0, True)]

@@ -1,4 +1,4 @@
-"""What Tune's schedulers rely on: search spaces as settings, flat results, and clones that are whole."""
+"""Requirements of Tune's schedulers: search spaces as settings, flat results, and exact clones."""
 
 from __future__ import annotations
 
@@ -12,39 +12,37 @@ from ray import tune
 from policies.cory import Cory, CoryConfig
 from policies.settings.settings import SettingsError
 from tests.policies.conftest import TINY, MakeCory
-from tests.policies.test_cory import flat, learner_state
+from tests.policies.test_cory import flatten, learner_state
 
 
-def said(samples: list[dict[str, Any]]) -> list[list[tuple[str, str, str]]]:
-    return [
-        [(answer["role"], answer["policy"], answer["text"]) for answer in sample["responses"]] for sample in samples
-    ]
+def response_tuples(samples: list[dict[str, Any]]) -> list[list[tuple[str, str, str]]]:
+    return [[(turn["role"], turn["policy"], turn["text"]) for turn in sample["responses"]] for sample in samples]
 
 
 @pytest.mark.slow
-def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_in_effect(
+def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
     donor = make_cory(exchange_period=1, num_updates=9)
     for _ in range(3):
         report = donor.train()
-    samples, roles = said(donor.evaluator.samples(donor.mapping, 4)), donor.mapping
+    samples, roles = response_tuples(donor.evaluator.samples(donor.mapping, 4)), donor.mapping
     saved = donor.save(str(tmp_path / "donor"))
 
     clone = make_cory(num_runners=2, exchange_period=2, num_updates=9, lr=3e-5, kl_coef=0.7, eval_kl_coef=0.3)
     clone.train()
     clone.restore(saved)  # as Tune does
-    assert said(clone.evaluator.samples(clone.mapping, 4)) == samples  # two by each runner
+    assert response_tuples(clone.evaluator.samples(clone.mapping, 4)) == samples  # two from each runner
     assert (clone.mapping, clone.exchanges, clone.updates_since_exchange) == (roles, 3, 0)
     assert roles.as_dict() == {"pioneer": "llm_2", "observer": "llm_1"}
     assert clone.combined_reward == report["combined_reward"]
-    mine, its = learner_state(clone), learner_state(donor)
-    for name, array in flat(its["rl_module"]).items():
-        np.testing.assert_array_equal(flat(mine["rl_module"])[name], array)
-    moments = [name for name in flat(its["optimizer"]) if "exp_avg" in name]
+    clone_state, donor_state = learner_state(clone), learner_state(donor)
+    for name, array in flatten(donor_state["rl_module"]).items():
+        np.testing.assert_array_equal(flatten(clone_state["rl_module"])[name], array)
+    moments = [name for name in flatten(donor_state["optimizer"]) if "exp_avg" in name]
     assert moments
     for name in moments:
-        np.testing.assert_array_equal(flat(mine["optimizer"])[name], flat(its["optimizer"])[name])
+        np.testing.assert_array_equal(flatten(clone_state["optimizer"])[name], flatten(donor_state["optimizer"])[name])
     assert {group["lr"] for o in clone.learner_group._learner._optimizer_parameters for group in o.param_groups} == {
         3e-5
     }
@@ -56,24 +54,24 @@ def test_a_clone_continues_from_its_donor_on_all_runners_with_its_own_settings_i
     assert fourth["cory"]["policy"]["llm_1"]["kl_coef"] == 0.7
 
 
-def test_a_result_carries_the_last_evaluation_and_ends_with_the_last_update(make_cory: MakeCory) -> None:
+def test_a_result_has_the_last_evaluation_and_is_done_after_the_last_update(make_cory: MakeCory) -> None:
     algorithm = make_cory(eval_every=2, num_updates=3, queries_per_update=4, minibatch_size=4)
     results = [algorithm.train() for _ in range(3)]
-    evaluated = [result["cory"].get("evaluation") for result in results]
-    assert evaluated[0] is None and np.isnan(results[0]["combined_reward"])
-    assert results[1]["combined_reward"] == evaluated[1]["mean"]["combined_reward"]
-    assert results[2]["combined_reward"] == evaluated[2]["mean"]["combined_reward"] != results[1]["combined_reward"]
+    evaluations = [result["cory"].get("evaluation") for result in results]
+    assert evaluations[0] is None and np.isnan(results[0]["combined_reward"])
+    assert results[1]["combined_reward"] == evaluations[1]["mean"]["combined_reward"]
+    assert results[2]["combined_reward"] == evaluations[2]["mean"]["combined_reward"] != results[1]["combined_reward"]
     assert [(result["updates"], result["done"]) for result in results] == [(1, False), (2, False), (3, True)]
 
 
-def test_a_search_space_is_a_setting_that_only_a_tuner_takes() -> None:
+def test_a_search_space_requires_a_tuner() -> None:
     config = CoryConfig().cory(exchange_period=tune.grid_search([1, None]))
-    with pytest.raises(SettingsError, match="`exchange_period` is a search space, so only"):
+    with pytest.raises(SettingsError, match=r"`exchange_period` is a search space\. Run it with"):
         config.build_algo()
 
 
 @pytest.mark.parametrize(
-    ("before", "searched", "goal"),
+    ("before", "changes", "eval_kl_coef"),
     [
         ({}, {}, 0.3),
         ({"kl_coef": 0.1}, {}, 0.1),
@@ -81,13 +79,13 @@ def test_a_search_space_is_a_setting_that_only_a_tuner_takes() -> None:
         ({}, {"eval_kl_coef": 0.05}, 0.05),
     ],
 )
-def test_a_search_over_kl_coef_leaves_its_goal_where_it_was(
-    before: dict[str, float], searched: dict[str, float], goal: float
+def test_a_search_over_kl_coef_does_not_change_eval_kl_coef(
+    before: dict[str, float], changes: dict[str, float], eval_kl_coef: float
 ) -> None:
-    config = CoryConfig().cory(**before).cory(kl_coef=tune.uniform(0, 1), **searched)
-    for drawn in (0.0, 0.9):
-        settings = CoryConfig().cory(**{**config.cory_settings, "kl_coef": drawn}).settings
-        assert (settings.kl_coef, settings.report_kl_coef) == (drawn, goal)
+    config = CoryConfig().cory(**before).cory(kl_coef=tune.uniform(0, 1), **changes)
+    for kl_coef in (0.0, 0.9):
+        settings = CoryConfig().cory(**{**config.cory_settings, "kl_coef": kl_coef}).settings
+        assert (settings.kl_coef, settings.report_kl_coef) == (kl_coef, eval_kl_coef)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,9 @@ def test_a_search_over_kl_coef_leaves_its_goal_where_it_was(
         ({"num_runners": 1, "gpus_per_runner": 1, "num_learners": 2, "gpus_per_learner": 1}, 2, 3),
     ],
 )
-def test_a_trial_asks_for_its_driver_runners_and_learners(settings: dict[str, float], cpus: float, gpus: float) -> None:
+def test_a_trial_requests_resources_for_driver_runners_and_learners(
+    settings: dict[str, float], cpus: float, gpus: float
+) -> None:
     config = CoryConfig().cory(**{**TINY, **settings})
-    asked = Cory.default_resource_request(config.to_dict()).required_resources
-    assert (asked["CPU"], asked.get("GPU", 0)) == (cpus, gpus)
+    resources = Cory.default_resource_request(config.to_dict()).required_resources
+    assert (resources["CPU"], resources.get("GPU", 0)) == (cpus, gpus)

@@ -67,6 +67,6 @@ def test_an_engine_that_is_killed_is_told_of_and_another_answers_alike(policies_
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == [
-        "GenerationError The vLLM engine of llm_1 died; it was started anew.",
+        "GenerationError The vLLM engine of llm_1 died; it was restarted.",
         "6 True",
     ]

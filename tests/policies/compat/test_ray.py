@@ -1,4 +1,4 @@
-"""What `policies.compat.ray` uses of Ray beside its public interface is there, and does what it is used for."""
+"""The private interfaces of Ray that `policies.compat.ray` uses exist and work as expected."""
 
 import inspect
 from pathlib import Path
@@ -10,7 +10,7 @@ from ray._private.node import Node
 from policies.compat.ray import lean_start, patient_start, uploaded_files
 
 
-def test_ray_starts_its_dashboard_and_its_autoscaler_by_the_names_that_are_put_aside() -> None:
+def test_ray_starts_its_dashboard_and_autoscaler_by_the_functions_that_lean_start_replaces() -> None:
     assert "self.start_monitor()" in inspect.getsource(Node.start_head_processes)
     assert "services.start_api_server(" in inspect.getsource(Node.start_api_server)
     dashboard, autoscaler = services.start_api_server, Node.start_monitor
@@ -19,7 +19,7 @@ def test_ray_starts_its_dashboard_and_its_autoscaler_by_the_names_that_are_put_a
     assert services.start_api_server is dashboard and Node.start_monitor is autoscaler
 
 
-def test_a_node_that_has_not_registered_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_init_waits_for_a_node_that_has_not_registered_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     source = inspect.getsource(Node.__init__)
     assert "services.get_node(" in source and "except RuntimeError" in source and "timed out during startup" in source
     calls = []
@@ -40,12 +40,12 @@ def test_a_node_that_has_not_registered_yet_is_waited_for(monkeypatch: pytest.Mo
         services.get_node("address", "node")
 
 
-def test_ignore_files_and_rays_own_list_leave_files_out_of_an_upload(tmp_path: Path) -> None:
-    for name in ("kept.py", "secret.env", "deep/kept.py", "deep/large.bin", ".git/config"):
+def test_uploads_respect_ignore_files_and_rays_default_excludes(tmp_path: Path) -> None:
+    for name in ("module.py", "secret.env", "deep/module.py", "deep/large.bin", ".git/config"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".gitignore").write_text("*.env\n")
     (tmp_path / "deep" / ".rayignore").write_text("*.bin\n")
-    kept = {".gitignore", "deep/.rayignore", "deep/kept.py", "kept.py"}
-    for gitignore, names in ((True, kept), (False, kept | {"secret.env"})):
+    expected = {".gitignore", "deep/.rayignore", "deep/module.py", "module.py"}
+    for gitignore, names in ((True, expected), (False, expected | {"secret.env"})):
         assert {str(path.relative_to(tmp_path)) for path in uploaded_files(tmp_path, gitignore)} == names

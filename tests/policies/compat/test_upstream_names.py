@@ -1,4 +1,4 @@
-"""What `policies.compat` uses of libraries beside their public interfaces is still there."""
+"""The private interfaces of libraries that `policies.compat` uses still exist."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.tune import Trainable
 
-from policies.compat.rllib import keep_runner_states
+from policies.compat.rllib import disable_runner_state_sync
 from policies.compat.transformers import attention_of, block_classes, ignored_weights, unsaved_weights, without_adapters
 from policies.generation.installed import vllm_installed
 
 HIDDEN = 8
 
 
-def mentions(place: Any, *names: str) -> bool:
-    source = inspect.getsource(place)
+def source_contains(definition: Any, *names: str) -> bool:
+    source = inspect.getsource(definition)
     return all(name in source for name in names)
 
 
-def test_rllib_s_groups_have_their_managers_and_runs_their_folders() -> None:
-    assert mentions(EnvRunnerGroup.__init__, "self._worker_manager = FaultTolerantActorManager(")
-    assert mentions(LearnerGroup.__init__, "self._worker_manager = FaultTolerantActorManager(")
+def test_rllib_has_the_private_attributes_that_we_use() -> None:
+    assert source_contains(EnvRunnerGroup.__init__, "self._worker_manager = FaultTolerantActorManager(")
+    assert source_contains(LearnerGroup.__init__, "self._worker_manager = FaultTolerantActorManager(")
     assert {"actors", "is_actor_healthy", "set_actor_state", "foreach_actor", "clear"} <= {
         *dir(FaultTolerantActorManager)
     }
-    assert mentions(Trainable.__init__, "self._setup_logdir()") and mentions(Trainable._setup_logdir, "self._storage")
+    assert source_contains(Trainable.__init__, "self._setup_logdir()") and source_contains(
+        Trainable._setup_logdir, "self._storage"
+    )
     config = AlgorithmConfig()
     assert config._dont_auto_sync_env_runner_states is False
-    keep_runner_states(config)
+    disable_runner_state_sync(config)
     assert config._dont_auto_sync_env_runner_states is True
 
 
-def test_transformers_models_tell_their_attention_blocks_and_ignored_weights() -> None:
+def test_transformers_has_the_private_attributes_that_we_use() -> None:
     config = transformers.GPT2Config(n_embd=HIDDEN, n_layer=1, n_head=1, vocab_size=HIDDEN)
     model = transformers.GPT2LMHeadModel(config)
     assert attention_of(model) in ("sdpa", "eager") and block_classes(model) == {"GPT2Block"}
@@ -52,7 +54,7 @@ def test_transformers_models_tell_their_attention_blocks_and_ignored_weights() -
     )
 
 
-def test_adapters_are_off_meanwhile_and_stay_trainable() -> None:
+def test_without_adapters_disables_adapters_and_keeps_them_trainable() -> None:
     config = transformers.GPT2Config(n_embd=HIDDEN, n_layer=1, n_head=1, vocab_size=HIDDEN)
     model = peft.get_peft_model(
         transformers.GPT2LMHeadModel(config), peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
@@ -65,7 +67,7 @@ def test_adapters_are_off_meanwhile_and_stay_trainable() -> None:
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-def test_vllm_has_what_engines_and_workers_are_asked_for() -> None:
+def test_vllm_has_the_private_attributes_that_we_use() -> None:
     from vllm.lora.worker_manager import WorkerLoRAManager
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.models.transformers import base
@@ -74,8 +76,12 @@ def test_vllm_has_what_engines_and_workers_are_asked_for() -> None:
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    assert mentions(core_client, "engine_dead", "engine_manager", "outputs_queue", "utility_results", "_finalizer")
+    assert source_contains(
+        core_client, "engine_dead", "engine_manager", "outputs_queue", "utility_results", "_finalizer"
+    )
     assert callable(core.cleanup_dist_env_and_memory) and callable(base.support_torch_compile)
-    assert mentions(WorkerLoRAManager, "self._adapter_manager") and mentions(GPUModelRunner, "reload_weights")
+    assert source_contains(WorkerLoRAManager, "self._adapter_manager") and source_contains(
+        GPUModelRunner, "reload_weights"
+    )
     assert callable(get_layerwise_info) and callable(Platform.get_punica_wrapper)
     assert callable(MultiprocExecutor._init_executor)

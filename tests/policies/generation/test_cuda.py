@@ -1,4 +1,4 @@
-"""What is said when PyTorch cannot compute on a GPU, for machines that are not here."""
+"""Errors if PyTorch cannot use a GPU, simulated for other machines."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ OLD = "The NVIDIA driver on your system is too old (found version 12040). Please
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"),
+    ("error", "message"),
     [
         (
             RuntimeError(OLD),
-            r"PyTorch says: The NVIDIA driver .* \(found version 12040\)\. Please update it\. Check",
+            r"PyTorch reports: The NVIDIA driver .* \(found version 12040\)\. Please update it\. Check",
         ),
         (
             AssertionError("Torch not compiled with CUDA enabled"),
-            "PyTorch says: Torch not compiled with CUDA enabled. Check",
+            "PyTorch reports: Torch not compiled with CUDA enabled. Check",
         ),
-        (None, "asks for a GPU, but PyTorch finds none"),
+        (None, "requires a GPU, but PyTorch finds none"),
     ],
 )
-def test_what_pytorch_says_is_told_with_the_setting_and_the_way_out(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None, problem: str
+def test_an_unusable_gpu_raises_an_error_with_the_cause_the_setting_and_a_fix(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, message: str
 ) -> None:
     def init() -> None:
         if error is not None:
@@ -33,7 +33,7 @@ def test_what_pytorch_says_is_told_with_the_setting_and_the_way_out(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
-    with pytest.raises(DeviceError, match=problem) as raised:
+    with pytest.raises(DeviceError, match=message) as raised:
         check_cuda("gpus_per_runner", 0.5)
-    assert str(raised.value).startswith("gpus_per_runner=0.5 asks for a GPU")
+    assert str(raised.value).startswith("gpus_per_runner=0.5 requires a GPU")
     assert str(raised.value).endswith("gpus_per_runner=0 gpus_per_learner=0 backend=transformers.")

@@ -1,6 +1,6 @@
-"""Mixtures of experts with vLLM: transformers holds their weights otherwise than checkpoints, which is what vLLM takes.
+"""Mixture-of-experts models with vLLM: transformers' weight format differs from the checkpoints', which vLLM loads.
 
-They have a file of their own, as vLLM refuses such an engine in a process that has one of another kind.
+These tests are in their own file, because vLLM cannot start such an engine in a process with another kind of engine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Weights
 from policies.sync_check import perturb
 from tests.policies.conftest import make_model, weights_of
-from tests.policies.generation.test_model_families import check, follow, save_model
-from tests.policies.generation.test_vllm_generator import close
-from tests.policies.generation.test_weight_transfer import logprobs, send, source
+from tests.policies.generation.test_model_families import assert_synced, measure_weight_sync, save_model
+from tests.policies.generation.test_vllm_generator import close_all
+from tests.policies.generation.test_weight_transfer import make_source, sample_logprobs, send
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -31,10 +31,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[VLLMGenerator]]:
-    """Those of this process, which are closed together: they share its distributed state."""
+    """The engines of this process. They share its distributed state, so they are closed together."""
     engines: list[VLLMGenerator] = []
     yield engines
-    close(engines)
+    close_all(engines)
 
 
 def start(engines: list[VLLMGenerator], path: str, **settings: Any) -> VLLMGenerator:
@@ -44,33 +44,33 @@ def start(engines: list[VLLMGenerator], path: str, **settings: Any) -> VLLMGener
 
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "glm4_moe"])  # the last has a buffer in its checkpoint
-def test_new_weights_of_experts_reach_the_engine_every_time(
+def test_every_load_of_expert_weights_reaches_the_engine(
     engines: list[VLLMGenerator], tmp_path: Path, family: str
 ) -> None:
     path = save_model(tmp_path, family, False)
     engine = start(engines, path)
-    check(follow(engine, path, "full"))
-    check(follow(engine, path, "full"))
+    assert_synced(measure_weight_sync(engine, path, "full"))
+    assert_synced(measure_weight_sync(engine, path, "full"))
 
 
-def test_experts_are_transferred_as_a_checkpoint_holds_them(engines: list[VLLMGenerator], tmp_path: Path) -> None:
+def test_experts_are_transferred_in_the_checkpoints_format(engines: list[VLLMGenerator], tmp_path: Path) -> None:
     path = save_model(tmp_path, "mixtral", False)
     engine = start(engines, path, weight_transfer="gloo")
     policy = PolicyLearner(make_model(path), Hyperparameters(steps=1))
     old: Weights = weights_of(policy.model)
     new = perturb(old, seed=1)
     engine.load("llm_1", new, 0)
-    expected = logprobs(engine)
+    expected = sample_logprobs(engine)
     engine.load("llm_1", old, 1)
-    assert logprobs(engine) != expected
-    loaded = send(engine, source(policy, new))
+    assert sample_logprobs(engine) != expected
+    loaded = send(engine, make_source(policy, new))
     assert loaded is not None and not loaded.stale
-    assert logprobs(engine) == expected
+    assert sample_logprobs(engine) == expected
 
 
-def test_weights_that_vllm_says_it_loaded_and_did_not_are_named(engines: list[VLLMGenerator], tmp_path: Path) -> None:
+def test_weights_that_vllm_wrongly_reports_as_loaded_are_stale(engines: list[VLLMGenerator], tmp_path: Path) -> None:
     path = save_model(tmp_path, "gpt_oss", False)
     engine = start(engines, path)
     stale = engine.load("llm_1", weights_of(make_model(path)), 1).stale
     assert len(stale) == 10 and all("sinks" in name or "experts" in name for name in stale)
-    assert logprobs(engine)  # with the old ones
+    assert sample_logprobs(engine)  # the engine still works, with the old weights

@@ -1,4 +1,4 @@
-"""The model families that users bring, tied and untied heads: both backends follow their weights, or adapters."""
+"""Model families with tied and untied heads: both backends load new weights and adapters correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from policies.models.weights import checksum
 from policies.settings.settings import make_settings
 from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory, make_model, weights_of
-from tests.policies.generation.test_vllm_generator import close
+from tests.policies.generation.test_vllm_generator import close_all
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {
@@ -34,10 +34,10 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 2,
     "max_position_embeddings": 128,
 }
-GROUPED = {**SHAPE, "num_key_value_heads": 1}  # as all but the oldest models of these families
+GROUPED = {**SHAPE, "num_key_value_heads": 1}  # like all but the oldest models of these families
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 PADDED = {"pad_token_id": 0}  # the default is beyond a small vocabulary
-OF_FAMILY: dict[str, dict[str, Any]] = {
+FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "gpt_neox": {"num_key_value_heads": None},
     "gptj": {"num_key_value_heads": None, "rotary_dim": 16},
@@ -55,113 +55,115 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {**EXPERTS, "head_dim": 32},
 }
-"""What a family's configuration has otherwise, or not."""
+"""Configuration of a family that differs from `SHAPE` and `GROUPED`; None removes a field."""
 FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
-BY_TRANSFORMERS = ("gpt_neox", "olmo2", "smollm3")
-"""Some of the families that have no class of their own in vLLM, so that it runs Hugging Face's."""
+TRANSFORMERS_FAMILIES = ("gpt_neox", "olmo2", "smollm3")
+"""Some of the families without a vLLM class, which vLLM runs with Hugging Face's."""
 MODELS = [(family, tied) for family in FAMILIES for tied in (True, False)]
 LORA = {"weights": "lora", "lora_rank": 4}
-WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": LORA}
-CASES = [(way, *model) for way in WAYS for model in MODELS if way == "full" or model[1]]  # adapters leave heads alone
+WEIGHTS_SETTINGS: dict[str, dict[str, Any]] = {"full": {}, "lora": LORA}
+CASES = [
+    (weights, *model) for weights in WEIGHTS_SETTINGS for model in MODELS if weights == "full" or model[1]
+]  # adapters leave heads alone
 PROMPTS = [[5, 6, 7], [8], list(range(9, 40))]
 
 
 def save_model(folder: Path, family: str, tied: bool, vocab_size: int = 99, **tokens: Any) -> str:
-    """Writes a small model whose every parameter, biases included, is far from its initial value.
+    """Saves a small model with random parameters, including biases.
 
-    A vocabulary of 99 is no multiple of what engines pad theirs to.
+    A vocabulary of 99 is not a multiple of the size to which engines pad it.
     """
     tokens = {"bos_token_id": 0, "eos_token_id": 0, **tokens}
     shape = SHAPE if family == "gpt2" else GROUPED
-    shape = {name: value for name, value in {**shape, **OF_FAMILY.get(family, {})}.items() if value is not None}
+    shape = {name: value for name, value in {**shape, **FAMILY_CONFIG.get(family, {})}.items() if value is not None}
     config = CONFIG_MAPPING[family](vocab_size=vocab_size, tie_word_embeddings=tied, **shape, **tokens)
     model = AutoModelForCausalLM.from_config(config)
-    randomise(model, seed=0)
+    randomize(model, seed=0)
     model.save_pretrained(folder)
     return str(folder)
 
 
 @torch.no_grad()
-def randomise(model: torch.nn.Module, seed: int) -> None:
+def randomize(model: torch.nn.Module, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        centre = 1.0 if "norm" in name or ".ln_" in name else 0.0
-        parameter.normal_(centre, 0.1, generator=random)
+        mean = 1.0 if "norm" in name or ".ln_" in name else 0.0
+        parameter.normal_(mean, 0.1, generator=random)
 
 
-def follow(generator: Generator, path: str, way: str) -> dict[str, float]:
-    """Loads new weights into the engine, and compares its log-probabilities with the learner's under them.
+def measure_weight_sync(generator: Generator, path: str, weights: str) -> dict[str, float]:
+    """Loads new weights into the engine, and compares its log-probabilities with the learner's.
 
     Returns:
-        `gap`, the largest difference; `stale`, what it would be had the engine kept the old weights; `loaded`, whether
-        the engine read what was sent.
+        `diff`, the largest difference under the new weights; `stale_diff`, under the old ones; `loaded`, whether the
+        engine reports the right version and checksum.
     """
-    learner = make_model(path, **WAYS[way])
+    learner = make_model(path, **WEIGHTS_SETTINGS[weights])
     old = learner.state()
     learner.load(perturb(old, seed=1, noise=0.5))
-    weights = weights_of(learner)
-    loaded = generator.load("llm_1", weights, 3)
+    new_weights = weights_of(learner)
+    loaded = generator.load("llm_1", new_weights, 3)
     out = generator.generate(PROMPTS, "llm_1", Sampling(1.0, 8, range(len(PROMPTS)), [0]))
-    none = [0.0] * len(out)
-    rows = make_rows(PROMPTS, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
+    rewards = [0.0] * len(out)
+    rows = make_rows(PROMPTS, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
 
-    def gap() -> float:
+    def max_diff() -> float:
         return float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
 
-    found = {"loaded": float(loaded == LoadedWeights(3, checksum(weights))), "gap": gap()}
+    result = {"loaded": float(loaded == LoadedWeights(3, checksum(new_weights))), "diff": max_diff()}
     learner.load(old)
-    return {**found, "stale": gap()}
+    return {**result, "stale_diff": max_diff()}
 
 
-def check(found: dict[str, float]) -> None:
-    assert found["loaded"] and found["gap"] < 1e-4 and found["stale"] > 0.1, found
+def assert_synced(result: dict[str, float]) -> None:
+    assert result["loaded"] and result["diff"] < 1e-4 and result["stale_diff"] > 0.1, result
 
 
-def lora_of(way: str) -> Lora | None:
-    return make_settings(WAYS[way]).lora
+def lora_of(weights: str) -> Lora | None:
+    return make_settings(WEIGHTS_SETTINGS[weights]).lora
 
 
-@pytest.mark.parametrize(("way", "family", "tied"), CASES)
-def test_transformers_follows_new_weights(tmp_path: Path, way: str, family: str, tied: bool) -> None:
+@pytest.mark.parametrize(("weights", "family", "tied"), CASES)
+def test_transformers_samples_with_new_weights(tmp_path: Path, weights: str, family: str, tied: bool) -> None:
     path = save_model(tmp_path, family, tied)
-    lora = lora_of(way)
+    lora = lora_of(weights)
     generator = TransformersGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora)
-    check(follow(generator, path, way))
+    assert_synced(measure_weight_sync(generator, path, weights))
 
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[VLLMGenerator]]:
-    """Those of this process, which are closed together: they share its distributed state."""
+    """The engines of this process. They share its distributed state, so they are closed together."""
     engines: list[VLLMGenerator] = []
     yield engines
-    close(engines)
+    close_all(engines)
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-@pytest.mark.parametrize(("way", "family", "tied"), CASES)
-def test_vllm_follows_new_weights(
-    engines: list[VLLMGenerator], tmp_path: Path, way: str, family: str, tied: bool
+@pytest.mark.parametrize(("weights", "family", "tied"), CASES)
+def test_vllm_samples_with_new_weights(
+    engines: list[VLLMGenerator], tmp_path: Path, weights: str, family: str, tied: bool
 ) -> None:
     path = save_model(tmp_path, family, tied)
     shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
-    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(way), **shape))
-    check(follow(engines[-1], path, way))
+    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(weights), **shape))
+    assert_synced(measure_weight_sync(engines[-1], path, weights))
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", BY_TRANSFORMERS)
-def test_a_family_that_vllm_runs_by_transformers_is_learned_beside_its_engine(
-    engines: list[VLLMGenerator], tmp_path: Path, family: str, way: str
+@pytest.mark.parametrize("weights", WEIGHTS_SETTINGS)
+@pytest.mark.parametrize("family", TRANSFORMERS_FAMILIES)
+def test_a_family_that_vllm_runs_with_transformers_can_be_trained_in_the_engines_process(
+    engines: list[VLLMGenerator], tmp_path: Path, family: str, weights: str
 ) -> None:
     path = save_model(tmp_path, family, False)
     shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
-    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(way), **shape))
-    check(follow(engines[-1], path, way))  # whose learner is built now, in the engine's process
+    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(weights), **shape))
+    assert_synced(measure_weight_sync(engines[-1], path, weights))  # the learner is built in the engine's process
 
 
 def train_twice(make_cory: MakeCory, path: str, **settings: Any) -> Cory:
-    """Trains for two updates and checks that the second was sampled from what the first had learned."""
+    """Trains for two updates, and checks that the second one samples with the new weights."""
     algorithm = make_cory(model=path, num_agents=1, lr=1e-2, **settings)
     before = checksum(algorithm.weights("llm_1"))
     first, second = (algorithm.train()["cory"] for _ in range(2))
@@ -177,7 +179,7 @@ def test_a_model_with_an_untied_head_trains(make_cory: MakeCory, tmp_path: Path)
     train_twice(make_cory, save_model(tmp_path, "gpt2", False, len(tokenizer), eos_token_id=tokenizer.eos_token_id))
 
 
-def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either_of_its_stop_tokens(
+def test_an_instruction_tuned_model_trains_on_conversations_and_stops_at_any_of_its_stop_tokens(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
@@ -186,7 +188,7 @@ def test_an_instruction_tuned_model_trains_on_conversations_and_ends_with_either
         "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>{% endfor %}assistant:"
     )
     tokenizer.save_pretrained(tmp_path)
-    stops = [tokenizer.eos_token_id, *range(2000)]  # about half of what an untrained model answers
+    stops = [tokenizer.eos_token_id, *range(2000)]  # about half of an untrained model's tokens
     path = save_model(tmp_path, "qwen3", True, len(tokenizer), eos_token_id=stops)
     turns = [{"role": "assistant", "content": "What can I do?"}, {"role": "user", "content": "Name a fruit."}]
     data = tmp_path / "rows.jsonl"

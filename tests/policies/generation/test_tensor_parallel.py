@@ -1,4 +1,4 @@
-"""An engine over two devices, for real: on a CPU they are processes. It answers as one over one device does."""
+"""Engines with tensor parallelism over two devices, which are processes on a CPU, match engines on one device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from policies.generation.generator import GenerationError, Response, Sampling
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
 from tests.policies.conftest import MakeCory
-from tests.policies.generation.test_model_families import PROMPTS, check, follow, lora_of, save_model
+from tests.policies.generation.test_model_families import (
+    PROMPTS,
+    assert_synced,
+    lora_of,
+    measure_weight_sync,
+    save_model,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,84 +31,84 @@ pytestmark = [
 ]
 
 WORKER = "VLLM::Worker"
-"""How the command of a process with a part of the model starts."""
+"""Start of a worker process's command line."""
 
 
-class Seen(NamedTuple):
-    """What an engine over some devices did."""
+class Observation(NamedTuple):
+    """Results of one engine."""
 
-    followed: dict[str, float]
-    """New weights, beside the learner (`follow`)."""
+    sync_result: dict[str, float]
+    """See `measure_weight_sync`."""
     responses: list[Response]
-    """Under the new weights."""
-    workers: int
-    """Processes with a part of the model; 0: it is in the engine's own."""
-    killed: list[str]
-    """What was said when the last of them was killed: between two calls, and while new weights were loaded."""
-    again: list[Response]
-    """Of the engine in its place."""
+    """With the new weights."""
+    num_workers: int
+    """Number of worker processes; 0 if the model is in the engine's process."""
+    errors: list[str]
+    """Errors after killing the last worker: between two calls, and while new weights were loaded."""
+    responses_after_restart: list[Response]
 
 
-def observe(path: str, way: str, parts: int) -> Seen:
-    """Runs in a process of its own: vLLM decides once per process where its engines run."""
+def run_engine(path: str, weights: str, tensor_parallel_size: int) -> Observation:
+    """Must run in a process of its own, because vLLM decides once per process where its engines run."""
     settings: dict[str, Any] = {
         "max_prompt_tokens": 64,
         "max_response_tokens": 8,
         "max_sequences": 4,
-        "lora": lora_of(way),
+        "lora": lora_of(weights),
     }
     generator = VLLMGenerator(
         {"llm_1": path},
         dtype="fp32",
         device=torch.device("cpu"),
-        tensor_parallel_size=parts,
+        tensor_parallel_size=tensor_parallel_size,
         **settings,
     )
     sampling = Sampling(1.0, 8, range(len(PROMPTS)), [0])
     try:
-        followed = follow(generator, path, way)
+        sync_result = measure_weight_sync(generator, path, weights)
         responses = generator.generate(PROMPTS, "llm_1", sampling)
-        count = len(named(WORKER))
-        killed = []
-        if count:
+        num_workers = len(named(WORKER))
+        errors = []
+        if num_workers:
             named(WORKER)[-1].kill()
             with pytest.raises(GenerationError) as caught:
                 generator.generate(PROMPTS, "llm_1", sampling)
-            killed.append(str(caught.value))
+            errors.append(str(caught.value))
             last = named(WORKER)[-1]
-            last.suspend()  # so that it is in the middle of loading when it is killed
+            last.suspend()  # so that it is killed while it loads
             threading.Timer(2.0, last.kill).start()
             with pytest.raises(GenerationError) as caught:
-                follow(generator, path, way)
-            killed.append(str(caught.value))
-        return Seen(followed, responses, count, killed, generator.generate(PROMPTS, "llm_1", sampling))
+                measure_weight_sync(generator, path, weights)
+            errors.append(str(caught.value))
+        return Observation(sync_result, responses, num_workers, errors, generator.generate(PROMPTS, "llm_1", sampling))
     finally:
         generator.close()
 
 
-@pytest.mark.parametrize(("way", "family"), [("full", "gpt2"), ("lora", "llama"), ("lora", "gpt2")])
-def test_an_engine_over_two_devices_answers_as_over_one_follows_new_weights_and_outlives_a_worker(
-    tmp_path: Path, way: str, family: str
+@pytest.mark.parametrize(("weights", "family"), [("full", "gpt2"), ("lora", "llama"), ("lora", "gpt2")])
+def test_an_engine_on_two_devices_matches_one_device_loads_new_weights_and_restarts_after_a_worker_dies(
+    tmp_path: Path, weights: str, family: str
 ) -> None:
     path = save_model(tmp_path, family, tied=True)
-    seen = []
-    for parts in (1, 2):
+    observations = []
+    for devices in (1, 2):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            seen.append(pool.submit(observe, path, way, parts).result(timeout=280))
-    whole, split = seen
-    assert (whole.workers, split.workers) == (0, 2)
-    check(split.followed)
-    assert [response.tokens for response in split.responses] == [response.tokens for response in whole.responses]
-    for one, two in zip(whole.responses, split.responses, strict=True):
-        assert two.logprobs == pytest.approx(one.logprobs, abs=1e-4)
-    assert split.killed == ["The vLLM engine of llm_1 died; it was started anew."] * 2
-    assert [response.tokens for response in split.again] == [response.tokens for response in split.responses]
+            observations.append(pool.submit(run_engine, path, weights, devices).result(timeout=280))
+    one, two = observations
+    assert (one.num_workers, two.num_workers) == (0, 2)
+    assert_synced(two.sync_result)
+    tokens = [response.tokens for response in two.responses]
+    assert tokens == [response.tokens for response in one.responses]
+    for expected, response in zip(one.responses, two.responses, strict=True):
+        assert response.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert two.errors == ["The vLLM engine of llm_1 died; it was restarted."] * 2
+    assert [response.tokens for response in two.responses_after_restart] == tokens
 
 
-@pytest.mark.parametrize("way", [{"weights": "full"}, {"weight_transfer": "gloo"}, {"weights": "lora"}])
-def test_a_runner_trains_with_an_engine_over_two_devices(make_cory: MakeCory, way: dict[str, Any]) -> None:
-    settings = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel_size": 2}
-    algorithm = make_cory(**settings, **way, check_weight_sync=True, lr=1e-3)
+@pytest.mark.parametrize("settings", [{"weights": "full"}, {"weight_transfer": "gloo"}, {"weights": "lora"}])
+def test_a_runner_with_an_engine_on_two_devices_trains(make_cory: MakeCory, settings: dict[str, Any]) -> None:
+    common = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel_size": 2}
+    algorithm = make_cory(**common, **settings, check_weight_sync=True, lr=1e-3)
     assert algorithm.sync_check.probes["llm_1"].perturbed < 1e-3 < algorithm.sync_check.probes["llm_1"].moved
     for report in [algorithm.train()["cory"] for _ in range(2)]:
         assert report["logprob_diff_max"] < 1e-3 and report["weight_version_lag"] == 0

@@ -1,4 +1,4 @@
-"""What kept a vLLM engine from starting, or from taking weights, is told with what may help."""
+"""Errors of vLLM engines that cannot start or load weights contain advice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start(path: Path, **settings: Any) -> None:
     VLLMGenerator({"llm_1": str(path)}, dtype="fp32", device=torch.device("cpu"), **{**shape, **settings}).close()
 
 
-def test_why_an_engine_does_not_start_is_one_sentence_with_what_may_help(tmp_path: Path) -> None:
+def test_a_failed_engine_start_raises_a_short_error_with_advice(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(str(DEFAULT_TOKENIZER), folder)
     with pytest.raises(
@@ -36,24 +36,24 @@ def test_why_an_engine_does_not_start_is_one_sentence_with_what_may_help(tmp_pat
     ) as raised:
         start(folder, max_prompt_tokens=300)
     message = str(raised.value)
-    assert message.endswith("backend=transformers may do.") and "\n" not in message and len(message) < 600
+    assert message.endswith("otherwise try backend=transformers.") and "\n" not in message and len(message) < 600
     (folder / "model.safetensors").unlink()
     with pytest.raises(EngineStartError, match="any model weights"):
         start(folder)
 
 
-def test_a_family_that_takes_no_adapters_in_vllm_is_told(tmp_path: Path) -> None:
+def test_a_family_without_lora_support_in_vllm_is_rejected(tmp_path: Path) -> None:
     path = save_model(tmp_path / "model", "gptj", False)
-    with pytest.raises(EngineStartError, match=r"does not support LoRA yet\. .* backend=transformers may do\.$"):
+    with pytest.raises(EngineStartError, match=r"does not support LoRA yet\. .* otherwise try backend=transformers\.$"):
         start(Path(path), lora=Lora(4, 8.0))
 
 
-def test_weights_that_vllm_has_no_place_for_are_told_in_a_sentence() -> None:
+def test_weights_that_vllm_cannot_load_raise_a_short_error() -> None:
     shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
     engine = VLLMGenerator({"llm_1": str(DEFAULT_TOKENIZER)}, dtype="fp32", device=torch.device("cpu"), **shape)
     try:
         with pytest.raises(
-            ModelError, match=r"could not replace the weights of .* 'own' .*backend=transformers may do\.$"
+            ModelError, match=r"could not replace the weights of .* 'own' .*otherwise try backend=transformers\.$"
         ):
             engine.load("llm_1", {"transformer.own.weight": np.zeros(3, np.float32)}, 1)
     finally:

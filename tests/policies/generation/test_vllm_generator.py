@@ -1,4 +1,4 @@
-"""The vLLM backend, for real: agreement, weight sync, what the self-test catches, an engine that is killed."""
+"""The vLLM backend with real engines: agreement with the learner, weight syncs and their check, adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EOS = [load_tokenizer(MODEL).eos_token_id]
 MAX_PROMPT = 200  # longer than a block of vLLM's KV cache, so that prompts are cached
 
 
-def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLMGenerator:
+def make_generator(policy_ids: Sequence[str] = ("llm_1",), **settings: Any) -> VLLMGenerator:
     arguments: dict[str, Any] = {
         "dtype": "fp32",
         "device": torch.device("cpu"),
@@ -45,11 +45,11 @@ def make_generator(modules: Sequence[str] = ("llm_1",), **settings: Any) -> VLLM
         "max_sequences": 64,
         **settings,
     }
-    return VLLMGenerator(dict.fromkeys(modules, MODEL), **arguments)
+    return VLLMGenerator(dict.fromkeys(policy_ids, MODEL), **arguments)
 
 
-def close(generators: Sequence[VLLMGenerator]) -> None:
-    """Closes engines, without the walk over all that Python holds, of a second, that vLLM has each end with."""
+def close_all(generators: Sequence[VLLMGenerator]) -> None:
+    """Closes engines, without vLLM's garbage collection at each close, which takes a second."""
     with patch("gc.collect"):
         for generator in generators:
             generator.close()
@@ -57,10 +57,10 @@ def close(generators: Sequence[VLLMGenerator]) -> None:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[VLLMGenerator]]:
-    """Those of this process, closed together at the end."""
+    """The engines of this process, closed together at the end."""
     engines: list[VLLMGenerator] = []
     yield engines
-    close(engines)
+    close_all(engines)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def generator(engines: list[VLLMGenerator]) -> VLLMGenerator:
 
 @pytest.fixture(scope="module")
 def learner() -> PolicyModel:
-    """The learner's side of the comparison."""
+    """The learner's model, for comparison."""
     return make_model(MODEL)
 
 
@@ -91,19 +91,19 @@ def sampling(prompts: Sequence[Sequence[int]]) -> Sampling:
     return Sampling(1.0, 8, [sampling_seed(0, 0, query, 0) for query in range(len(prompts))], EOS)
 
 
-def scorer(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
-    present = learner.state()
+def make_score(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
+    state = learner.state()
 
     def score(weights: Weights, rows: Rows) -> torch.Tensor:
-        learner.load({**present, **{f"lm.{name}": array for name, array in weights.items()}})
+        learner.load({**state, **{f"lm.{name}": array for name, array in weights.items()}})
         logprobs = learner.score(rows)["logprobs"]
-        learner.load(present)
+        learner.load(state)
         return logprobs
 
     return score
 
 
-def run_self_test(
+def run_weight_sync_check(
     generator: VLLMGenerator,
     learner: PolicyModel,
     weights: Weights,
@@ -113,39 +113,39 @@ def run_self_test(
     def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
         return generator.generate(prompts, "llm_1", sampling(prompts))
 
-    return check_weight_sync(weights, prompts, load, generate, scorer(learner), "llm_1")
+    return check_weight_sync(weights, prompts, load, generate, make_score(learner), "llm_1")
 
 
 def test_log_probabilities_agree_with_the_learner(
     generator: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     out = generator.generate(prompts, "llm_1", sampling(prompts))
-    none = [0.0] * len(out)
-    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
-    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
-    assert float(gap.max()) < 1e-4
+    rewards = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
+    diff = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    assert float(diff.max()) < 1e-4
 
 
 def test_a_response_does_not_depend_on_its_batch(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
-    together = generator.generate(prompts, "llm_1", sampling(prompts))
+    batch = generator.generate(prompts, "llm_1", sampling(prompts))
     seeds = sampling(prompts).seeds
-    alone = [
+    singles = [
         generator.generate([prompt], "llm_1", Sampling(1.0, 8, [seed], EOS))[0]
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
-    assert [response.tokens for response in together] == [response.tokens for response in alone]
+    assert [response.tokens for response in batch] == [response.tokens for response in singles]
 
 
-def ask(key: int, prompt: Sequence[int], longest: int, policy_id: str = "llm_1") -> Request:
-    return Request(key, policy_id, prompt, Sampling(1.0, longest, [sampling_seed(0, 0, key, 0)], ()))
+def make_request(key: int, prompt: Sequence[int], max_tokens: int, policy_id: str = "llm_1") -> Request:
+    return Request(key, policy_id, prompt, Sampling(1.0, max_tokens, [sampling_seed(0, 0, key, 0)], ()))
 
 
-def test_the_engine_has_the_model_runner_that_is_asked_for(generator: VLLMGenerator) -> None:
+def test_the_engine_uses_the_requested_model_runner(generator: VLLMGenerator) -> None:
     core = generator.engines["llm_1"].llm_engine.engine_core.engine_core
-    asked = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"  # as `test_model_runner_v2` does
-    assert core.vllm_config.use_v2_model_runner is asked
+    use_v2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"  # set by `test_model_runner_v2`
+    assert core.vllm_config.use_v2_model_runner is use_v2
     runner = type(core.model_executor.driver_worker.worker.model_runner)
-    assert ("gpu.model_runner" in "".join(base.__module__ for base in runner.__mro__)) is asked
+    assert ("gpu.model_runner" in "".join(base.__module__ for base in runner.__mro__)) is use_v2
 
 
 def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
@@ -154,69 +154,67 @@ def test_an_engine_on_a_cpu_compiles_nothing(generator: VLLMGenerator, prompts: 
 
 
 def test_any_of_several_stop_tokens_ends_a_response(generator: VLLMGenerator, prompts: list[list[int]]) -> None:
-    whole = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
-    stops = sampling(prompts)._replace(stop_token_ids=[*EOS, whole[0][2], whole[1][0]])
-    ended = [response.tokens for response in generator.generate(prompts, "llm_1", stops)]
-    assert ended[0] == whole[0][:3] and ended[1] == whole[1][:1]
+    full = [response.tokens for response in generator.generate(prompts, "llm_1", sampling(prompts))]
+    stops = sampling(prompts)._replace(stop_token_ids=[*EOS, full[0][2], full[1][0]])
+    stopped = [response.tokens for response in generator.generate(prompts, "llm_1", stops)]
+    assert stopped[0] == full[0][:3] and stopped[1] == full[1][:1]
 
 
-def test_more_prompt_tokens_than_one_engine_step_takes_change_nothing(
+def test_more_prompt_tokens_than_fit_in_one_engine_step_change_nothing(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
-    many = [prompts[-1]] * 50  # 10,000 tokens at once
+    long_prompts = [prompts[-1]] * 50  # 10,000 tokens at once
     seeds = [sampling_seed(0, 0, query, 0) for query in range(50)]
-    together = generator.generate(many, "llm_1", Sampling(1.0, 8, seeds, EOS))
-    last = generator.generate(many[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:], EOS))
-    assert together[-1].tokens == last[0].tokens
+    batch = generator.generate(long_prompts, "llm_1", Sampling(1.0, 8, seeds, EOS))
+    last = generator.generate(long_prompts[-1:], "llm_1", Sampling(1.0, 8, seeds[-1:], EOS))
+    assert batch[-1].tokens == last[0].tokens
 
 
 def test_temperature_reaches_the_log_probabilities(
     generator: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     out = generator.generate(prompts, "llm_1", sampling(prompts)._replace(temperature=0.5))
-    none = [0.0] * len(out)
-    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
+    rewards = [0.0] * len(out)
+    rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
     learner.temperature = 0.5
-    gap = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    diff = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
     learner.temperature = 1.0
-    assert float(gap.max()) < 1e-4
+    assert float(diff.max()) < 1e-4
 
 
-def test_load_returns_the_version_and_the_checksum_of_what_the_engine_read(
+def test_load_returns_the_version_and_the_checksum_of_the_loaded_weights(
     generator: VLLMGenerator, weights: Weights
 ) -> None:
-    other = perturb(weights, seed=1)
-    loaded = generator.load("llm_1", other, 3)
-    assert loaded == LoadedWeights(3, checksum(other)) != LoadedWeights(3, checksum(weights))
+    new_weights = perturb(weights, seed=1)
+    loaded = generator.load("llm_1", new_weights, 3)
+    assert loaded == LoadedWeights(3, checksum(new_weights)) != LoadedWeights(3, checksum(weights))
     assert generator.load("llm_1", weights, 4) == LoadedWeights(4, checksum(weights))
     assert not list(Path("/dev/shm").glob("cory-weights-*"))
 
 
-def test_weights_of_the_engine_that_are_not_sent_are_named_whichever_they_are(
-    generator: VLLMGenerator, weights: Weights
-) -> None:
+def test_weights_that_were_not_sent_are_stale(generator: VLLMGenerator, weights: Weights) -> None:
     names = list(weights)
-    for left_out in (names[0], names[len(names) // 2], names[-1]):
-        part = {name: array for name, array in weights.items() if name != left_out}
-        assert generator.load("llm_1", part, 1).stale == (left_out,)
+    for omitted in (names[0], names[len(names) // 2], names[-1]):
+        incomplete = {name: array for name, array in weights.items() if name != omitted}
+        assert generator.load("llm_1", incomplete, 1).stale == (omitted,)
     assert generator.load("llm_1", weights, 2).stale == ()
 
 
-def test_the_self_test_passes_on_a_sound_engine(
+def test_the_weight_sync_check_passes_on_a_correct_engine(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    found = run_self_test(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
-    assert found.perturbed < 1e-3 < found.moved
+    probe = run_weight_sync_check(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
+    assert probe.perturbed < 1e-3 < probe.moved
 
 
-def test_the_self_test_catches_an_engine_that_ignores_new_weights(
+def test_the_weight_sync_check_detects_an_engine_that_ignores_new_weights(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
     with pytest.raises(SelfTestFailure, match="does not use new weights"):
-        run_self_test(generator, learner, weights, prompts, lambda w: None)
+        run_weight_sync_check(generator, learner, weights, prompts, lambda w: None)
 
 
-def test_the_self_test_catches_a_tied_head_that_stays_old(
+def test_the_weight_sync_check_detects_a_stale_tied_head(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     def load_all_but_the_head(new: Weights) -> None:
@@ -231,11 +229,11 @@ def test_the_self_test_catches_a_tied_head_that_stays_old(
         assert engine.reset_prefix_cache()
 
     with pytest.raises(SelfTestFailure):
-        run_self_test(generator, learner, weights, prompts, load_all_but_the_head)
+        run_weight_sync_check(generator, learner, weights, prompts, load_all_but_the_head)
     generator.load("llm_1", weights, 0)
 
 
-def test_the_self_test_catches_activations_cached_under_the_old_weights(
+def test_the_weight_sync_check_detects_a_stale_prefix_cache(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     def load_without_dropping_caches(new: Weights) -> None:
@@ -243,26 +241,26 @@ def test_the_self_test_catches_activations_cached_under_the_old_weights(
         generator.engines["llm_1"].collective_rpc("load_safetensors", args=(str(tmp_path / "model.safetensors"),))
 
     with pytest.raises(SelfTestFailure):
-        run_self_test(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
+        run_weight_sync_check(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
     generator.load("llm_1", weights, 0)
 
 
-def test_the_self_test_catches_one_tensor_that_stays_old(
+def test_the_weight_sync_check_detects_one_stale_tensor(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    bias = "transformer.h.1.ln_2.bias"  # 1.5 % of what all tensors move together
+    bias = "transformer.h.1.ln_2.bias"  # contributes 1.5 % of the total difference
 
     def load_all_but_one(new: Weights) -> None:
         generator.load("llm_1", {**new, bias: weights[bias]}, 0)
 
     with pytest.raises(SelfTestFailure, match="does not use new weights"):
-        run_self_test(generator, learner, weights, prompts, load_all_but_one)
+        run_weight_sync_check(generator, learner, weights, prompts, load_all_but_one)
     generator.load("llm_1", weights, 0)
 
 
 @pytest.fixture(scope="module")
 def adapters(engines: list[VLLMGenerator]) -> VLLMGenerator:
-    """One engine for three LLMs."""
+    """One engine for the adapters of three policies."""
     engines.append(make_generator(["llm_1", "llm_2", "llm_3"], lora=Lora(4, 8.0)))
     return engines[-1]
 
@@ -271,17 +269,17 @@ def adapter_weights(seed: int) -> Weights:
     return perturb(weights_of(make_model(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)), seed)
 
 
-def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
+def test_one_engine_serves_all_adapters_and_new_weights_replace_only_their_own(
     adapters: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     learner = make_model(MODEL, weights="lora", lora_rank=4, lora_alpha=8.0)
     weights = {policy_id: adapter_weights(seed) for seed, policy_id in enumerate(adapters.policy_ids)}
-    score = scorer(learner)
+    score = make_score(learner)
 
-    def gap(policy_id: str, under: Weights) -> float:
+    def max_diff(policy_id: str, under: Weights) -> float:
         out = adapters.generate(prompts, policy_id, sampling(prompts))
-        none = [0.0] * len(out)
-        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], none, [False] * len(out))
+        rewards = [0.0] * len(out)
+        rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
         return float(((score(under, rows) - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
 
     assert len(adapters.engines) == 1
@@ -290,12 +288,12 @@ def test_one_engine_serves_every_adapter_and_new_weights_reach_only_theirs(
             loaded = adapters.load(policy_id, weights[policy_id], version)
             assert loaded == LoadedWeights(version, checksum(weights[policy_id]))
         for policy_id in adapters.policy_ids:
-            assert gap(policy_id, weights[policy_id]) < 1e-4
-        assert gap("llm_1", weights["llm_2"]) > 0.1
+            assert max_diff(policy_id, weights[policy_id]) < 1e-4
+        assert max_diff("llm_1", weights["llm_2"]) > 0.1
         weights["llm_2"] = adapter_weights(seed=9)
 
 
-def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
+def test_a_row_without_an_adapter_uses_the_base_in_a_batch_with_adapters(
     adapters: VLLMGenerator, learner: PolicyModel, prompts: list[list[int]]
 ) -> None:
     for seed, policy_id in enumerate(adapters.policy_ids):
@@ -303,40 +301,40 @@ def test_a_row_without_an_adapter_is_the_base_beside_rows_with_one(
     from vllm import SamplingParams, TokensPrompt
 
     params = SamplingParams(max_tokens=6, seed=1, logprobs=0, detokenize=False)
-    wanted = [None, *(vllm_lora.request(policy_id, k + 1) for k, policy_id in enumerate(adapters.policy_ids))]
+    requests = [None, *(vllm_lora.request(policy_id, k + 1) for k, policy_id in enumerate(adapters.policy_ids))]
     inputs = [TokensPrompt(prompt_token_ids=prompts[0])] * 4
     (engine,) = adapters.engines.values()
-    first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=wanted)[0].outputs[0]
+    first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=requests)[0].outputs[0]
     tokens = list(first.token_ids)
     logprobs = [step[token].logprob for step, token in zip(first.logprobs or [], tokens, strict=True)]
     rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [False])
     assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
 
 
-def test_caches_beyond_the_free_memory_are_refused_with_what_to_lower() -> None:
+def test_caches_larger_than_the_free_memory_are_rejected_with_advice() -> None:
     with pytest.raises(EngineStartError, match=r"KV caches .* GiB of memory are free\. Lower max_prompt_tokens"):
         make_generator(max_prompt_tokens=10**9)
 
 
-def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
+def test_an_engine_that_cannot_start_raises_a_one_line_error() -> None:
     with pytest.raises(EngineStartError, match=r"could not start an engine .*max_model_len") as raised:
         make_generator(max_prompt_tokens=300)  # the bundled model has 256 positions
     assert "\n" not in str(raised.value)
 
 
-def test_an_engine_outlives_others_of_its_process_that_end_or_are_collected(
+def test_an_engine_keeps_working_after_other_engines_of_its_process_end(
     generator: VLLMGenerator, prompts: list[list[int]]
 ) -> None:
     before = generator.generate(prompts, "llm_1", sampling(prompts))
-    ended, collected = make_generator(), make_generator()
-    ended.close()
+    closed, collected = make_generator(), make_generator()
+    closed.close()
     assert generator.generate(prompts, "llm_1", sampling(prompts)) == before
     del collected
     gc.collect()
     assert generator.generate(prompts, "llm_1", sampling(prompts)) == before
 
 
-def test_the_number_of_devices_reaches_the_engine() -> None:
+def test_the_tensor_parallel_size_reaches_the_engine() -> None:
     with pytest.raises(
         EngineStartError, match=r"attention heads \(4\) must be divisible by tensor parallel size \(3\)"
     ):

@@ -1,4 +1,4 @@
-"""vLLM engines in processes of their own, which are killed or hang."""
+"""vLLM engines in their own processes that are killed or hang."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ import pytest
 from policies.generation.generator import GenerationError, Request, Response
 from policies.generation.installed import vllm_installed
 from policies.models.lora import Lora
-from tests.policies.generation.test_vllm_generator import adapter_weights, ask, make_generator, sampling
+from tests.policies.generation.test_vllm_generator import adapter_weights, make_generator, make_request, sampling
 
 pytestmark = pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 
 
-def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
-    """Runs in a process of its own: vLLM decides once per process where its engines run."""
+def provoke_engine_errors() -> tuple[list[str], list[bool]]:
+    """Kills and stops engines. Must run in its own process, because vLLM decides once per process where engines run.
+
+    Returns:
+        The error messages, and whether responses are as expected.
+    """
     prompts = [[5, 6, 7], [8, 9]]
     generator = make_generator(["llm_1", "llm_2"], lora=Lora(4, 8.0), in_process=False)
 
@@ -47,31 +51,33 @@ def what_engines_that_fail_say() -> tuple[list[str], list[bool]]:
         send(signal.SIGKILL)
         messages = [error_of(lambda: generate("llm_1"))]
 
-        def kill(ended: Sequence[tuple[int, Response]]) -> list[Request]:
+        def kill(finished: Sequence[tuple[int, Response]]) -> list[Request]:
             send(signal.SIGKILL)
-            return [ask(2, prompts[0], 8)]
+            return [make_request(2, prompts[0], 8)]
 
-        first = [ask(0, prompts[0], 8), ask(1, prompts[1], 1)]
+        first = [make_request(0, prompts[0], 8), make_request(1, prompts[1], 1)]
         messages.append(error_of(lambda: generator.run_requests(first, kill)))
-        again = [generate(policy_id) for policy_id in generator.policy_ids]
+        after_kill = [generate(policy_id) for policy_id in generator.policy_ids]
         send(signal.SIGSTOP)
-        generator.timeout, enough = 10.0, generator._arguments["max_model_len"]
-        generator._arguments["max_model_len"] = 10**6  # as while the memory of the old one is not free: none can start
+        generator.timeout, max_model_len = 10.0, generator._arguments["max_model_len"]
+        generator._arguments["max_model_len"] = 10**6  # so that a restart fails, as if memory were not free yet
         messages.append(error_of(lambda: generator.load("llm_1", adapter_weights(9), 6)))
         messages.append(error_of(lambda: generate("llm_2")))
-        generator.timeout, generator._arguments["max_model_len"] = 600.0, enough
-        last = [generate(policy_id) for policy_id in generator.policy_ids]
-        return messages, [expected[0] != expected[1], again == expected, last == expected]
+        generator.timeout, generator._arguments["max_model_len"] = 600.0, max_model_len
+        after_hang = [generate(policy_id) for policy_id in generator.policy_ids]
+        return messages, [expected[0] != expected[1], after_kill == expected, after_hang == expected]
     finally:
         generator.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_engine_process_that_is_killed_or_hangs_is_started_anew_with_the_last_weights_of_every_adapter() -> None:
+def test_an_engine_process_that_dies_or_hangs_is_restarted_with_the_last_weights_of_every_adapter() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        (killed, conversing, hanging, gone), as_wanted = pool.submit(what_engines_that_fail_say).result(timeout=580)
-    assert "The vLLM engine of llm_1 died; it was started anew." in killed == conversing
-    assert "The vLLM engine of llm_1 gave no answer for 10 s, and no new one could be started. vLLM could" in hanging
-    assert "The vLLM engine of llm_2 is gone, and no new one could be started. vLLM could" in gone
-    assert all(as_wanted)
+        (killed, killed_during_requests, hanging, dead), as_expected = pool.submit(provoke_engine_errors).result(
+            timeout=580
+        )
+    assert "The vLLM engine of llm_1 died; it was restarted." in killed == killed_during_requests
+    assert "The vLLM engine of llm_1 did not respond within 10 s, and restarting it failed. vLLM could" in hanging
+    assert "The vLLM engine of llm_2 died, and restarting it failed. vLLM could" in dead
+    assert all(as_expected)

@@ -1,4 +1,4 @@
-"""vLLM's weight transfer over gloo: a real sender and a real engine, each in a thread of this process."""
+"""vLLM's weight transfer over gloo, with a real sender and a real engine in threads of this process."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Digest, Weights
 from policies.sync_check import perturb
 from tests.policies.conftest import make_model, weights_of
-from tests.policies.generation.test_vllm_generator import MODEL, close, make_generator
+from tests.policies.generation.test_vllm_generator import MODEL, close_all, make_generator
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
     pytest.mark.timeout(300),
 ]
-# What imports vLLM is imported where it is needed: else every process that collects tests would.
+# Modules that import vLLM are imported inside functions, so that collecting tests does not import vLLM.
 
-ONE_AT_A_TIME = threading.Lock()
+ENGINE_LOCK = threading.Lock()
 PROMPTS = [[5, 6, 7], [8, 9]]
 
 
 @pytest.fixture(scope="module")
 def generator() -> Iterator[VLLMGenerator]:
-    found = make_generator(weight_transfer="gloo", max_prompt_tokens=16)
-    yield found
-    close([found])
+    generator = make_generator(weight_transfer="gloo", max_prompt_tokens=16)
+    yield generator
+    close_all([generator])
 
 
 @pytest.fixture(scope="module")
@@ -44,62 +44,62 @@ def policy() -> PolicyLearner:
     return PolicyLearner(make_model(MODEL), Hyperparameters(steps=1))
 
 
-class Direct:
-    """What `weight_sender.Client` is, without actors between; like those, it does one thing after another."""
+class DirectClient:
+    """Like `weight_sender.Client`, but without actors. Calls run one after another, as in an actor."""
 
     def __init__(self, generator: VLLMGenerator) -> None:
         self.generator = generator
-        self.found: LoadedWeights | None = None
+        self.loaded: LoadedWeights | None = None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._ask("meet", init_info)
+        self._call("meet", init_info)
 
     def start_weight_update(self) -> None:
-        self._ask("begin")
+        self._call("begin")
 
     def update_weights(self, update_info: Any) -> None:
-        self._ask("take", update_info)
+        self._call("take", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.found = self._ask("end")
+        self.loaded = self._call("end")
 
-    def _ask(self, step: str, argument: Any = None) -> LoadedWeights | None:
-        with ONE_AT_A_TIME:
+    def _call(self, step: str, argument: Any = None) -> LoadedWeights | None:
+        with ENGINE_LOCK:
             return self.generator.transfer(step, "llm_1", argument, 7)
 
 
-def source(policy: PolicyLearner, weights: Weights | None = None) -> Any:
+def make_source(policy: PolicyLearner, weights: Weights | None = None) -> Any:
     from policies.rllib.weight_sender import Source
 
     return Source(policy, weights)
 
 
-def broken(policy: PolicyLearner, weights: Weights) -> Any:
-    """Weights of which only the first few come."""
+def make_interrupted_source(policy: PolicyLearner, weights: Weights) -> Any:
+    """A source that fails after the first few weights."""
     from policies.rllib.weight_sender import Source
 
-    class Broken(Source):
+    class InterruptedSource(Source):
         def _stream(self) -> Iterator[tuple[str, Tensor]]:
-            for place, each in enumerate(super()._stream()):
-                if place == 5:
+            for index, named_tensor in enumerate(super()._stream()):
+                if index == 5:
                     raise OSError("the learner is gone")
-                yield each
+                yield named_tensor
 
-    return Broken(policy, weights)
+    return InterruptedSource(policy, weights)
 
 
-def lacking(policy: PolicyLearner) -> Any:
-    """All weights but one."""
+def make_incomplete_source(policy: PolicyLearner) -> Any:
+    """A source without the last weight."""
     from policies.rllib.weight_sender import Source
 
-    class Lacking(Source):
+    class IncompleteSource(Source):
         def metadata(self) -> list[Any]:
             return super().metadata()[:-1]
 
         def _stream(self) -> Iterator[tuple[str, Tensor]]:
             yield from list(super()._stream())[:-1]
 
-    return Lacking(policy)
+    return IncompleteSource(policy)
 
 
 def send(generator: VLLMGenerator, source: Any) -> LoadedWeights | None:
@@ -107,84 +107,84 @@ def send(generator: VLLMGenerator, source: Any) -> LoadedWeights | None:
 
     from policies.generation.weight_transfer import GlooTrainerInitInfo
 
-    client = Direct(generator)
-    meeting = GlooTrainerInitInfo("127.0.0.1", 2, 30.0, rank=0)
-    sender = WeightTransferTrainerFactory.trainer_init(meeting, client=client, source=source)
+    client = DirectClient(generator)
+    init_info = GlooTrainerInitInfo("127.0.0.1", 2, 30.0, rank=0)
+    sender = WeightTransferTrainerFactory.trainer_init(init_info, client=client, source=source)
     try:
         sender.send_weights()
     finally:
         sender.shutdown()
-    return client.found
+    return client.loaded
 
 
-def logprobs(generator: VLLMGenerator) -> list[list[float]]:
+def sample_logprobs(generator: VLLMGenerator) -> list[list[float]]:
     sampling = Sampling(1.0, 8, [1, 2], [])
     return [response.logprobs for response in generator.generate(PROMPTS, "llm_1", sampling)]
 
 
-def other(policy: PolicyLearner, seed: int) -> Weights:
+def perturbed_weights(policy: PolicyLearner, seed: int) -> Weights:
     return perturb(weights_of(policy.model), seed)
 
 
-def test_what_is_sent_is_what_a_file_would_have_brought(generator: VLLMGenerator, policy: PolicyLearner) -> None:
-    weights = other(policy, 1)
+def test_transferred_weights_equal_loaded_ones(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    weights = perturbed_weights(policy, 1)
     generator.load("llm_1", weights, 0)
-    expected = logprobs(generator)
+    expected = sample_logprobs(generator)
     generator.load("llm_1", weights_of(policy.model), 1)
-    sent = source(policy, weights)
-    loaded = send(generator, sent)
+    source = make_source(policy, weights)
+    loaded = send(generator, source)
     assert loaded is not None
-    assert (loaded.version, loaded.checksum, loaded.stale) == (7, sent.digest.value(), ())
-    assert logprobs(generator) == expected
-    present = source(policy)
-    assert send(generator, present) == LoadedWeights(7, present.digest.value(), ())
-    assert logprobs(generator) != expected
+    assert (loaded.version, loaded.checksum, loaded.stale) == (7, source.digest.value(), ())
+    assert sample_logprobs(generator) == expected
+    source = make_source(policy)
+    assert send(generator, source) == LoadedWeights(7, source.digest.value(), ())
+    assert sample_logprobs(generator) != expected
 
 
-def test_after_a_sender_that_ends_in_the_middle_the_next_one_s_weights_are_all_that_is_left(
+def test_a_transfer_after_an_interrupted_one_replaces_all_weights(
     generator: VLLMGenerator, policy: PolicyLearner
 ) -> None:
-    weights = other(policy, 2)
+    weights = perturbed_weights(policy, 2)
     generator.load("llm_1", weights, 0)
-    expected = logprobs(generator)
+    expected = sample_logprobs(generator)
     with pytest.raises(OSError, match="the learner is gone"):
-        send(generator, broken(policy, other(policy, 3)))
-    assert send(generator, source(policy, weights)) is not None
-    assert logprobs(generator) == expected
+        send(generator, make_interrupted_source(policy, perturbed_weights(policy, 3)))
+    assert send(generator, make_source(policy, weights)) is not None
+    assert sample_logprobs(generator) == expected
 
 
-def test_what_was_begun_and_never_sent_is_forgotten(generator: VLLMGenerator, policy: PolicyLearner) -> None:
-    """As where one of several runners died, so that none was sent anything."""
-    weights = other(policy, 4)
+def test_a_transfer_that_started_without_data_is_discarded(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    """This happens if one of several runners dies, so that nothing is sent to any of them."""
+    weights = perturbed_weights(policy, 4)
     generator.load("llm_1", weights, 0)
-    expected = logprobs(generator)
+    expected = sample_logprobs(generator)
     generator.load("llm_1", weights_of(policy.model), 1)
     generator.transfer("begin", "llm_1", None, 6)
-    loaded = send(generator, source(policy, weights))
+    loaded = send(generator, make_source(policy, weights))
     assert loaded is not None and loaded.stale == ()
-    assert logprobs(generator) == expected
+    assert sample_logprobs(generator) == expected
 
 
-def test_a_weight_that_is_not_sent_is_named(generator: VLLMGenerator, policy: PolicyLearner) -> None:
-    loaded = send(generator, lacking(policy))
+def test_a_weight_that_is_not_transferred_is_stale(generator: VLLMGenerator, policy: PolicyLearner) -> None:
+    loaded = send(generator, make_incomplete_source(policy))
     assert loaded is not None
     assert len(loaded.stale) == 1
-    assert send(generator, source(policy)) is not None
+    assert send(generator, make_source(policy)) is not None
 
 
-def test_the_digest_tells_apart_what_differs_in_a_bit_a_place_a_name_or_a_type() -> None:
+def test_the_digest_depends_on_every_bit_position_name_and_dtype() -> None:
     def digest(*tensors: tuple[str, Tensor]) -> int:
-        found = Digest()
+        result = Digest()
         for name, tensor in tensors:
-            found.add(name, tensor)
-        return found.value()
+            result.add(name, tensor)
+        return result.value()
 
     a, b = torch.randn(3, 4), torch.randn(5)
     swapped = a.clone()
     swapped[0, 0], swapped[2, 3] = a[2, 3], a[0, 0]
     flipped = a.clone()
     flipped.view(torch.int32)[1, 1] ^= 1
-    kinds = [
+    variants = [
         [("a", a), ("b", b)],
         [("b", b), ("a", a)],
         [("a", swapped), ("b", b)],
@@ -194,16 +194,16 @@ def test_the_digest_tells_apart_what_differs_in_a_bit_a_place_a_name_or_a_type()
         [("a", a.view(4, 3)), ("b", b)],
         [("a", a)],
     ]
-    assert len({digest(*each) for each in kinds}) == len(kinds)
-    assert digest(("a", a.t().contiguous().t()), ("b", b)) == digest(*kinds[0])
+    assert len({digest(*variant) for variant in variants}) == len(variants)
+    assert digest(("a", a.t().contiguous().t()), ("b", b)) == digest(*variants[0])
     large = torch.ones((1 << 22) + 3, dtype=torch.bfloat16)
-    moved = large.clone()
-    moved[0], moved[-1] = 2, 2
-    assert digest(("a", large)) != digest(("a", moved))
+    changed = large.clone()
+    changed[0], changed[-1] = 2, 2
+    assert digest(("a", large)) != digest(("a", changed))
 
 
-def test_what_the_digest_computes_of_a_tensor_reads_nothing_that_it_computed_of_another() -> None:
-    """Else a CUDA stream would read what another one is still writing: vLLM's tensors pass by on two, by turns."""
+def test_the_digest_of_a_tensor_reads_no_intermediate_result_of_another() -> None:
+    """Otherwise a CUDA stream could read what another one is still writing: vLLM alternates between two streams."""
 
     class Recorder(TorchDispatchMode):
         def __init__(self) -> None:

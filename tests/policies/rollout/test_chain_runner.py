@@ -1,4 +1,4 @@
-"""The runner's episodes, against the PettingZoo environment stepped alone."""
+"""The runner's episodes, compared with those of the PettingZoo environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.policies.conftest import TINY
 
 CHAINS: list[dict[str, Any]] = [
     {"num_agents": 1},
-    {"num_agents": 2, "reward": "tests.policies.sample_rewards:of_all"},
+    {"num_agents": 2, "reward": "tests.policies.sample_rewards:from_all_inputs"},
     {"num_agents": 3},
     {"num_agents": 4, "weights": "lora", "observed": "last"},
     {"num_agents": 4, "weights": "lora", "observed": "best"},
@@ -48,23 +48,23 @@ def runner(request: pytest.FixtureRequest, ray_session: None) -> Any:
     runner.stop()
 
 
-def play(runner: ChainRunner, prompt_refs: list[PromptRef], **settings: Any) -> Any:
+def sample_chains(runner: ChainRunner, prompt_refs: list[PromptRef], **settings: Any) -> Any:
     mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids)
     return runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0, **settings)
 
 
-def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tokens(runner: ChainRunner) -> None:
+def test_episodes_equal_those_of_the_environment_stepped_with_the_same_tokens(runner: ChainRunner) -> None:
     prompt_refs = [PromptRef(3), PromptRef(11), PromptRef(0)]
-    rollout = play(runner, prompt_refs)
+    rollout = sample_chains(runner, prompt_refs)
     env = cory_v0.env(**runner.settings.env_settings())
     for prompt_ref, episode in zip(prompt_refs, rollout.episodes, strict=True):
         env.reset(options={"query": prompt_ref.query})
         for role in runner.settings.roles:
             agent = episode.agent_episodes[role]
             assert env.agent_selection == role
-            seen, played = env.observe(role), agent.observations[0]
-            assert seen["length"] == played["length"]
-            np.testing.assert_array_equal(seen["tokens"], played["tokens"])
+            expected, observation = env.observe(role), agent.observations[0]
+            assert observation["length"] == expected["length"]
+            np.testing.assert_array_equal(observation["tokens"], expected["tokens"])
             tokens, length = agent.actions[0]["tokens"], agent.actions[0]["length"]
             env.step({"tokens": np.array(tokens), "length": length})
         for role in runner.settings.roles:
@@ -78,30 +78,30 @@ def test_episodes_equal_those_of_the_environment_stepped_alone_with_the_same_tok
 
 
 @pytest.mark.parametrize("observed", ["last", "best"])
-def test_an_agent_sees_the_one_earlier_response_that_it_is_to_see(ray_session: None, observed: str) -> None:
+def test_an_agent_observes_the_last_or_the_best_earlier_response(ray_session: None, observed: str) -> None:
     runner = make_runner(num_agents=4, weights="lora", observed=observed)
-    rollout = play(runner, [PromptRef(query) for query in range(16)])
-    tokenizer, places = runner.tokenizers["llm_1"], set()
+    rollout = sample_chains(runner, [PromptRef(query) for query in range(16)])
+    tokenizer, observed_positions = runner.tokenizers["llm_1"], set()
     for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
-        rewards = [answer["task_reward"] for answer in sample["responses"]]
+        rewards = [response["task_reward"] for response in sample["responses"]]
         for position, role in list(enumerate(runner.settings.roles))[1:]:
             observation = episode.agent_episodes[role].observations[0]
-            shown = tokenizer.decode(observation["tokens"][: observation["length"]])
-            place = position - 1 if observed == "last" else rewards.index(max(rewards[:position]))
-            query, text = sample["query"], sample["responses"][place]["text"]
-            assert shown == f'I can make this sentence "{query}{text}" more positive: {query}'
-            places.add((position, place))
-    assert observed == "last" or {(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)} <= places
+            prompt = tokenizer.decode(observation["tokens"][: observation["length"]])
+            observed_position = position - 1 if observed == "last" else rewards.index(max(rewards[:position]))
+            query, text = sample["query"], sample["responses"][observed_position]["text"]
+            assert prompt == f'I can make this sentence "{query}{text}" more positive: {query}'
+            observed_positions.add((position, observed_position))
+    assert observed == "last" or {(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)} <= observed_positions
     runner.stop()
 
 
-def test_a_reward_that_fails_on_a_response_to_be_seen_drops_that_query_alone(ray_session: None, tmp_path: Path) -> None:
+def test_a_reward_that_fails_on_an_observed_response_drops_only_that_query(ray_session: None, tmp_path: Path) -> None:
     data = tmp_path / "queries.jsonl"
     rows = [{"query": f"The film number {i} is", "broken": i == 3} for i in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    reward = {"reward": "tests.policies.sample_rewards:unless_broken", "on_reward_error": "skip"}
+    reward = {"reward": "tests.policies.sample_rewards:nan_if_broken", "on_reward_error": "skip"}
     runner = make_runner(num_agents=3, weights="lora", observed="best", data=str(data), eval_data=str(data), **reward)
-    rollout = play(runner, [PromptRef(query) for query in range(8)])
+    rollout = sample_chains(runner, [PromptRef(query) for query in range(8)])
     assert [prompt_ref.query for prompt_ref in rollout.prompt_refs] == [0, 1, 2, 4, 5, 6, 7] and rollout.counters[
         "dropped_chains"
     ] == 1
@@ -120,45 +120,45 @@ def test_the_environment_runs_inside_rllibs_pettingzoo_wrapper(runner: ChainRunn
     env.close()
 
 
-def test_responses_do_not_depend_on_what_else_is_in_the_batch(runner: ChainRunner) -> None:
-    together = play(runner, [PromptRef(q) for q in range(5)])
-    alone = [play(runner, [PromptRef(q)]) for q in range(5)]
-    for episode, single in zip(together.episodes, alone, strict=True):
+def test_responses_do_not_depend_on_the_rest_of_the_batch(runner: ChainRunner) -> None:
+    batch = sample_chains(runner, [PromptRef(query) for query in range(5)])
+    singles = [sample_chains(runner, [PromptRef(query)]) for query in range(5)]
+    for episode, single in zip(batch.episodes, singles, strict=True):
         for role in runner.settings.roles:
             assert episode.agent_episodes[role].actions[0] == single.episodes[0].agent_episodes[role].actions[0]
 
 
-def test_updates_and_samples_of_one_query_draw_different_responses(runner: ChainRunner) -> None:
-    first = play(runner, [PromptRef(0), PromptRef(0, 1)])
-    second = play(runner, [PromptRef(0)], stream=1)
+def test_responses_differ_between_updates_and_between_samples_of_a_query(runner: ChainRunner) -> None:
+    first = sample_chains(runner, [PromptRef(0), PromptRef(0, 1)])
+    second = sample_chains(runner, [PromptRef(0)], update=1)
     texts = [rollout["responses"][0]["text"] for rollout in (*first.samples, *second.samples)]
     assert len(set(texts)) == 3
 
 
-def test_samples_tell_whether_each_response_ended_and_how_much_of_it_repeats(runner: ChainRunner) -> None:
-    rollout = play(runner, [PromptRef(query) for query in range(4)])
+def test_samples_contain_whether_each_response_ended_and_its_repetition(runner: ChainRunner) -> None:
+    rollout = sample_chains(runner, [PromptRef(query) for query in range(4)])
     for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
         for response in sample["responses"]:
             agent = episode.agent_episodes[response["role"]]
             tokens = [int(token) for token in agent.actions[0]["tokens"]]
-            pairs = list(pairwise(tokens))
+            bigrams = list(pairwise(tokens))
             assert response["ended"] == bool(agent.extra_model_outputs[ENDED][0])
-            assert response["repetition"] == pytest.approx((len(pairs) - len(set(pairs))) / max(len(pairs), 1))
+            assert response["repetition"] == pytest.approx((len(bigrams) - len(set(bigrams))) / max(len(bigrams), 1))
 
 
-def test_a_runner_refuses_to_play_with_other_weights_than_asked_for(runner: ChainRunner) -> None:
+def test_a_runner_rejects_another_weight_version_than_requested(runner: ChainRunner) -> None:
     with pytest.raises(GenerationError, match="llm_1 is at version 0, not 7"):
         mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids)
         runner.sample(prompt_refs=[PromptRef(0)], mapping=mapping, version=7)
 
 
-def test_episodes_remember_which_llm_played_which_role(runner: ChainRunner) -> None:
+def test_episodes_keep_the_role_mapping_they_were_generated_with(runner: ChainRunner) -> None:
     mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids).rotated()
     episode = runner.sample(prompt_refs=[PromptRef(0)], mapping=mapping, version=0).episodes[0]
-    assert {role: agent.policy_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
+    assert {role: agent.module_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
 
 
-def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_queries_take_the_longest(
+def test_each_update_draws_one_response_limit_for_all_positions_and_held_out_queries_use_the_maximum(
     ray_session: None,
 ) -> None:
     runner = make_runner(min_response_tokens=2, max_response_tokens=6, reward="tests.cory_env.sample_rewards:length")
@@ -166,18 +166,18 @@ def test_each_update_draws_one_longest_response_for_all_positions_and_held_out_q
     limits = []
     for update in range(6):
         limits.append(runner.settings.response_limit(update))
-        rollout = play(runner, prompt_refs, stream=update)
+        rollout = sample_chains(runner, prompt_refs, update=update)
         for role in runner.settings.roles:
             assert max(e.agent_episodes[role].actions[0]["length"] for e in rollout.episodes) == limits[-1]
     assert len(set(limits)) > 2
-    held_out = play(runner, prompt_refs, stream=limits.index(min(limits)), split="test")
+    held_out = sample_chains(runner, prompt_refs, update=limits.index(min(limits)), split="test")
     assert max(e.agent_episodes["pioneer"].actions[0]["length"] for e in held_out.episodes) == 6
     runner.stop()
 
 
-def test_what_a_call_of_a_runner_raises_reaches_its_caller_at_once() -> None:
+def test_a_runners_error_reaches_the_caller_immediately() -> None:
     def fail(_: Any) -> None:
-        raise ValueError("as said")
+        raise ValueError("the error")
 
-    with pytest.raises(ValueError, match="as said"):  # RLlib's own `apply` would sleep, and end the process
+    with pytest.raises(ValueError, match="the error"):  # RLlib's own `apply` would sleep and end the process
         StatelessRunner.apply(cast(Any, None), fail)

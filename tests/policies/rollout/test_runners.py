@@ -1,4 +1,4 @@
-"""How queries are shared among runners, and a runner that is killed."""
+"""Splitting queries among runners, and failures of runners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.generation.generator import GenerationError
 from policies.generation.installed import vllm_installed
 from policies.models.model_check import ModelError
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.runners import TaskChangedError, split
+from policies.rollout.runners import TaskChangedError, split_prompts
 from policies.sync_check import perturb
 from tests.policies.conftest import MakeCory
 from tests.policies.models.test_language_model import deeper_than_its_weights
@@ -28,23 +28,23 @@ WITH_VLLM = [
 
 
 @pytest.mark.parametrize("runners", [1, 2, 3, 7])
-def test_shares_hold_every_query_once_and_in_order(runners: int) -> None:
+def test_shares_contain_every_query_once_and_in_order(runners: int) -> None:
     prompt_refs = [PromptRef(query) for query in range(5)]
-    shares = split(prompt_refs, runners)
+    shares = split_prompts(prompt_refs, runners)
     assert len(shares) == min(runners, 5)
     assert [prompt_ref for share in shares for prompt_ref in share] == prompt_refs
 
 
 @pytest.mark.parametrize(
-    ("backend", "calm_runners", "runners", "way"),
+    ("backend", "reference_runners", "runners", "transfer"),
     [
         ("transformers", 0, 2, {}),
         pytest.param("vllm", 1, 1, {}, marks=WITH_VLLM),
         pytest.param("vllm", 1, 2, {"weight_transfer": "gloo"}, marks=WITH_VLLM),
     ],
 )
-def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_all_the_same(
-    make_cory: MakeCory, tmp_path: Path, backend: str, calm_runners: int, runners: int, way: dict[str, Any]
+def test_responses_are_the_same_if_runners_are_killed_or_have_other_weights(
+    make_cory: MakeCory, tmp_path: Path, backend: str, reference_runners: int, runners: int, transfer: dict[str, Any]
 ) -> None:
     flag, data = tmp_path / "die", tmp_path / "data.jsonl"
     rows = [f'{{"query": "This film, number {number},"}}\n' for number in range(20)]
@@ -53,69 +53,69 @@ def test_queries_of_a_runner_that_is_killed_or_holds_other_weights_are_played_al
         "queries_per_update": 4,
         "minibatch_size": 4,
         "exchange_period": 1,
-        "reward": f"{REWARDS}:deadly?flag={flag}",
+        "reward": f"{REWARDS}:kill_runner_once?flag={flag}",
     }
     settings["data"] = str(data)
-    calm = make_cory(num_runners=calm_runners, backend=backend, **settings)
-    shaken = make_cory(num_runners=runners, backend=backend, **settings, **way)
-    expected = [calm.train()["cory"] for _ in range(4)]
-    found = [shaken.train()["cory"]]
-    flag.touch()  # a runner ends itself by SIGKILL in the middle of its second rollout
-    found.append(shaken.train()["cory"])
+    reference = make_cory(num_runners=reference_runners, backend=backend, **settings)
+    faulty = make_cory(num_runners=runners, backend=backend, **settings, **transfer)
+    expected = [reference.train()["cory"] for _ in range(4)]
+    reports = [faulty.train()["cory"]]
+    flag.touch()  # a runner kills itself during its second rollout
+    reports.append(faulty.train()["cory"])
     assert not flag.exists()
-    for runner in shaken.runners.manager.actors().values():
+    for runner in faulty.runners.manager.actors().values():
         ray.kill(runner, no_restart=False)
-    found.append(shaken.train()["cory"])
-    shaken.runners._send_to([])  # those that came back were lost again: nobody is left to send to
-    weights = perturb(shaken.weights("llm_1"), seed=0)
-    shaken.runners.call_one("load_weights", policy_id="llm_1", weights=weights, version=99)  # then it refuses to play
-    found.append(shaken.train()["cory"])
-    assert shaken.updates == 4
-    for one, other in zip(expected, found, strict=True):
-        assert texts(one) == texts(other)
+    reports.append(faulty.train()["cory"])
+    faulty.runners._send_to([])  # with no healthy runner, nothing is sent
+    weights = perturb(faulty.weights("llm_1"), seed=0)
+    faulty.runners.call_one("load_weights", policy_id="llm_1", weights=weights, version=99)  # it then fails to generate
+    reports.append(faulty.train()["cory"])
+    assert faulty.updates == 4
+    for one, other in zip(expected, reports, strict=True):
+        assert response_texts(one) == response_texts(other)
         assert one["roles"] == other["roles"]
         assert other["weight_version_lag"] == 0
 
-    data.write_text("".join(rows[1:]))  # a runner that is restarted reads it anew
-    for runner in shaken.runners.manager.actors().values():
+    data.write_text("".join(rows[1:]))  # a restarted runner reads the data again
+    for runner in faulty.runners.manager.actors().values():
         ray.kill(runner, no_restart=False)
-    with pytest.raises(TaskChangedError, match=r"Runner \d was restarted and read other queries than training began"):
-        shaken.train()
+    with pytest.raises(TaskChangedError, match=r"Runner \d restarted and loaded different queries"):
+        faulty.train()
 
 
-def test_an_engine_of_the_driver_that_dies_before_new_weights_reach_it_gets_them_all_the_same(
+def test_the_drivers_engine_gets_new_weights_even_if_it_dies_during_the_sync(
     make_cory: MakeCory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = make_cory(num_runners=0, queries_per_update=2, minibatch_size=2)
     runner = algorithm.env_runner_group.local_env_runner
     load = runner.load_weights
-    lost: list[Any] = []
+    failures: list[Any] = []
 
-    def dies_once(**arguments: Any) -> Any:
-        if not lost:
-            lost.append(arguments)
-            raise GenerationError("The vLLM engine of llm_1 died; it was started anew.")
+    def fail_once(**arguments: Any) -> Any:
+        if not failures:
+            failures.append(arguments)
+            raise GenerationError("The vLLM engine of llm_1 died; it was restarted.")
         return load(**arguments)
 
-    monkeypatch.setattr(runner, "load_weights", dies_once)
+    monkeypatch.setattr(runner, "load_weights", fail_once)
     algorithm.train()
-    assert lost and "The vLLM engine of llm_1 died; it was started anew. The weights are sent again." in caplog.messages
+    assert failures and "The vLLM engine of llm_1 died; it was restarted. Sending the weights again." in caplog.messages
     assert algorithm.train()["cory"]["weight_version_lag"] == 0
 
 
-def texts(report: dict[str, Any]) -> list[list[str]]:
+def response_texts(report: dict[str, Any]) -> list[list[str]]:
     return [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
 
 
 @pytest.mark.slow
-def test_a_reward_that_hangs_longer_than_a_rollout_may_take_is_named_all_the_same(make_cory: MakeCory) -> None:
+def test_a_reward_that_hangs_longer_than_generation_timeout_is_reported(make_cory: MakeCory) -> None:
     hanging = {"reward": f"{REWARDS}:hang", "reward_timeout": 5.0, "generation_timeout": 8.0}
     algorithm = make_cory(num_runners=1, queries_per_update=2, minibatch_size=2, **hanging)
     with pytest.raises(RewardError, match=r"sample_rewards:hang failed .* it ran longer than its time limit of 5 s"):
         algorithm.train()
 
 
-def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_a_runner_that_cannot_start_raises_the_cause(make_cory: MakeCory, tmp_path: Path) -> None:
     model = deeper_than_its_weights(tmp_path)
     with pytest.raises(
         ModelError, match=r"do not match its config.json: 12 parameters are missing .* transformer\.h\.4"
@@ -124,20 +124,20 @@ def test_a_runner_that_cannot_start_says_why(make_cory: MakeCory, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_queries_that_end_every_runner_are_given_up(make_cory: MakeCory) -> None:
+def test_queries_that_kill_every_runner_stop_the_run(make_cory: MakeCory) -> None:
     algorithm = make_cory(num_runners=1, queries_per_update=2, minibatch_size=2, reward=f"{REWARDS}:kill_runner")
     with pytest.raises(GenerationError, match="All runners failed 3 times in a row on the same queries"):
         algorithm.train()
 
 
-def test_where_every_reward_fails_nothing_is_evaluated_and_training_stops(
+def test_if_every_reward_fails_nothing_is_evaluated_and_training_stops(
     make_cory: MakeCory, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries_per_update=2, minibatch_size=2)
-    figures = algorithm.evaluator.held_out()["evaluation"]
-    assert set(figures) == {"llm_1", "llm_2", "mean"}
-    assert all(math.isnan(value) for policy in figures.values() for value in policy.values())
+    evaluation = algorithm.evaluator.held_out()["evaluation"]
+    assert set(evaluation) == {"llm_1", "llm_2", "mean"}
+    assert all(math.isnan(value) for policy in evaluation.values() for value in policy.values())
     assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages
-    with pytest.raises(RewardError, match="failed on every query of 6 batches in a row, for update 1, so"):
+    with pytest.raises(RewardError, match="failed on every query of 6 batches in a row, for update 1"):
         algorithm.train()
     assert (algorithm.updates, algorithm.updates_since_exchange) == (0, 0)

@@ -149,7 +149,7 @@ def test_has_gpu_is_false_on_a_cluster(variable: str, monkeypatch: pytest.Monkey
             CUDA,
             True,
             {"gpus_per_learner": 0.5},
-            r"installed for CUDA and cannot generate on a CPU\. Set gpus_per_runner",
+            r"built for CUDA and cannot run on a CPU\. Set gpus_per_runner",
         ),
         (
             CUDA,
@@ -157,10 +157,10 @@ def test_has_gpu_is_false_on_a_cluster(variable: str, monkeypatch: pytest.Monkey
             {"num_learners": 2, "minibatch_size": 64},
             "gpus_per_runner=0.5 gpus_per_learner=0.5 share one GPU",
         ),
-        (CUDA, False, {}, r"for CUDA, but PyTorch says: .*, or backend=transformers\.$"),
-        (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 asks for a GPU, but PyTorch says: "),
-        (CPU, True, {"gpus_per_runner": 1}, r"installed for CPUs, and was given a GPU\. Set gpus_per_runner=0, or"),
-        ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 asks for a GPU, but PyTorch says: "),
+        (CUDA, False, {}, r"for CUDA, but PyTorch reports: .*, or backend=transformers\.$"),
+        (CUDA, False, {"gpus_per_runner": 1}, "gpus_per_runner=1 requires a GPU, but PyTorch reports: "),
+        (CPU, True, {"gpus_per_runner": 1}, r"built for CPUs, but runs on a GPU\. Set gpus_per_runner=0, or"),
+        ({}, False, {"gpus_per_learner": 1}, "gpus_per_learner=1 requires a GPU, but PyTorch reports: "),
         (CUDA, False, {"backend": "transformers"}, None),
         (CUDA, True, {}, None),
         (CPU, True, {}, None),
@@ -191,5 +191,5 @@ def test_commands_explain_the_error_of_a_cuda_build_without_a_gpu(
     machine(CUDA, gpu=False)
     assert main([command, "imdb-tiny", "backend=vllm"]) == 2
     captured = capsys.readouterr()
-    assert "vLLM is installed for CUDA, but PyTorch says: " in captured.err
+    assert "The installed vLLM is built for CUDA, but PyTorch reports: " in captured.err
     assert "It fits" not in captured.out and not (tmp_path / "runs").exists()

@@ -347,7 +347,7 @@ def test_a_response_ends_with_any_token_that_contains_the_text_of_stop() -> None
 
 
 def test_rllib_settings_without_effect_are_rejected() -> None:
-    with pytest.raises(SettingsError, match="RLlib's `clip_param` does nothing here"):
+    with pytest.raises(SettingsError, match="RLlib's `clip_param` has no effect here"):
         CoryConfig().training(clip_param=0.1)
 
 
@@ -357,7 +357,7 @@ def test_a_reward_may_be_a_weighted_sum_of_functions() -> None:
     assert make_settings({"reward": "a:f"}).reward_spec == "a:f" and make_settings({}).reward_spec is None
     invalid: dict[str, Any]
     for invalid in ({"reward": ["a:f"], "reward_weights": [1, 2]}, {"reward": []}, {"reward_weights": [1.0]}):
-        with pytest.raises(SettingsError, match=r"reward functions and \d reward_weights"):
+        with pytest.raises(SettingsError, match=r"reward functions, but \d reward_weights"):
             make_settings(invalid)
     with pytest.raises(SettingsError, match="reward_weights"):
         make_settings({"reward": ["a:f"], "reward_weights": [float("nan")]})
