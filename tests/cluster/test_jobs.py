@@ -84,9 +84,9 @@ PROBE = """
 import os, ray
 import cory_rllib
 from launch.commands import train
-from launch.console.credentials import on_workers
+from launch.console.credentials import worker_runtime_env
 
-ray.init(runtime_env=on_workers())
+ray.init(runtime_env=worker_runtime_env())
 told = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
 print("a worker has", ray.get(told.remote()), flush=True)
 raise SystemExit(main(["train", "imdb-tiny"]))
@@ -101,7 +101,7 @@ def test_rays_own_command_works_and_workers_have_the_secret(head: Head, work: Pa
     job = head.python(*submit, "python", "probe.py", cwd=work)
     output, errors = job.communicate(timeout=240)
     assert "a worker has hf_" in output, output + errors
-    assert "is relative: in a Ray job it would vanish with the job's working directory" in output
+    assert "is relative, and a Ray job's working directory is removed" in output
     assert job.returncode == 1  # Ray's, for any failure
 
 
@@ -130,7 +130,7 @@ def test_a_missing_or_wrong_token_is_one_sentence(head: Head, tmp_path: Path, to
     listing = head.cory("jobs", cwd=tmp_path, RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN_PATH=str(file))
     output, errors = listing.communicate(timeout=120)
     assert (listing.returncode, output) == (2, "")
-    assert errors.count("\n") == 1 and "refuses this client's token. Set RAY_AUTH_MODE=token" in errors
+    assert errors.count("\n") == 1 and "rejected this client's token. Set RAY_AUTH_MODE=token" in errors
 
 
 def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, work: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_wrong_name_or_value_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation is written to a folder"),
+        ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation requires a local folder"),
         ({"queries": 0}, "queries=0 is not above 0."),
         ({"samples": -1}, "samples=-1 is not above 0."),
     ],
@@ -79,7 +79,7 @@ def test_an_evaluation_refuses_what_it_cannot_do_and_leaves_nothing(
 
 def test_an_export_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError, match=r"^s3://bucket/model is a URI, but the model is written to a folder here"):
+    with pytest.raises(CommandError, match=r"^s3://bucket/model is a URI, but the model requires a local folder"):
         export("nowhere", "s3://bucket/model")
     assert not list(tmp_path.iterdir())
 

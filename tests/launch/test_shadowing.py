@@ -102,7 +102,7 @@ def test_workers_of_a_ray_that_was_started_otherwise_are_refused(ray_session: No
 def test_a_module_named_as_the_front_door_is_refused_before_it_is_uploaded(project: Path) -> None:
     uploaded_sizes(project)
     (project / "cory_rllib.py").touch()
-    with pytest.raises(CommandError, match=r"cory_rllib\.py in the place of our package cory_rllib"):
+    with pytest.raises(CommandError, match=r"cory_rllib\.py instead of the package cory_rllib"):
         uploaded_sizes(project)
 
 

@@ -67,18 +67,18 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
         (
             {"num_runners": 4, "runner_threads": 2},
             [{"CPU": 3}] * 3,
-            r"^Ray has no room for 1 of 4 runners with CPU=2 \(node 10\.0\.0\.1 has 1 CPUs left; .*10\.0\.0\.3 has 1 "
-            r"CPUs left\)\. Ask for fewer processes, or for less for each",
+            r"^Ray cannot place 1 of 4 runners with CPU=2 \(node 10\.0\.0\.1 has 1 CPUs left; .*10\.0\.0\.3 has 1 "
+            r"CPUs left\)\. Request fewer processes or fewer resources per process",
         ),
         (
             {"num_runners": 2, "num_learners": 2},
             [{"CPU": 3}],
-            r"1 of 2 learners with CPU=1 \(.* has 0 CPUs left\), beside 2 runners\. Ask for fewer",
+            r"1 of 2 learners with CPU=1 \(.* has 0 CPUs left\), beside 2 runners\. Request fewer",
         ),
         (
             {"num_runners": 9},
             [{"CPU": 1}] * 6,
-            r"3 of 9 runners .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\)\. Ask",
+            r"3 of 9 runners .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\)\. Request",
         ),
         (
             {"runner_resources": "sampling=2"},
@@ -88,13 +88,13 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
         (
             {"runner_threads": 2, "gpus_per_runner": 1},
             [{"CPU": 8}, {"CPU": 1, "GPU": 2}],
-            r"\.1 has 0 GPUs left; node 10\.0\.0\.2 has 1 CPUs left\)\. Ask",
+            r"\.1 has 0 GPUs left; node 10\.0\.0\.2 has 1 CPUs left\)\. Request",
         ),
         (
             {"num_learners": 1, "gpus_per_learner": 2, "runner_threads": 16},
             [{"CPU": 8, "GPU": 1}],
-            r"1 of 1 learner with GPU=2 \(.* has 1 GPUs left\), and none for 1 of 1 runner with CPU=16 \(.* has 8 "
-            r"CPUs left\)\. Ask for fewer processes, or for less for each",
+            r"1 of 1 learner with GPU=2 \(.* has 1 GPUs left\), nor 1 of 1 runner with CPU=16 \(.* has 8 "
+            r"CPUs left\)\. Request fewer processes or fewer resources per process",
         ),
         (
             {"gpus_per_learner": 2},

@@ -56,10 +56,10 @@ with ray_session([], debug=False):
                 print(connection.laddr.ip)
 """
 JOINING = """
-from launch.cluster.session import join, quiet_libraries
+from launch.cluster.session import init_ray, quiet_libraries
 
 quiet_libraries(debug=False)
-join()
+init_ray()
 """
 
 
@@ -96,14 +96,14 @@ def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.M
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", init)
-    with pytest.raises(CommandError, match="Ray did not start within 120 s: this machine is too busy"):
+    with pytest.raises(CommandError, match=r"Ray did not start within 120 s\. This machine is too busy"):
         session.init_ray(address="auto")
 
 
 def test_a_python_without_docstrings_is_refused() -> None:
     command = [sys.executable, "-OO", "-m", "cory_rllib", "train"]
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr[:28]) == (2, "Error: Ray needs docstrings."), ended.stderr
+    assert (ended.returncode, ended.stderr[:31]) == (2, "Error: Ray requires docstrings."), ended.stderr
 
 
 @pytest.mark.slow
@@ -151,4 +151,4 @@ def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
         found = subprocess.run(
             [sys.executable, "-c", JOINING], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
-    assert f"CommandError: No token, or a wrong one, for the cluster at RAY_ADDRESS={address}. Set" in found.stderr
+    assert f"CommandError: Missing or invalid token for the cluster at RAY_ADDRESS={address}. Set" in found.stderr

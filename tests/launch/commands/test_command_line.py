@@ -104,7 +104,7 @@ def test_two_presets_are_refused(refusal: Refusal) -> None:
 @pytest.mark.parametrize("command", [["train"], ["plan"], ["validate"], ["tune", "--over", "lr=1e-5,1e-4"]])
 def test_a_file_that_is_not_there_is_refused_with_the_presets(refusal: Refusal, command: list[str]) -> None:
     said = refusal(*command, "mine.yaml")
-    assert "mine.yaml does not exist. Name a YAML file, or a preset: " in said and ", imdb-tiny-ppo, " in said
+    assert "mine.yaml does not exist. Use a YAML file, or a preset: " in said and ", imdb-tiny-ppo, " in said
 
 
 def test_a_folder_is_no_file_of_settings(refusal: Refusal, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_ray_has_no_room_for_leaves_no_folder(
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
     own = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     said = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **own)
-    assert said.returncode == 2 and "Ray has no room for" in said.stderr, said.stderr
+    assert said.returncode == 2 and "Ray cannot place" in said.stderr, said.stderr
     places = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
     assert not [path for place in places if place.is_dir() for path in place.iterdir()]
     assert not (tmp_path / "run").exists()
@@ -180,7 +180,7 @@ def test_a_shell_variable_that_is_not_set_is_refused_and_not_taken_for_the_defau
     refusal: Refusal, words: list[str], what: str
 ) -> None:
     said = refusal(*words)
-    assert what in said and "s a shell variable not set?" in said
+    assert what in said and "s a shell variable unset?" in said
 
 
 def test_debug_shows_the_traceback_of_a_mistake(cory_here: Cory) -> None:

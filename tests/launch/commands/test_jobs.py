@@ -14,7 +14,7 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from launch.cluster.client import STOP_WAIT, connect
-from launch.cluster.jobs import check_free, follow
+from launch.cluster.jobs import check_no_active_job, follow_job
 from launch.cluster.session import init_ray
 from launch.console.errors import CommandError
 from launch.main import main
@@ -86,18 +86,18 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
 ) -> None:
     dashboard.answers |= {"/api/jobs/": [(500, TRACE)], "/api/jobs/ill": [(500, TRACE)]}
     assert main(["jobs", "logs", "gone"]) == 2
-    assert capsys.readouterr().err == "Error: There is no job gone; `cory jobs list` shows all.\n"
+    assert capsys.readouterr().err == "Error: Job gone not found. `cory jobs list` shows all jobs.\n"
     for words in (["logs", "ill"], ["stop", "ill"], ["list"]):
         assert main(["jobs", *words]) == 2
         assert capsys.readouterr().err == (
-            f"Error: The cluster at {dashboard.address} refuses: Request failed with status code 500: Traceback (most "
-            "recent call last): OSError: no GCS. The logs of its dashboard, on the head, say more.\n"
+            f"Error: The cluster at {dashboard.address} rejected the request: Request failed with status code 500: "
+            "Traceback (most recent call last): OSError: no GCS. See the dashboard's logs on the head node.\n"
         )
     dashboard.answers["/api/jobs/ill"] = [(500, "")]
     assert main(["jobs", "logs", "ill"]) == 2
-    assert "refuses: Request failed with status code 500:. The logs" in capsys.readouterr().err  # once
-    with pytest.raises(CommandError, match="refuses: Request failed"):
-        check_free(connect(dashboard.address), "/shared/one")
+    assert "rejected the request: Request failed with status code 500:. See the" in capsys.readouterr().err  # once
+    with pytest.raises(CommandError, match="rejected the request: Request failed"):
+        check_no_active_job(connect(dashboard.address), "/shared/one")
 
 
 def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboard: Dashboard) -> None:
@@ -109,15 +109,15 @@ def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboar
 def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
+    monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
     for action in ("logs", "stop"):
         dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
         dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]
         assert main(["jobs", action, "one"]) == 0
         told = capsys.readouterr().err
-        assert told.startswith("Warning: The cluster at") and told.endswith(" Asking again for a minute.\n")
+        assert told.startswith("Warning: The cluster at") and told.endswith(" Retrying for a minute.\n")
         assert told.count("\n") == 1
-    monkeypatch.setattr("launch.cluster.jobs.PATIENCE", 0.0)
+    monkeypatch.setattr("launch.cluster.jobs.RETRY_SECONDS", 0.0)
     dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
     assert main(["jobs", "logs", "one"]) == 2
     assert capsys.readouterr().err.startswith("Error: The cluster at")
@@ -147,7 +147,7 @@ def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch:
     with open(writer, "w", buffering=1) as output:
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(BrokenPipeError):
-            follow(cast(JobSubmissionClient, Talking()), "one")
+            follow_job(cast(JobSubmissionClient, Talking()), "one")
         with contextlib.suppress(BrokenPipeError):
             output.close()
 
@@ -164,10 +164,10 @@ def test_who_stops_a_job_is_told_what_becomes_of_it(
     after: str, code: int, dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
-    for variables, saves in (({STOP_WAIT: "3600"}, " A training finishes its update and saves it first."), ({}, "")):
+    for variables, saves in (({STOP_WAIT: "3600"}, " A training finishes and saves its update first."), ({}, "")):
         dashboard.answers["/api/jobs/one"] = [job("RUNNING", runtime_env={"env_vars": variables}), job(after)]
         assert main(["jobs", "stop", "one"]) == code
-        assert capsys.readouterr().out.startswith(f"one is told to end.{saves}\none: {after}.")
+        assert capsys.readouterr().out.startswith(f"Stopping one.{saves}\none: {after}.")
 
 
 @pytest.mark.slow

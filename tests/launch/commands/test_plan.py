@@ -229,12 +229,12 @@ def test_a_driver_that_learns_shares_no_gpu_with_runners_that_need_the_rest_of_i
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     both = {"num_runners": 1, "gpus_per_runner": 1, "gpus_per_learner": 1}
     for crowded in (both, {"num_runners": 2, "gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
-        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
+        with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
             check_driver(make_settings(crowded))
-        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
+        with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
             plan([f"{key}={value}" for key, value in crowded.items()])
         check_driver(make_settings({**crowded, "num_learners": 1}))
-        check_driver(make_settings(crowded), own=1.0)
+        check_driver(make_settings(crowded), driver_gpus=1.0)
     for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
         check_driver(make_settings(values))
     for preset in presets():

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
-from launch.cluster.jobs import check_free
+from launch.cluster.jobs import check_no_active_job
 from launch.cluster.upload import check_size, uploaded_sizes
 from launch.commands.submit import check_cluster, job_command, job_environment
-from launch.console.credentials import is_secret, load_secrets, on_workers
+from launch.console.credentials import is_secret, load_secrets, worker_runtime_env
 from launch.console.errors import CommandError
 from launch.main import main
 from policies.settings import gpus
@@ -37,7 +37,9 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
     (tmp_path / ".rayignore").write_text("ignored/\n")
     (tmp_path / ".gitignore").write_text("secret.bin\n")
     (tmp_path / "small.py").write_text("1")
-    with pytest.raises(CommandError, match=r"60 MiB to upload, and 50 are the limit: data/large\.bin \(60\.0 MiB\), "):
+    with pytest.raises(
+        CommandError, match=r"60 MiB to upload, but the limit is 50 MiB: data/large\.bin \(60\.0 MiB\), "
+    ):
         check_size(tmp_path, uploaded_sizes(tmp_path))
     (tmp_path / "data" / "large.bin").unlink()
     check_size(tmp_path, uploaded_sizes(tmp_path))
@@ -51,7 +53,7 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
         (
             job(),
             [{"CPU": 2.0}, {"CPU": 1.0}],
-            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Ask for fewer",
+            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Request fewer",
         ),
         (
             job(cpus=2.0),
@@ -176,14 +178,14 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
 @pytest.mark.parametrize(
     ("storage", "words", "what"),
     [
-        (None, ["submit"], "Say what to run after `--`"),
-        (None, ["train"], "Say once where the run is kept"),
+        (None, ["submit"], "Write a command after `--`"),
+        (None, ["train"], "Set the location of the run once"),
         ("/shared", ["train", "imdb-tiny", "gsm8k"], "One preset or file: imdb-tiny and gsm8k cannot"),
-        ("/shared", ["train", "--out", "/shared/one"], "Say once where the run is kept"),
-        ("runs", ["train"], "is relative, and the job's working directory goes when it ends"),
-        ("s3://me:word@bucket", ["train"], "holds a password"),
-        (None, ["tune"], "Say once where the search is kept"),
-        ("s3://bucket", SEARCH, "is a URI, and a search needs a folder"),
+        ("/shared", ["train", "--out", "/shared/one"], "Set the location of the run once"),
+        ("runs", ["train"], "is relative, and the job's working directory is removed when"),
+        ("s3://me:word@bucket", ["train"], "contains a password"),
+        (None, ["tune"], "Set the location of the search once"),
+        ("s3://bucket", SEARCH, "is a URI, but a search requires a folder"),
     ],
 )
 def test_a_command_that_could_not_keep_its_run_is_refused(storage: str | None, words: list[str], what: str) -> None:
@@ -209,18 +211,18 @@ def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -
         metadata={"run": "file:///shared/one"},
     )
     for place in ("file:///shared/one", "/shared/one", "/shared/one/"):
-        with pytest.raises(CommandError, match=f"raysubmit_1 is at work on {place}"):
-            check_free(Client(), place)
-    check_free(Client(), "/shared/two")
+        with pytest.raises(CommandError, match=f"raysubmit_1 is already working on {place}"):
+            check_no_active_job(Client(), place)
+    check_no_active_job(Client(), "/shared/two")
     job.status = JobStatus.STOPPED
-    check_free(Client(), "/shared/one")
+    check_no_active_job(Client(), "/shared/one")
 
 
 NODE = """
 import os, sys
-from launch.console.credentials import on_workers
+from launch.console.credentials import worker_runtime_env
 
-told = on_workers()
+told = worker_runtime_env()
 os.environ["HOME"] = sys.argv[1]  # of the node that starts now
 import ray
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=told)
@@ -257,10 +259,10 @@ def test_secrets_are_no_variables_of_a_job(name: str) -> None:
     ("words", "held"),
     [
         (["--env", "MLFLOW_TRACKING_URI=http://me:hunter2@host", "--", "train"], "MLFLOW_TRACKING_URI=http://…"),
-        (["--env", "WHERE=https://host/a?sig=hunter2", "--", "train"], "WHERE=https://… holds sig"),
-        (["--", "evaluate", "s3://KEY:hunter2@bucket/run"], "s3://… holds a password"),
-        (["--", "train", "reward=mine:judge?scale=2&api_key=hunter2"], "reward=mine:judge?… holds api_key"),
-        (["--", "validate", "custom", "data=https://host/a.csv?token=hunter2"], "data=https://… holds token"),
+        (["--env", "WHERE=https://host/a?sig=hunter2", "--", "train"], "WHERE=https://… contains sig"),
+        (["--", "evaluate", "s3://KEY:hunter2@bucket/run"], "s3://… contains a password"),
+        (["--", "train", "reward=mine:judge?scale=2&api_key=hunter2"], "reward=mine:judge?… contains api_key"),
+        (["--", "validate", "custom", "data=https://host/a.csv?token=hunter2"], "data=https://… contains token"),
     ],
 )
 def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
@@ -268,7 +270,7 @@ def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
 ) -> None:
     assert main(["submit", "--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"Error: {held}") and "the cluster's jobs read" in told and "--secrets FILE" in told
+    assert told.startswith(f"Error: {held}") and "the cluster's jobs can read" in told and "--secrets FILE" in told
     assert "hunter2" not in told
 
 
@@ -304,7 +306,7 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CORY_SECRETS", raising=False)
     load_secrets()
-    assert on_workers() == {"worker_process_setup_hook": "cory_rllib.worker.set_up"}
+    assert worker_runtime_env() == {"worker_process_setup_hook": "cory_rllib.worker.set_up"}
     file = tmp_path / "secrets.env"
     file.write_text("# mine\n\nexport HF_TOKEN='hf_1'\nWANDB_API_KEY=a=b\n")
     file.chmod(stat.S_IRUSR)
@@ -314,7 +316,7 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
     monkeypatch.delenv("WANDB_API_KEY")
     load_secrets()
     assert (os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"]) == ("set before", "a=b")
-    assert on_workers()["env_vars"] == {"CORY_SECRETS": str(file)}
+    assert worker_runtime_env()["env_vars"] == {"CORY_SECRETS": str(file)}
     file.write_text(
         "WANDB_NOTES=abc'\nWANDB_NAME = \"a 'b' # c\"  # its name\nWANDB_TAGS='$HOME'\nexport WANDB_DIR=/a#b\n"
     )

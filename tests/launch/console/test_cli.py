@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.console.cli import COMMANDS, parsed, run
+from launch.console.cli import COMMANDS, parse_command, run
 from launch.console.errors import CommandError
 from launch.main import main
 
@@ -22,7 +22,7 @@ def ending(error: Exception) -> int:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_a_refused_file_is_one_sentence_with_what_to_do(capsys: pytest.CaptureFixture[str], number: int) -> None:
     assert ending(OSError(number, "whatever a library says", "runs/a")) == 2
-    advice = "Make room there, correct its permissions, or use another folder."
+    advice = "Free disk space, correct the permissions, or use another folder."
     assert capsys.readouterr().err == f"Error: runs/a: {os.strerror(number)}. {advice}\n"
 
 
@@ -39,7 +39,7 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.Capt
 
     assert run(command, debug=False) == 2
     message = capsys.readouterr().err
-    assert message.startswith("Error: Memory ran out: ") and message.endswith(
+    assert message.startswith("Error: Out of memory: ") and message.endswith(
         "max_prompt_tokens or max_response_tokens.\n"
     )
     assert len(message.splitlines()) == 1
@@ -48,15 +48,15 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lr", "1e-5"], "--lr is not an option. Write settings as lr=1e-5."),
-        (["--lr=1e-5"], "--lr=1e-5 is not an option. Write settings as lr=1e-5."),
+        (["--lr", "1e-5"], "Unknown option --lr. Write settings as lr=1e-5."),
+        (["--lr=1e-5"], "Unknown option --lr=1e-5. Write settings as lr=1e-5."),
         (["imdb-tiny", "--max-response-tokens", "5"], "Write settings as max_response_tokens=5."),
         (["--lr"], "Write settings as lr=VALUE."),
         (["--learning-rate", "1"], "No such option: --learning-rate"),
         (["lr", "=", "1e-5"], "One preset or file"),
-        (["--out="], "An argument is empty. Is a shell variable not set?"),
-        (["--out", ""], "An argument is empty. Is a shell variable not set?"),
-        ([""], "An argument is empty. Is a shell variable not set?"),
+        (["--out="], "An argument is empty. Is a shell variable unset?"),
+        (["--out", ""], "An argument is empty. Is a shell variable unset?"),
+        ([""], "An argument is empty. Is a shell variable unset?"),
     ],
 )
 def test_a_setting_that_is_spelled_as_an_option_is_refused_with_the_right_spelling(
@@ -67,7 +67,7 @@ def test_a_setting_that_is_spelled_as_an_option_is_refused_with_the_right_spelli
 
 
 def test_the_words_of_a_command_are_parsed_without_running_it() -> None:
-    options = parsed("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
+    options = parse_command("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
     assert (options.words, options.out, options.continue_) == (["imdb-tiny", "lr=1e-5"], "runs/a", False)
     assert options.config == [Path("a.yaml"), Path("b.yaml")]
 

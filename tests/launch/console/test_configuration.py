@@ -7,7 +7,7 @@ import yaml
 from cory_env.functions import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
-    SettingsWords,
+    SettingsArguments,
     as_yaml,
     read_file,
     read_preset,
@@ -220,7 +220,7 @@ def test_adapters_that_the_command_line_takes_away_may_be_described_by_a_preset_
 
 @pytest.mark.parametrize("word", ["num_updates", "=5"])
 def test_a_word_that_is_no_key_with_a_value_is_refused(word: str) -> None:
-    with pytest.raises(CommandError, match=f"`{word}` is not a setting; write key=value"):
+    with pytest.raises(CommandError, match=f"`{word}` is not a setting. Write key=value"):
         read_words([word])
 
 
@@ -235,7 +235,7 @@ def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
 def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
     files = [Path("base.yaml"), Path("configs/my task.yaml")]
     for preset, paths, name in (("gsm8k", files, "gsm8k"), (None, files, "my task"), (None, [], "imdb-tiny")):
-        assert SettingsWords(preset, paths, []).name == name
+        assert SettingsArguments(preset, paths, []).name == name
 
 
 def test_a_preset_builds_on_its_base() -> None:

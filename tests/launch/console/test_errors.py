@@ -18,7 +18,7 @@ from policies.models.model_check import ModelError
         (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # a trial's learner
         (
             MemoryError(),
-            "Memory ran out: MemoryError. Lower micro_batch_size, max_prompt_tokens or max_response_tokens.",
+            "Out of memory: MemoryError. Lower micro_batch_size, max_prompt_tokens or max_response_tokens.",
         ),
     ],
 )
@@ -37,5 +37,5 @@ def test_a_defect_in_an_actors_start_is_no_loss() -> None:
 @pytest.mark.parametrize("error", [ActorDiedError(), RayTaskError("step", "", ActorDiedError())])
 def test_an_actor_that_was_lost_says_so(error: RayError) -> None:
     assert describe_error(error).startswith(
-        "A process or a machine of the Ray cluster was lost: The actor died unexpectedly"
+        "A process or machine of the Ray cluster was lost: The actor died unexpectedly"
     )

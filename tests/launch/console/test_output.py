@@ -35,10 +35,10 @@ def test_in_a_notebook_what_is_said_is_shown_there_and_what_libraries_print_is_n
 RUN = """
 import sys
 from pathlib import Path
-from launch.console.output import output_into, own_output
+from launch.console.output import dup_stdout, redirect_output
 
-output = own_output()
-with output_into(Path(sys.argv[1])):
+output = dup_stdout()
+with redirect_output(Path(sys.argv[1])):
     for number in range(3):
         print("row", "x" * 10_000, file=output, flush=True)
 if sys.argv[2] == "saved":
@@ -65,7 +65,7 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
         timeout=60,
     )
     os.close(writer)
-    warning = f"Warning: The output cannot be written ({why}), so it is left out. The command continues.\n"
+    warning = f"Warning: The output cannot be written ({why}) and is discarded. The command continues.\n"
     assert ended.returncode == 0 and (tmp_path / "log.txt").read_text() == warning
     assert errors_too or ended.stderr == "saved\n"
 

@@ -22,7 +22,7 @@ def put(folder: Path, script: str) -> None:
 def test_programs_that_hang_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "trap '' TERM; exec sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(environment, "PATIENCE", 0.5)
+    monkeypatch.setattr(environment, "COMMAND_TIMEOUT", 0.5)
     began = time.monotonic()
     assert hardware()["gpu"] is None and " " not in versions()["cory-rllib"].removeprefix("(a checkout)")
     assert time.monotonic() - began < 20

@@ -42,6 +42,6 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     journal.append({"update": 0})
     shutil.rmtree(folder)
     for write in (lambda: journal.append({"update": 1}), lambda: atomic_write(folder / "config.yaml", "seed: 0")):
-        with pytest.raises(CommandError, match="run is gone: it was removed or renamed meanwhile"):
+        with pytest.raises(CommandError, match="run no longer exists: it was removed or renamed"):
             write()
     assert not folder.exists()

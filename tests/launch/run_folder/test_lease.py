@@ -63,7 +63,9 @@ def killed_holder(place: Path) -> int:
 
 def test_a_run_that_another_machine_trains_is_refused_with_who_does(place: Path, tmp_path: Path) -> None:
     run = stored(place)
-    said = rf"in use by another run \(process {os.getpid()} on {platform.node()}, heard of \d s ago\)\. Stop it, or "
+    said = (
+        rf"in use by another run \(process {os.getpid()} on {platform.node()}, last heartbeat \d s ago\)\. Stop it, or "
+    )
     with (
         on_another_machine(tmp_path),
         pytest.raises(LeaseHeldError, match=f"run is {said}.* If it was killed, try again in 1"),
@@ -120,7 +122,7 @@ def test_who_was_not_heard_of_and_lost_a_run_writes_nothing_more_there_and_keeps
         other.upload()
     before = (place / "metrics.jsonl").read_bytes()
     run.metrics.append({"update": 7, "seconds": 1.0})
-    said = rf"was taken over by process {os.getpid()} on .* What this one did is in {run.path} on "
+    said = rf"was taken over by process {os.getpid()} on .* This process's results are in {run.path} on "
     with pytest.raises(LeaseLostError, match=said):
         run.upload()
     with pytest.raises(Exception, match=said):
@@ -132,7 +134,7 @@ def test_who_was_not_heard_of_and_lost_a_run_writes_nothing_more_there_and_keeps
 
 
 def test_a_lease_is_renewed_between_two_saves(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEWED", 0.1)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
     run = stored(place)
     began, until = time.time(), time.monotonic() + 30
     while json.loads((place / ".lease").read_text())["time"] < began + 1:

@@ -132,10 +132,10 @@ def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.Capt
         open_trained(uri, "5").named(["llm_3"])
     with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
         read_run(f"{uri}x")
-    with pytest.raises(CommandError, match="holds a password"):
+    with pytest.raises(CommandError, match="contains a password"):
         read_run("s3://me:word@bucket/run")
     assert main(["watch", "ftp://host/run"]) == 2
-    assert capsys.readouterr().err.startswith("Error: ftp://host/run is no place for a run")
+    assert capsys.readouterr().err.startswith("Error: Invalid run URI ftp://host/run")
 
 
 def begun_in_storage(folder: Path) -> tuple[Run, list[Update], Storage]:
@@ -186,12 +186,12 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
 
     monkeypatch.setattr(Storage, "download", shaky)
     monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
-    monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
-    monkeypatch.setattr("launch.console.retry.PATIENCE", 0.0)
+    monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
+    monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 0.0)
     assert main(["watch", storage.uri]) == 2
     assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err
     looks.clear()
-    monkeypatch.setattr("launch.console.retry.PATIENCE", 60.0)
+    monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 60.0)
     assert main(["watch", storage.uri]) == 0
     output = capsys.readouterr().out
     assert output.count("Warning: The bucket cannot be read: no network. Looking again for a minute.\n") == 1

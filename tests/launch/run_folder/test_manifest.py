@@ -70,6 +70,8 @@ def test_a_checkpoint_of_another_format_is_left_alone_and_says_which_version_wro
     latest = checkpoints.save(1, write)
     entries = json.loads((latest / manifest.NAME).read_text())
     (latest / manifest.NAME).write_text(json.dumps({**entries, "format": 99, "cory-rllib": "9.9.0"}))
-    with pytest.raises(manifest.FormatError, match=r"checkpoint format 99, written by cory-rllib 9\.9\.0; this is 0\."):
+    with pytest.raises(
+        manifest.FormatError, match=r"checkpoint format 99, written by cory-rllib 9\.9\.0, but version 0\."
+    ):
         checkpoints.quarantine_damaged()
     assert checkpoints.latest() == (1, latest)

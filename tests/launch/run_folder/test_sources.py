@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from cory_env.tasks import Query, make_task
 from launch.console.errors import CommandError
-from launch.run_folder.sources import Sources, _model, compare, sources_of, task_without_queries
+from launch.run_folder.sources import Sources, _model_digest, compare, sources_of, task_without_queries
 from launch.training.comparable import check_sources, consequence
 from launch.training.preflight import load_task
 from policies.settings.settings import Settings, make_settings
@@ -117,7 +117,8 @@ def test_held_out_data_is_named_and_so_is_where_the_run_had_it(folder: Path, mon
     assert differing(before, eval_data="held.jsonl") == [
         (
             "test",
-            f"held.jsonl is not what training began with, {folder}/held.jsonl: its test queries differ (3 now, 3 then)",
+            f"held.jsonl has changed since training started with {folder}/held.jsonl: its test queries differ "
+            "(3 now, 3 then)",
         )
     ]
 
@@ -160,11 +161,11 @@ def drop_a_merge() -> None:
         (
             flip("transformer.wpe.weight"),
             "model",
-            "The model m is not what training began with",
+            "The model m has changed since training started",
         ),
         (change_json("config.json", embd_pdrop=0.5), "model", "The model m"),
         (change_json("generation_config.json", eos_token_id=[0, 1]), "model", "The model m"),
-        (drop_a_merge, "tokenizer", "The tokenizer of m is not what training began with"),
+        (drop_a_merge, "tokenizer", "The tokenizer of m has changed since training started"),
     ],
 )
 def test_a_model_or_tokenizer_that_was_replaced_is_named(
@@ -182,7 +183,9 @@ def test_a_chat_template_counts_where_it_is_used(folder: Path) -> None:
     plain, chat = sources(), sources(chat=True)
     Path("m/chat_template.jinja").write_text(f"{template}!")
     assert differing(plain) == []
-    assert differing(chat, chat=True) == [("chat_template", "The chat template of m is not what training began with")]
+    assert differing(chat, chat=True) == [
+        ("chat_template", "The chat template of m has changed since training started")
+    ]
     assert differing(plain, chat=True) == differing(chat) == []  # an evaluation may use it, or not
 
 
@@ -191,7 +194,7 @@ def test_one_of_two_models_that_was_replaced_is_named(folder: Path) -> None:
     values = {"model": ["n", "m"], "average_period": None}
     before = sources(**values)
     flip("transformer.wpe.weight")()
-    assert differing(before, **values) == [("model", "The model m is not what training began with")]
+    assert differing(before, **values) == [("model", "The model m has changed since training started")]
 
 
 def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
@@ -208,7 +211,7 @@ def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
         (cached / "refs" / "main").write_text(commit)
         shutil.copytree("m", cached / "snapshots" / commit)
         model = f"owner/{name}@{commit}"
-        assert _model(f"owner/{name}") == model
+        assert _model_digest(f"owner/{name}") == model
         return replace(before, llms={"llm_1": replace(before.llms["llm_1"], model=model)})
 
     def changes(old: Sources, new: Sources, name: str) -> list[tuple[str, str]]:
@@ -224,8 +227,8 @@ def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
     assert changes(first, moved, "model") == [
         ("commit", "The model owner/model has moved on the hub from commit 1111111 to 2222222")
     ]
-    assert changes(first, other, "other") == [("model", "The model owner/other is not what training began with")]
-    assert changes(first, before, "m") == [("model", "The model owner/m is not what training began with")]
+    assert changes(first, other, "other") == [("model", "The model owner/other has changed since training started")]
+    assert changes(first, before, "m") == [("model", "The model owner/m has changed since training started")]
 
 
 def test_code_of_a_reward_a_credit_scheme_and_a_task_is_told_of_and_does_not_stop_a_resume(folder: Path) -> None:
@@ -277,7 +280,9 @@ def test_a_resume_is_refused_with_a_sentence_unless_changes_are_allowed(folder: 
     write_rows([*ROWS[:9], OTHER, *ROWS[10:18], OTHER, ROWS[19]])
     settings = make_settings(VALUES)
     task, now = settings.make_task(), sources()
-    with pytest.raises(CommandError, match=r"^run cannot resume as it was\. q\.jsonl is not .* --allow-changes\.$"):
+    with pytest.raises(
+        CommandError, match=r"^run cannot resume as it was\. q\.jsonl has changed .* --allow-changes\.$"
+    ):
         check_sources(before, settings, task, now, "run", allow=False)
     allowed = check_sources(before, settings, task, now, "run", allow=True)
     assert [consequence(change, 5).partition("). ")[2] for change in allowed] == [

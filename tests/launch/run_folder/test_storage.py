@@ -234,20 +234,20 @@ def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
 
 def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_location("runs/here")
-    with pytest.raises(CommandError, match="holds a password") as raised:
+    with pytest.raises(CommandError, match="contains a password") as raised:
         check_location("s3://me:hunter2@bucket/run")
     assert "hunter2" not in str(raised.value)
     for secret in ("client_secret", "sig", "sse_customer_key", "AWSAccessKeyId", "X-Goog-Signature", "session%5Ftoken"):
         named = secret.replace("%5F", "_")
-        with pytest.raises(CommandError, match=f"^abfs://… holds {named}, which run folders, logs") as raised:
+        with pytest.raises(CommandError, match=f"^abfs://… contains {named}, which run folders, logs") as raised:
             check_location(f"abfs://box@account/run?tenant_id=a&{secret}=hunter2")
         assert "hunter2" not in str(raised.value)
     check_location("s3://bucket/run?endpoint_override=host:9000&scheme=http&region=here&sse=1")
     check_location("abfs://box@account/run?credential_kind=environment&client_id=a&tenant_id=b")
-    with pytest.raises(CommandError, match="is no place for a run"):
+    with pytest.raises(CommandError, match="Invalid run URI"):
         Storage("ftp://host/run")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     check_location("/shared/run")
     check_location("gs://bucket/run")
-    with pytest.raises(CommandError, match="would vanish with the job's working directory"):
+    with pytest.raises(CommandError, match="a Ray job's working directory is removed"):
         check_location("runs/here")

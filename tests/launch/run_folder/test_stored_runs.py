@@ -27,7 +27,9 @@ def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home
     run.finalize_upload()
     run.unlock()
     assert not list((home / "cory-rllib" / "runs").iterdir())
-    with pytest.raises(CommandError, match=f"has a run, .*: go on with it by `cory train --resume file://{place}`"):
+    with pytest.raises(
+        CommandError, match=rf"already has a run, .*\. Resume it with `cory train --resume file://{place}`"
+    ):
         Run.create(f"file://{place}")
     again = Run.open(f"file://{place}")
     assert [line["update"] for line in again.updates()] == list(range(7)) and again.checkpoints.empty()
