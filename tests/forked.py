@@ -31,7 +31,7 @@ def run_ranks(rank: Callable[..., None], count: int, *arguments: object) -> None
 
 
 def forked(
-    call: Callable[..., int | None], *arguments: object, folder: Path, environment: Mapping[str, str], said: str = ""
+    call: Callable[..., int | None], *arguments: object, folder: Path, environment: Mapping[str, str], stdin: str = ""
 ) -> CompletedProcess[str]:
     """Calls a function as a program of its own, which ends with what it returns.
 
@@ -42,30 +42,30 @@ def forked(
         environment: all its variables.
         said: what it reads.
     """
-    with tempfile.TemporaryDirectory() as own:
-        streams = [Path(own, name) for name in ("stdin", "stdout", "stderr")]
-        for stream, text in zip(streams, (said, "", ""), strict=True):
+    with tempfile.TemporaryDirectory() as temporary:
+        streams = [Path(temporary, name) for name in ("stdin", "stdout", "stderr")]
+        for stream, text in zip(streams, (stdin, "", ""), strict=True):
             stream.write_text(text)
-        process = forking().Process(target=_begin, args=(streams, folder, dict(environment), call, arguments))
+        process = forking().Process(target=_run_child, args=(streams, folder, dict(environment), call, arguments))
         process.start()
         process.join(240)
         if process.exitcode is None:
             process.kill()
             process.join()
-        _, told, errors = (stream.read_text() for stream in streams)
+        _, output, errors = (stream.read_text() for stream in streams)
         assert process.exitcode is not None
-        return CompletedProcess(call.__name__, process.exitcode, told, errors)
+        return CompletedProcess(call.__name__, process.exitcode, output, errors)
 
 
-def _begin(
+def _run_child(
     streams: list[Path],
     folder: Path,
     environment: dict[str, str],
     call: Callable[..., int | None],
     arguments: tuple[object, ...],
 ) -> None:
-    for number, stream in enumerate(streams):
-        os.dup2(os.open(stream, os.O_RDWR), number)
+    for descriptor, stream in enumerate(streams):
+        os.dup2(os.open(stream, os.O_RDWR), descriptor)
     sys.stdin = os.fdopen(0)
     os.environ.clear()
     os.environ.update(environment)

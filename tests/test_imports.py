@@ -55,12 +55,12 @@ FILES, COMMANDS, LINES = 15, 20, 400
 
 def modules() -> dict[str, Path]:
     """Every module of the house, by its name; a folder's `__init__` by the folder's."""
-    found = {}
+    files_by_name = {}
     for package in FLOORS:
         for file in sorted((HOUSE / package).rglob("*.py")):
             parts = file.relative_to(HOUSE).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
+            files_by_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return files_by_name
 
 
 MODULES = modules()
@@ -119,11 +119,11 @@ def test_who_imports_one_file_of_a_room_does_not_import_them_all() -> None:
 
 
 def rooms() -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+    files_by_name: dict[str, list[Path]] = {}
     for file in MODULES.values():
         if file.name != "__init__.py":
-            found.setdefault(file.parent.relative_to(HOUSE).as_posix(), []).append(file)
-    return found
+            files_by_name.setdefault(file.parent.relative_to(HOUSE).as_posix(), []).append(file)
+    return files_by_name
 
 
 @pytest.mark.parametrize("room", sorted(rooms()))

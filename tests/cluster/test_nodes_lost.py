@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.machines import Machines, can_make_networks
 from benchmarks.nodes import RUNNER, Nodes, named, wait_until
-from tests.cluster.conftest import PATIENCE, Run, assert_as_undisturbed
+from tests.cluster.conftest import WAIT_SECONDS, Run, assert_as_undisturbed
 
 LIMIT = ("generation_timeout=20", "reward_timeout=100")
 """Runners may stay away for 40 s; a rollout that is held may take longer."""
@@ -27,23 +27,25 @@ def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run:
         nodes.lose(second)
         run.go_on()  # with one runner
         run.hold.touch()
-        assert "died; its queries are dealt again." in run.said
+        assert "died; its queries are dealt again." in run.output_text
         third = nodes.add(2)
-        wait_until(lambda: len(named(RUNNER)) == 2, PATIENCE)
+        wait_until(lambda: len(named(RUNNER)) == 2, WAIT_SECONDS)
         run.go_on()
         run.hold.touch()
         nodes.lose(first)
         run.go_on()  # with the runner that came back
         run.hold.touch()
         nodes.lose(third)
-        wait_until(lambda: "Failure 1 of at most 1: All runners are gone and none came back." in run.said, PATIENCE)
+        wait_until(
+            lambda: "Failure 1 of at most 1: All runners are gone and none came back." in run.output_text, WAIT_SECONDS
+        )
         nodes.add(4)
         run.hold.unlink()
-        wait_until(lambda: process.poll() is not None, PATIENCE)
+        wait_until(lambda: process.poll() is not None, WAIT_SECONDS)
     finally:
         process.kill()
         nodes.close()
-    assert process.returncode == 0, run.said
+    assert process.returncode == 0, run.output_text
     assert_as_undisturbed(run)
 
 
@@ -68,12 +70,12 @@ def test_a_cluster_that_is_lost_whole_costs_no_update_when_a_new_one_resumes_fro
     nodes.add(2)
     process = run.start("--resume", uri, RAY_ADDRESS=nodes.address, XDG_CACHE_HOME=str(cache))
     try:
-        wait_until(lambda: process.poll() is not None, PATIENCE)
+        wait_until(lambda: process.poll() is not None, WAIT_SECONDS)
     finally:
         process.kill()
         nodes.close()
-    assert process.returncode == 0, run.said
-    assert "(going on after update 4)" in run.said
+    assert process.returncode == 0, run.output_text
+    assert "(going on after update 4)" in run.output_text
     assert not list((cache / "cory-rllib" / "runs").iterdir())
     assert_as_undisturbed(run)
 
@@ -90,12 +92,12 @@ def test_a_machine_that_vanishes_from_the_network_costs_no_update(ray_session: N
         machines.cut(second)
         run.go_on()  # Ray notices after a minute
         run.hold.touch()
-        assert "died; its queries are dealt again." in run.said
+        assert "died; its queries are dealt again." in run.output_text
         machines.add(2)
         run.go_on()
-        wait_until(lambda: process.poll() is not None, PATIENCE)
+        wait_until(lambda: process.poll() is not None, WAIT_SECONDS)
     finally:
         process.kill()
         machines.close()
-    assert process.returncode == 0, run.said
+    assert process.returncode == 0, run.output_text
     assert_as_undisturbed(run)

@@ -33,10 +33,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"
 def cory(tmp_path: Path) -> Cory:
     """Runs `cory ...` in a process of its own, in an empty folder."""
 
-    def run(*words: str, said: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+    def run(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "cory_rllib", *words]
         env = {**ENVIRONMENT, **environment}
-        return subprocess.run(command, cwd=tmp_path, env=env, input=said, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command, cwd=tmp_path, env=env, input=stdin, capture_output=True, text=True, timeout=240)
 
     return run
 
@@ -45,8 +45,8 @@ def cory(tmp_path: Path) -> Cory:
 def cory_forked(tmp_path: Path) -> Cory:
     """Runs `cory ...` as `cory` does, in a process that need not import anything: for what is not about its start."""
 
-    def run(*words: str, said: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-        return forked(main, [*words], folder=tmp_path, environment={**ENVIRONMENT, **environment}, said=said)
+    def run(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+        return forked(main, [*words], folder=tmp_path, environment={**ENVIRONMENT, **environment}, stdin=stdin)
 
     return run
 
@@ -58,15 +58,15 @@ def cory_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     Nor for what loads weights: once a library has shown progress here, quieting it by the environment is too late.
     """
 
-    def run(*words: str, said: str = "") -> "subprocess.CompletedProcess[str]":
+    def run(*words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         capfd.readouterr()
-        with monkeypatch.context() as meanwhile:
-            meanwhile.chdir(tmp_path)
-            meanwhile.setattr(sys, "stdin", io.StringIO(said))
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
             try:
                 code = main([*words])
-            except SystemExit as ended:  # of what argparse refuses
-                code = int(ended.code or 0)
+            except SystemExit as system_exit:  # of what argparse refuses
+                code = int(system_exit.code or 0)
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run
@@ -104,14 +104,14 @@ def mount(*words: str) -> None:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MB, where this process may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    path = tmp_path / "disk"
+    path.mkdir()
     try:
-        mount("-t", "tmpfs", "-o", "size=2m", "none", str(place))
+        mount("-t", "tmpfs", "-o", "size=2m", "none", str(path))
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no right to mount a disk here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> Run:
@@ -119,19 +119,23 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
     run = Run.create(folder)
     run.write_settings(settings, "cory train")
     for update in updates:
-        figures: dict[str, dict[str, float | None]] = {}
-        for place, module in enumerate(settings.policy_ids):
-            kl = 0.1 * update * (1 + 0.2 * place)
-            task = 2 * (1 - math.exp(-update / 6)) - 0.1 * place
-            figures[module] = {"task_reward": task, "kl": kl, "combined_reward": task - 0.1 * kl}
-            figures[module] |= {"response_length": 15.0, "eos_rate": 0.1, "repetition": 0.0}
+        policy_metrics: dict[str, dict[str, float | None]] = {}
+        for path, policy_id in enumerate(settings.policy_ids):
+            kl = 0.1 * update * (1 + 0.2 * path)
+            task_reward = 2 * (1 - math.exp(-update / 6)) - 0.1 * path
+            policy_metrics[policy_id] = {
+                "task_reward": task_reward,
+                "kl": kl,
+                "combined_reward": task_reward - 0.1 * kl,
+            }
+            policy_metrics[policy_id] |= {"response_length": 15.0, "eos_rate": 0.1, "repetition": 0.0}
         line: dict[str, object] = {"update": update}
         if update:
             rotation = (update - 1) // 5 % settings.num_agents
             policy_ids = settings.policy_ids[rotation:] + settings.policy_ids[:rotation]
-            learned = {module: {**found, "value_loss": 0.25} for module, found in figures.items()}
-            line |= {"policy": learned, "roles": dict(zip(settings.roles, policy_ids, strict=True))}
-            line["role"] = {role: learned[policy] for role, policy in zip(settings.roles, policy_ids, strict=True)}
+            trained = {policy_id: {**metrics, "value_loss": 0.25} for policy_id, metrics in policy_metrics.items()}
+            line |= {"policy": trained, "roles": dict(zip(settings.roles, policy_ids, strict=True))}
+            line["role"] = {role: trained[policy] for role, policy in zip(settings.roles, policy_ids, strict=True)}
             line |= {
                 "exchanged": update % 5 == 0 and settings.num_agents > 1,
                 "tokens": 3000,
@@ -139,7 +143,7 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
                 "seconds": {"total": 2.0},
             }
         if update % 6 == 0:
-            line["evaluation"] = {**figures, "mean": figures["llm_1"]}
+            line["evaluation"] = {**policy_metrics, "mean": policy_metrics["llm_1"]}
         run.metrics.append(line)
     return run
 
@@ -166,7 +170,7 @@ def two_models_run(tmp_path_factory: pytest.TempPathFactory, small_model: str) -
     """A run whose second LLM started from a smaller model, saved after update 1."""
     settings = RUN_SETTINGS.model_copy(update={"model": [BUNDLED_LM, small_model]})
     run = record(tmp_path_factory.mktemp("runs") / "two_models", settings, updates=range(2))
-    run.checkpoints.save(1, lambda place: write_policies(place, settings, seed=1))
+    run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()
     return run
 
@@ -182,7 +186,7 @@ def record_adapters(folder: Path, **changes: object) -> Run:
     lora = {"weights": "lora", "lora_rank": 4, "lora_alpha": 30.0}
     settings = RUN_SETTINGS.model_copy(update={**lora, **changes})
     run = record(folder, settings, updates=range(2))
-    run.checkpoints.save(1, lambda place: write_policies(place, settings, seed=1))
+    run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()
     return run
 
@@ -195,10 +199,10 @@ def read_policy(folder: Path | None, settings: Settings, policy: str) -> "Causal
     config = CoryConfig().cory(**settings.model_dump())
     config.validate()
     spec = config.rl_module_spec.rl_module_specs[policy]
-    module: CausalLMModule = spec.module_class(model_config=spec.model_config)
+    policy_id: CausalLMModule = spec.module_class(model_config=spec.model_config)
     (file,) = (folder / "learner_group" / "learner" / "rl_module" / policy).iterdir()
-    module.policy.load(load_file(file))
-    return module
+    policy_id.policy.load(load_file(file))
+    return policy_id
 
 
 def write_policies(folder: Path, settings: Settings, seed: int) -> None:
@@ -212,7 +216,7 @@ def write_policies(folder: Path, settings: Settings, seed: int) -> None:
     config = CoryConfig().cory(**settings.model_dump())
     config.validate()
     for number, (policy, spec) in enumerate(sorted(config.rl_module_spec.rl_module_specs.items())):
-        module = spec.module_class(model_config=spec.model_config)
-        weights = perturb(module.policy.state(), seed=10 * seed + number)
+        policy_id = spec.module_class(model_config=spec.model_config)
+        weights = perturb(policy_id.policy.state(), seed=10 * seed + number)
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         stored_policy.save(tensors, str(folder / "learner_group" / "learner" / "rl_module" / policy), None)

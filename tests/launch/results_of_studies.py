@@ -14,8 +14,8 @@ START = {"task_reward": 0.0, "kl": 0.0, "combined_reward": 0.0, "response_length
 
 def figures(task_reward: float, kl: float, **others: float) -> dict[str, float | None]:
     """Returns what is measured of a policy; η is 0.1."""
-    measured = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
-    return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **measured}
+    other_metrics = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
+    return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **other_metrics}
 
 
 def study_run(
@@ -46,21 +46,21 @@ def study_run(
     settings = make_settings(
         {**read_preset("imdb-tiny-paper"), "seed": seed, "num_updates": updates, "num_agents": len(policies), **differs}
     )
-    modules = settings.policy_ids
+    policy_ids = settings.policy_ids
     metrics: list[Any] = [
         {
             "update": 1 + number,
-            "roles": dict(zip(settings.roles, modules, strict=True)),
-            "policy": {module: {"task_reward": value, "kl": 0.0} for module in modules},
+            "roles": dict(zip(settings.roles, policy_ids, strict=True)),
+            "policy": {policy_id: {"task_reward": value, "kl": 0.0} for policy_id in policy_ids},
         }
         for number, value in enumerate(training)
     ]
     for number, value in enumerate(curve):
-        held_out = {**START, "repetition": 0.0, "task_reward": value, "combined_reward": value}
-        metrics.append({"update": 5 * number, "evaluation": dict.fromkeys((*modules, "mean"), held_out)})
-    by_module = dict(zip(modules, policies, strict=True))
+        evaluation = {**START, "repetition": 0.0, "task_reward": value, "combined_reward": value}
+        metrics.append({"update": 5 * number, "evaluation": dict.fromkeys((*policy_ids, "mean"), evaluation)})
+    by_policy = dict(zip(policy_ids, policies, strict=True))
     mean = {name: sum(p[name] or 0.0 for p in policies) / len(policies) for name in policies[0]}
-    final = FinalFigures(update=updates, queries=500, policy=by_module, mean=dict(mean))
+    final = FinalFigures(update=updates, queries=500, policy=by_policy, mean=dict(mean))
     return StudyRun(
         study=study,
         arm=arm,

@@ -34,11 +34,11 @@ def settings(length: int, more: Sequence[str] = ()) -> Settings:
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
     """Of two rewards with one name."""
-    found = [record(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
-    for run in found:
+    recorded = [record(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
+    for run in recorded:
         run.checkpoints.save(6, lambda folder: (folder / "file").touch())
         run.unlock()
-    return found
+    return recorded
 
 
 def test_a_model_card_a_report_and_a_comparison_have_its_name(
@@ -54,8 +54,11 @@ def test_a_model_card_a_report_and_a_comparison_have_its_name(
     assert "reward: near" in html and "reward=near" in html and "pickled" not in html
     assert main(["compare", *(str(run.path) for run in runs)]) == 0
     assert main(["compare", *(str(run.path) for run in runs), "--json"]) == 0
-    said = capsys.readouterr().out
-    assert "pickled" not in said and json.loads(said[said.index("\n{") :])["settings"]["reward"] == ["near", "near"]
+    output = capsys.readouterr().out
+    assert "pickled" not in output and json.loads(output[output.index("\n{") :])["settings"]["reward"] == [
+        "near",
+        "near",
+    ]
 
 
 def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
@@ -63,19 +66,19 @@ def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
         _same(runs[0], settings(5))
     with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):
         _same(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
-    kept, asked = (
+    stored, requested = (
         Search(pin_objective(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
         for length in (4, 5)
     )
-    kept.write(tmp_path, "cory tune")
+    stored.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"holds a search with reward=\['near', 'a:b'\]\. Ask for just"):
-        check_same(tmp_path, asked)
+        check_same(tmp_path, requested)
 
 
 def test_an_evaluation_keeps_its_name_and_a_checksum_of_its_code() -> None:
-    def identity(made: Settings) -> dict[str, object]:
-        task = made.make_task()
-        return Plan(made, task, sources_of(made, task, made.make_tokenizers()), "test", 1, 1, None).identity()
+    def identity(config: Settings) -> dict[str, object]:
+        task = config.make_task()
+        return Plan(config, task, sources_of(config, task, config.make_tokenizers()), "test", 1, 1, None).identity()
 
     first, other = identity(settings(4)), identity(settings(5))
     assert "pickled" not in json.dumps(first) and first["functions"] != other["functions"]

@@ -45,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_with_runners_and_learners_uses_our_packages_and_the_rewards_the_user_s(project: Path) -> None:
-    sizes = [
+    settings = [
         "queries_per_update=4",
         "minibatch_size=4",
         "micro_batch_size=4",
@@ -56,13 +56,13 @@ def test_a_run_with_runners_and_learners_uses_our_packages_and_the_rewards_the_u
     ]
     processes = ["num_runners=1", "num_learners=1", "backend=transformers", "dtype=fp32", "check_weight_sync=false"]
     model = make_model("test", project)
-    words = ["train", *sizes, *processes, f"model={model}", "reward=my_rewards:score", "--out", "run"]
+    words = ["train", *settings, *processes, f"model={model}", "reward=my_rewards:score", "--out", "run"]
     code = "import sys; import cory_rllib; from launch.main import main; raise SystemExit(main(sys.argv[1:]))"
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{project}:{ENVIRONMENT['PYTHONPATH']}"}  # as in a job
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=240
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     line = Run.open(project / "run").updates()[-1]
     rewards = [figures["task_reward"] or 0.0 for figures in line["policy"].values()]
     assert line["update"] == 1 and min(rewards) >= 1000
@@ -108,8 +108,8 @@ def test_a_module_named_as_the_front_door_is_refused_before_it_is_uploaded(proje
 
 def test_a_module_that_was_imported_before_ours_is_refused(project: Path) -> None:
     code = "import policies, cory_rllib"
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert "ImportError: policies was imported from" in done.stderr.splitlines()[-1]
+    result = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert "ImportError: policies was imported from" in result.stderr.splitlines()[-1]
 
 
 def test_folders_without_code_and_checkouts_of_ours_shadow_nothing(tmp_path: Path) -> None:
@@ -121,5 +121,5 @@ def test_folders_without_code_and_checkouts_of_ours_shadow_nothing(tmp_path: Pat
 def test_the_command_s_own_module_can_be_run_beside_the_user_s(project: Path) -> None:
     shutil.rmtree(project / "launch")
     command = [sys.executable, "-m", "launch.main", "--version"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr

@@ -14,17 +14,17 @@ from policies.settings.settings import make_settings
 SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
 
 
-def some(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custom: float) -> Node:
+def node(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custom: float) -> Node:
     return Node(name, cpus, [1.0] * gpus, custom, memory)
 
 
-def placed(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
-    filled, lacking = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
-    return {each.name: each.holds for each in filled}, lacking
+def place(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
+    filled, shortfalls = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
+    return {node.name: node.holds for node in filled}, shortfalls
 
 
 def cluster(*resources: dict[str, float]) -> list[Node]:
-    return [make_node(f"10.0.0.{number}", has) for number, has in enumerate(resources, 1)]
+    return [make_node(f"10.0.0.{number}", resource) for number, resource in enumerate(resources, 1)]
 
 
 def test_processes_go_where_what_they_ask_for_is() -> None:
@@ -33,25 +33,25 @@ def test_processes_go_where_what_they_ask_for_is() -> None:
         Process("learner", 1, 0, 1, {}),
         Process("driver", 1, 1, 0, {}),
     ]
-    holds, lacking = placed(kinds, some("a"), some("b", gpus=1), some("c", sampling=2))
-    assert lacking == []
-    assert holds == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
+    placed, shortfalls = place(kinds, node("a"), node("b", gpus=1), node("c", sampling=2))
+    assert shortfalls == []
+    assert placed == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
 
 
 @pytest.mark.parametrize(
     ("kind", "nodes", "left", "reason"),
     [
-        (Process("runner", 1, 1, 2, {}), [some("a", gpus=1), some("b", gpus=1)], 1, "a has 1 GPUs left"),
-        (Process("runner", 3, 1, 0.6, {}), [some("a", gpus=2)], 1, "a has 0.8 GPUs left"),
-        (Process("runner", 1, 8, 0, {}), [some("a"), some("b")], 1, "b has 4 CPUs left"),
-        (Process("runner", 1, 1, 0, {"fast": 1}), [some("a", sampling=2)], 1, "a has 0 fast left"),
-        (Process("runner", 1, 8, 1, {"fast": 1}), [some("a")], 1, "a has 4 CPUs and 0 GPUs and 0 fast left"),
-        (Process("runner", 2, 1, 0, {}), [some("a", memory=1.5e9)], 1, "a has 0.5 GB of memory left"),
+        (Process("runner", 1, 1, 2, {}), [node("a", gpus=1), node("b", gpus=1)], 1, "a has 1 GPUs left"),
+        (Process("runner", 3, 1, 0.6, {}), [node("a", gpus=2)], 1, "a has 0.8 GPUs left"),
+        (Process("runner", 1, 8, 0, {}), [node("a"), node("b")], 1, "b has 4 CPUs left"),
+        (Process("runner", 1, 1, 0, {"fast": 1}), [node("a", sampling=2)], 1, "a has 0 fast left"),
+        (Process("runner", 1, 8, 1, {"fast": 1}), [node("a")], 1, "a has 4 CPUs and 0 GPUs and 0 fast left"),
+        (Process("runner", 2, 1, 0, {}), [node("a", memory=1.5e9)], 1, "a has 0.5 GB of memory left"),
     ],
 )
 def test_what_no_node_has_is_named(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
-    _, (lack,) = placed([kind], *nodes)
-    assert lack.left == left and reason in lack.reasons
+    _, (shortfall,) = place([kind], *nodes)
+    assert shortfall.left == left and reason in shortfall.reasons
 
 
 def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
@@ -62,7 +62,7 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "nodes", "refused"),
+    ("values", "nodes", "message"),
     [
         (
             {"num_runners": 4, "runner_threads": 2},
@@ -105,10 +105,10 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
     ],
 )
 def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
-    values: dict[str, object], nodes: list[dict[str, float]], refused: str
+    values: dict[str, object], nodes: list[dict[str, float]], message: str
 ) -> None:
     kinds = processes(make_settings({"num_runners": 1, **values}))
-    with pytest.raises(CommandError, match=refused):
+    with pytest.raises(CommandError, match=message):
         check_placement(kinds, cluster(*nodes))
     check_placement(kinds, cluster(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
 
@@ -129,13 +129,13 @@ def test_what_is_placed_is_what_tune_asks_ray_for_of_a_trial_and_a_run_asks_for_
 ) -> None:
     settings = make_settings({"queries_per_update": 4, "minibatch_size": 4, **values})
     trial = processes(settings, trial=True)
-    asked = Cory.default_resource_request(CoryConfig().cory(**settings.model_dump()))
+    request = Cory.default_resource_request(CoryConfig().cory(**settings.model_dump()))
     bundles = [
         {key: amount for key, amount in {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}.items() if amount}
         for kind in trial
         for _ in range(kind.count)
     ]
-    assert asked.strategy == "PACK"
-    assert asked.bundles == bundles
+    assert request.strategy == "PACK"
+    assert request.bundles == bundles
     assert processes(settings)[0] == Process("driver", 1, 0, trial[0].gpus, {})
     assert processes(settings)[1:] == trial[1:]

@@ -67,9 +67,9 @@ def test_the_folder_for_temporary_files_goes_unless_a_defect_makes_its_logs_wort
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with session._temporary_folder() as own:
-        assert os.environ["TMPDIR"] == own and Path(own).is_dir()
-    assert os.environ["TMPDIR"] == str(tmp_path) and not Path(own).exists()
+    with session._temporary_folder() as folder:
+        assert os.environ["TMPDIR"] == folder and Path(folder).is_dir()
+    assert os.environ["TMPDIR"] == str(tmp_path) and not Path(folder).exists()
     with pytest.raises(KeyError) as raised, session._temporary_folder() as logs:
         raise KeyError("a defect")
     assert raised.value.__notes__ == [f"Ray's logs are in {logs}."] and Path(logs).is_dir()
@@ -82,12 +82,12 @@ def test_folders_of_processes_that_were_killed_go_and_those_in_use_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    with session._temporary_folder() as used:
-        abandoned = Path(f"{used}-abandoned")
+    with session._temporary_folder() as folder:
+        abandoned = Path(f"{folder}-abandoned")
         abandoned.mkdir()
         (abandoned / ".alive").touch()
         with session._temporary_folder():
-            assert Path(used).is_dir() and not abandoned.exists()
+            assert Path(folder).is_dir() and not abandoned.exists()
 
 
 def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,24 +102,24 @@ def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.M
 
 def test_a_python_without_docstrings_is_refused() -> None:
     command = [sys.executable, "-OO", "-m", "cory_rllib", "train"]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr[:31]) == (2, "Error: Ray requires docstrings."), ended.stderr
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr[:31]) == (2, "Error: Ray requires docstrings."), result.stderr
 
 
 @pytest.mark.slow
 def test_ray_has_longer_than_its_own_half_minute_to_start() -> None:
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", LATE], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert (found.returncode, found.stdout) == (0, "1 node\n"), found.stderr
+    assert (result.returncode, result.stdout) == (0, "1 node\n"), result.stderr
 
 
 def test_a_local_ray_listens_to_this_machine_alone_and_has_neither_dashboard_nor_autoscaler() -> None:
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", LISTENING], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert found.returncode == 0, found.stderr
-    addresses = [address.removeprefix("::ffff:") for address in found.stdout.split()]
+    assert result.returncode == 0, result.stderr
+    addresses = [address.removeprefix("::ffff:") for address in result.stdout.split()]
     assert len(addresses) > 3 and set(addresses) <= {"127.0.0.1", "::1"}, addresses
 
 
@@ -148,7 +148,7 @@ def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as cluster:
         address = f"127.0.0.1:{cluster.getsockname()[1]}"
         environment = {**ENVIRONMENT, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_ADDRESS": address}
-        found = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", JOINING], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
-    assert f"CommandError: Missing or invalid token for the cluster at RAY_ADDRESS={address}. Set" in found.stderr
+    assert f"CommandError: Missing or invalid token for the cluster at RAY_ADDRESS={address}. Set" in result.stderr

@@ -15,7 +15,7 @@ Refusal = Callable[..., str]
 COMMANDS = ("train", "study", "evaluate", "runs", "compare", "plot", "report", "generate", "export", "validate")
 
 
-def refused(result: "subprocess.CompletedProcess[str]") -> str:
+def error_sentence(result: "subprocess.CompletedProcess[str]") -> str:
     """Checks that a command was refused with one sentence, and returns it."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
@@ -30,9 +30,9 @@ def refusal(cory_here: Cory, tmp_path: Path) -> Refusal:
 
     def run(*words: str) -> str:
         before = list(tmp_path.iterdir())
-        said = refused(cory_here(*words))
+        message = error_sentence(cory_here(*words))
         assert list(tmp_path.iterdir()) == before
-        return said
+        return message
 
     return run
 
@@ -103,8 +103,8 @@ def test_two_presets_are_refused(refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("command", [["train"], ["plan"], ["validate"], ["tune", "--over", "lr=1e-5,1e-4"]])
 def test_a_file_that_is_not_there_is_refused_with_the_presets(refusal: Refusal, command: list[str]) -> None:
-    said = refusal(*command, "mine.yaml")
-    assert "mine.yaml does not exist. Use a YAML file, or a preset: " in said and ", imdb-tiny-ppo, " in said
+    message = refusal(*command, "mine.yaml")
+    assert "mine.yaml does not exist. Use a YAML file, or a preset: " in message and ", imdb-tiny-ppo, " in message
 
 
 def test_a_folder_is_no_file_of_settings(refusal: Refusal, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "message_part"),
     [
         (["task=imbd"], "The known tasks are"),
         (["max_prompt_tokens=5000"], "max_prompt_tokens + max_response_tokens"),
@@ -136,9 +136,9 @@ def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
-    refusal: Refusal, words: list[str], what: str
+    refusal: Refusal, words: list[str], message_part: str
 ) -> None:
-    assert what in refusal("train", *words)
+    assert message_part in refusal("train", *words)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,16 @@ def test_what_ray_has_no_room_for_leaves_no_folder(
     cory_forked: Cory, cluster: dict[str, str], tmp_path: Path, words: list[str]
 ) -> None:
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
-    own = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    said = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **own)
-    assert said.returncode == 2 and "Ray cannot place" in said.stderr, said.stderr
-    places = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
-    assert not [path for place in places if place.is_dir() for path in place.iterdir()]
+    environment = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    message = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **environment)
+    assert message.returncode == 2 and "Ray cannot place" in message.stderr, message.stderr
+    paths = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
+    assert not [path for path in paths if path.is_dir() for path in path.iterdir()]
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "message_part"),
     [
         (["train", "--resume", ""], "An argument is empty"),
         (["train", "--out="], "An argument is empty"),
@@ -177,10 +177,10 @@ def test_what_ray_has_no_room_for_leaves_no_folder(
     ],
 )
 def test_a_shell_variable_that_is_not_set_is_refused_and_not_taken_for_the_default(
-    refusal: Refusal, words: list[str], what: str
+    refusal: Refusal, words: list[str], message_part: str
 ) -> None:
-    said = refusal(*words)
-    assert what in said and "s a shell variable unset?" in said
+    message = refusal(*words)
+    assert message_part in message and "s a shell variable unset?" in message
 
 
 def test_debug_shows_the_traceback_of_a_mistake(cory_here: Cory) -> None:

@@ -20,7 +20,7 @@ from launch.console.errors import CommandError
 from launch.main import main
 from tests.launch.conftest import ENVIRONMENT
 
-ASKING = """
+REQUEST = """
 from launch.cluster.session import ray_session
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
@@ -32,27 +32,27 @@ VERSION = json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": "",
 TRACE = "Traceback (most recent call last):\n  File x\nOSError: no GCS\n"
 
 
-def job(status: str, **more: object) -> tuple[int, str]:
+def job_response(status: str, **more: object) -> tuple[int, str]:
     """Returns how a dashboard answers who asks for a job."""
-    known = {
+    details = {
         "type": "SUBMISSION",
         "submission_id": "one",
         "status": status,
         "entrypoint": "python -m launch.main train",
     }
-    return 200, json.dumps({**known, **more})
+    return 200, json.dumps({**details, **more})
 
 
 class Dashboard(HTTPServer):
     """A dashboard that gives its answers to each path in turn, and the last one for ever."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.answers = {"/api/version": [(200, VERSION)]}
 
 
-class Answering(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """Gives one of the answers of a `Dashboard`."""
 
     server: Dashboard
@@ -101,9 +101,9 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
 
 
 def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboard: Dashboard) -> None:
-    for code, shown in ((-9, 137), (3, 3)):
-        dashboard.answers["/api/jobs/one"] = [job("FAILED", driver_exit_code=code)]
-        assert main(["jobs", "logs", "one"]) == shown
+    for code, exit_code in ((-9, 137), (3, 3)):
+        dashboard.answers["/api/jobs/one"] = [job_response("FAILED", driver_exit_code=code)]
+        assert main(["jobs", "logs", "one"]) == exit_code
 
 
 def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
@@ -112,30 +112,37 @@ def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
     monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
     for action in ("logs", "stop"):
         dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
-        dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]
+        dashboard.answers["/api/jobs/one"] = [
+            job_response("RUNNING"),
+            (502, "bad"),
+            (502, "bad"),
+            job_response("SUCCEEDED"),
+        ]
         assert main(["jobs", action, "one"]) == 0
-        told = capsys.readouterr().err
-        assert told.startswith("Warning: The cluster at") and told.endswith(" Retrying for a minute.\n")
-        assert told.count("\n") == 1
+        errors = capsys.readouterr().err
+        assert errors.startswith("Warning: The cluster at") and errors.endswith(" Retrying for a minute.\n")
+        assert errors.count("\n") == 1
     monkeypatch.setattr("launch.cluster.jobs.RETRY_SECONDS", 0.0)
-    dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
+    dashboard.answers["/api/jobs/one"] = [job_response("RUNNING"), (502, "bad")]
     assert main(["jobs", "logs", "one"]) == 2
     assert capsys.readouterr().err.startswith("Error: The cluster at")
 
 
-class Talking:
+class EndlessClient:
     """A client of a cluster, one of whose jobs runs and talks for ever."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.num_requests = 0
 
-    def get_job_info(self, job: str) -> JobDetails:
+    def get_job_info(self, job_response: str) -> JobDetails:
         """Says that it runs; as often as a test has patience for."""
-        self.asked += 1
-        assert self.asked < 5, "nobody reads on, but the job is followed"
-        return JobDetails(type=JobType.SUBMISSION, submission_id=job, status=JobStatus.RUNNING, entrypoint="cory train")
+        self.num_requests += 1
+        assert self.num_requests < 5, "nobody reads on, but the job is followed"
+        return JobDetails(
+            type=JobType.SUBMISSION, submission_id=job_response, status=JobStatus.RUNNING, entrypoint="cory train"
+        )
 
-    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+    async def tail_job_logs(self, job_response: str) -> AsyncIterator[str]:
         """Yields what it says."""
         while True:
             yield "  1/40  llm_1→llm_2\n"
@@ -147,14 +154,14 @@ def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch:
     with open(writer, "w", buffering=1) as output:
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(BrokenPipeError):
-            follow_job(cast(JobSubmissionClient, Talking()), "one")
+            follow_job(cast(JobSubmissionClient, EndlessClient()), "one")
         with contextlib.suppress(BrokenPipeError):
             output.close()
 
 
 def test_commands_are_listed_as_they_are(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
-    listed = json.loads(job("RUNNING", entrypoint="cory train model=[a,b] system_prompt=[/x] :fire:")[1])
-    dashboard.answers["/api/jobs/"] = [(200, json.dumps([listed]))]
+    details = json.loads(job_response("RUNNING", entrypoint="cory train model=[a,b] system_prompt=[/x] :fire:")[1])
+    dashboard.answers["/api/jobs/"] = [(200, json.dumps([details]))]
     assert main(["jobs"]) == 0
     assert "cory train model=[a,b] system_prompt=[/x] :fire:" in capsys.readouterr().out
 
@@ -165,22 +172,25 @@ def test_who_stops_a_job_is_told_what_becomes_of_it(
 ) -> None:
     dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
     for variables, saves in (({STOP_WAIT: "3600"}, " A training finishes and saves its update first."), ({}, "")):
-        dashboard.answers["/api/jobs/one"] = [job("RUNNING", runtime_env={"env_vars": variables}), job(after)]
+        dashboard.answers["/api/jobs/one"] = [
+            job_response("RUNNING", runtime_env={"env_vars": variables}),
+            job_response(after),
+        ]
         assert main(["jobs", "stop", "one"]) == code
         assert capsys.readouterr().out.startswith(f"Stopping one.{saves}\none: {after}.")
 
 
 @pytest.mark.slow
 def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
-    def begin(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
+    def run_request(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
         return subprocess.run(
-            [sys.executable, "-c", ASKING], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
+            [sys.executable, "-c", REQUEST], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
         )
 
-    grows = begin(CORY_UNCHECKED="1")
-    assert (grows.returncode, grows.stdout) == (0, "begun\n"), grows.stderr
-    stays = begin()
-    assert stays.returncode == 1 and "has 0 sampling left" in stays.stderr
+    waiting = run_request(CORY_UNCHECKED="1")
+    assert (waiting.returncode, waiting.stdout) == (0, "begun\n"), waiting.stderr
+    failing = run_request()
+    assert failing.returncode == 1 and "has 0 sampling left" in failing.stderr
 
 
 @pytest.mark.parametrize(
@@ -196,6 +206,6 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
     address: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    said = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
-    with pytest.raises(CommandError, match=said):
+    message = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
+    with pytest.raises(CommandError, match=message):
         init_ray(log_to_driver=False)

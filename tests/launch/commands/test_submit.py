@@ -48,7 +48,7 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
 
 
 @pytest.mark.parametrize(
-    ("own", "found", "what"),
+    ("job_process", "nodes", "message"),
     [
         (
             job(),
@@ -74,10 +74,10 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
     ],
 )
 def test_what_a_cluster_can_never_place_is_refused_with_what_is_missing(
-    own: Process, found: list[dict[str, float]], what: str
+    job_process: Process, nodes: list[dict[str, float]], message: str
 ) -> None:
-    with pytest.raises(CommandError, match=what):
-        check_cluster(TRAIN, own, cluster(*found))
+    with pytest.raises(CommandError, match=message):
+        check_cluster(TRAIN, job_process, cluster(*nodes))
 
 
 def test_what_a_cluster_can_place_is_not_refused() -> None:
@@ -89,7 +89,7 @@ def test_what_a_cluster_can_place_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "own", "cpus", "gpus"),
+    ("name", "words", "job_process", "cpus", "gpus"),
     [
         # the job of a run is its driver: the learner's GPU, if it learns, is the job's
         ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(1.0, 1.0), 2, 2),
@@ -101,22 +101,22 @@ def test_what_a_cluster_can_place_is_not_refused() -> None:
     ],
 )
 def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
-    command: str, words: list[str], own: Process, cpus: int, gpus: int
+    name: str, words: list[str], job_process: Process, cpus: int, gpus: int
 ) -> None:
-    asked = [command, "imdb-tiny", "backend=transformers", *words]
-    check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus}))
+    command = [name, "imdb-tiny", "backend=transformers", *words]
+    check_cluster(command, job_process, cluster({"CPU": cpus, "GPU": gpus}))
     with pytest.raises(CommandError, match="has 0 CPUs left"):
-        check_cluster(asked, own, cluster({"CPU": cpus - 1, "GPU": gpus}))
+        check_cluster(command, job_process, cluster({"CPU": cpus - 1, "GPU": gpus}))
     if gpus:
         with pytest.raises(CommandError, match=r"has [01] GPUs left"):
-            check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus - 1}))
+            check_cluster(command, job_process, cluster({"CPU": cpus, "GPU": gpus - 1}))
 
 
 @pytest.mark.parametrize("words", [["train"], ["tune", "--over", "lr=1e-5,1e-4"]])
 def test_a_gpu_of_this_machine_is_not_asked_of_the_cluster(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "has_gpu", lambda: not gpus._elsewhere.get())
-    asked = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
-    check_cluster(asked, job(), cluster({"CPU": 8.0}))
+    command = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
+    check_cluster(command, job(), cluster({"CPU": 8.0}))
 
 
 def test_files_of_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,10 +132,10 @@ def test_files_of_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             check_cluster(command, job(), cluster({"CPU": 2.0}))
 
 
-@pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
-def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", "--resources", asked, "--", "validate", "imdb"]) == 2
-    assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
+def test_resources_that_are_none_are_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--resources", command, "--", "validate", "imdb"]) == 2
+    assert f"Error: --resources={command}: `{command}` is not a custom resource" in capsys.readouterr().err
 
 
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
@@ -150,11 +150,11 @@ def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
 
 
 def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> None:
-    words, name, place = job_command(SEARCH, "period", "/shared")
+    words, name, location = job_command(SEARCH, "period", "/shared")
     assert (words, name) == ([*SEARCH, "--out", "/shared/period", "--continue"], "period")
-    assert place == "/shared/period"
-    _, name, place = job_command(["tune", "--resume", "/shared/old"], None, None)
-    assert (name, place) == ("old", "/shared/old")
+    assert location == "/shared/period"
+    _, name, location = job_command(["tune", "--resume", "/shared/old"], None, None)
+    assert (name, location) == ("old", "/shared/old")
     _, name, _ = job_command(SEARCH, None, "/shared")
     assert name.startswith("tune-imdb-tiny-")
 
@@ -162,12 +162,12 @@ def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> 
 def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, name, place = job_command(TRAIN, "first", "s3://bucket/runs/")
+    words, name, location = job_command(TRAIN, "first", "s3://bucket/runs/")
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
-    assert place == "s3://bucket/runs/first"
+    assert location == "s3://bucket/runs/first"
     assert job_command(TRAIN, "first", "s3://bucket/runs?scheme=http")[2] == "s3://bucket/runs/first?scheme=http"
-    words, name, place = job_command(["train", "--resume", "/shared/old", "num_updates=9"], None, None)
-    assert (words[-1], name, place) == ("num_updates=9", "old", "/shared/old")
+    words, name, location = job_command(["train", "--resume", "/shared/old", "num_updates=9"], None, None)
+    assert (words[-1], name, location) == ("num_updates=9", "old", "/shared/old")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=r"mine\.yaml does not exist"):
         job_command(["train", "mine.yaml"], None, "/shared")
@@ -176,7 +176,7 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
 
 
 @pytest.mark.parametrize(
-    ("storage", "words", "what"),
+    ("storage", "words", "message"),
     [
         (None, ["submit"], "Write a command after `--`"),
         (None, ["train"], "Set the location of the run once"),
@@ -188,8 +188,8 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
         ("s3://bucket", SEARCH, "is a URI, but a search requires a folder"),
     ],
 )
-def test_a_command_that_could_not_keep_its_run_is_refused(storage: str | None, words: list[str], what: str) -> None:
-    with pytest.raises(CommandError, match=what):
+def test_a_command_that_could_not_keep_its_run_is_refused(storage: str | None, words: list[str], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
         job_command(words, None, storage)
 
 
@@ -210,9 +210,9 @@ def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -
         entrypoint="python -m launch.main train",
         metadata={"run": "file:///shared/one"},
     )
-    for place in ("file:///shared/one", "/shared/one", "/shared/one/"):
-        with pytest.raises(CommandError, match=f"raysubmit_1 is already working on {place}"):
-            check_no_active_job(Client(), place)
+    for location in ("file:///shared/one", "/shared/one", "/shared/one/"):
+        with pytest.raises(CommandError, match=f"raysubmit_1 is already working on {location}"):
+            check_no_active_job(Client(), location)
     check_no_active_job(Client(), "/shared/two")
     job.status = JobStatus.STOPPED
     check_no_active_job(Client(), "/shared/one")
@@ -238,8 +238,8 @@ def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path
     environment = {**ENVIRONMENT, "HOME": str(tmp_path)}
     environment.pop("CORY_SECRETS", None)
     command = [sys.executable, "-c", NODE, str(tmp_path / "node")]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert found.stdout == "hf_1\n", found.stderr
+    nodes = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert nodes.stdout == "hf_1\n", nodes.stderr
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_secrets_are_no_variables_of_a_job(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "held"),
+    ("words", "message"),
     [
         (["--env", "MLFLOW_TRACKING_URI=http://me:hunter2@host", "--", "train"], "MLFLOW_TRACKING_URI=http://…"),
         (["--env", "WHERE=https://host/a?sig=hunter2", "--", "train"], "WHERE=https://… contains sig"),
@@ -266,12 +266,16 @@ def test_secrets_are_no_variables_of_a_job(name: str) -> None:
     ],
 )
 def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
-    words: list[str], held: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"Error: {held}") and "the cluster's jobs can read" in told and "--secrets FILE" in told
-    assert "hunter2" not in told
+    errors = capsys.readouterr().err
+    assert (
+        errors.startswith(f"Error: {message}")
+        and "the cluster's jobs can read" in errors
+        and "--secrets FILE" in errors
+    )
+    assert "hunter2" not in errors
 
 
 def test_uris_and_options_without_a_secret_are_sent() -> None:
@@ -292,8 +296,8 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
         "GOOGLE_APPLICATION_CREDENTIALS",
     ):
         assert not is_secret(name)
-    sent = job_environment(["WANDB_MODE=offline"], "/etc/cory/secrets.env", False)
-    assert sent == {
+    variables = job_environment(["WANDB_MODE=offline"], "/etc/cory/secrets.env", False)
+    assert variables == {
         "RAY_JOB_STOP_WAIT_TIME_S": "3600",
         "WANDB_MODE": "offline",
         "CORY_SECRETS": "/etc/cory/secrets.env",

@@ -20,12 +20,12 @@ def project(tmp_path: Path) -> Path:
         (folder / name).write_text("{}")
     (tmp_path / "beside.jsonl").write_text("{}")
     (folder / "t.yaml").write_text("task: custom\ndata: data.jsonl\nmodel: m\nreward: r:ok\n")
-    arms = "arms:\n  one: {}\n  two: {eval_data: held/out.jsonl}\n"
-    (folder / "study.yaml").write_text(f"settings: {{task: custom, data: data.jsonl, reward: r:ok}}\n{arms}")
+    arms_yaml = "arms:\n  one: {}\n  two: {eval_data: held/out.jsonl}\n"
+    (folder / "study.yaml").write_text(f"settings: {{task: custom, data: data.jsonl, reward: r:ok}}\n{arms_yaml}")
     return folder
 
 
-def submitted(folder: Path, *words: str) -> None:
+def check_files(folder: Path, *words: str) -> None:
     with contextlib.chdir(folder):
         check_uploaded(folder, uploaded_sizes(folder), find_named_files(words))
 
@@ -50,7 +50,7 @@ def test_a_command_whose_files_are_uploaded_is_sent(project: Path, words: tuple[
     (project / "runs").mkdir()
     for name in ("runs/one.txt", "debug.log"):
         (project / name).touch()
-    submitted(project, *words)
+    check_files(project, *words)
 
 
 @pytest.mark.parametrize(
@@ -79,22 +79,22 @@ def test_a_command_one_of_whose_files_is_left_out_of_the_upload_is_refused(
 ) -> None:
     (project / ignore).write_text(f"# ours\n{rule}\n")
     with pytest.raises(CommandError, match=message):
-        submitted(project, *words)
+        check_files(project, *words)
 
 
 def test_a_rule_that_is_taken_back_or_that_ray_is_told_to_ignore_refuses_nothing(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / ".gitignore").write_text("*.jsonl\n!data.jsonl\n")
-    submitted(project, "train", "t.yaml")
+    check_files(project, "train", "t.yaml")
     (project / ".gitignore").write_text("*.jsonl\n")
     monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
-    submitted(project, "train", "t.yaml")
+    check_files(project, "train", "t.yaml")
 
 
 def test_files_that_are_not_in_the_working_directory_are_refused(project: Path) -> None:
     with pytest.raises(CommandError, match=r"\.\./beside\.jsonl is outside the working directory .*/project, "):
-        submitted(project, "train", "t.yaml", "data=../beside.jsonl")
+        check_files(project, "train", "t.yaml", "data=../beside.jsonl")
 
 
 def test_data_that_is_not_there_is_refused_and_names_are_taken_whole(project: Path) -> None:
@@ -104,14 +104,14 @@ def test_data_that_is_not_there_is_refused_and_names_are_taken_whole(project: Pa
         ("--over", "eval_data=data.jsonl,nope.csv"),
     ):
         with pytest.raises(CommandError, match=r"^(nope|my data)\.csv not found in the working directory .*/project, "):
-            submitted(project, "tune", "t.yaml", *words)
+            check_files(project, "tune", "t.yaml", *words)
     (project / "my data.csv").touch()
-    submitted(project, "train", "t.yaml", "data=my data.csv?query_column=text")
+    check_files(project, "train", "t.yaml", "data=my data.csv?query_column=text")
     (project / "t.yaml").write_text("data: nope.csv\n")
-    submitted(project, "train", "t.yaml", "data=data.jsonl")  # the word wins
+    check_files(project, "train", "t.yaml", "data=data.jsonl")  # the word wins
     (project / ".rayignore").write_text("my data.csv\n")
     with pytest.raises(CommandError, match=r"my data\.csv is excluded"):
-        submitted(project, "train", "t.yaml", "data=my data.csv?query_column=text")
+        check_files(project, "train", "t.yaml", "data=my data.csv?query_column=text")
 
 
 def test_what_is_left_out_is_refused_before_anything_is_sent(

@@ -12,7 +12,7 @@ from launch.console.errors import CommandError
 from launch.main import main
 
 
-def ending(error: Exception) -> int:
+def run_failing(error: Exception) -> int:
     def command() -> int:
         raise error
 
@@ -21,7 +21,7 @@ def ending(error: Exception) -> int:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_a_refused_file_is_one_sentence_with_what_to_do(capsys: pytest.CaptureFixture[str], number: int) -> None:
-    assert ending(OSError(number, "whatever a library says", "runs/a")) == 2
+    assert run_failing(OSError(number, "whatever a library says", "runs/a")) == 2
     advice = "Free disk space, correct the permissions, or use another folder."
     assert capsys.readouterr().err == f"Error: runs/a: {os.strerror(number)}. {advice}\n"
 
@@ -29,7 +29,7 @@ def test_a_refused_file_is_one_sentence_with_what_to_do(capsys: pytest.CaptureFi
 def test_notes_on_how_to_go_on_follow_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     error = CommandError("No.")
     error.add_note("Go on with:\n  cory train --resume runs/a")
-    assert ending(error) == 2
+    assert run_failing(error) == 2
     assert capsys.readouterr().err == "Error: No.\nGo on with:\n  cory train --resume runs/a\n"
 
 
@@ -81,14 +81,14 @@ def test_every_command_has_help_with_examples_or_a_sentence(name: str, capsys: p
 def test_a_text_that_ends_the_process_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def end(*_: object, **__: object) -> None:
+    def exit_with_text(*_: object, **__: object) -> None:
         raise SystemExit("No.")
 
-    monkeypatch.setattr("launch.main.app", end)
+    monkeypatch.setattr("launch.main.app", exit_with_text)
     assert main([]) == 1 and capsys.readouterr().err == "No.\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])
 def test_a_defect_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
-        ending(error)
+        run_failing(error)

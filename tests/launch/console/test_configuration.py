@@ -45,8 +45,8 @@ def test_imdb_tiny_is_the_arm_of_the_study_that_the_docs_say_it_is() -> None:
         resolve("imdb-tiny", [], []).model_dump(),
         study.settings(study.arms["own-rloo-along"], 0).model_dump(),
     )
-    measured = {"dtype", "eval_every", "eval_kl_coef", "eval_average", "test_queries", "validation"}
-    assert {key for key in preset if preset[key] != arm[key]} == measured
+    differing = {"dtype", "eval_every", "eval_kl_coef", "eval_average", "test_queries", "validation"}
+    assert {key for key in preset if preset[key] != arm[key]} == differing
 
 
 def test_what_a_preset_says_is_left_out_where_what_is_asked_for_leaves_it_no_effect() -> None:
@@ -124,8 +124,8 @@ def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
 
 def test_numbers_may_be_written_as_python_writes_them(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("lr: 1e-5\nnum_updates: 011\n")
-    found = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries_per_update=0128"])
-    assert (found.lr, found.num_updates, found.kl_coef, found.queries_per_update) == (1e-5, 11, 1e-2, 128)
+    settings = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries_per_update=0128"])
+    assert (settings.lr, settings.num_updates, settings.kl_coef, settings.queries_per_update) == (1e-5, 11, 1e-2, 128)
 
 
 @pytest.mark.parametrize("word", ["num_updates=1:30", "lr=yes", "chat=maybe"])
@@ -138,8 +138,13 @@ def test_what_looks_like_a_number_or_a_truth_value_and_is_none_is_refused(word: 
 
 
 def test_yes_and_no_are_truth_values_where_a_setting_is_one_and_text_where_it_is_text() -> None:
-    found = resolve("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
-    assert (found.wandb, found.check_weight_sync, found.chat, found.system_prompt) == (True, False, True, "no")
+    settings = resolve("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
+    assert (settings.wandb, settings.check_weight_sync, settings.chat, settings.system_prompt) == (
+        True,
+        False,
+        True,
+        "no",
+    )
 
 
 def test_models_are_a_list_in_a_file_or_a_word_and_come_back_as_they_are_written(tmp_path: Path) -> None:
@@ -188,7 +193,7 @@ def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["lora_rank=8"], "lora_rank=8 requires weights=lora"),
         (["chat_date=2024-07-26"], "chat_date=2024-07-26 requires chat=true"),
@@ -200,11 +205,11 @@ def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Pat
         (["lora_rank=16"], None),  # the default, as in a file that lists every setting
     ],
 )
-def test_what_describes_adapters_is_refused_where_there_are_none(words: list[str], says: str | None) -> None:
-    if says is None:
+def test_what_describes_adapters_is_refused_where_there_are_none(words: list[str], message: str | None) -> None:
+    if message is None:
         assert resolve("imdb-tiny", [], words)
     else:
-        with pytest.raises(SettingsError, match=says):
+        with pytest.raises(SettingsError, match=message):
             resolve("imdb-tiny", [], words)
 
 
@@ -250,8 +255,8 @@ def test_a_long_value_is_kept_apart_from_its_meaning(tmp_path: Path) -> None:
 
 def test_lists_of_rewards_and_weights_stand_on_the_command_line_and_in_files(tmp_path: Path) -> None:
     words = ["reward=['a:f?x=1', b:g]", "reward_weights=[1, -0.5]"]
-    asked = resolve("imdb-tiny", [], words)
-    assert (asked.reward, asked.reward_weights) == (["a:f?x=1", "b:g"], [1.0, -0.5])
-    assert resolve("imdb-tiny", [], ["reward=[a:f?x=1, b:g]"]).reward == asked.reward
-    (tmp_path / "mine.yaml").write_text(as_yaml(asked))
-    assert resolve("imdb-tiny", [tmp_path / "mine.yaml"], []) == asked
+    settings = resolve("imdb-tiny", [], words)
+    assert (settings.reward, settings.reward_weights) == (["a:f?x=1", "b:g"], [1.0, -0.5])
+    assert resolve("imdb-tiny", [], ["reward=[a:f?x=1, b:g]"]).reward == settings.reward
+    (tmp_path / "mine.yaml").write_text(as_yaml(settings))
+    assert resolve("imdb-tiny", [tmp_path / "mine.yaml"], []) == settings

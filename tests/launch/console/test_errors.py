@@ -11,7 +11,7 @@ from policies.models.model_check import ModelError
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (ModelError("no such layer"), "no such layer"),
         (EngineStartError("vLLM did not start"), "vLLM did not start"),
@@ -22,16 +22,16 @@ from policies.models.model_check import ModelError
         ),
     ],
 )
-def test_an_actor_that_could_not_start_says_what_was_wrong(error: Exception, said: str) -> None:
-    died: Exception = ActorDiedError(RayTaskError("__init__", "", error))
-    assert describe_error(died) == said
-    assert describe_error(pickle.loads(pickle.dumps(died))) == said  # as Tune keeps it
-    assert not is_defect(died)
+def test_an_actor_that_could_not_start_says_what_was_wrong(error: Exception, message: str) -> None:
+    wrapped: Exception = ActorDiedError(RayTaskError("__init__", "", error))
+    assert describe_error(wrapped) == message
+    assert describe_error(pickle.loads(pickle.dumps(wrapped))) == message  # as Tune keeps it
+    assert not is_defect(wrapped)
 
 
 def test_a_defect_in_an_actors_start_is_no_loss() -> None:
-    died = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
-    assert describe_error(died) == "KeyError: 'a defect'" and is_defect(died)
+    wrapped = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
+    assert describe_error(wrapped) == "KeyError: 'a defect'" and is_defect(wrapped)
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), RayTaskError("step", "", ActorDiedError())])

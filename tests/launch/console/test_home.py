@@ -32,8 +32,8 @@ def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> N
     assert (settings.model, settings.start_from) == ([f"{home}/m", "org/model"], f"{home}/runs/a")
     assert parse_source("hub:~/shards?split=test") == (f"hub:{home}/shards", {"split": "test"})
     assert make_settings({"start_from": "s3://bucket/~/run"}).start_from == "s3://bucket/~/run"
-    found = load_function(f"{number.__name__}:last_number?template=~/t.txt&other=a~/b")
-    assert found.keywords == {"template": f"{home}/t.txt", "other": "a~/b"}  # type: ignore[attr-defined]
+    function = load_function(f"{number.__name__}:last_number?template=~/t.txt&other=a~/b")
+    assert function.keywords == {"template": f"{home}/t.txt", "other": "a~/b"}  # type: ignore[attr-defined]
     (home / "q.jsonl").write_text(json.dumps({"query": "Why?"}) + "\n")
     assert [query.text for query in read_queries("~/q.jsonl")] == ["Why?"]
     (home / "m").symlink_to(DEFAULT_TOKENIZER)
@@ -41,10 +41,10 @@ def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> N
 
 
 def test_a_home_directory_that_is_not_there_is_told_of() -> None:
-    said = "There is no home directory ~nobody-here. Write ./~nobody-here if a file or folder has that name."
+    message = "There is no home directory ~nobody-here. Write ./~nobody-here if a file or folder has that name."
     with pytest.raises(SettingsError) as raised:
         make_settings({"data": "~nobody-here/q.jsonl"})
-    assert str(raised.value).endswith(f": {said}")
+    assert str(raised.value).endswith(f": {message}")
     with pytest.raises(typer.BadParameter, match="no home directory ~nobody-here"):
         local_path("~nobody-here/x")
 
@@ -69,6 +69,6 @@ def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
     ],
 )
 def test_every_command_looks_for_files_there(words: list[str], home: Path, cory_here: Cory) -> None:
-    ended = cory_here(*words, *(["--list"] if words[0] == "study" else []))
-    assert ended.returncode == 2 and f"{home}/none" in ended.stderr, ended.stderr
+    result = cory_here(*words, *(["--list"] if words[0] == "study" else []))
+    assert result.returncode == 2 and f"{home}/none" in result.stderr, result.stderr
     assert [entry.name for entry in home.parent.iterdir()] == ["home"]

@@ -17,18 +17,18 @@ def test_in_a_notebook_what_is_said_is_shown_there_and_what_libraries_print_is_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook's kernel does
-    shown, errors = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", shown)
+    output, errors = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setattr(sys, "stderr", errors)
-    voice = ProgressPrinter(dup_stdout(), 3)
-    with redirect_output(tmp_path / "log.txt"), voice:
+    progress = ProgressPrinter(dup_stdout(), 3)
+    with redirect_output(tmp_path / "log.txt"), progress:
         print("a library")
         print("a warning", file=sys.stderr)
         os.write(1, b"its C++\n")
-        voice.stage("Loading")
-        voice.print("a row")
+        progress.stage("Loading")
+        progress.print("a row")
     print("the caller")
-    assert (shown.getvalue(), errors.getvalue()) == ("Loading\na row\nthe caller\n", "")
+    assert (output.getvalue(), errors.getvalue()) == ("Loading\na row\nthe caller\n", "")
     assert sorted((tmp_path / "log.txt").read_text().splitlines()) == ["a library", "a warning", "its C++"]
 
 
@@ -47,16 +47,16 @@ if sys.argv[2] == "saved":
 
 
 @pytest.mark.parametrize("errors_too", [False, True])
-@pytest.mark.parametrize(("place", "why"), [("pipe", "Broken pipe"), ("/dev/full", "No space left on device")])
+@pytest.mark.parametrize(("target", "reason"), [("pipe", "Broken pipe"), ("/dev/full", "No space left on device")])
 def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
-    tmp_path: Path, place: str, why: str, errors_too: bool
+    tmp_path: Path, target: str, reason: str, errors_too: bool
 ) -> None:
-    if place == "pipe":
+    if target == "pipe":
         reader, writer = os.pipe()
         os.close(reader)
     else:
-        writer = os.open(place, os.O_WRONLY)
-    ended = subprocess.run(
+        writer = os.open(target, os.O_WRONLY)
+    result = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path / "log.txt"), "" if errors_too else "saved"],
         env=ENVIRONMENT,
         stdout=writer,
@@ -65,14 +65,14 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
         timeout=60,
     )
     os.close(writer)
-    warning = f"Warning: The output cannot be written ({why}) and is discarded. The command continues.\n"
-    assert ended.returncode == 0 and (tmp_path / "log.txt").read_text() == warning
-    assert errors_too or ended.stderr == "saved\n"
+    warning = f"Warning: The output cannot be written ({reason}) and is discarded. The command continues.\n"
+    assert result.returncode == 0 and (tmp_path / "log.txt").read_text() == warning
+    assert errors_too or result.stderr == "saved\n"
 
 
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         ("plan --help >&-", 0, ""),
         ("plan --help > /dev/full", 2, "Error: The output cannot be written: No space left on device.\n"),
@@ -81,12 +81,12 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
     ],
 )
 def test_an_output_that_cannot_be_written_ends_a_command_in_one_sentence(
-    words: str, code: int, said: str, buffered: bool
+    words: str, code: int, message: str, buffered: bool
 ) -> None:
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
     command = ["bash", "-c", f"{sys.executable} -m cory_rllib {words}"]
-    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (code, said)
+    result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (code, message)
 
 
 def test_closed_streams_lead_nowhere_here_and_in_child_processes() -> None:

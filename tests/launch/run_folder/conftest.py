@@ -23,21 +23,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextlib.contextmanager
 def on_another_machine(folder: Path) -> Iterator[None]:
     """Another user's cache, as another machine has it, below a folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "elsewhere"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "elsewhere"))
         yield
 
 
 def stored_run(
-    place: Path, updates: int = 7, saved: Sequence[int] = (0, 6), scheme: str = "file", upload: bool = True
+    path: Path, updates: int = 7, saved: Sequence[int] = (0, 6), scheme: str = "file", upload: bool = True
 ) -> Run:
     """A run with checkpoints of the updates 0 and 6, in storage and in the local folder where it works."""
-    made = Run.create(f"{scheme}://{place}")
-    made.write_settings(SETTINGS, "cory train")
+    run = Run.create(f"{scheme}://{path}")
+    run.write_settings(SETTINGS, "cory train")
     for update in range(updates):
-        made.metrics.append({"update": update})
+        run.metrics.append({"update": update})
         if update in saved:
-            made.checkpoints.save(update, write)
+            run.checkpoints.save(update, write)
             if upload:
-                made.upload()
-    return made
+                run.upload()
+    return run

@@ -51,8 +51,8 @@ def test_a_kill_in_mid_save_leaves_the_previous_one(tmp_path: Path) -> None:
 def test_saving_goes_on_over_what_a_kill_left(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     (tmp_path / ".unfinished-update_000002" / "deep").mkdir(parents=True)
-    place = checkpoints.save(2, write)
-    assert (place / "deep" / "weights").read_text() == "whole"
+    path = checkpoints.save(2, write)
+    assert (path / "deep" / "weights").read_text() == "whole"
     assert names(tmp_path) == ["update_000002"]
 
 

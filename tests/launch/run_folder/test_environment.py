@@ -12,7 +12,7 @@ from launch.run_folder.environment import hardware, versions
 CHECKOUT = Path(__file__).parents[3]
 
 
-def put(folder: Path, script: str) -> None:
+def write_programs(folder: Path, script: str) -> None:
     """Puts programs in the place of those that are asked."""
     for name in ("git", "nvidia-smi"):
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -20,16 +20,16 @@ def put(folder: Path, script: str) -> None:
 
 
 def test_programs_that_hang_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "trap '' TERM; exec sleep 60")
+    write_programs(tmp_path, "trap '' TERM; exec sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(environment, "COMMAND_TIMEOUT", 0.5)
-    began = time.monotonic()
+    start = time.monotonic()
     assert hardware()["gpu"] is None and " " not in versions()["cory-rllib"].removeprefix("(a checkout)")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
 
 
 def test_what_a_program_that_fails_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "echo NVIDIA-SMI has failed; exit 9")
+    write_programs(tmp_path, "echo NVIDIA-SMI has failed; exit 9")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert hardware()["gpu"] is None
 
@@ -43,7 +43,7 @@ def test_a_machine_that_hides_its_processor_is_described_without(monkeypatch: py
 
 
 def test_gpus_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "echo one; echo two")
+    write_programs(tmp_path, "echo one; echo two")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert hardware()["gpu"] == "one, two"
 

@@ -94,16 +94,16 @@ def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: P
 
 def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
-    worth = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
-    assert set(worth) == {0, 6, 12}
-    assert run.best_update() == max(worth, key=lambda update: worth[update] or 0.0)
+    scores = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
+    assert set(scores) == {0, 6, 12}
+    assert run.best_update() == max(scores, key=lambda update: scores[update] or 0.0)
 
 
 def test_runs_that_begin_in_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "20260101-120000")
-    with ThreadPoolExecutor(8) as at_once:
-        runs = list(at_once.map(lambda _: Run.create(None, "imdb-tiny"), range(8)))
+    with ThreadPoolExecutor(8) as threads:
+        runs = list(threads.map(lambda _: Run.create(None, "imdb-tiny"), range(8)))
     names = {f"imdb-tiny-20260101-120000{'' if number == 1 else f'-{number}'}" for number in range(1, 9)}
     assert {run.path.name for run in runs} == {folder.name for folder in (tmp_path / "runs").iterdir()} == names
 
@@ -125,9 +125,9 @@ def test_a_run_that_is_refused_before_its_first_line_takes_with_it_the_folder_th
         run.write_settings(SETTINGS, "cory train")
         run.abort()
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"] and not list((tmp_path / "theirs").glob("*.yaml"))
-    begun = record(tmp_path / "begun", SETTINGS, updates=[0])
-    begun.abort()
-    assert len(begun.updates()) == 1
+    started = record(tmp_path / "begun", SETTINGS, updates=[0])
+    started.abort()
+    assert len(started.updates()) == 1
 
 
 def test_a_folder_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def sources(**changes: object) -> Sources:
     return sources_of(settings, *load_task(settings))
 
 
-def differing(before: Sources, **changes: object) -> list[tuple[str, str]]:
+def find_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
     settings = make_settings({**VALUES, **changes})
     task, tokenizers = load_task(settings)
     return [
@@ -54,7 +54,7 @@ def differing(before: Sources, **changes: object) -> list[tuple[str, str]]:
 
 def test_what_is_the_same_elsewhere_or_in_another_form_is_no_change(folder: Path) -> None:
     before = sources()
-    assert differing(before) == []
+    assert find_changes(before) == []
     elsewhere = folder / "elsewhere" / "other.csv"
     elsewhere.parent.mkdir()
     with elsewhere.open("w") as file:
@@ -63,20 +63,20 @@ def test_what_is_the_same_elsewhere_or_in_another_form_is_no_change(folder: Path
         table.writerows(ROWS)
     shutil.move("m", "elsewhere/m")
     (folder / "elsewhere" / "m" / "README.md").write_text("Mine.")
-    assert differing(before, data=str(elsewhere), model="elsewhere/m") == []
+    assert find_changes(before, data=str(elsewhere), model="elsewhere/m") == []
 
 
 def test_it_is_written_and_read_again_and_a_damaged_file_is_named(folder: Path) -> None:
-    made = sources()
-    made.write(folder)
-    assert Sources.read(folder) == made
-    assert made.paths == {"q.jsonl": f"{folder}/q.jsonl", "m": f"{folder}/m", "mine:score": f"{folder}/mine.py"}
+    recorded = sources()
+    recorded.write(folder)
+    assert Sources.read(folder) == recorded
+    assert recorded.paths == {"q.jsonl": f"{folder}/q.jsonl", "m": f"{folder}/m", "mine:score": f"{folder}/mine.py"}
     assert "film" not in (folder / "sources.json").read_text()  # checksums alone
     (folder / "sources.json").write_text('{"queries": {')
     with pytest.raises(CommandError, match=r"sources\.json is damaged"):
         Sources.read(folder)
     (folder / "sources.json").write_text(
-        json.dumps({**asdict(made), "queries": {"train": "AAAA"}})
+        json.dumps({**asdict(recorded), "queries": {"train": "AAAA"}})
     )  # another version's
     with pytest.raises(CommandError, match=r"sources\.json is damaged, or another version .*--allow-changes\.$"):
         Sources.read(folder)
@@ -103,7 +103,7 @@ def test_splits_whose_queries_differ_are_named(
 ) -> None:
     before = sources()
     write_rows(rows)
-    assert [part for part, _ in differing(before)] == expected
+    assert [part for part, _ in find_changes(before)] == expected
 
 
 def test_held_out_data_is_named_and_so_is_where_the_run_had_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_held_out_data_is_named_and_so_is_where_the_run_had_it(folder: Path, mon
     for name in ("m", "mine.py", "q.jsonl"):
         (folder / "elsewhere" / name).symlink_to(folder / name)
     write_rows([ROWS[0], OTHER, *ROWS[2:4]], "held.jsonl")
-    assert differing(before, eval_data="held.jsonl") == [
+    assert find_changes(before, eval_data="held.jsonl") == [
         (
             "test",
             f"held.jsonl has changed since training started with {folder}/held.jsonl: its test queries differ "
@@ -173,8 +173,8 @@ def test_a_model_or_tokenizer_that_was_replaced_is_named(
 ) -> None:
     before = sources()
     change()
-    (found,) = differing(before)
-    assert found[0] == part and text in found[1]
+    ((changed_part, message),) = find_changes(before)
+    assert changed_part == part and text in message
 
 
 def test_a_chat_template_counts_where_it_is_used(folder: Path) -> None:
@@ -182,11 +182,11 @@ def test_a_chat_template_counts_where_it_is_used(folder: Path) -> None:
     Path("m/chat_template.jinja").write_text(template)
     plain, chat = sources(), sources(chat=True)
     Path("m/chat_template.jinja").write_text(f"{template}!")
-    assert differing(plain) == []
-    assert differing(chat, chat=True) == [
+    assert find_changes(plain) == []
+    assert find_changes(chat, chat=True) == [
         ("chat_template", "The chat template of m has changed since training started")
     ]
-    assert differing(plain, chat=True) == differing(chat) == []  # an evaluation may use it, or not
+    assert find_changes(plain, chat=True) == find_changes(chat) == []  # an evaluation may use it, or not
 
 
 def test_one_of_two_models_that_was_replaced_is_named(folder: Path) -> None:
@@ -194,7 +194,7 @@ def test_one_of_two_models_that_was_replaced_is_named(folder: Path) -> None:
     values = {"model": ["n", "m"], "average_period": None}
     before = sources(**values)
     flip("transformer.wpe.weight")()
-    assert differing(before, **values) == [("model", "The model m has changed since training started")]
+    assert find_changes(before, **values) == [("model", "The model m has changed since training started")]
 
 
 def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
@@ -205,7 +205,7 @@ def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
     before = sources()
 
-    def at(name: str, commit: str) -> Sources:
+    def model_sources(name: str, commit: str) -> Sources:
         cached = folder / "hub" / f"models--owner--{name}"
         (cached / "refs").mkdir(parents=True, exist_ok=True)
         (cached / "refs" / "main").write_text(commit)
@@ -222,7 +222,11 @@ def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
             if change.part in ("model", "commit")
         ]
 
-    first, moved, other = at("model", "1" * 40), at("model", "2" * 40), at("other", "1" * 40)
+    first, moved, other = (
+        model_sources("model", "1" * 40),
+        model_sources("model", "2" * 40),
+        model_sources("other", "1" * 40),
+    )
     assert changes(first, first, "model") == []
     assert changes(first, moved, "model") == [
         ("commit", "The model owner/model has moved on the hub from commit 1111111 to 2222222")
@@ -244,16 +248,16 @@ def test_code_of_a_reward_a_credit_scheme_and_a_task_is_told_of_and_does_not_sto
     }
     values["reward"] = ["mine:score", "cory_env.rewards.answer:last_is_right"]
     before = sources(**values)
-    assert differing(before, **values) == []
+    assert find_changes(before, **values) == []
     for name in ("mine.py", "their_task.py", "their_credit.py"):
         Path(name).write_text(Path(name).read_text() + "# corrected\n")
-    assert differing(before, **values) == [
+    assert find_changes(before, **values) == [
         ("function", f"The code of {name} has changed")
         for name in ("mine:score", "their_credit:pay", "their_task:reviews")
     ]
     settings = make_settings({**VALUES, **values})
-    found = check_sources(before, settings, settings.make_task(), sources(**values), "run", allow=False)
-    assert next(consequence(change, 5) for change in found) == (
+    changes = check_sources(before, settings, settings.make_task(), sources(**values), "run", allow=False)
+    assert next(consequence(change, 5) for change in changes) == (
         "Warning: The code of mine:score has changed. The figures up to update 5 do not compare with later ones."
     )
 
@@ -263,7 +267,7 @@ def test_what_a_setting_of_a_reward_names_belongs_to_its_code(folder: Path) -> N
     Path("mine.py").write_text("def score(completions, words):\n    return [0.0 for _ in completions]\n")
     before = sources(reward="mine:score?words=words.txt")
     Path("words.txt").write_text("bad")
-    assert differing(before, reward="mine:score?words=words.txt") == [
+    assert find_changes(before, reward="mine:score?words=words.txt") == [
         ("function", "The code of mine:score?words=words.txt has changed")
     ]
 
@@ -272,7 +276,7 @@ def test_templates_of_the_task_count(folder: Path) -> None:
     before = sources()
     assert before.task is not None
     older = Sources(**{**before.__dict__, "task": {**before.task, "prompt_template": "Q: {query}"}})
-    assert differing(older) == [("prompts", "The task's prompt_template changed")]
+    assert find_changes(older) == [("prompts", "The task's prompt_template changed")]
 
 
 def test_a_resume_is_refused_with_a_sentence_unless_changes_are_allowed(folder: Path) -> None:
@@ -290,7 +294,7 @@ def test_a_resume_is_refused_with_a_sentence_unless_changes_are_allowed(folder: 
         "The held-out figures up to update 5 do not compare with later ones, nor does `best`.",
     ]
     later = now.continuing(before, settings, allowed, 5)
-    assert differing(later) == []
+    assert find_changes(later) == []
     assert [(change["update"], change["part"]) for change in later.changes] == [(5, "train"), (5, "validation")]
 
 
@@ -299,19 +303,19 @@ def test_a_task_is_made_again_without_its_queries(task: str) -> None:
     settings = make_settings(
         {"task": task, "backend": "transformers", "max_prompt_tokens": 200, "max_response_tokens": 50}
     )
-    whole, tokenizers = load_task(settings)
-    kept = Sources(**json.loads(json.dumps(asdict(sources_of(settings, whole, tokenizers)))))
-    alone = task_without_queries(kept)
-    assert alone is not None and type(alone) is type(whole) and not list(alone.all_queries())
-    query = whole.train[0]
-    assert alone.prompt(query) == whole.prompt(query)
-    assert alone.observer_prompt(query, [" one\ntwo ", " three"]) == whole.observer_prompt(
+    original, tokenizers = load_task(settings)
+    stored = Sources(**json.loads(json.dumps(asdict(sources_of(settings, original, tokenizers)))))
+    restored = task_without_queries(stored)
+    assert restored is not None and type(restored) is type(original) and not list(restored.all_queries())
+    query = original.train[0]
+    assert restored.prompt(query) == original.prompt(query)
+    assert restored.observer_prompt(query, [" one\ntwo ", " three"]) == original.observer_prompt(
         query, [" one\ntwo ", " three"]
     )
 
 
 def test_a_task_that_cannot_be_made_again_is_none(folder: Path) -> None:
-    made = sources()
-    assert made.task is not None
-    gone = Sources(**{**made.__dict__, "task": {**made.task, "class": "gone.module:Task"}})
-    assert task_without_queries(gone) is None and task_without_queries(None) is None
+    recorded = sources()
+    assert recorded.task is not None
+    missing = Sources(**{**recorded.__dict__, "task": {**recorded.task, "class": "gone.module:Task"}})
+    assert task_without_queries(missing) is None and task_without_queries(None) is None

@@ -97,13 +97,13 @@ def record_in(file: Path, kind: str) -> Any:
 KILLED = """
 import json, pathlib, sys
 import psutil
-from launch.console.output import warnings_told
+from launch.console.output import forward_warnings
 from launch.training.tracking import figures_of, open_trackers
 from policies.settings.settings import Settings
 
 run = pathlib.Path(sys.argv[1])
 lines = [json.loads(line) for line in sys.stdin]
-with warnings_told(print):
+with forward_warnings(print):
     for _ in range(2):  # a run, and its next attempt in the same process
         with open_trackers(run, Settings(wandb=True), after=None) as trackers:
             trackers.log(0, figures_of(lines[0]))
