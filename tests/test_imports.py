@@ -91,14 +91,14 @@ def floor(module: str) -> tuple[int, int]:
     return list(FLOORS).index(package), rooms.index(room) if room in rooms else len(rooms)
 
 
-def test_no_import_runs_from_a_lower_room_to_an_upper_one() -> None:
+def test_no_import_goes_from_a_lower_layer_to_a_higher_one() -> None:
     upward = [
         f"{module} -> {other}" for module, others in ARROWS.items() for other in others if floor(other) < floor(module)
     ]
     assert not upward, upward
 
 
-def test_no_imports_run_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     done: set[str] = set()
 
     def walk(module: str, path: tuple[str, ...]) -> None:
@@ -113,7 +113,7 @@ def test_no_imports_run_in_a_circle() -> None:
         walk(module, ())
 
 
-def test_who_imports_one_file_of_a_room_does_not_import_them_all() -> None:
+def test_packages_do_not_import_their_modules() -> None:
     eager = [module for module, file in MODULES.items() if file.name == "__init__.py" and ARROWS[module]]
     assert eager == ["cory_rllib", "cory_env.tasks"], eager  # which imports lazily; where `make_task` is
 
@@ -127,7 +127,7 @@ def rooms() -> dict[str, list[Path]]:
 
 
 @pytest.mark.parametrize("room", sorted(rooms()))
-def test_a_room_tells_one_story(room: str) -> None:
+def test_folders_are_small(room: str) -> None:
     assert len(rooms()[room]) <= (COMMANDS if room == "launch/commands" else FILES)
 
 

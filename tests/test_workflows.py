@@ -24,7 +24,7 @@ def jobs(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
-def test_a_workflow_fits_the_schema_and_a_misspelt_one_would_not(file: Path, tmp_path: Path) -> None:
+def test_workflows_match_the_schema_and_a_misspelled_one_would_not(file: Path, tmp_path: Path) -> None:
     result = schema(file)
     assert result.returncode == 0, result.stdout
     misspelled = tmp_path / file.name
@@ -32,7 +32,7 @@ def test_a_workflow_fits_the_schema_and_a_misspelt_one_would_not(file: Path, tmp
     assert schema(misspelled).returncode == 1
 
 
-def test_the_tests_run_by_the_makefile_on_every_python_that_the_package_names() -> None:
+def test_ci_runs_the_makefile_on_every_supported_python() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     prefix = "Programming Language :: Python :: 3."
     versions = [name.removeprefix(prefix[:-2]) for name in project["classifiers"] if name.startswith(prefix)]
@@ -43,7 +43,7 @@ def test_the_tests_run_by_the_makefile_on_every_python_that_the_package_names() 
     assert jobs("test")["lint"]["steps"][-1]["run"] == "make lint PYTHON=python"
 
 
-def test_nothing_is_published_that_was_not_built_checked_and_tried() -> None:
+def test_publishing_requires_building_and_smoke_tests() -> None:
     release = jobs("release")
     assert [release[name].get("needs") for name in ("build", "smoke", "publish", "github")] == [
         None,

@@ -57,7 +57,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_job_has_the_secret_of_its_node_and_the_job_list_has_not(head: Head, project: Path) -> None:
+def test_a_job_has_its_node_s_secret_and_the_job_list_does_not(head: Head, project: Path) -> None:
     validate = ("validate", "custom", "data=questions.csv", "reward=my_rewards:knows_the_secret")
     words = ("submit", "--name", "proof", "--secrets", str(head.secrets), "--", *validate)
     job = head.cory(*words, cwd=project, HF_TOKEN=SECRET)
@@ -94,7 +94,7 @@ raise SystemExit(main(["train", "imdb-tiny"]))
 
 
 @pytest.mark.slow
-def test_rays_own_command_works_and_workers_have_the_secret(head: Head, project: Path) -> None:
+def test_ray_job_submit_works_and_workers_have_the_secret(head: Head, project: Path) -> None:
     (project / "probe.py").write_text(PROBE)
     runtime_env = json.dumps({"env_vars": {"CORY_SECRETS": str(head.secrets)}})
     submit = (
@@ -115,7 +115,7 @@ def test_rays_own_command_works_and_workers_have_the_secret(head: Head, project:
     assert job.returncode == 1  # Ray's, for any failure
 
 
-def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, project: Path, tmp_path: Path) -> None:
+def test_ray_job_submit_trains_in_an_uploaded_checkout(head: Head, project: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for package in ("cory_env", "policies", "launch", "cory_rllib"):
         shutil.copytree(CHECKOUT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -132,7 +132,7 @@ def test_rays_own_command_trains_in_an_uploaded_checkout(head: Head, project: Pa
 
 
 @pytest.mark.parametrize("token", [None, "0" * 64])
-def test_a_missing_or_wrong_token_is_one_sentence(head: Head, tmp_path: Path, token: str | None) -> None:
+def test_a_missing_or_wrong_token_is_reported_in_one_sentence(head: Head, tmp_path: Path, token: str | None) -> None:
     file = tmp_path / "token"
     if token:
         file.write_text(token)
@@ -143,7 +143,7 @@ def test_a_missing_or_wrong_token_is_one_sentence(head: Head, tmp_path: Path, to
     assert errors.count("\n") == 1 and "rejected this client's token. Set RAY_AUTH_MODE=token" in errors
 
 
-def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, project: Path, tmp_path: Path) -> None:
+def test_a_stopped_job_is_saved_and_resumed_by_the_same_command(head: Head, project: Path, tmp_path: Path) -> None:
     storage = tmp_path / "storage"
     words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL, "num_runners=1")
     job = head.cory(*words, "num_updates=100", cwd=project)
@@ -176,9 +176,7 @@ def stopped_at(job: "subprocess.Popen[str]", sign: str, head: Head, project: Pat
     return remaining
 
 
-def test_a_search_as_a_job_is_stopped_and_its_command_given_again_goes_on(
-    head: Head, project: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_search_job_is_resumed_by_the_same_command(head: Head, project: Path, tmp_path: Path) -> None:
     folder = tmp_path / "storage" / "rates"
     search = ("tune", *SMALL, "num_updates=16", "eval_every=1", "exchange_period=1", "--over", "lr=1e-4,1e-3")
     words = ("submit", "--storage", str(folder.parent), "--name", "rates", "--", *search, "--concurrent", "1")

@@ -22,7 +22,7 @@ SINGLE, MESH = ("num_learners=1",), ("num_policies=1", "shards_per_policy=2", "n
         (MESH, signal.SIGSTOP, "learners gave no answer in 30 s."),
     ],
 )
-def test_a_learner_that_is_lost_costs_no_update(
+def test_losing_a_learner_loses_no_update(
     ray_session: None, run: Run, learners: tuple[str, ...], stop_signal: signal.Signals, message: str
 ) -> None:
     words = ("num_runners=0", *learners, "learner_timeout=30", "--max-failures", "1")

@@ -15,7 +15,7 @@ LIMIT = ("generation_timeout=20", "reward_timeout=100")
 
 
 @pytest.mark.slow
-def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run: Run) -> None:
+def test_losing_and_replacing_nodes_loses_no_update(ray_session: None, run: Run) -> None:
     nodes = Nodes(run.folder)
     first, second = nodes.add(2), nodes.add(2)
     process = run.start(
@@ -50,9 +50,7 @@ def test_nodes_that_are_lost_and_replaced_cost_no_update(ray_session: None, run:
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_lost_whole_costs_no_update_when_a_new_one_resumes_from_storage(
-    ray_session: None, run: Run
-) -> None:
+def test_losing_a_cluster_loses_no_update_if_a_new_one_resumes_from_storage(ray_session: None, run: Run) -> None:
     uri, cache = f"file://{run.folder}/run", run.folder / "cache"
     words = (*run.words, "num_runners=2", "runner_threads=1", *LIMIT, "--out", uri)
     nodes = Nodes(run.folder)
@@ -82,7 +80,7 @@ def test_a_cluster_that_is_lost_whole_costs_no_update_when_a_new_one_resumes_fro
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_make_networks(), reason="needs root and iproute2")
-def test_a_machine_that_vanishes_from_the_network_costs_no_update(ray_session: None, run: Run) -> None:
+def test_losing_a_machine_s_network_loses_no_update(ray_session: None, run: Run) -> None:
     machines = Machines(run.folder)
     machines.add(2)
     second = machines.add(2)

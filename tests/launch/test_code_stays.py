@@ -41,7 +41,7 @@ def runs(tmp_path: Path) -> list[Run]:
     return recorded
 
 
-def test_a_model_card_a_report_and_a_comparison_have_its_name(
+def test_model_cards_reports_and_comparisons_contain_only_the_function_s_name(
     runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (runs[0].path / "config.yaml").open("a") as file:
@@ -61,7 +61,7 @@ def test_a_model_card_a_report_and_a_comparison_have_its_name(
     ]
 
 
-def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
+def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"holds a run with reward=near, and that cannot change"):
         _same(runs[0], settings(5))
     with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):
@@ -75,7 +75,7 @@ def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
         check_same(tmp_path, requested)
 
 
-def test_an_evaluation_keeps_its_name_and_a_checksum_of_its_code() -> None:
+def test_an_evaluation_records_the_function_s_name_and_a_checksum_of_its_code() -> None:
     def identity(config: Settings) -> dict[str, object]:
         task = config.make_task()
         return Plan(config, task, sources_of(config, task, config.make_tokenizers()), "test", 1, 1, None).identity()

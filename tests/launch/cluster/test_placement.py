@@ -27,7 +27,7 @@ def cluster(*resources: dict[str, float]) -> list[Node]:
     return [make_node(f"10.0.0.{number}", resource) for number, resource in enumerate(resources, 1)]
 
 
-def test_processes_go_where_what_they_ask_for_is() -> None:
+def test_processes_are_placed_on_nodes_with_their_resources() -> None:
     kinds = [
         Process("runner", 2, 1, 0, {"sampling": 1}),
         Process("learner", 1, 0, 1, {}),
@@ -49,12 +49,12 @@ def test_processes_go_where_what_they_ask_for_is() -> None:
         (Process("runner", 2, 1, 0, {}), [node("a", memory=1.5e9)], 1, "a has 0.5 GB of memory left"),
     ],
 )
-def test_what_no_node_has_is_named(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
+def test_missing_resources_are_reported(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
     _, (shortfall,) = place([kind], *nodes)
     assert shortfall.left == left and reason in shortfall.reasons
 
 
-def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
+def test_fractions_of_a_resource_add_up() -> None:
     fifths = [Process("runner", 5, 0.2, 0.2, {"fast": 0.2})]
     check_placement(fifths, cluster({"CPU": 1, "GPU": 1, "fast": 1}))
     with pytest.raises(CommandError, match="1 of 6 runners"):
@@ -104,7 +104,7 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
         ({}, [], r"1 of 1 runner with CPU=1 \(the cluster has no nodes\)"),
     ],
 )
-def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
+def test_a_run_that_does_not_fit_is_rejected_with_the_missing_resources(
     values: dict[str, object], nodes: list[dict[str, float]], message: str
 ) -> None:
     kinds = processes(make_settings({"num_runners": 1, **values}))
@@ -124,7 +124,7 @@ def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
         {"runner_resources": "sampling=1, fast=0.5", "num_learners": 1, "learner_resources": "big=1"},
     ],
 )
-def test_what_is_placed_is_what_tune_asks_ray_for_of_a_trial_and_a_run_asks_for_no_cpu_of_its_driver(
+def test_placed_processes_match_the_bundles_of_a_tune_trial_and_a_run_s_driver_requests_no_cpu(
     values: dict[str, Any],
 ) -> None:
     settings = make_settings({"queries_per_update": 4, "minibatch_size": 4, **values})

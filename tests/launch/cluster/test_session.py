@@ -63,7 +63,7 @@ init_ray()
 """
 
 
-def test_the_folder_for_temporary_files_goes_unless_a_defect_makes_its_logs_worth_a_look(
+def test_the_temporary_folder_is_removed_unless_an_unexpected_error_occurs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -78,7 +78,7 @@ def test_the_folder_for_temporary_files_goes_unless_a_defect_makes_its_logs_wort
     shutil.rmtree(logs)
 
 
-def test_folders_of_processes_that_were_killed_go_and_those_in_use_stay(
+def test_abandoned_temporary_folders_are_removed_and_those_in_use_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
@@ -90,7 +90,7 @@ def test_folders_of_processes_that_were_killed_go_and_those_in_use_stay(
             assert Path(folder).is_dir() and not abandoned.exists()
 
 
-def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_timeout_of_ray_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise Exception("The current node timed out during startup. This could happen because")
 
@@ -100,21 +100,21 @@ def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.M
         session.init_ray(address="auto")
 
 
-def test_a_python_without_docstrings_is_refused() -> None:
+def test_python_without_docstrings_is_rejected() -> None:
     command = [sys.executable, "-OO", "-m", "cory_rllib", "train"]
     result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr[:31]) == (2, "Error: Ray requires docstrings."), result.stderr
 
 
 @pytest.mark.slow
-def test_ray_has_longer_than_its_own_half_minute_to_start() -> None:
+def test_ray_may_take_longer_to_start_than_its_own_timeout() -> None:
     result = subprocess.run(
         [sys.executable, "-c", LATE], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
     assert (result.returncode, result.stdout) == (0, "1 node\n"), result.stderr
 
 
-def test_a_local_ray_listens_to_this_machine_alone_and_has_neither_dashboard_nor_autoscaler() -> None:
+def test_a_local_ray_listens_on_loopback_only_without_dashboard_and_autoscaler() -> None:
     result = subprocess.run(
         [sys.executable, "-c", LISTENING], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
@@ -136,7 +136,7 @@ def test_a_local_ray_listens_to_this_machine_alone_and_has_neither_dashboard_nor
         ({"RAY_ADDRESS": "10.0.0.1:6379", IN_JOB: "{}"}, None),  # its node does
     ],
 )
-def test_a_cluster_elsewhere_is_joined_with_a_token_as_jobs_are_sent_to_it(
+def test_remote_clusters_require_a_token(
     environment: dict[str, str], mode: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", environment)
@@ -144,7 +144,7 @@ def test_a_cluster_elsewhere_is_joined_with_a_token_as_jobs_are_sent_to_it(
     assert environment.get("RAY_AUTH_MODE") == mode
 
 
-def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_token_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as cluster:
         address = f"127.0.0.1:{cluster.getsockname()[1]}"
         environment = {**ENVIRONMENT, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_ADDRESS": address}

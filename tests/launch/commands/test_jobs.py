@@ -81,7 +81,7 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     server.server_close()
 
 
-def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there_is_none(
+def test_errors_of_a_cluster_are_one_sentence_and_distinct_from_missing_jobs(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dashboard.answers |= {"/api/jobs/": [(500, TRACE)], "/api/jobs/ill": [(500, TRACE)]}
@@ -100,13 +100,13 @@ def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there
         check_no_active_job(connect(dashboard.address), "/shared/one")
 
 
-def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboard: Dashboard) -> None:
+def test_following_a_job_ended_by_a_signal_returns_the_shell_s_exit_code(dashboard: Dashboard) -> None:
     for code, exit_code in ((-9, 137), (3, 3)):
         dashboard.answers["/api/jobs/one"] = [job_response("FAILED", driver_exit_code=code)]
         assert main(["jobs", "logs", "one"]) == exit_code
 
 
-def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
+def test_following_a_job_retries_if_the_cluster_is_temporarily_unavailable(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
@@ -148,7 +148,7 @@ class EndlessClient:
             yield "  1/40  llm_1→llm_2\n"
 
 
-def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_a_job_stops_if_the_output_pipe_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", buffering=1) as output:
@@ -159,7 +159,7 @@ def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch:
             output.close()
 
 
-def test_commands_are_listed_as_they_are(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_listed_verbatim(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
     details = json.loads(job_response("RUNNING", entrypoint="cory train model=[a,b] system_prompt=[/x] :fire:")[1])
     dashboard.answers["/api/jobs/"] = [(200, json.dumps([details]))]
     assert main(["jobs"]) == 0
@@ -167,7 +167,7 @@ def test_commands_are_listed_as_they_are(dashboard: Dashboard, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("after", "code"), [("STOPPED", 0), ("FAILED", 1)])
-def test_who_stops_a_job_is_told_what_becomes_of_it(
+def test_stopping_a_job_reports_its_final_status(
     after: str, code: int, dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
@@ -181,7 +181,7 @@ def test_who_stops_a_job_is_told_what_becomes_of_it(
 
 
 @pytest.mark.slow
-def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
+def test_unchecked_sessions_wait_for_an_autoscaling_cluster() -> None:
     def run_request(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
         return subprocess.run(
             [sys.executable, "-c", REQUEST], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
@@ -202,7 +202,7 @@ def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
         ("head:x", "Port could not be cast"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_one_sentence(
+def test_an_unreachable_cluster_is_reported_in_one_sentence(
     address: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)

@@ -27,7 +27,7 @@ def job(cpus: float = 0.0, gpus: float = 0.0, **custom: float) -> Process:
     return Process("job", 1, cpus, gpus, custom)
 
 
-def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_leaves_behind_does_not_count(
+def test_an_upload_over_50_mib_is_rejected_with_its_largest_files_not_counting_ignored_files(
     tmp_path: Path,
 ) -> None:
     for name in ("data/large.bin", "ignored/huge.bin", "secret.bin", ".git/pack"):
@@ -73,14 +73,14 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
         ),
     ],
 )
-def test_what_a_cluster_can_never_place_is_refused_with_what_is_missing(
+def test_a_run_that_a_cluster_cannot_place_is_rejected_with_the_missing_resources(
     job_process: Process, nodes: list[dict[str, float]], message: str
 ) -> None:
     with pytest.raises(CommandError, match=message):
         check_cluster(TRAIN, job_process, cluster(*nodes))
 
 
-def test_what_a_cluster_can_place_is_not_refused() -> None:
+def test_a_run_that_a_cluster_can_place_is_accepted() -> None:
     check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # Ray is asked for no CPU of the driver
     check_cluster(TRAIN, job(), cluster({"CPU": 0.0}, {"CPU": 4.0}))
     check_cluster(TRAIN, job(cpus=2.0), cluster({"CPU": 6.0}))
@@ -100,7 +100,7 @@ def test_what_a_cluster_can_place_is_not_refused() -> None:
         ("tune", ["num_runners=2", "--over", "lr=1e-5,1e-4"], job(), 3, 0),
     ],
 )
-def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
+def test_a_job_s_resources_count_for_its_run_and_in_addition_to_its_search(
     name: str, words: list[str], job_process: Process, cpus: int, gpus: int
 ) -> None:
     command = [name, "imdb-tiny", "backend=transformers", *words]
@@ -113,13 +113,13 @@ def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_d
 
 
 @pytest.mark.parametrize("words", [["train"], ["tune", "--over", "lr=1e-5,1e-4"]])
-def test_a_gpu_of_this_machine_is_not_asked_of_the_cluster(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_gpu_does_not_affect_the_cluster_check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "has_gpu", lambda: not gpus._elsewhere.get())
     command = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
     check_cluster(command, job(), cluster({"CPU": 8.0}))
 
 
-def test_files_of_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_files_are_included_in_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
     search = [*SEARCH[:-1], "lr=1e-5"]
@@ -133,7 +133,7 @@ def test_files_of_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("command", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
-def test_resources_that_are_none_are_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_resources_are_rejected(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "--resources", command, "--", "validate", "imdb"]) == 2
     assert f"Error: --resources={command}: `{command}` is not a custom resource" in capsys.readouterr().err
 
@@ -141,7 +141,7 @@ def test_resources_that_are_none_are_refused(command: str, capsys: pytest.Captur
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
 
 
-def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
+def test_a_search_that_a_cluster_cannot_place_is_rejected() -> None:
     check_cluster(SEARCH, job(), cluster({"CPU": 2.0}, {"CPU": 3.0}))
     with pytest.raises(CommandError, match=r"1 of 2 learners with CPU=1 .* beside 1 driver and 2 runners"):
         check_cluster(SEARCH, job(), cluster({"CPU": 4.0}))
@@ -149,7 +149,7 @@ def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
     check_cluster(["tune", "--resume", "/shared/period"], job(), cluster({"CPU": 1.0}))
 
 
-def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> None:
+def test_a_search_has_a_shared_folder_with_its_name_and_resumes_there() -> None:
     words, name, location = job_command(SEARCH, "period", "/shared")
     assert (words, name) == ([*SEARCH, "--out", "/shared/period", "--continue"], "period")
     assert location == "/shared/period"
@@ -159,9 +159,7 @@ def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> 
     assert name.startswith("tune-imdb-tiny-")
 
 
-def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_a_location_with_its_name_and_resumes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, name, location = job_command(TRAIN, "first", "s3://bucket/runs/")
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
     assert location == "s3://bucket/runs/first"
@@ -188,12 +186,12 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
         ("s3://bucket", SEARCH, "is a URI, but a search requires a folder"),
     ],
 )
-def test_a_command_that_could_not_keep_its_run_is_refused(storage: str | None, words: list[str], message: str) -> None:
+def test_a_command_without_a_valid_location_is_rejected(storage: str | None, words: list[str], message: str) -> None:
     with pytest.raises(CommandError, match=message):
         job_command(words, None, storage)
 
 
-def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -> None:
+def test_a_run_with_an_active_job_is_rejected_by_folder_and_uri() -> None:
     class Client(JobSubmissionClient):
         """That of a cluster with one job."""
 
@@ -231,7 +229,7 @@ print(ray.get(ray.remote(lambda: os.environ["HF_TOKEN"]).remote()))
 
 
 @pytest.mark.slow
-def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path: Path) -> None:
+def test_a_worker_loads_its_node_s_secrets_file_even_if_the_driver_has_none(tmp_path: Path) -> None:
     file = tmp_path / "node" / ".config" / "cory" / "secrets.env"
     file.parent.mkdir(parents=True)
     file.write_text("HF_TOKEN=hf_1\n")
@@ -249,7 +247,7 @@ def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path
         *("AZURE_STORAGE_CONNECTION_STRING", "PGPASS", "API_KEYS", "OPENAI_API_KEY_1"),
     ],
 )
-def test_secrets_are_no_variables_of_a_job(name: str) -> None:
+def test_secrets_are_rejected_as_variables_of_a_job(name: str) -> None:
     with pytest.raises(CommandError, match=f"{name} looks like a secret.*--secrets FILE") as raised:
         job_environment([f"{name}=hunter2"], None, False)
     assert "hunter2" not in str(raised.value)
@@ -265,7 +263,7 @@ def test_secrets_are_no_variables_of_a_job(name: str) -> None:
         (["--", "validate", "custom", "data=https://host/a.csv?token=hunter2"], "data=https://… contains token"),
     ],
 )
-def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
+def test_secrets_in_values_and_commands_are_rejected_and_not_printed(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
@@ -278,7 +276,7 @@ def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
     assert "hunter2" not in errors
 
 
-def test_uris_and_options_without_a_secret_are_sent() -> None:
+def test_uris_and_options_without_a_secret_are_accepted() -> None:
     for value in ("DATABASE_URL=postgresql://me@host:5432/runs", "MLFLOW_TRACKING_URI=http://host:5000"):
         name, _, uri = value.partition("=")
         assert job_environment([value], None, False)[name] == uri
@@ -287,7 +285,7 @@ def test_uris_and_options_without_a_secret_are_sent() -> None:
     assert job_command(words, None, None)[0] == words
 
 
-def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None:
+def test_other_variables_are_passed_with_the_stop_timeout() -> None:
     for name in (
         "TOKENIZERS_PARALLELISM",
         "RAY_AUTH_TOKEN_PATH",
@@ -306,7 +304,7 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
     assert job_environment(["RAY_JOB_STOP_WAIT_TIME_S=9000"], None, False)["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
 
 
-def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secrets_file_does_not_override_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CORY_SECRETS", raising=False)
     load_secrets()
@@ -340,7 +338,7 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
         assert "hunter2" not in str(raised.value)
 
 
-def test_a_job_needs_no_options(
+def test_submit_requires_no_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_whose_files_are_uploaded_is_sent(project: Path, words: tuple[str, ...]) -> None:
+def test_a_command_whose_files_are_uploaded_is_accepted(project: Path, words: tuple[str, ...]) -> None:
     (project / ".gitignore").write_text("runs/\n*.bin\n*.log\n")
     (project / "runs").mkdir()
     for name in ("runs/one.txt", "debug.log"):
@@ -74,7 +74,7 @@ def test_a_command_whose_files_are_uploaded_is_sent(project: Path, words: tuple[
         (".gitignore", "data.jsonl", COMMANDS[6], r"data\.jsonl is excluded"),
     ],
 )
-def test_a_command_one_of_whose_files_is_left_out_of_the_upload_is_refused(
+def test_a_command_with_a_file_excluded_from_the_upload_is_rejected(
     project: Path, ignore: str, rule: str, words: tuple[str, ...], message: str
 ) -> None:
     (project / ignore).write_text(f"# ours\n{rule}\n")
@@ -82,9 +82,7 @@ def test_a_command_one_of_whose_files_is_left_out_of_the_upload_is_refused(
         check_files(project, *words)
 
 
-def test_a_rule_that_is_taken_back_or_that_ray_is_told_to_ignore_refuses_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_negated_and_disabled_ignore_rules_have_no_effect(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".gitignore").write_text("*.jsonl\n!data.jsonl\n")
     check_files(project, "train", "t.yaml")
     (project / ".gitignore").write_text("*.jsonl\n")
@@ -92,12 +90,12 @@ def test_a_rule_that_is_taken_back_or_that_ray_is_told_to_ignore_refuses_nothing
     check_files(project, "train", "t.yaml")
 
 
-def test_files_that_are_not_in_the_working_directory_are_refused(project: Path) -> None:
+def test_files_outside_the_working_directory_are_rejected(project: Path) -> None:
     with pytest.raises(CommandError, match=r"\.\./beside\.jsonl is outside the working directory .*/project, "):
         check_files(project, "train", "t.yaml", "data=../beside.jsonl")
 
 
-def test_data_that_is_not_there_is_refused_and_names_are_taken_whole(project: Path) -> None:
+def test_missing_data_is_rejected_and_names_may_contain_spaces(project: Path) -> None:
     for words in (
         ("data=nope.csv",),
         ("data=my data.csv?query_column=text",),
@@ -114,7 +112,7 @@ def test_data_that_is_not_there_is_refused_and_names_are_taken_whole(project: Pa
         check_files(project, "train", "t.yaml", "data=my data.csv?query_column=text")
 
 
-def test_what_is_left_out_is_refused_before_anything_is_sent(
+def test_an_excluded_file_is_rejected_before_anything_is_sent(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)

@@ -20,20 +20,20 @@ def run_failing(error: Exception) -> int:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_refused_file_is_one_sentence_with_what_to_do(capsys: pytest.CaptureFixture[str], number: int) -> None:
+def test_a_file_error_is_one_sentence_with_a_remedy(capsys: pytest.CaptureFixture[str], number: int) -> None:
     assert run_failing(OSError(number, "whatever a library says", "runs/a")) == 2
     advice = "Free disk space, correct the permissions, or use another folder."
     assert capsys.readouterr().err == f"Error: runs/a: {os.strerror(number)}. {advice}\n"
 
 
-def test_notes_on_how_to_go_on_follow_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_of_an_exception_follow_its_message(capsys: pytest.CaptureFixture[str]) -> None:
     error = CommandError("No.")
     error.add_note("Go on with:\n  cory train --resume runs/a")
     assert run_failing(error) == 2
     assert capsys.readouterr().err == "Error: No.\nGo on with:\n  cory train --resume runs/a\n"
 
 
-def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_one_sentence_with_the_settings_to_lower(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> int:
         return len(torch.empty(2**60, dtype=torch.uint8))
 
@@ -59,28 +59,26 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.Capt
         ([""], "An argument is empty. Is a shell variable unset?"),
     ],
 )
-def test_a_setting_that_is_spelled_as_an_option_is_refused_with_the_right_spelling(
+def test_a_setting_spelled_as_an_option_is_rejected_with_the_correct_spelling(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_words_of_a_command_are_parsed_without_running_it() -> None:
+def test_arguments_are_parsed_without_running_the_command() -> None:
     options = parse_command("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
     assert (options.words, options.out, options.continue_) == (["imdb-tiny", "lr=1e-5"], "runs/a", False)
     assert options.config == [Path("a.yaml"), Path("b.yaml")]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_examples_or_a_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"cory {name}" in capsys.readouterr().out
 
 
-def test_a_text_that_ends_the_process_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exiting_with_a_text_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def exit_with_text(*_: object, **__: object) -> None:
         raise SystemExit("No.")
 
@@ -89,6 +87,6 @@ def test_a_text_that_ends_the_process_is_an_error(
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])
-def test_a_defect_keeps_its_traceback(error: Exception) -> None:
+def test_an_unexpected_error_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
         run_failing(error)

@@ -22,20 +22,20 @@ from policies.models.model_check import ModelError
         ),
     ],
 )
-def test_an_actor_that_could_not_start_says_what_was_wrong(error: Exception, message: str) -> None:
+def test_the_error_of_an_actor_that_failed_to_start_is_reported(error: Exception, message: str) -> None:
     wrapped: Exception = ActorDiedError(RayTaskError("__init__", "", error))
     assert describe_error(wrapped) == message
     assert describe_error(pickle.loads(pickle.dumps(wrapped))) == message  # as Tune keeps it
     assert not is_defect(wrapped)
 
 
-def test_a_defect_in_an_actors_start_is_no_loss() -> None:
+def test_an_unexpected_error_in_an_actor_s_start_is_not_a_process_loss() -> None:
     wrapped = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
     assert describe_error(wrapped) == "KeyError: 'a defect'" and is_defect(wrapped)
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), RayTaskError("step", "", ActorDiedError())])
-def test_an_actor_that_was_lost_says_so(error: RayError) -> None:
+def test_a_lost_actor_is_reported(error: RayError) -> None:
     assert describe_error(error).startswith(
         "A process or machine of the Ray cluster was lost: The actor died unexpectedly"
     )

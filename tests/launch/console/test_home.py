@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> None:
+def test_settings_data_and_rewards_expand_the_home_directory(home: Path) -> None:
     paths = {"data": "~/q.jsonl?query_column=text", "eval_data": "~/e.csv", "start_from": "~/runs/a"}
     settings = make_settings({"task": "custom", "model": ["~/m", "org/model"], **paths, "reward": "r:f"})
     assert (settings.data, settings.eval_data) == (f"{home}/q.jsonl?query_column=text", f"{home}/e.csv")
@@ -40,7 +40,7 @@ def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> N
     assert len(load_tokenizer("~/m")) == len(load_tokenizer())
 
 
-def test_a_home_directory_that_is_not_there_is_told_of() -> None:
+def test_a_missing_home_directory_is_reported() -> None:
     message = "There is no home directory ~nobody-here. Write ./~nobody-here if a file or folder has that name."
     with pytest.raises(SettingsError) as raised:
         make_settings({"data": "~nobody-here/q.jsonl"})
@@ -49,7 +49,7 @@ def test_a_home_directory_that_is_not_there_is_told_of() -> None:
         local_path("~nobody-here/x")
 
 
-def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
+def test_output_folders_expand_the_home_directory(home: Path) -> None:
     assert parse_command("train", ["--out=~/runs/a"]).out == f"{home}/runs/a"
     assert parse_command("train", ["--resume=~/a"]).resume == f"{home}/a"
     assert parse_command("tune", ["--out=~/s"]).out == parse_command("tune", ["--resume=~/s"]).resume == home / "s"
@@ -68,7 +68,7 @@ def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
         *([command, "imdb-tiny", "-c", "~/none.yaml"] for command in ("train", "plan", "validate", "tune")),
     ],
 )
-def test_every_command_looks_for_files_there(words: list[str], home: Path, cory_here: Cory) -> None:
+def test_every_command_expands_the_home_directory(words: list[str], home: Path, cory_here: Cory) -> None:
     result = cory_here(*words, *(["--list"] if words[0] == "study" else []))
     assert result.returncode == 2 and f"{home}/none" in result.stderr, result.stderr
     assert [entry.name for entry in home.parent.iterdir()] == ["home"]

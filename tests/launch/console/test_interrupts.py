@@ -20,7 +20,7 @@ def received() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def test_the_signals_are_whose_they_were_when_it_is_left(received: list[int]) -> None:
+def test_signal_handlers_are_restored_on_exit(received: list[int]) -> None:
     with Interrupts(lambda: None) as interrupts:
         interrupts.training = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as libraries take it
@@ -32,7 +32,7 @@ def test_the_signals_are_whose_they_were_when_it_is_left(received: list[int]) ->
     assert received == list(SIGNALS)
 
 
-def test_off_the_main_thread_the_signals_stay_the_caller_s(received: list[int]) -> None:
+def test_outside_the_main_thread_signal_handlers_are_not_changed(received: list[int]) -> None:
     started, finish = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
@@ -56,7 +56,7 @@ def test_off_the_main_thread_the_signals_stay_the_caller_s(received: list[int]) 
     assert (errors, received) == ([], [signal.SIGINT, signal.SIGTERM])
 
 
-def test_a_hangup_stops_a_run_once_as_the_shell_and_the_kernel_both_send_it(received: list[int]) -> None:
+def test_repeated_hangups_count_once(received: list[int]) -> None:
     with Interrupts(lambda: None) as interrupts:
         interrupts.training = True
         for _ in range(3):
@@ -67,7 +67,7 @@ def test_a_hangup_stops_a_run_once_as_the_shell_and_the_kernel_both_send_it(rece
     assert received == []
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(received: list[int]) -> None:
+def test_an_ignored_hangup_stays_ignored(received: list[int]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     assert signal.SIGHUP not in stop_signals()
     with Interrupts(lambda: None) as interrupts:
@@ -78,7 +78,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(received: list[int]) -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_processes_that_are_started_meanwhile_outlive_a_hangup() -> None:
+def test_child_processes_survive_a_hangup() -> None:
     with hangup_blocked():
         child = subprocess.Popen(["sleep", "60"])
     try:

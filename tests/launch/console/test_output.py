@@ -13,7 +13,7 @@ from launch.display.terminal import ProgressPrinter
 from tests.launch.conftest import ENVIRONMENT
 
 
-def test_in_a_notebook_what_is_said_is_shown_there_and_what_libraries_print_is_not(
+def test_in_a_notebook_progress_is_shown_and_library_output_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook's kernel does
@@ -48,7 +48,7 @@ if sys.argv[2] == "saved":
 
 @pytest.mark.parametrize("errors_too", [False, True])
 @pytest.mark.parametrize(("target", "reason"), [("pipe", "Broken pipe"), ("/dev/full", "No space left on device")])
-def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
+def test_a_run_continues_if_its_output_cannot_be_written_and_warns_once(
     tmp_path: Path, target: str, reason: str, errors_too: bool
 ) -> None:
     if target == "pipe":
@@ -80,7 +80,7 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
         ("plan --help | true; exit ${PIPESTATUS[0]}", 141, ""),
     ],
 )
-def test_an_output_that_cannot_be_written_ends_a_command_in_one_sentence(
+def test_unwritable_output_ends_a_command_with_one_sentence(
     words: str, code: int, message: str, buffered: bool
 ) -> None:
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
@@ -89,7 +89,7 @@ def test_an_output_that_cannot_be_written_ends_a_command_in_one_sentence(
     assert (result.returncode, result.stderr) == (code, message)
 
 
-def test_closed_streams_lead_nowhere_here_and_in_child_processes() -> None:
+def test_closed_streams_are_redirected_to_devnull_also_in_child_processes() -> None:
     script = (
         "import os, subprocess; from launch.console.output import prepare_streams; prepare_streams(); print('x');"
         "assert os.open('/dev/null', 0) > 2; assert subprocess.run(['sh', '-c', 'echo x && cat']).returncode == 0"
@@ -98,7 +98,7 @@ def test_closed_streams_lead_nowhere_here_and_in_child_processes() -> None:
     assert subprocess.run(command, env=ENVIRONMENT, timeout=60).returncode == 0
 
 
-def test_what_an_encoding_lacks_is_a_question_mark() -> None:
+def test_unencodable_characters_become_question_marks() -> None:
     script = "from launch.console.output import prepare_streams; prepare_streams(); print('llm_1→llm_2')"
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-c", script]

@@ -61,7 +61,7 @@ def killed_holder(path: Path) -> int:
     return process.pid
 
 
-def test_a_run_that_another_machine_trains_is_refused_with_who_does(path: Path, tmp_path: Path) -> None:
+def test_a_run_trained_by_another_machine_is_rejected_with_its_process(path: Path, tmp_path: Path) -> None:
     run = stored(path)
     message = (
         rf"in use by another run \(process {os.getpid()} on {platform.node()}, last heartbeat \d s ago\)\. Stop it, or "
@@ -80,7 +80,7 @@ def test_a_run_that_another_machine_trains_is_refused_with_who_does(path: Path, 
         other.unlock()
 
 
-def test_a_run_that_begins_is_refused_where_another_has_begun_and_saved_nothing_yet(path: Path, tmp_path: Path) -> None:
+def test_a_new_run_is_rejected_if_another_has_started_without_a_checkpoint_yet(path: Path, tmp_path: Path) -> None:
     run = Run.create(uri_of(path))
     with on_another_machine(tmp_path), pytest.raises(LeaseHeldError):
         Run.create(uri_of(path))
@@ -90,7 +90,7 @@ def test_a_run_that_begins_is_refused_where_another_has_begun_and_saved_nothing_
     assert not list(path.iterdir()) and not run.path.exists()
 
 
-def test_a_killed_process_keeps_its_own_machine_out_not_at_all_and_others_for_a_while(
+def test_after_a_kill_the_same_machine_resumes_at_once_and_others_after_a_while(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = killed_holder(path)
@@ -109,7 +109,7 @@ def test_a_killed_process_keeps_its_own_machine_out_not_at_all_and_others_for_a_
     assert capsys.readouterr().err.count("Warning: ") == 1
 
 
-def test_who_was_not_heard_of_and_lost_a_run_writes_nothing_more_there_and_keeps_what_it_has(
+def test_a_process_that_lost_its_lease_writes_nothing_more_to_storage_and_keeps_its_local_files(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = stored(path)
@@ -131,7 +131,7 @@ def test_who_was_not_heard_of_and_lost_a_run_writes_nothing_more_there_and_keeps
     other.unlock()
 
 
-def test_a_lease_is_renewed_between_two_saves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_has_heartbeats_between_two_saves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
     run = stored(path)
     start, deadline = time.time(), time.monotonic() + 30
@@ -142,7 +142,7 @@ def test_a_lease_is_renewed_between_two_saves(path: Path, monkeypatch: pytest.Mo
     assert not (path / ".lease").exists()
 
 
-def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_stops_at_its_next_upload(
+def test_if_two_processes_take_a_free_run_at_once_the_first_writer_stops_at_its_next_upload(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -160,7 +160,7 @@ def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_stops_at_i
         lease_holder.unlock()
 
 
-def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_is_refused_if_it_sees_the_other_s_record(
+def test_if_two_processes_take_a_free_run_at_once_the_first_writer_is_rejected_if_it_sees_the_other_lease(
     path: Path, tmp_path: Path
 ) -> None:
     class Overtaken(Storage):
@@ -174,7 +174,7 @@ def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_is_refused
     assert (path / ".lease").read_bytes() == other
 
 
-def test_who_lost_a_run_before_anything_was_recorded_does_not_remove_what_the_other_has_uploaded(
+def test_aborting_a_run_that_was_taken_over_does_not_remove_the_other_process_s_upload(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -194,7 +194,7 @@ def test_who_lost_a_run_before_anything_was_recorded_does_not_remove_what_the_ot
     other.unlock()
 
 
-def test_who_lost_a_run_that_has_ended_meanwhile_writes_nothing_there(
+def test_a_process_that_lost_its_lease_writes_nothing_even_if_the_new_owner_has_ended(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = stored(path)
@@ -211,7 +211,7 @@ def test_who_lost_a_run_that_has_ended_meanwhile_writes_nothing_there(
     assert (path / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_that_is_handed_over_leaves_no_lease(path: Path) -> None:
+def test_a_finalized_upload_leaves_no_lease(path: Path) -> None:
     run = stored(path)
     run.finalize_upload()
     assert not (path / ".lease").exists() and not run.path.exists()
@@ -219,7 +219,7 @@ def test_a_run_that_is_handed_over_leaves_no_lease(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_machine_is_lost_is_continued_by_the_same_command_on_another(
+def test_the_same_command_on_another_machine_resumes_a_run_whose_machine_was_lost(
     path: Path, cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)

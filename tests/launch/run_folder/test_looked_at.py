@@ -41,7 +41,9 @@ def uri_of(path: Path) -> str:
     return f"fsspec+file://{path}"
 
 
-def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path, policies_run: Run, home: Path) -> None:
+def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
+    bucket: Path, policies_run: Run, home: Path
+) -> None:
     stored, local = open_trained(uri_of(bucket)), open_trained(policies_run.path)
     assert (stored.update, stored.settings, stored.lines) == (5, local.settings, local.lines)
     for name, array in local.weights("llm_2").items():
@@ -55,7 +57,7 @@ def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path,
     assert read_run(f"file://{bucket}").path == bucket  # needs no copy
 
 
-def test_a_report_of_a_run_in_storage_has_its_samples_and_last_figures(home: Path, tmp_path: Path) -> None:
+def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Path, tmp_path: Path) -> None:
     settings = Settings(num_updates=6)
     run = record(tmp_path / "run", settings, updates=range(7))
     sampled(run, 5, "a wonderful film")
@@ -74,7 +76,7 @@ def test_a_report_of_a_run_in_storage_has_its_samples_and_last_figures(home: Pat
     assert stored.result.samples and stored.result.final and stored.result.final["queries"] == 0  # not known
 
 
-def test_commands_take_the_uri_of_a_run(
+def test_commands_accept_the_uri_of_a_run(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +94,7 @@ def test_commands_take_the_uri_of_a_run(
     assert run_folder is not None and run_folder.checkpoints.choose("latest", POLICIES)[0] == 6
 
 
-def test_storage_that_fails_while_weights_are_copied_leaves_no_half_export_and_the_next_attempt_goes_on(
+def test_a_storage_failure_leaves_no_partial_export_and_the_next_attempt_succeeds(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [uri_of(bucket), "--policy", "mean", "--out", str(tmp_path / "out")]
@@ -116,7 +118,9 @@ def test_storage_that_fails_while_weights_are_copied_leaves_no_half_export_and_t
         np.testing.assert_array_equal(local.get_parameter(name).detach().numpy(), array)
 
 
-def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_items_in_storage_are_reported_with_their_uris(
+    bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     uri = uri_of(bucket)
     with pytest.raises(
         CommandError, match=rf"^{re.escape(uri)}/checkpoints has no checkpoint `1`\. It has: best \(5\), latest "
@@ -146,7 +150,7 @@ def partly_stored_run(folder: Path) -> tuple[Run, list[Update], Storage]:
     return run, record(folder / "later", SETTINGS).updates(), storage
 
 
-def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_machine_trains_it(
+def test_watch_follows_a_run_in_storage_until_it_is_done(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, lines, storage = partly_stored_run(tmp_path)
@@ -167,7 +171,7 @@ def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_m
     assert "process" not in output and output.endswith("done\n")
 
 
-def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
+def test_watch_retries_if_storage_is_temporarily_unreadable(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, lines, storage = partly_stored_run(tmp_path)

@@ -43,7 +43,7 @@ def truncate_manifest(folder: Path) -> None:
         (truncate_manifest, "has a damaged manifest.json"),
     ],
 )
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+def test_a_damaged_checkpoint_is_quarantined_and_the_previous_one_is_used(
     tmp_path: Path, damage: Callable[[Path], None], problem: str
 ) -> None:
     checkpoints = Checkpoints(tmp_path)
@@ -57,7 +57,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert checkpoints.save(2, write) == latest and manifest.verify(latest) is None
 
 
-def test_where_all_are_damaged_there_is_none_to_go_on_from_but_the_folder_is_not_empty(tmp_path: Path) -> None:
+def test_if_all_checkpoints_are_damaged_none_is_left_but_the_folder_is_not_empty(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for update in (1, 2):
         truncate(checkpoints.save(update, write))
@@ -65,7 +65,7 @@ def test_where_all_are_damaged_there_is_none_to_go_on_from_but_the_folder_is_not
     assert checkpoints.latest() is None and not checkpoints.empty()
 
 
-def test_a_checkpoint_of_another_format_is_left_alone_and_says_which_version_wrote_it(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_kept_and_reported_with_its_version(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     latest = checkpoints.save(1, write)
     entries = json.loads((latest / manifest.NAME).read_text())

@@ -58,7 +58,7 @@ def bucket() -> Iterator[tuple[S3FileSystem, str]]:
         process.wait()
 
 
-def test_a_run_in_a_bucket_is_trained_continued_and_evaluated_from_there(
+def test_a_run_in_a_bucket_is_trained_resumed_and_evaluated(
     bucket: tuple[S3FileSystem, str], cory: Cory, tmp_path: Path
 ) -> None:
     filesystem, uri = bucket

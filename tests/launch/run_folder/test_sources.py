@@ -52,7 +52,7 @@ def find_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
     ]
 
 
-def test_what_is_the_same_elsewhere_or_in_another_form_is_no_change(folder: Path) -> None:
+def test_moved_or_reformatted_sources_are_no_change(folder: Path) -> None:
     before = sources()
     assert find_changes(before) == []
     elsewhere = folder / "elsewhere" / "other.csv"
@@ -66,7 +66,7 @@ def test_what_is_the_same_elsewhere_or_in_another_form_is_no_change(folder: Path
     assert find_changes(before, data=str(elsewhere), model="elsewhere/m") == []
 
 
-def test_it_is_written_and_read_again_and_a_damaged_file_is_named(folder: Path) -> None:
+def test_sources_round_trip_and_a_damaged_file_is_reported(folder: Path) -> None:
     recorded = sources()
     recorded.write(folder)
     assert Sources.read(folder) == recorded
@@ -98,7 +98,7 @@ OTHER: dict[str, object] = {"query": "Another book was", "want": "bad"}
         (ROWS[:-2], ["train", "validation", "test"]),
     ],
 )
-def test_splits_whose_queries_differ_are_named(
+def test_splits_with_different_queries_are_reported(
     folder: Path, rows: list[dict[str, object]], expected: list[str]
 ) -> None:
     before = sources()
@@ -106,7 +106,9 @@ def test_splits_whose_queries_differ_are_named(
     assert [part for part, _ in find_changes(before)] == expected
 
 
-def test_held_out_data_is_named_and_so_is_where_the_run_had_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_held_out_data_is_reported_with_its_recorded_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rows(ROWS[:4], "held.jsonl")
     before = sources(eval_data="held.jsonl")
     (folder / "elsewhere").mkdir()
@@ -123,7 +125,7 @@ def test_held_out_data_is_named_and_so_is_where_the_run_had_it(folder: Path, mon
     ]
 
 
-def test_a_row_of_objects_that_show_no_value_is_no_change() -> None:
+def test_objects_without_a_readable_value_do_not_change_a_checksum() -> None:
     first, second = (Query(0, "This movie", {"object": object()}) for _ in range(2))
     assert first.checksum == second.checksum != Query(0, "This movie", {"object": 1}).checksum
 
@@ -168,7 +170,7 @@ def drop_a_merge() -> None:
         (drop_a_merge, "tokenizer", "The tokenizer of m has changed since training started"),
     ],
 )
-def test_a_model_or_tokenizer_that_was_replaced_is_named(
+def test_a_replaced_model_or_tokenizer_is_reported(
     folder: Path, change: Callable[[], None], part: str, text: str
 ) -> None:
     before = sources()
@@ -177,7 +179,7 @@ def test_a_model_or_tokenizer_that_was_replaced_is_named(
     assert changed_part == part and text in message
 
 
-def test_a_chat_template_counts_where_it_is_used(folder: Path) -> None:
+def test_a_chat_template_is_compared_only_if_used(folder: Path) -> None:
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     Path("m/chat_template.jinja").write_text(template)
     plain, chat = sources(), sources(chat=True)
@@ -189,7 +191,7 @@ def test_a_chat_template_counts_where_it_is_used(folder: Path) -> None:
     assert find_changes(plain, chat=True) == find_changes(chat) == []  # an evaluation may use it, or not
 
 
-def test_one_of_two_models_that_was_replaced_is_named(folder: Path) -> None:
+def test_only_the_replaced_one_of_two_models_is_reported(folder: Path) -> None:
     shutil.copytree("m", "n")
     values = {"model": ["n", "m"], "average_period": None}
     before = sources(**values)
@@ -197,7 +199,7 @@ def test_one_of_two_models_that_was_replaced_is_named(folder: Path) -> None:
     assert find_changes(before, **values) == [("model", "The model m has changed since training started")]
 
 
-def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
+def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_as_a_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
@@ -235,7 +237,7 @@ def test_a_hub_model_whose_commit_moved_is_told_of_and_another_one_is_refused(
     assert changes(first, before, "m") == [("model", "The model owner/m has changed since training started")]
 
 
-def test_code_of_a_reward_a_credit_scheme_and_a_task_is_told_of_and_does_not_stop_a_resume(folder: Path) -> None:
+def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_resume(folder: Path) -> None:
     task = f"from {reviews.__module__} import reviews\n"
     scheme = "def pay(rewards, values):\n    return rewards\n"
     for name, text in {"their_task.py": task, "their_credit.py": scheme}.items():
@@ -262,7 +264,7 @@ def test_code_of_a_reward_a_credit_scheme_and_a_task_is_told_of_and_does_not_sto
     )
 
 
-def test_what_a_setting_of_a_reward_names_belongs_to_its_code(folder: Path) -> None:
+def test_files_in_a_reward_s_settings_belong_to_its_code(folder: Path) -> None:
     Path("words.txt").write_text("good")
     Path("mine.py").write_text("def score(completions, words):\n    return [0.0 for _ in completions]\n")
     before = sources(reward="mine:score?words=words.txt")
@@ -272,14 +274,14 @@ def test_what_a_setting_of_a_reward_names_belongs_to_its_code(folder: Path) -> N
     ]
 
 
-def test_templates_of_the_task_count(folder: Path) -> None:
+def test_changed_templates_of_the_task_are_reported(folder: Path) -> None:
     before = sources()
     assert before.task is not None
     older = Sources(**{**before.__dict__, "task": {**before.task, "prompt_template": "Q: {query}"}})
     assert find_changes(older) == [("prompts", "The task's prompt_template changed")]
 
 
-def test_a_resume_is_refused_with_a_sentence_unless_changes_are_allowed(folder: Path) -> None:
+def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
     before = sources()
     write_rows([*ROWS[:9], OTHER, *ROWS[10:18], OTHER, ROWS[19]])
     settings = make_settings(VALUES)
@@ -299,7 +301,7 @@ def test_a_resume_is_refused_with_a_sentence_unless_changes_are_allowed(folder: 
 
 
 @pytest.mark.parametrize("task", ["arithmetic", "code", "drafts", "imdb"])
-def test_a_task_is_made_again_without_its_queries(task: str) -> None:
+def test_a_task_is_restored_without_its_queries(task: str) -> None:
     settings = make_settings(
         {"task": task, "backend": "transformers", "max_prompt_tokens": 200, "max_response_tokens": 50}
     )
@@ -314,7 +316,7 @@ def test_a_task_is_made_again_without_its_queries(task: str) -> None:
     )
 
 
-def test_a_task_that_cannot_be_made_again_is_none(folder: Path) -> None:
+def test_a_task_that_cannot_be_restored_is_none(folder: Path) -> None:
     recorded = sources()
     assert recorded.task is not None
     missing = Sources(**{**recorded.__dict__, "task": {**recorded.task, "class": "gone.module:Task"}})

@@ -39,7 +39,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage("test://bucket/run", (files, base))
 
 
-def test_what_was_pushed_is_fetched_with_the_latest_checkpoint_alone(
+def test_an_uploaded_run_is_downloaded_with_only_its_latest_checkpoint(
     run: Run, storage: Storage, tmp_path: Path
 ) -> None:
     storage.upload(run.path, keep=2, best=3)
@@ -59,7 +59,7 @@ def test_what_was_pushed_is_fetched_with_the_latest_checkpoint_alone(
     assert not [name for name in storage.files() if "update_000009" in name or name.endswith(".part")]
 
 
-def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_as_is_asked_for(
+def test_a_copy_follows_storage_and_contains_only_the_requested_parts_of_a_checkpoint(
     run: Run, storage: Storage, tmp_path: Path
 ) -> None:
     storage.upload(run.path, keep=2, best=6)
@@ -90,7 +90,7 @@ def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_
     assert (checkpoint / "deep" / "weights").read_text() == "new"
 
 
-def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_path: Path) -> None:
+def test_keys_that_would_escape_the_folder_are_ignored(run: Run, tmp_path: Path) -> None:
     files = _MockFileSystem()
     storage = Storage("test://bucket/run", (files, "bucket/run"))
     storage.upload(run.path, keep=2, best=None)
@@ -114,7 +114,7 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
 
 
-def test_a_star_in_a_pattern_stands_for_one_folder(run: Run, storage: Storage, tmp_path: Path) -> None:
+def test_a_star_in_a_pattern_matches_one_folder(run: Run, storage: Storage, tmp_path: Path) -> None:
     for path in ("best-1234", "mine/best-5678"):
         (run.path / "evaluation" / path).mkdir(parents=True)
         (run.path / "evaluation" / path / "evaluation.json").write_text("{}")
@@ -154,7 +154,7 @@ class FailingFileSystem(fsspec.implementations.local.LocalFileSystem):
 
 
 @pytest.mark.parametrize("is_object_store", [False, True])
-def test_an_upload_that_is_killed_at_any_object_leaves_no_checkpoint_that_looks_whole_and_is_not(
+def test_an_upload_killed_at_any_object_leaves_no_checkpoint_that_looks_valid_but_is_not(
     run: Run, is_object_store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observed = set()
@@ -196,7 +196,7 @@ class CleanedFileSystem(fsspec.implementations.local.LocalFileSystem):
         super().mkdir(*paths, **options)
 
 
-def test_a_file_that_is_removed_while_it_is_uploaded_is_left_out(run: Run, tmp_path: Path) -> None:
+def test_a_file_removed_during_its_upload_is_skipped(run: Run, tmp_path: Path) -> None:
     removed = run.path / "a"  # the first
     removed.write_text("another library's")
     files = PyFileSystem(FSSpecHandler(CleanedFileSystem(removed)))
@@ -205,14 +205,14 @@ def test_a_file_that_is_removed_while_it_is_uploaded_is_left_out(run: Run, tmp_p
     assert not removed.exists() and storage.read("a") is None and storage.updates() == [9, 12]
 
 
-def test_several_may_write_the_lease_at_once(tmp_path: Path) -> None:
+def test_several_processes_may_write_the_lease_at_once(tmp_path: Path) -> None:
     storage = Storage(f"file://{tmp_path}/run")
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: storage.write(".lease", b"one"), range(200)))
     assert storage.read(".lease") == b"one" and [path.name for path in (tmp_path / "run").iterdir()] == [".lease"]
 
 
-def test_what_a_kill_left_of_a_checkpoint_that_is_no_longer_saved_goes(run: Run, tmp_path: Path) -> None:
+def test_an_incomplete_upload_of_an_old_checkpoint_is_removed(run: Run, tmp_path: Path) -> None:
     leftover = tmp_path / "storage" / "checkpoints" / "update_000010" / "weights.part"
     leftover.parent.mkdir(parents=True)
     leftover.touch()
@@ -222,7 +222,7 @@ def test_what_a_kill_left_of_a_checkpoint_that_is_no_longer_saved_goes(run: Run,
     assert storage.updates() == [9, 12] and not leftover.parent.exists()
 
 
-def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
+def test_a_small_file_is_written_without_a_temporary_folder(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
@@ -232,7 +232,7 @@ def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
     assert list(storage.files()) == ["deep/name"]
 
 
-def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locations_that_are_temporary_or_contain_a_secret_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     check_location("runs/here")
     with pytest.raises(CommandError, match="contains a password") as raised:
         check_location("s3://me:hunter2@bucket/run")

@@ -19,7 +19,7 @@ from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, store
 from tests.launch.run_folder.test_checkpoints import write
 
 
-def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home: Path, tmp_path: Path) -> None:
+def test_a_run_is_resumed_from_storage_alone_and_leaves_no_local_copy(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     run = stored_run(path)
     with pytest.raises(CommandError, match="in use by another run"):
@@ -39,7 +39,7 @@ def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home
     assert Run.open(path).checkpoints.updates() == [0, 6]  # a path is as good as its URI
 
 
-def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_comes_there_again(
+def test_a_damaged_checkpoint_in_storage_is_reported_and_replaced_when_training_reaches_it_again(
     home: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "storage" / "run"
@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_co
     assert Run.open(path).checkpoints.choose("6")[0] == 6
 
 
-def test_what_an_interrupt_leaves_of_a_local_folder_is_not_taken_for_the_run(
+def test_an_interrupted_removal_of_the_local_folder_is_not_mistaken_for_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -77,9 +77,7 @@ def test_what_an_interrupt_leaves_of_a_local_folder_is_not_taken_for_the_run(
     resumed.unlock()
 
 
-def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_later(
-    home: Path, tmp_path: Path, disk: Path
-) -> None:
+def test_full_or_read_only_storage_keeps_its_state_and_is_updated_later(home: Path, tmp_path: Path, disk: Path) -> None:
     run = stored_run(disk / "run")
     run.checkpoints.save(9, lambda folder: (folder / "weights").write_bytes(b"0" * 4 * 2**20))
     with pytest.raises(StorageError, match=r"run cannot be written: .*No space left on device"):
@@ -95,7 +93,7 @@ def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_la
     resumed.unlock()
 
 
-def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine(home: Path, tmp_path: Path) -> None:
+def test_a_newer_run_in_storage_replaces_the_local_files_of_an_older_run(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     stored_run(path).unlock()  # ended without handing over: its local folder is still here
     shutil.rmtree(path)
@@ -106,7 +104,7 @@ def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine
     assert resumed.checkpoints.updates() == [3] and [line["update"] for line in resumed.updates()] == list(range(4))
 
 
-def test_what_this_machine_did_after_another_had_taken_the_run_over_is_not_lost_if_that_came_no_further(
+def test_later_local_updates_are_kept_if_another_machine_took_over_but_made_no_progress(
     home: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "storage" / "run"
@@ -132,9 +130,7 @@ def test_what_this_machine_did_after_another_had_taken_the_run_over_is_not_lost_
     assert resumed.checkpoints.updates() == [12]
 
 
-def test_an_update_that_another_machine_did_anew_wins_over_the_one_that_was_left_on_this_machine(
-    home: Path, tmp_path: Path
-) -> None:
+def test_an_update_repeated_by_another_machine_replaces_the_local_one(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     stored_run(path).unlock()
     shutil.rmtree(path / "checkpoints" / "update_000006")
@@ -152,7 +148,7 @@ def test_an_update_that_another_machine_did_anew_wins_over_the_one_that_was_left
     assert (resumed.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "done anew"
 
 
-def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tmp_path: Path) -> None:
+def test_a_folder_and_its_uri_are_the_same_run_with_one_writer(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     run = Run.create(f"file://{path}")
     run.write_settings(SETTINGS, "cory train")
@@ -170,7 +166,7 @@ def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tm
 
 
 @pytest.mark.parametrize("uploaded", [(), ("config.yaml", "metrics.jsonl")])
-def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_this_machine(
+def test_a_run_whose_checkpoints_were_not_uploaded_is_not_replaced_and_resumes_locally(
     home: Path, tmp_path: Path, uploaded: tuple[str, ...]
 ) -> None:
     path = tmp_path / "storage" / "run"
@@ -180,7 +176,9 @@ def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_
     path.mkdir()
     for name in uploaded:
         shutil.copy(run.path / name, path)
-    with pytest.raises(CommandError, match=f"or in {run.path} on .* with `cory train --resume file://{path}`, or choose"):
+    with pytest.raises(
+        CommandError, match=f"or in {run.path} on .* with `cory train --resume file://{path}`, or choose"
+    ):
         Run.create(f"file://{path}")
     assert run.checkpoints.updates() == [0, 6]
     assert not (path / ".lease").exists()
@@ -191,9 +189,7 @@ def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_
     assert is_begun(f"file://{path}")
 
 
-def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_has_their_first_lines(
-    home: Path, tmp_path: Path
-) -> None:
+def test_repeated_updates_replace_their_first_records_in_storage(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     run = stored_run(path)
     for update in (7, 8):
@@ -209,7 +205,7 @@ def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_
     assert Run.open(path).updates() == resumed.updates()
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_is_nothing_to_go_on_with(home: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_cannot_be_resumed(home: Path, tmp_path: Path) -> None:
     uri = f"file://{tmp_path / 'storage' / 'run'}"
     run = Run.create(uri)
     run.write_settings(SETTINGS, "cory train")
@@ -219,7 +215,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_is_nothing_to_go_on_with(
         Run.open(uri)
 
 
-def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, tmp_path: Path) -> None:
+def test_truncated_metrics_in_storage_belong_to_the_same_run(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     run = stored_run(path)
     run.checkpoints.save(9, write)
@@ -230,9 +226,7 @@ def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, t
     assert Run.open(path).updates() == resumed.updates() and len(resumed.updates()) == 7
 
 
-def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_this_machine(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_new_run_in_storage_is_not_mistaken_for_another_local_run(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     stored_run(path).unlock()
     shutil.rmtree(path)
@@ -243,7 +237,7 @@ def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_t
     assert resumed.checkpoints.updates() == [0] and len(resumed.updates()) == 1
 
 
-def test_what_was_drawn_after_the_last_checkpoint_arrived_is_not_lost_where_storage_failed_then(
+def test_curves_drawn_after_the_last_checkpoint_are_uploaded_later_if_storage_failed(
     home: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "storage" / "run"
@@ -268,7 +262,7 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     )
 
 
-def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
+def test_resuming_a_finished_run_in_storage_says_so_and_leaves_no_local_files(
     home: Path, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored_run(tmp_path / "storage" / "run")
@@ -291,7 +285,7 @@ def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
 
 
 @pytest.mark.parametrize("missing", ["checkpoints/update_000006", "curves.png"])
-def test_a_run_that_is_done_and_never_arrived_whole_is_copied_from_this_machine_and_leaves_it(
+def test_a_finished_but_incompletely_uploaded_run_is_uploaded_and_removed_locally(
     home: Path, tmp_path: Path, command: list[str], missing: str
 ) -> None:
     path = tmp_path / "storage" / "run"
