@@ -1,6 +1,6 @@
-"""Processes that are forked from one that has imported what learning and training need, which takes 8 seconds of CPU.
+"""Child processes forked from a server that has imported the modules for training, which saves 8 seconds of CPU each.
 
-Each is a process of its own in all else. What importing does is for tests that start a Python of their own.
+Otherwise they behave like new processes. Tests of the imports themselves start a new Python instead.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch.multiprocessing import start_processes
 
 
 def forking() -> ForkServerContext:
-    """The context that forks them, all from one process for each of the tests' own."""
+    """Returns the multiprocessing context with one fork server per test process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     return context
 
 
 def run_ranks(rank: Callable[..., None], count: int, *arguments: object) -> None:
-    """Calls `rank(number, *arguments)` in processes 0 … `count` - 1, and raises what one of them raises."""
+    """Calls `rank(index, *arguments)` in `count` processes, and raises the exception of any of them."""
     start_processes(rank, arguments, nprocs=count, start_method=forking().get_start_method())
 
 
 def forked(
     call: Callable[..., int | None], *arguments: object, folder: Path, environment: Mapping[str, str], stdin: str = ""
 ) -> CompletedProcess[str]:
-    """Calls a function as a program of its own, which ends with what it returns.
+    """Calls a function in a child process, whose exit code is the function's result.
 
     Args:
-        call: the function, of a module.
-        arguments: that it takes.
-        folder: where it works.
-        environment: all its variables.
-        said: what it reads.
+        call: the function, defined at module level.
+        arguments: of the function.
+        folder: the working directory.
+        environment: all environment variables.
+        stdin: text for standard input.
     """
     with tempfile.TemporaryDirectory() as temporary:
         streams = [Path(temporary, name) for name in ("stdin", "stdout", "stderr")]
@@ -74,4 +74,4 @@ def _run_child(
     try:
         raise SystemExit(call(*arguments))
     finally:
-        atexit._run_exitfuncs()  # which multiprocessing leaves out
+        atexit._run_exitfuncs()  # multiprocessing does not run them

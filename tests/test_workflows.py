@@ -1,4 +1,4 @@
-"""The workflows of continuous integration: well-formed, and what they run is what the Makefile and the packages say."""
+"""The CI workflows are well-formed, and agree with the Makefile and the package metadata."""
 
 import subprocess
 import sys

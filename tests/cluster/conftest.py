@@ -1,4 +1,4 @@
-"""`cory train` in a process of its own, of which others are killed, and what the same run does undisturbed."""
+"""Runs `cory train` whose processes are killed, and compares them with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SETTINGS: dict[str, Any] = {
 }
 REWARD = "tests.cluster.sample_rewards:brevity?hold="
 WAIT_SECONDS = 140.0
-"""Seconds that a test waits for a process to start or to end, on a busy machine."""
-_MEASURED_ANEW = ("seconds", "tokens_per_second")
+"""Seconds to wait for a process to start or end, on a busy machine."""
+_TIMINGS = ("seconds", "tokens_per_second")
 
 
 class Run:
-    """`cory train` with a very small model. While `held`, its rewards wait, and so does the update in flight."""
+    """`cory train` with a very small model. While the file `hold` exists, its rewards wait, which stops the update."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,12 +75,12 @@ class Run:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def hold_after(self, update: int) -> None:
-        """Lets the run reach an update, and holds one of those after it."""
+        """Waits until the run has finished an update, then stops one of the next updates."""
         wait_until(lambda: len(self.lines()) > update, WAIT_SECONDS)
         self.hold.touch()
 
-    def go_on(self, updates: int = 1) -> None:
-        """Ends the hold, and waits until so many more updates are recorded."""
+    def resume(self, updates: int = 1) -> None:
+        """Ends the hold, and waits until `updates` more updates are recorded."""
         before = len(self.lines())
         self.hold.unlink()
         wait_until(lambda: len(self.lines()) >= before + updates, WAIT_SECONDS)
@@ -94,26 +94,26 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture(autouse=True)
 def checkout_importable_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the nodes of a cluster, which tests start, as for drivers."""
+    """Sets PYTHONPATH for the nodes of clusters that tests start."""
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
 
 
 def undisturbed_reports(run: Run) -> list[dict[str, Any]]:
-    """What the updates of the same run report when nothing dies, played and learned in this process alone."""
+    """Returns the reports of the same run without failures, generated and trained in this process."""
     settings = RunFolder.open(run.folder / "run").settings().model_dump()
     local = {"num_runners": 0, "num_learners": 0, "shards_per_policy": None, "runner_threads": 1}
     algorithm = CoryConfig().cory(**{**settings, **local}).build_algo()
     reports = [algorithm.train()["cory"] for _ in range(UPDATES)]
     algorithm.stop()
-    return [{key: value for key, value in report.items() if key not in _MEASURED_ANEW} for report in reports]
+    return [{key: value for key, value in report.items() if key not in _TIMINGS} for report in reports]
 
 
 def assert_as_undisturbed(run: Run, near: float = 1e-5) -> None:
-    """Checks that every update was recorded once, with the figures, roles and responses of an undisturbed run.
+    """Checks that every update was recorded once, with the metrics, roles and responses of an undisturbed run.
 
     Args:
-        run: which was disturbed.
-        near: the largest relative difference of its figures.
+        run: the disturbed run.
+        near: relative tolerance of its metrics.
     """
     lines = run.lines()
     assert [line["update"] for line in lines] == list(range(UPDATES + 1))

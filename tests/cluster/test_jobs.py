@@ -1,4 +1,4 @@
-"""`cory submit` and `cory jobs` on a real cluster: exit codes, output, secrets, tokens, stopping and going on."""
+"""`cory submit` and `cory jobs` on a real cluster: exit codes, output, secrets, tokens, stopping and resuming."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from launch.run_folder.run import Run
 from tests.cluster.head import SECRET, Head
 from tests.launch.conftest import CHECKOUT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # much of it is waiting for processes that start
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # mostly waiting for processes to start
 REWARD = """
 import os
 
@@ -46,7 +46,7 @@ SMALL = (
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A user's folder: a reward, with modules named as our packages, and queries."""
+    """A user's folder with a reward, modules named like our packages, and queries."""
     folder = tmp_path / "work"
     (folder / "launch").mkdir(parents=True)
     (folder / "policies.py").write_text("SCALE = 1.0\n")
@@ -67,7 +67,7 @@ def test_a_job_has_its_node_s_secret_and_the_job_list_does_not(head: Head, proje
 
     job = head.cory("submit", "--name", "blank", "--", *validate, cwd=project)
     output, errors = job.communicate(timeout=240)
-    assert job.returncode == 2, output + errors  # the driver's own, not Ray's 1
+    assert job.returncode == 2, output + errors  # the driver's exit code, not Ray's 1
     assert "HF_TOKEN" in output
 
     code = "import cory_rllib; from launch.cluster.client import connect; print(connect(None).list_jobs())"
@@ -112,7 +112,7 @@ def test_ray_job_submit_works_and_workers_have_the_secret(head: Head, project: P
     output, errors = job.communicate(timeout=240)
     assert "a worker has hf_" in output, output + errors
     assert "is relative, and a Ray job's working directory is removed" in output
-    assert job.returncode == 1  # Ray's, for any failure
+    assert job.returncode == 1  # Ray's exit code for any failure
 
 
 def test_ray_job_submit_trains_in_an_uploaded_checkout(head: Head, project: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_stopped_job_is_saved_and_resumed_by_the_same_command(head: Head, proj
 
 
 def stopped_at(job: "subprocess.Popen[str]", sign: str, head: Head, project: Path) -> str:
-    """Stops a job when its output shows a sign; returns what it prints after that."""
+    """Stops a job when `sign` appears in its output; returns the rest of the output."""
     assert job.stdout
     lines: list[str] = []
     while not lines or sign not in lines[-1]:

@@ -1,4 +1,4 @@
-"""`cory train --max-failures`: a learner is killed or stands still, and the run ends as if nothing had happened."""
+"""`cory train --max-failures`: a learner is killed or hangs, and the run ends as if undisturbed."""
 
 from __future__ import annotations
 

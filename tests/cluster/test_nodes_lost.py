@@ -1,4 +1,4 @@
-"""A cluster loses the nodes of its runners one by one, or all nodes at once, and gets new ones: no update is lost."""
+"""Losing and replacing nodes of a cluster, one by one or all at once, loses no update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.nodes import RUNNER, Nodes, named, wait_until
 from tests.cluster.conftest import WAIT_SECONDS, Run, assert_as_undisturbed
 
 LIMIT = ("generation_timeout=20", "reward_timeout=100")
-"""Runners may stay away for 40 s; a rollout that is held may take longer."""
+"""Runners may be missing for 40 s; a held rollout may take longer."""
 
 
 @pytest.mark.slow
@@ -25,15 +25,15 @@ def test_losing_and_replacing_nodes_loses_no_update(ray_session: None, run: Run)
         run.hold_after(2)
         assert len(named(RUNNER)) == 2
         nodes.lose(second)
-        run.go_on()  # with one runner
+        run.resume()  # with one runner
         run.hold.touch()
         assert "died; its queries are dealt again." in run.output_text
         third = nodes.add(2)
         wait_until(lambda: len(named(RUNNER)) == 2, WAIT_SECONDS)
-        run.go_on()
+        run.resume()
         run.hold.touch()
         nodes.lose(first)
-        run.go_on()  # with the runner that came back
+        run.resume()  # with the runner that came back
         run.hold.touch()
         nodes.lose(third)
         wait_until(
@@ -57,7 +57,7 @@ def test_losing_a_cluster_loses_no_update_if_a_new_one_resumes_from_storage(ray_
     nodes.add(2)
     process = run.start(*words, RAY_ADDRESS=nodes.address, XDG_CACHE_HOME=str(cache))
     try:
-        run.hold_after(4)  # of which storage learns when it is saved
+        run.hold_after(4)  # storage has it when it is saved
     finally:
         nodes.close()
         process.kill()
@@ -88,11 +88,11 @@ def test_losing_a_machine_s_network_loses_no_update(ray_session: None, run: Run)
     try:
         run.hold_after(2)
         machines.cut(second)
-        run.go_on()  # Ray notices after a minute
+        run.resume()  # Ray notices after a minute
         run.hold.touch()
         assert "died; its queries are dealt again." in run.output_text
         machines.add(2)
-        run.go_on()
+        run.resume()
         wait_until(lambda: process.poll() is not None, WAIT_SECONDS)
     finally:
         process.kill()

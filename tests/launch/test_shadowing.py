@@ -1,4 +1,4 @@
-"""A user's folder with modules that have the names of our packages: ours train, the user's compute the reward."""
+"""A user's modules with the names of our packages: training uses ours, rewards use the user's."""
 
 import shutil
 import subprocess
@@ -33,7 +33,7 @@ def score(completions):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder, which is the present one."""
+    """The user's folder, which is the working directory."""
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "__init__.py").write_text("BASE = 1000\n")
     (tmp_path / "launch" / "lengths.py").write_text("length = len\n")

@@ -1,4 +1,4 @@
-"""What a run asks Ray for finds room on nodes, or is refused with what they lack."""
+"""Placing processes on nodes, and messages about missing resources."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A Ray that starts slowly, as on a busy machine; who may reach it, and which clusters want a token."""
+"""Starting or joining Ray: slow starts, network access, tokens, temporary folders."""
 
 import os
 import shutil
@@ -131,9 +131,9 @@ def test_a_local_ray_listens_on_loopback_only_without_dashboard_and_autoscaler()
         ({"RAY_ADDRESS": "ray://localhost:10001"}, "disabled"),
         ({"RAY_ADDRESS": "10.0.0.1:6379"}, "token"),
         ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "disabled"}, "disabled"),
-        ({"RAY_ADDRESS": "auto"}, None),  # Ray knows
-        ({"RAY_ADDRESS": "[::1:6379"}, None),  # none at all, as `join` says
-        ({"RAY_ADDRESS": "10.0.0.1:6379", IN_JOB: "{}"}, None),  # its node does
+        ({"RAY_ADDRESS": "auto"}, None),  # Ray handles it
+        ({"RAY_ADDRESS": "[::1:6379"}, None),  # an invalid address, which `init_ray` reports
+        ({"RAY_ADDRESS": "10.0.0.1:6379", IN_JOB: "{}"}, None),  # the job's node handles it
     ],
 )
 def test_remote_clusters_require_a_token(

@@ -1,4 +1,4 @@
-"""`cory` in a process of its own, from an empty folder: what a user sees, and the exit codes."""
+"""The `cory` command in an empty folder: output, errors and exit codes."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ COMMANDS = ("train", "study", "evaluate", "runs", "compare", "plot", "report", "
 
 
 def error_sentence(result: "subprocess.CompletedProcess[str]") -> str:
-    """Checks that a command was refused with one sentence, and returns it."""
+    """Checks that a command failed with a one-sentence error, and returns that sentence."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     lines = result.stderr.strip().splitlines()
@@ -26,7 +26,7 @@ def error_sentence(result: "subprocess.CompletedProcess[str]") -> str:
 
 @pytest.fixture
 def refusal(cory_here: Cory, tmp_path: Path) -> Refusal:
-    """Runs `cory ...` in this process and a folder, which stays as it is; returns the sentence that refuses it."""
+    """Runs `cory ...` in a folder, checks that it fails without changing the folder, and returns the error."""
 
     def run(*words: str) -> str:
         before = list(tmp_path.iterdir())
@@ -131,7 +131,10 @@ def test_an_unwritable_cache_is_reported_with_a_remedy(
         (["task=imbd"], "The known tasks are"),
         (["max_prompt_tokens=5000"], "max_prompt_tokens + max_response_tokens"),
         (["model=./no-model"], "./no-model"),
-        (["gpus_per_runner=1", "gpus_per_learner=1"], "Set num_learners=1."),  # else Ray would give that GPU twice
+        (
+            ["gpus_per_runner=1", "gpus_per_learner=1"],
+            "Set num_learners=1.",
+        ),  # otherwise Ray would assign that GPU twice
         (["start_from=./no-run"], "no-run is not a run's folder"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a cluster answers where it does not do as it is asked, and what the user is told of it."""
+"""`cory jobs`, including error responses of the cluster."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ TRACE = "Traceback (most recent call last):\n  File x\nOSError: no GCS\n"
 
 
 def job_response(status: str, **more: object) -> tuple[int, str]:
-    """Returns how a dashboard answers who asks for a job."""
+    """Returns a dashboard's response for a job."""
     details = {
         "type": "SUBMISSION",
         "submission_id": "one",
@@ -44,7 +44,7 @@ def job_response(status: str, **more: object) -> tuple[int, str]:
 
 
 class Dashboard(HTTPServer):
-    """A dashboard that gives its answers to each path in turn, and the last one for ever."""
+    """A dashboard with a list of responses for each path; the last one is repeated."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -53,12 +53,11 @@ class Dashboard(HTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Gives one of the answers of a `Dashboard`."""
+    """Sends the responses of a `Dashboard`."""
 
     server: Dashboard
 
     def do_GET(self) -> None:
-        """Answers."""
         answers = self.server.answers.get(self.path, [(404, TRACE)])
         status, body = answers.pop(0) if len(answers) > 1 else answers[0]
         self.send_response(status)
@@ -68,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_errors_of_a_cluster_are_one_sentence_and_distinct_from_missing_jobs(
         )
     dashboard.answers["/api/jobs/ill"] = [(500, "")]
     assert main(["jobs", "logs", "ill"]) == 2
-    assert "rejected the request: Request failed with status code 500:. See the" in capsys.readouterr().err  # once
+    assert "rejected the request: Request failed with status code 500:. See the" in capsys.readouterr().err  # only once
     with pytest.raises(CommandError, match="rejected the request: Request failed"):
         check_no_active_job(connect(dashboard.address), "/shared/one")
 
@@ -129,21 +128,21 @@ def test_following_a_job_retries_if_the_cluster_is_temporarily_unavailable(
 
 
 class EndlessClient:
-    """A client of a cluster, one of whose jobs runs and talks for ever."""
+    """A client whose job prints forever."""
 
     def __init__(self) -> None:
         self.num_requests = 0
 
     def get_job_info(self, job_response: str) -> JobDetails:
-        """Says that it runs; as often as a test has patience for."""
+        """Returns a running job, up to four times."""
         self.num_requests += 1
-        assert self.num_requests < 5, "nobody reads on, but the job is followed"
+        assert self.num_requests < 5, "the pipe is closed, but the job is still followed"
         return JobDetails(
             type=JobType.SUBMISSION, submission_id=job_response, status=JobStatus.RUNNING, entrypoint="cory train"
         )
 
     async def tail_job_logs(self, job_response: str) -> AsyncIterator[str]:
-        """Yields what it says."""
+        """Yields the same line forever."""
         while True:
             yield "  1/40  llm_1→llm_2\n"
 
@@ -182,7 +181,9 @@ def test_stopping_a_job_reports_its_final_status(
 
 @pytest.mark.slow
 def test_unchecked_sessions_wait_for_an_autoscaling_cluster() -> None:
-    def run_request(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
+    def run_request(
+        **environment: str,
+    ) -> "subprocess.CompletedProcess[str]":  # in a new process, because this one may have joined Ray
         return subprocess.run(
             [sys.executable, "-c", REQUEST], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
         )
@@ -197,7 +198,7 @@ def test_unchecked_sessions_wait_for_an_autoscaling_cluster() -> None:
     ("address", "reason"),
     [
         ("nowhere", "Invalid"),
-        ("127.0.0.1:1", "Connection refused"),  # the port of a service that nobody runs: a cluster that is gone
+        ("127.0.0.1:1", "Connection refused"),  # an unused port, as of a cluster that is gone
         ("ray://localhost:1", "Connection refused"),
         ("head:x", "Port could not be cast"),
     ],

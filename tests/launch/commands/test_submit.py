@@ -1,4 +1,4 @@
-"""What `cory submit` refuses before anything is sent, and what it sends."""
+"""`cory submit`: checks before anything is sent, and the submitted job."""
 
 import os
 import stat
@@ -81,7 +81,7 @@ def test_a_run_that_a_cluster_cannot_place_is_rejected_with_the_missing_resource
 
 
 def test_a_run_that_a_cluster_can_place_is_accepted() -> None:
-    check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # Ray is asked for no CPU of the driver
+    check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # the driver requests no CPU
     check_cluster(TRAIN, job(), cluster({"CPU": 0.0}, {"CPU": 4.0}))
     check_cluster(TRAIN, job(cpus=2.0), cluster({"CPU": 6.0}))
     check_cluster(TRAIN, job(), [])  # a head that has just started
@@ -91,11 +91,11 @@ def test_a_run_that_a_cluster_can_place_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "job_process", "cpus", "gpus"),
     [
-        # the job of a run is its driver: the learner's GPU, if it learns, is the job's
+        # a run's job is its driver: if the driver learns, the learner's GPU is the job's
         ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(1.0, 1.0), 2, 2),
         ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(2.0, 2.0), 3, 3),
         ("train", ["num_runners=1", "num_learners=1", "gpus_per_learner=1"], job(0.0, 1.0), 1, 2),
-        # that of a search is none of its trials' drivers, each of which asks for a CPU
+        # a search's job is not the driver of any trial; each trial's driver requests a CPU
         ("tune", ["num_runners=1", "gpus_per_learner=1", "--over", "lr=1e-5,1e-4"], job(1.0, 1.0), 3, 2),
         ("tune", ["num_runners=2", "--over", "lr=1e-5,1e-4"], job(), 3, 0),
     ],
@@ -145,7 +145,7 @@ def test_a_search_that_a_cluster_cannot_place_is_rejected() -> None:
     check_cluster(SEARCH, job(), cluster({"CPU": 2.0}, {"CPU": 3.0}))
     with pytest.raises(CommandError, match=r"1 of 2 learners with CPU=1 .* beside 1 driver and 2 runners"):
         check_cluster(SEARCH, job(), cluster({"CPU": 4.0}))
-    check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))  # that is at most two
+    check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))  # at most two trials at once
     check_cluster(["tune", "--resume", "/shared/period"], job(), cluster({"CPU": 1.0}))
 
 
@@ -193,7 +193,7 @@ def test_a_command_without_a_valid_location_is_rejected(storage: str | None, wor
 
 def test_a_run_with_an_active_job_is_rejected_by_folder_and_uri() -> None:
     class Client(JobSubmissionClient):
-        """That of a cluster with one job."""
+        """Client of a cluster with one job."""
 
         def __init__(self) -> None:
             pass
@@ -221,7 +221,7 @@ import os, sys
 from launch.console.credentials import worker_runtime_env
 
 told = worker_runtime_env()
-os.environ["HOME"] = sys.argv[1]  # of the node that starts now
+os.environ["HOME"] = sys.argv[1]  # of the new node
 import ray
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=told)
 print(ray.get(ray.remote(lambda: os.environ["HF_TOKEN"]).remote()))
@@ -314,7 +314,7 @@ def test_a_secrets_file_does_not_override_the_environment(tmp_path: Path, monkey
     file.chmod(stat.S_IRUSR)
     monkeypatch.setenv("CORY_SECRETS", str(file))
     monkeypatch.setenv("HF_TOKEN", "set before")
-    monkeypatch.setenv("WANDB_API_KEY", "")  # so that it is afterwards as it was
+    monkeypatch.setenv("WANDB_API_KEY", "")  # so that monkeypatch restores it
     monkeypatch.delenv("WANDB_API_KEY")
     load_secrets()
     assert (os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"]) == ("set before", "a=b")
@@ -342,6 +342,6 @@ def test_submit_requires_no_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # nothing listens there
     assert main(["submit", "--", "validate", "imdb"]) == 2
     assert capsys.readouterr().err.startswith("Error: No Ray cluster answers at http://127.0.0.1:9. ")

@@ -1,4 +1,4 @@
-"""`cory submit` refuses a command whose files would not be uploaded, before anything is sent."""
+"""`cory submit` rejects commands whose files would not be uploaded, before anything is sent."""
 
 import contextlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from launch.main import main
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A working directory with all that a command may name."""
+    """A working directory with files that commands name."""
     folder = tmp_path / "project"
     for name in ("data.jsonl", "held/out.jsonl", "m/config.json", "m/model.safetensors", "r.py", "mine/rewards.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ COMMANDS = [
     ("generate", "/shared/run", "--in", "data.jsonl", "--out", "/shared/answers.jsonl"),
     ("train", "imdb-tiny", "model=owner/model", "data=hub:owner/data?split=train", "reward=installed.module:f"),
     ("train", "t.yaml", "data=/shared/other.jsonl", "start_from=s3://bucket/run"),
-    ("train", "t.yaml", "stop=.", "system_prompt=runs"),  # text, although there are such folders
+    ("train", "t.yaml", "stop=.", "system_prompt=runs"),  # text, although such folders exist
 ]
 
 
@@ -106,7 +106,7 @@ def test_missing_data_is_rejected_and_names_may_contain_spaces(project: Path) ->
     (project / "my data.csv").touch()
     check_files(project, "train", "t.yaml", "data=my data.csv?query_column=text")
     (project / "t.yaml").write_text("data: nope.csv\n")
-    check_files(project, "train", "t.yaml", "data=data.jsonl")  # the word wins
+    check_files(project, "train", "t.yaml", "data=data.jsonl")  # the argument takes precedence
     (project / ".rayignore").write_text("my data.csv\n")
     with pytest.raises(CommandError, match=r"my data\.csv is excluded"):
         check_files(project, "train", "t.yaml", "data=my data.csv?query_column=text")
@@ -116,7 +116,7 @@ def test_an_excluded_file_is_rejected_before_anything_is_sent(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # nothing listens there
     (project / ".gitignore").write_text("*.jsonl\n")
     assert main(["submit", "--storage", "/shared", "--", "train", "t.yaml"]) == 2
     assert "Error: data.jsonl is excluded from the upload by a" in capsys.readouterr().err

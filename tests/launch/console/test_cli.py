@@ -1,4 +1,4 @@
-"""How a command ends: one sentence for what the user can put right, a traceback for defects."""
+"""Errors of commands: one sentence for user errors, a traceback for bugs; parsing of arguments."""
 
 import errno
 import os

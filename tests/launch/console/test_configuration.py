@@ -24,7 +24,7 @@ from tests.policies.settings.test_yaml12 import AWKWARD
 TEXTS = [
     name for name, field in Settings.model_fields.items() if str in (field.annotation, *get_args(field.annotation))
 ]
-"""The settings that are text."""
+"""Settings with text values."""
 
 
 @pytest.mark.parametrize("name", presets())
@@ -98,7 +98,7 @@ def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_d
         "grad_clip": None,
     }
     assert (code["kl_target"], code["kl_horizon"], code["exchange_period"]) == (6.0, 10000, 5)
-    assert resolve("imdb-paper-compat", [], []).report_kl_coef == 0.3  # which no controller moves
+    assert resolve("imdb-paper-compat", [], []).report_kl_coef == 0.3  # not changed by a controller
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,9 @@ def test_a_very_long_value_is_truncated_in_messages() -> None:
 
 @pytest.mark.parametrize("first", range(len(AWKWARD)))
 def test_every_text_round_trips_through_a_settings_file(first: int, tmp_path: Path) -> None:
-    texts = dict(zip(TEXTS, AWKWARD[first:] + AWKWARD[:first], strict=False))  # in its turn, each setting has each text
+    texts = dict(
+        zip(TEXTS, AWKWARD[first:] + AWKWARD[:first], strict=False)
+    )  # over all cases, each setting has each text
     settings = Settings().model_copy(update=texts)
     (tmp_path / "saved.yaml").write_text(as_yaml(settings), encoding="utf-8")
     assert read_file(tmp_path / "saved.yaml") == settings.model_dump()

@@ -1,4 +1,4 @@
-"""What an error says to the user, freed of what Ray wraps it in."""
+"""Messages of errors, without Ray's wrappers."""
 
 import pickle
 
@@ -15,7 +15,7 @@ from policies.models.model_check import ModelError
     [
         (ModelError("no such layer"), "no such layer"),
         (EngineStartError("vLLM did not start"), "vLLM did not start"),
-        (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # a trial's learner
+        (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # as of a trial's learner
         (
             MemoryError(),
             "Out of memory: MemoryError. Lower micro_batch_size, max_prompt_tokens or max_response_tokens.",

@@ -1,4 +1,4 @@
-"""`~` at the start of a path is the home directory wherever a path is taken; no folder is ever called `~`."""
+"""`~` at the start of a path is expanded to the home directory everywhere; no folder `~` is ever created."""
 
 import json
 from pathlib import Path

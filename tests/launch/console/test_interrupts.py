@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM are a run's while it trains, and its caller's before and after."""
+"""Signal handling during training, and restoring the caller's handlers."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from launch.console.interrupts import SIGNALS, Interrupts, hangup_blocked, stop_
 
 @pytest.fixture
 def received() -> Iterator[list[int]]:
-    """What the handlers of whoever calls hear."""
+    """Signals received by the caller's handlers."""
     received: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
     yield received
@@ -23,7 +23,7 @@ def received() -> Iterator[list[int]]:
 def test_signal_handlers_are_restored_on_exit(received: list[int]) -> None:
     with Interrupts(lambda: None) as interrupts:
         interrupts.training = True
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as libraries take it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some libraries do
         interrupts.install()
         signal.raise_signal(signal.SIGTERM)
     assert (interrupts.requested, received) == (signal.SIGTERM, [])

@@ -1,4 +1,4 @@
-"""What a run says and what libraries print go different ways, where a notebook has put streams of its own, too."""
+"""Separating a run's progress from library output, also in notebooks, and output that cannot be written."""
 
 import io
 import os

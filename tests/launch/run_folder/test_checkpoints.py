@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, whenever the process is killed."""
+"""Checkpoints are atomic, whenever the process is killed."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_a_kill_during_a_save_keeps_the_previous_checkpoint(tmp_path: Path) -> N
     process.communicate()
     assert checkpoints.latest() == (1, previous)
     assert (previous / "deep" / "weights").read_text() == "whole"
-    assert len(names(tmp_path)) == 2  # the killed one is there, under a name that is no checkpoint's
+    assert len(names(tmp_path)) == 2  # the unfinished one has another name
 
     checkpoints.clean()
     assert names(tmp_path) == ["update_000001"]

@@ -1,4 +1,4 @@
-"""What a result was made with, where what is asked hangs, fails or is not there."""
+"""Recording versions and hardware, even if the queried programs hang, fail or are missing."""
 
 import subprocess
 import time
@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 def write_programs(folder: Path, script: str) -> None:
-    """Puts programs in the place of those that are asked."""
+    """Creates scripts that replace the queried programs."""
     for name in ("git", "nvidia-smi"):
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)

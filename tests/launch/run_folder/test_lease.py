@@ -1,4 +1,4 @@
-"""A run in storage that no lock reaches: one process trains it, and a killed one keeps nobody out for long."""
+"""Leases: one process trains a run in storage without locks, and others can take over soon after a kill."""
 
 import json
 import os
@@ -33,7 +33,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def path(home: Path, tmp_path: Path) -> Path:
-    """Where a run is stored, by a file system that `pyarrow` does not know for this machine's own."""
+    """Folder of a stored run, accessed through a file system that `pyarrow` does not treat as local."""
     return tmp_path / "bucket" / "run"
 
 
@@ -46,7 +46,7 @@ def stored(path: Path, upload: bool = True) -> Run:
 
 
 def killed_holder(path: Path) -> int:
-    """Lets a process open a run, kills it, and returns its number."""
+    """Starts a process that opens a run, kills it, and returns its process id."""
     stored(path).unlock()
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, uri_of(path)],
@@ -75,7 +75,7 @@ def test_a_run_trained_by_another_machine_is_rejected_with_its_process(path: Pat
     run.upload()
     run.unlock()
     with on_another_machine(tmp_path):
-        other = Run.open(uri_of(path))  # at once
+        other = Run.open(uri_of(path))  # without waiting
         assert other.latest_checkpoint() == 9
         other.unlock()
 
@@ -103,7 +103,7 @@ def test_after_a_kill_the_same_machine_resumes_at_once_and_others_after_a_while(
     killed_holder(path)
     with on_another_machine(tmp_path):
         monkeypatch.setattr(lease, "STALE", 3.0)
-        other = _find(uri_of(path))  # `--continue`, where nobody may be there to ask again
+        other = _find(uri_of(path))  # `--continue` retries, as in unattended jobs
         assert other is not None and other.latest_checkpoint() == 6
         other.unlock()
     assert capsys.readouterr().err.count("Warning: ") == 1
@@ -127,7 +127,7 @@ def test_a_process_that_lost_its_lease_writes_nothing_more_to_storage_and_keeps_
         run.finalize_upload()
     run.unlock()
     assert (path / "metrics.jsonl").read_bytes() == before and len(run.updates()) == 8
-    other.upload()  # who lost the lease gave back none
+    other.upload()  # the process that lost the lease did not release it
     other.unlock()
 
 
@@ -146,7 +146,7 @@ def test_if_two_processes_take_a_free_run_at_once_the_first_writer_stops_at_its_
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Lease, "_owner", lambda self: None)  # each has looked before the other has written
+        patch.setattr(Lease, "_owner", lambda self: None)  # each reads the lease before the other has written it
         run = stored(path, upload=False)
         with on_another_machine(tmp_path):
             other = Run.create(uri_of(path))
@@ -178,7 +178,7 @@ def test_aborting_a_run_that_was_taken_over_does_not_remove_the_other_process_s_
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Lease, "_owner", lambda self: None)  # each has looked before the other has written
+        patch.setattr(Lease, "_owner", lambda self: None)  # each reads the lease before the other has written it
         run = Run.create(uri_of(path))
         with on_another_machine(tmp_path):
             other = Run.create(uri_of(path))

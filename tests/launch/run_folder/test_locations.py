@@ -1,4 +1,4 @@
-"""Where modules of a run's functions are found by a process that looks at several runs."""
+"""Importing the modules of several runs' functions in one process."""
 
 import os
 import sys

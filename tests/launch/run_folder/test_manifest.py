@@ -1,4 +1,4 @@
-"""Checkpoints that were damaged after they were written, or by another version, are noticed before they are loaded."""
+"""Damaged checkpoints, and those of another format, are detected before they are loaded."""
 
 import json
 from collections.abc import Callable

@@ -70,7 +70,7 @@ def test_a_run_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
 
 def test_incomplete_first_files_are_replaced(tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.new").write_text("task: im")
-    Run.create(tmp_path).unlock()  # killed before there was a run
+    Run.create(tmp_path).unlock()  # killed before the run started
     record(tmp_path, SETTINGS, updates=[]).unlock()
     (tmp_path / ".sources.json.new").write_text('{"llms": ')
     run = Run.create(tmp_path)

@@ -1,7 +1,7 @@
-"""A run in a bucket: S3's protocol, spoken by moto's server.
+"""A run in an S3 bucket, with moto's server.
 
 `pip install 'moto[server]>=5.2.5'`, or MOTO_SERVER=its path.
-Others may not finish an upload (5.2.1 does not, for pyarrow 26).
+Older versions may not finish an upload (5.2.1 does not with pyarrow 26).
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.launch.training.test_training import BREVITY, SMALL
 
 SERVER = os.environ.get("MOTO_SERVER") or shutil.which("moto_server")
 STARTS = 60.0
-"""Seconds that the server may take to answer."""
+"""Seconds for the server to start."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(SERVER is None, reason="moto's server is not installed")]
 
@@ -41,7 +41,7 @@ def bucket() -> Iterator[tuple[S3FileSystem, str]]:
                 socket.create_connection((host, port)).close()
                 break
             except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, "moto's server does not start"
+                assert process.poll() is None and time.monotonic() < deadline, "moto's server did not start"
                 time.sleep(0.2)
         filesystem = S3FileSystem(
             access_key="key", secret_key="word", endpoint_override=address, scheme="http", allow_bucket_creation=True
@@ -51,7 +51,7 @@ def bucket() -> Iterator[tuple[S3FileSystem, str]]:
             with filesystem.open_output_stream("bucket/trial") as trial:
                 trial.write(b"x")
         except OSError as error:
-            pytest.skip(f"this version of moto's server takes no uploads: {error}")
+            pytest.skip(f"this version of moto's server does not accept uploads: {error}")
         yield filesystem, f"s3://bucket/run?endpoint_override={address}&scheme=http"
     finally:
         process.kill()

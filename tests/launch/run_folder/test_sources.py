@@ -1,4 +1,4 @@
-"""What a run is made from, recorded and compared: queries, models, tokenizers, templates and code."""
+"""Recording and comparing a run's sources: queries, models, tokenizers, templates and code."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def write_rows(rows: list[dict[str, object]], name: str = "q.jsonl") -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, small_model: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with data, a reward and a model, which is the present one."""
+    """The working directory, with data, a reward and a model."""
     monkeypatch.chdir(tmp_path)
     write_rows(list(ROWS))
     Path("mine.py").write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
@@ -71,13 +71,13 @@ def test_sources_round_trip_and_a_damaged_file_is_reported(folder: Path) -> None
     recorded.write(folder)
     assert Sources.read(folder) == recorded
     assert recorded.paths == {"q.jsonl": f"{folder}/q.jsonl", "m": f"{folder}/m", "mine:score": f"{folder}/mine.py"}
-    assert "film" not in (folder / "sources.json").read_text()  # checksums alone
+    assert "film" not in (folder / "sources.json").read_text()  # only checksums
     (folder / "sources.json").write_text('{"queries": {')
     with pytest.raises(CommandError, match=r"sources\.json is damaged"):
         Sources.read(folder)
     (folder / "sources.json").write_text(
         json.dumps({**asdict(recorded), "queries": {"train": "AAAA"}})
-    )  # another version's
+    )  # of another version
     with pytest.raises(CommandError, match=r"sources\.json is damaged, or another version .*--allow-changes\.$"):
         Sources.read(folder)
     (folder / "sources.json").unlink()
@@ -131,7 +131,7 @@ def test_objects_without_a_readable_value_do_not_change_a_checksum() -> None:
 
 
 def flip(name: str) -> Callable[[], None]:
-    """Writes other numbers into a file of the same size and time."""
+    """Returns a function that changes a tensor in the model's file."""
 
     def change() -> None:
         file = Path("m/model.safetensors")
@@ -188,7 +188,7 @@ def test_a_chat_template_is_compared_only_if_used(folder: Path) -> None:
     assert find_changes(chat, chat=True) == [
         ("chat_template", "The chat template of m has changed since training started")
     ]
-    assert find_changes(plain, chat=True) == find_changes(chat) == []  # an evaluation may use it, or not
+    assert find_changes(plain, chat=True) == find_changes(chat) == []  # an evaluation may or may not use it
 
 
 def test_only_the_replaced_one_of_two_models_is_reported(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder in storage: whole there at every moment, and what is copied from there."""
+"""Uploading a run's folder to storage atomically, and downloading it."""
 
 import contextlib
 import shutil
@@ -19,12 +19,12 @@ from tests.launch.run_folder.test_checkpoints import write
 
 SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
 RUN_FILES = ["*"]
-"""The files of a run beside its checkpoints."""
+"""The files of a run except its checkpoints."""
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run with checkpoints of the updates 3, 6, 9 and 12; 6 and 12 were evaluated, and 12 is better."""
+    """A run with checkpoints of updates 3, 6, 9 and 12. Updates 6 and 12 were evaluated; 12 is better."""
     run = record(tmp_path / "run", SETTINGS)
     for update in (3, 6, 9, 12):
         run.checkpoints.save(update, write)
@@ -51,7 +51,7 @@ def test_an_uploaded_run_is_downloaded_with_only_its_latest_checkpoint(
     storage.download_checkpoint(downloaded.path)
     assert downloaded.checkpoints.updates() == [12] and downloaded.checkpoints.choose(None)[0] == 12
 
-    # The other machine goes on: the best one stays although it never came here, what is older than two goes.
+    # The other machine resumes: the best checkpoint is kept although it was never downloaded; old ones are removed.
     downloaded.checkpoints.save(15, write)
     downloaded.metrics.append({"update": 15})
     storage.upload(downloaded.path, keep=2, best=3)
@@ -76,7 +76,7 @@ def test_a_copy_follows_storage_and_contains_only_the_requested_parts_of_a_check
     storage.download(copy.path, ["checkpoints/update_000009/**"])
     assert copy.checkpoints.choose("9")[0] == 9
 
-    # The run was set back and does update 9 anew; 12 is gone.
+    # The run resumed from update 8 and repeated update 9; update 12 is gone.
     shutil.rmtree(run.checkpoints.place(9))
     shutil.rmtree(run.checkpoints.place(12))
     run.checkpoints.save(9, lambda folder: write(folder, "new"))
@@ -109,7 +109,9 @@ def test_keys_that_would_escape_the_folder_are_ignored(run: Run, tmp_path: Path)
     storage.download(copy, REPORTED)
     storage.download(copy, ["checkpoints/update_000012/**"])
     storage.upload(run.path, keep=2, best=None)
-    assert files.get_file_info("bucket/run/checkpoints/../out/log.txt").is_file  # no folder of a checkpoint to remove
+    assert files.get_file_info(
+        "bucket/run/checkpoints/../out/log.txt"
+    ).is_file  # not a checkpoint's folder, so not removed
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
 
@@ -124,7 +126,7 @@ def test_a_star_in_a_pattern_matches_one_folder(run: Run, storage: Storage, tmp_
 
 
 class FailingFileSystem(fsspec.implementations.local.LocalFileSystem):
-    """A file system whose process is killed when it writes for the nth time, in the middle of a file if that is one."""
+    """A file system that fails at the nth write, like a kill; with `torn`, in the middle of a file."""
 
     cachable, protocol = False, "broken"
 
@@ -161,7 +163,7 @@ def test_an_upload_killed_at_any_object_leaves_no_checkpoint_that_looks_valid_bu
     for limit in range(200):
         path = tmp_path / f"storage{limit}"
         files = FailingFileSystem(limit, torn=not is_object_store)
-        if is_object_store:  # which has no folders
+        if is_object_store:  # object stores have no folders
             monkeypatch.setattr("launch.run_folder.storage.OBJECT_STORES", ("py::fsspec+broken",))
             for update in (3, 6, 9, 12):
                 (path / "checkpoints" / f"update_{update:06d}" / "deep").mkdir(parents=True)
@@ -183,7 +185,7 @@ def test_an_upload_killed_at_any_object_leaves_no_checkpoint_that_looks_valid_bu
 
 
 class CleanedFileSystem(fsspec.implementations.local.LocalFileSystem):
-    """A file system; another program removes a local file while that is being uploaded there."""
+    """A file system during whose uploads another program removes a local file."""
 
     cachable, protocol = False, "cleaned"
 
@@ -197,7 +199,7 @@ class CleanedFileSystem(fsspec.implementations.local.LocalFileSystem):
 
 
 def test_a_file_removed_during_its_upload_is_skipped(run: Run, tmp_path: Path) -> None:
-    removed = run.path / "a"  # the first
+    removed = run.path / "a"  # the first file to be uploaded
     removed.write_text("another library's")
     files = PyFileSystem(FSSpecHandler(CleanedFileSystem(removed)))
     storage = Storage("test://run", (files, str(tmp_path / "storage")))

@@ -1,4 +1,4 @@
-"""Runs in storage: all that a run needs to go on elsewhere."""
+"""Resuming runs in storage, on the same or another machine."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def test_a_run_is_resumed_from_storage_alone_and_leaves_no_local_copy(home: Path
     resumed.download_checkpoint()
     assert resumed.checkpoints.updates() == [6]
     resumed.unlock()
-    assert Run.open(path).checkpoints.updates() == [0, 6]  # a path is as good as its URI
+    assert Run.open(path).checkpoints.updates() == [0, 6]  # a path is equivalent to its URI
 
 
 def test_a_damaged_checkpoint_in_storage_is_reported_and_replaced_when_training_reaches_it_again(
@@ -47,7 +47,7 @@ def test_a_damaged_checkpoint_in_storage_is_reported_and_replaced_when_training_
     run.finalize_upload()
     run.unlock()
     (path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    for _ in range(2):  # nothing is removed from storage before training has gone on
+    for _ in range(2):  # nothing is removed from storage before training resumes
         resumed = Run.open(f"file://{path}")
         resumed.download_checkpoint()
         assert Storage(f"file://{path}").updates() == [0, 6]
@@ -95,7 +95,7 @@ def test_full_or_read_only_storage_keeps_its_state_and_is_updated_later(home: Pa
 
 def test_a_newer_run_in_storage_replaces_the_local_files_of_an_older_run(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
-    stored_run(path).unlock()  # ended without handing over: its local folder is still here
+    stored_run(path).unlock()  # its local folder still exists
     shutil.rmtree(path)
     with on_another_machine(tmp_path):
         stored_run(path, updates=4, saved=(0, 3)).unlock()
@@ -156,9 +156,9 @@ def test_a_folder_and_its_uri_are_the_same_run_with_one_writer(home: Path, tmp_p
     with pytest.raises(CommandError, match=f"^{path} is in use by another run"):
         Run.create(path)
     run.unlock()
-    owner = Owner("another", "elsewhere", 1, time.time())  # killed, as its lock of the folder says
+    owner = Owner("another", "elsewhere", 1, time.time())  # killed: it does not hold the folder's lock
     (path / ".lease").write_text(json.dumps(owner._asdict()))
-    Run.create(f"file://{path}").unlock()  # nothing was saved
+    Run.create(f"file://{path}").unlock()  # no checkpoint
     in_folder = Run.create(path)
     with pytest.raises(CommandError, match=f"^{path} is in use by another run"):
         Run.create(f"file://{path}")
@@ -199,7 +199,7 @@ def test_repeated_updates_replace_their_first_records_in_storage(home: Path, tmp
     for update in (7, 8, 9):
         run.metrics.append({"update": update, "seconds": 2.0})
     run.checkpoints.save(9, write)
-    run.unlock()  # storage could not be written until the end
+    run.unlock()  # as if storage had not been writable until the end
     resumed = Run.open(f"file://{path}")
     assert resumed.checkpoints.updates() == [0, 6, 9] and len(resumed.updates()) == 10
     assert Run.open(path).updates() == resumed.updates()
@@ -252,7 +252,7 @@ def test_curves_drawn_after_the_last_checkpoint_are_uploaded_later_if_storage_fa
 
 @pytest.fixture(params=["--resume", "--continue"])
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """`cory train` of what `stored_run` made, if that was to do 6 updates."""
+    """Arguments of `cory train` that resume a finished `stored_run` of 6 updates."""
     uri, settings = f"file://{tmp_path / 'storage' / 'run'}", tmp_path / "same.yaml"
     settings.write_text(as_yaml(SETTINGS.model_copy(update={"num_updates": 6})))
     return (
@@ -280,7 +280,7 @@ def test_resuming_a_finished_run_in_storage_says_so_and_leaves_no_local_files(
     assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
     run_files = [name for name in downloads if not name.startswith("checkpoints/")]
     assert sorted(run_files) == ["config.yaml", "metrics.jsonl", "run.id"]
-    assert (downloads == run_files) == (command[0] != "--resume")  # which looks whether it is whole
+    assert (downloads == run_files) == (command[0] != "--resume")  # --resume verifies the checkpoint
     assert not list((home / "cory-rllib" / "runs").iterdir())
 
 

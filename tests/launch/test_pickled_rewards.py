@@ -1,4 +1,4 @@
-"""The code of a reward that was given as a function stays in the run's folder: what others read has its name."""
+"""Rewards given as functions: only the run's folder has their code; all other output has their names."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from tests.launch.conftest import record
 
 
 def settings(length: int, more: Sequence[str] = ()) -> Settings:
-    """With a reward of this module's own, which no module's attribute is."""
+    """Returns settings with a local function as the reward."""
 
     def near(completions: list[str]) -> list[float]:
         return [-abs(len(text) - length) for text in completions]
@@ -33,7 +33,7 @@ def settings(length: int, more: Sequence[str] = ()) -> Settings:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    """Of two rewards with one name."""
+    """Runs with two different rewards of the same name."""
     recorded = [record(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
     for run in recorded:
         run.checkpoints.save(6, lambda folder: (folder / "file").touch())

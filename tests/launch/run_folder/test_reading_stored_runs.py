@@ -1,4 +1,4 @@
-"""Runs in storage as commands read them, which train nothing."""
+"""Reading runs in storage by commands that do not train."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ from tests.launch.run_folder.test_checkpoints import write
 
 @pytest.fixture
 def bucket(home: Path, tmp_path: Path, policies_run: Run) -> Path:
-    """Where a run of 6 updates is stored, by a file system that `pyarrow` does not know for this machine's own."""
+    """Folder of a stored run of 6 updates, accessed through a file system that `pyarrow` does not treat as local."""
     path = tmp_path / "bucket" / "run"
     Storage(uri_of(path)).upload(policies_run.path, keep=2, best=5)
     return path
@@ -54,7 +54,7 @@ def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
     copies = {file: file.stat().st_ino for file in stored.folder.rglob("*.safetensors")}
     assert open_trained(uri_of(bucket)).weights("llm_1").keys() == local.weights("llm_1").keys()
     assert copies and {file: file.stat().st_ino for file in copies} == copies
-    assert read_run(f"file://{bucket}").path == bucket  # needs no copy
+    assert read_run(f"file://{bucket}").path == bucket  # read in place
 
 
 def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Path, tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Pa
     run.unlock()
     bucket, uri = tmp_path / "bucket" / "run", uri_of(tmp_path / "bucket" / "run")
     Storage(uri).upload(run.path, keep=1, best=None)
-    assert not read_run(uri).samples.read()  # whoever watches it needs none
+    assert not read_run(uri).samples.read()  # not needed for its status
     local, stored = report_of(run.path, "run"), report_of(uri, "run")
     assert stored == local and local.result.final and local.result.final["queries"] == 4
     assert local.result.samples
 
     (bucket / "final.json").unlink()
     stored = report_of(uri, "run")
-    assert stored.result.samples and stored.result.final and stored.result.final["queries"] == 0  # not known
+    assert stored.result.samples and stored.result.final and stored.result.final["queries"] == 0  # unknown
 
 
 def test_commands_accept_the_uri_of_a_run(
@@ -143,7 +143,7 @@ def test_missing_items_in_storage_are_reported_with_their_uris(
 
 
 def partly_stored_run(folder: Path) -> tuple[Run, list[Update], Storage]:
-    """A run of 12 updates of which storage has 3, with all the lines of its metrics."""
+    """Returns a run with 3 of 12 updates in storage, all of its metrics, and the storage."""
     run = record(folder / "run", SETTINGS, updates=range(4))
     storage = Storage(uri_of(folder / "bucket" / "run"))
     storage.upload(run.path, keep=2, best=None)
@@ -156,7 +156,7 @@ def test_watch_follows_a_run_in_storage_until_it_is_done(
     run, lines, storage = partly_stored_run(tmp_path)
 
     def train(seconds: float) -> None:
-        """What happens between two looks."""
+        """Trains four updates between two polls."""
         assert seconds == watch.STORAGE_SECONDS
         for line in lines[len(run.updates()) :][:4]:
             run.metrics.append(line)
