@@ -69,7 +69,7 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         with atomic_dir(self.place(update)) as unfinished:
             yield unfinished
-            manifest.write(unfinished)
+            manifest.write_manifest(unfinished)
 
     def name_best(self, update: int) -> None:
         """Points `best` to the checkpoint of an update, if that is saved."""

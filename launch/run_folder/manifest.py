@@ -26,7 +26,7 @@ def own_version() -> str:
         return "(a checkout)"
 
 
-def write(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Writes the manifest of all files in the folder."""
     entries = {"format": FORMAT, "cory-rllib": own_version(), "files": _checksums(folder)}
     (folder / NAME).write_text(json.dumps(entries, indent=1), encoding="utf-8")

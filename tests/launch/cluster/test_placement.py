@@ -18,12 +18,12 @@ def node(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custo
     return Node(name, cpus, [1.0] * gpus, custom, memory)
 
 
-def place(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
+def fill_nodes(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
     filled, shortfalls = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
     return {node.name: node.holds for node in filled}, shortfalls
 
 
-def cluster(*resources: dict[str, float]) -> list[Node]:
+def make_nodes(*resources: dict[str, float]) -> list[Node]:
     return [make_node(f"10.0.0.{number}", resource) for number, resource in enumerate(resources, 1)]
 
 
@@ -33,7 +33,7 @@ def test_processes_are_placed_on_nodes_with_their_resources() -> None:
         Process("learner", 1, 0, 1, {}),
         Process("driver", 1, 1, 0, {}),
     ]
-    placed, shortfalls = place(kinds, node("a"), node("b", gpus=1), node("c", sampling=2))
+    placed, shortfalls = fill_nodes(kinds, node("a"), node("b", gpus=1), node("c", sampling=2))
     assert shortfalls == []
     assert placed == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
 
@@ -50,15 +50,15 @@ def test_processes_are_placed_on_nodes_with_their_resources() -> None:
     ],
 )
 def test_missing_resources_are_reported(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
-    _, (shortfall,) = place([kind], *nodes)
+    _, (shortfall,) = fill_nodes([kind], *nodes)
     assert shortfall.left == left and reason in shortfall.reasons
 
 
 def test_fractions_of_a_resource_add_up() -> None:
     fifths = [Process("runner", 5, 0.2, 0.2, {"fast": 0.2})]
-    check_placement(fifths, cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+    check_placement(fifths, make_nodes({"CPU": 1, "GPU": 1, "fast": 1}))
     with pytest.raises(CommandError, match="1 of 6 runners"):
-        check_placement([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+        check_placement([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], make_nodes({"CPU": 1, "GPU": 1, "fast": 1}))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_a_run_that_does_not_fit_is_rejected_with_the_missing_resources(
 ) -> None:
     kinds = processes(make_settings({"num_runners": 1, **values}))
     with pytest.raises(CommandError, match=message):
-        check_placement(kinds, cluster(*nodes))
-    check_placement(kinds, cluster(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
+        check_placement(kinds, make_nodes(*nodes))
+    check_placement(kinds, make_nodes(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
 
 
 @pytest.mark.parametrize(

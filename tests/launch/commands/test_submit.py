@@ -17,7 +17,7 @@ from launch.console.errors import CommandError
 from launch.main import main
 from policies.settings import gpus
 from policies.settings.processes import Process
-from tests.launch.cluster.test_placement import cluster
+from tests.launch.cluster.test_placement import make_nodes
 from tests.launch.conftest import ENVIRONMENT
 
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
@@ -77,15 +77,15 @@ def test_a_run_that_a_cluster_cannot_place_is_rejected_with_the_missing_resource
     job_process: Process, nodes: list[dict[str, float]], message: str
 ) -> None:
     with pytest.raises(CommandError, match=message):
-        check_cluster(TRAIN, job_process, cluster(*nodes))
+        check_cluster(TRAIN, job_process, make_nodes(*nodes))
 
 
 def test_a_run_that_a_cluster_can_place_is_accepted() -> None:
-    check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # the driver requests no CPU
-    check_cluster(TRAIN, job(), cluster({"CPU": 0.0}, {"CPU": 4.0}))
-    check_cluster(TRAIN, job(cpus=2.0), cluster({"CPU": 6.0}))
+    check_cluster(TRAIN, job(), make_nodes({"CPU": 2.0}, {"CPU": 2.0}))  # the driver requests no CPU
+    check_cluster(TRAIN, job(), make_nodes({"CPU": 0.0}, {"CPU": 4.0}))
+    check_cluster(TRAIN, job(cpus=2.0), make_nodes({"CPU": 6.0}))
     check_cluster(TRAIN, job(), [])  # a head that has just started
-    check_cluster(["validate", "imdb"], job(tpu=1.0), cluster({"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}))
+    check_cluster(["validate", "imdb"], job(tpu=1.0), make_nodes({"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}))
 
 
 @pytest.mark.parametrize(
@@ -104,19 +104,19 @@ def test_a_job_s_resources_count_for_its_run_and_in_addition_to_its_search(
     name: str, words: list[str], job_process: Process, cpus: int, gpus: int
 ) -> None:
     command = [name, "imdb-tiny", "backend=transformers", *words]
-    check_cluster(command, job_process, cluster({"CPU": cpus, "GPU": gpus}))
+    check_cluster(command, job_process, make_nodes({"CPU": cpus, "GPU": gpus}))
     with pytest.raises(CommandError, match="has 0 CPUs left"):
-        check_cluster(command, job_process, cluster({"CPU": cpus - 1, "GPU": gpus}))
+        check_cluster(command, job_process, make_nodes({"CPU": cpus - 1, "GPU": gpus}))
     if gpus:
         with pytest.raises(CommandError, match=r"has [01] GPUs left"):
-            check_cluster(command, job_process, cluster({"CPU": cpus, "GPU": gpus - 1}))
+            check_cluster(command, job_process, make_nodes({"CPU": cpus, "GPU": gpus - 1}))
 
 
 @pytest.mark.parametrize("words", [["train"], ["tune", "--over", "lr=1e-5,1e-4"]])
 def test_a_local_gpu_does_not_affect_the_cluster_check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "has_gpu", lambda: not gpus._elsewhere.get())
     command = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
-    check_cluster(command, job(), cluster({"CPU": 8.0}))
+    check_cluster(command, job(), make_nodes({"CPU": 8.0}))
 
 
 def test_settings_files_are_included_in_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_settings_files_are_included_in_the_check(tmp_path: Path, monkeypatch: p
         [*search, "-c", "mine.yaml"],
     ):
         with pytest.raises(CommandError, match=r"of [24] learners"):
-            check_cluster(command, job(), cluster({"CPU": 2.0}))
+            check_cluster(command, job(), make_nodes({"CPU": 2.0}))
 
 
 @pytest.mark.parametrize("command", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
@@ -142,11 +142,11 @@ SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
 
 
 def test_a_search_that_a_cluster_cannot_place_is_rejected() -> None:
-    check_cluster(SEARCH, job(), cluster({"CPU": 2.0}, {"CPU": 3.0}))
+    check_cluster(SEARCH, job(), make_nodes({"CPU": 2.0}, {"CPU": 3.0}))
     with pytest.raises(CommandError, match=r"1 of 2 learners with CPU=1 .* beside 1 driver and 2 runners"):
-        check_cluster(SEARCH, job(), cluster({"CPU": 4.0}))
-    check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))  # at most two trials at once
-    check_cluster(["tune", "--resume", "/shared/period"], job(), cluster({"CPU": 1.0}))
+        check_cluster(SEARCH, job(), make_nodes({"CPU": 4.0}))
+    check_cluster([*SEARCH, "--concurrent", "2"], job(), make_nodes({"CPU": 6.0}))  # at most two trials at once
+    check_cluster(["tune", "--resume", "/shared/period"], job(), make_nodes({"CPU": 1.0}))
 
 
 def test_a_search_has_a_shared_folder_with_its_name_and_resumes_there() -> None:
