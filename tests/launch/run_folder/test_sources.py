@@ -44,7 +44,7 @@ def sources(**changes: object) -> Sources:
     return sources_of(settings, *load_task(settings))
 
 
-def find_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
+def list_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
     settings = make_settings({**VALUES, **changes})
     task, tokenizers = load_task(settings)
     return [
@@ -54,7 +54,7 @@ def find_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
 
 def test_moved_or_reformatted_sources_are_no_change(folder: Path) -> None:
     before = sources()
-    assert find_changes(before) == []
+    assert list_changes(before) == []
     elsewhere = folder / "elsewhere" / "other.csv"
     elsewhere.parent.mkdir()
     with elsewhere.open("w") as file:
@@ -63,7 +63,7 @@ def test_moved_or_reformatted_sources_are_no_change(folder: Path) -> None:
         table.writerows(ROWS)
     shutil.move("m", "elsewhere/m")
     (folder / "elsewhere" / "m" / "README.md").write_text("Mine.")
-    assert find_changes(before, data=str(elsewhere), model="elsewhere/m") == []
+    assert list_changes(before, data=str(elsewhere), model="elsewhere/m") == []
 
 
 def test_sources_round_trip_and_a_damaged_file_is_reported(folder: Path) -> None:
@@ -103,7 +103,7 @@ def test_splits_with_different_queries_are_reported(
 ) -> None:
     before = sources()
     write_rows(rows)
-    assert [part for part, _ in find_changes(before)] == expected
+    assert [part for part, _ in list_changes(before)] == expected
 
 
 def test_changed_held_out_data_is_reported_with_its_recorded_path(
@@ -116,7 +116,7 @@ def test_changed_held_out_data_is_reported_with_its_recorded_path(
     for name in ("m", "mine.py", "q.jsonl"):
         (folder / "elsewhere" / name).symlink_to(folder / name)
     write_rows([ROWS[0], OTHER, *ROWS[2:4]], "held.jsonl")
-    assert find_changes(before, eval_data="held.jsonl") == [
+    assert list_changes(before, eval_data="held.jsonl") == [
         (
             "test",
             f"held.jsonl has changed since training started with {folder}/held.jsonl: its test queries differ "
@@ -175,7 +175,7 @@ def test_a_replaced_model_or_tokenizer_is_reported(
 ) -> None:
     before = sources()
     change()
-    ((changed_part, message),) = find_changes(before)
+    ((changed_part, message),) = list_changes(before)
     assert changed_part == part and text in message
 
 
@@ -184,11 +184,11 @@ def test_a_chat_template_is_compared_only_if_used(folder: Path) -> None:
     Path("m/chat_template.jinja").write_text(template)
     plain, chat = sources(), sources(chat=True)
     Path("m/chat_template.jinja").write_text(f"{template}!")
-    assert find_changes(plain) == []
-    assert find_changes(chat, chat=True) == [
+    assert list_changes(plain) == []
+    assert list_changes(chat, chat=True) == [
         ("chat_template", "The chat template of m has changed since training started")
     ]
-    assert find_changes(plain, chat=True) == find_changes(chat) == []  # an evaluation may or may not use it
+    assert list_changes(plain, chat=True) == list_changes(chat) == []  # an evaluation may or may not use it
 
 
 def test_only_the_replaced_one_of_two_models_is_reported(folder: Path) -> None:
@@ -196,7 +196,7 @@ def test_only_the_replaced_one_of_two_models_is_reported(folder: Path) -> None:
     values = {"model": ["n", "m"], "average_period": None}
     before = sources(**values)
     flip("transformer.wpe.weight")()
-    assert find_changes(before, **values) == [("model", "The model m has changed since training started")]
+    assert list_changes(before, **values) == [("model", "The model m has changed since training started")]
 
 
 def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_as_a_model(
@@ -250,10 +250,10 @@ def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_
     }
     values["reward"] = ["mine:score", "cory_env.rewards.answer:last_is_right"]
     before = sources(**values)
-    assert find_changes(before, **values) == []
+    assert list_changes(before, **values) == []
     for name in ("mine.py", "their_task.py", "their_credit.py"):
         Path(name).write_text(Path(name).read_text() + "# corrected\n")
-    assert find_changes(before, **values) == [
+    assert list_changes(before, **values) == [
         ("function", f"The code of {name} has changed")
         for name in ("mine:score", "their_credit:pay", "their_task:reviews")
     ]
@@ -269,7 +269,7 @@ def test_files_in_a_reward_s_settings_belong_to_its_code(folder: Path) -> None:
     Path("mine.py").write_text("def score(completions, words):\n    return [0.0 for _ in completions]\n")
     before = sources(reward="mine:score?words=words.txt")
     Path("words.txt").write_text("bad")
-    assert find_changes(before, reward="mine:score?words=words.txt") == [
+    assert list_changes(before, reward="mine:score?words=words.txt") == [
         ("function", "The code of mine:score?words=words.txt has changed")
     ]
 
@@ -278,7 +278,7 @@ def test_changed_templates_of_the_task_are_reported(folder: Path) -> None:
     before = sources()
     assert before.task is not None
     older = Sources(**{**before.__dict__, "task": {**before.task, "prompt_template": "Q: {query}"}})
-    assert find_changes(older) == [("prompts", "The task's prompt_template changed")]
+    assert list_changes(older) == [("prompts", "The task's prompt_template changed")]
 
 
 def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
         "The held-out figures up to update 5 do not compare with later ones, nor does `best`.",
     ]
     later = now.continuing(before, settings, allowed, 5)
-    assert find_changes(later) == []
+    assert list_changes(later) == []
     assert [(change["update"], change["part"]) for change in later.changes] == [(5, "train"), (5, "validation")]
 
 
