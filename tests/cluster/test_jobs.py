@@ -87,8 +87,8 @@ from launch.commands import train
 from launch.console.credentials import worker_runtime_env
 
 ray.init(runtime_env=worker_runtime_env())
-told = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
-print("a worker has", ray.get(told.remote()), flush=True)
+secret = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
+print("a worker has", ray.get(secret.remote()), flush=True)
 raise SystemExit(main(["train", "imdb-tiny"]))
 """
 

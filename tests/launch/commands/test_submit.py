@@ -220,10 +220,10 @@ NODE = """
 import os, sys
 from launch.console.credentials import worker_runtime_env
 
-told = worker_runtime_env()
+runtime_env = worker_runtime_env()
 os.environ["HOME"] = sys.argv[1]  # of the new node
 import ray
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=told)
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=runtime_env)
 print(ray.get(ray.remote(lambda: os.environ["HF_TOKEN"]).remote()))
 """
 
