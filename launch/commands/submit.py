@@ -19,7 +19,7 @@ from launch.cluster import placement
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT, cluster_errors, connect, list_cluster_nodes
 from launch.cluster.jobs import check_no_active_job, follow_job
 from launch.cluster.upload import check_size, check_uploaded, uploaded_sizes
-from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parse_command, path_or_uri
+from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parsed, path_or_uri
 from launch.console.credentials import SECRETS_VARIABLE, find_secret, is_secret
 from launch.console.errors import CommandError
 from policies.settings.processes import Process
@@ -140,7 +140,7 @@ def job_command(words: Sequence[str], name: str | None, storage: str | None) -> 
     from launch.console.configuration import split_words
     from launch.run_folder.storage import check_location, is_uri, join_location
 
-    kind, options = OUTPUT_KINDS[words[0]], parse_command(words[0], words[1:])
+    kind, options = OUTPUT_KINDS[words[0]], parsed(words[0], words[1:])
     explicit = str(options.out or options.resume or "")
     if bool(explicit) == bool(storage):
         raise CommandError(f"Set the location of the {kind} once: --storage, or --out or --resume after `--`.")
@@ -261,7 +261,7 @@ def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[placemen
     placement.check_placement([job], cluster)
     if words[0] not in OUTPUT_KINDS:
         return
-    options = parse_command(words[0], words[1:])
+    options = parsed(words[0], words[1:])
     if options.resume:
         return  # its settings are in storage, so the driver checks the placement
     from policies.settings.gpus import run_elsewhere

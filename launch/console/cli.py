@@ -101,7 +101,7 @@ def command(name: str) -> Any:
     return typer.main.get_command(app)
 
 
-def parse_command(name: str, words: Sequence[str]) -> SimpleNamespace:
+def parsed(name: str, words: Sequence[str]) -> SimpleNamespace:
     """Parses a command's arguments without running it. Invalid arguments end the process as usual.
 
     Args:

@@ -22,7 +22,7 @@ from launch.experiments.measures import (
     paired,
 )
 from launch.report.runs import Arm, Run
-from launch.run_folder.records import Evaluation, HealthWarning, argmax_update
+from launch.run_folder.records import Evaluation, HealthWarning, highest
 
 COMBINED = metric_format("combined_reward").pattern
 
@@ -158,7 +158,7 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
     times = [
         line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in run.updates if "seconds" in line
     ]
-    at_best = argmax_update(
+    at_best = highest(
         {line["update"]: line["evaluation"][MEAN]["combined_reward"] for line in run.updates if "evaluation" in line}
     )
     final = run.result.final

@@ -122,7 +122,7 @@ def mean_over_policies(policies: Sequence[Figures]) -> Figures:
     return means
 
 
-def argmax_update(values: Mapping[int, float | None]) -> tuple[int, float] | None:
+def highest(values: Mapping[int, float | None]) -> tuple[int, float] | None:
     """Returns the update with the highest value, and the value; the first if equal; None if all values are None."""
     scores = {update: value for update, value in values.items() if value is not None}
     update = max(scores, key=lambda update: scores[update]) if scores else None
@@ -143,4 +143,4 @@ def to_json(value: object) -> object:
 
 def best_evaluation(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
     """Returns the update with the best held-out score (see `select_by`), and the score; the earliest if equal."""
-    return argmax_update({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})
+    return highest({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})

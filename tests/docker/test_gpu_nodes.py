@@ -14,7 +14,7 @@ from benchmarks.roofline import MODELS
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT
 from launch.cluster.placement import Node, pack
 from launch.commands.plan import estimate
-from launch.console.cli import parse_command
+from launch.console.cli import parsed
 from launch.console.configuration import resolve
 from policies.settings.memory import shapes
 from policies.settings.processes import processes
@@ -37,7 +37,7 @@ def gpus(name: str, cpus: int, memory: float, count: int = 8) -> Node:
 def test_the_job_s_pods_hold_its_preset_and_one_of_them_the_smaller_one(tmp_path: Path) -> None:
     (job,) = manifests("rayjob-gpus.yaml")
     check_ray(job)
-    asked = parse_command("train", shlex.split(job["spec"]["entrypoint"])[2:])
+    asked = parsed("train", shlex.split(job["spec"]["entrypoint"])[2:])
     assert asked.continue_ and asked.words == ["gsm8k-qwen14b"] and asked.out.startswith("/runs/")
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     head, worker = (pod["containers"][0] for pod in pods(job))

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT
-from launch.console.cli import parse_command
+from launch.console.cli import parsed
 from launch.console.configuration import resolve
 from tests.docker.conftest import manifests, pins
 
@@ -138,7 +138,7 @@ def test_the_job_runs_a_command_that_exists_and_goes_on_in_the_same_folder() -> 
     (job,) = manifests("rayjob.yaml")
     cory, train, *words = shlex.split(job["spec"]["entrypoint"])
     assert (cory, train) == ("cory", "train")
-    asked = parse_command("train", words)
+    asked = parsed("train", words)
     assert asked.continue_ and asked.out.startswith("/runs/")
     preset, *pairs = asked.words
     assert resolve(preset, [], pairs).num_runners == 2

@@ -15,7 +15,7 @@ import pages
 import pytest
 import reference
 
-from launch.console.cli import COMMANDS, command, parse_command
+from launch.console.cli import COMMANDS, command, parsed
 from launch.console.configuration import split_words
 from launch.experiments.study import load, studies
 from policies.settings.files import presets
@@ -127,7 +127,7 @@ def test_every_command_among_the_recipes_is_one_that_would_be_taken() -> None:
     arms = {name: load(name).arms.keys() for name in studies()}
     for program, name, *words in map(shlex.split, commands):
         if program == "cory" and "…" not in words:
-            options = parse_command(name, words)
+            options = parsed(name, words)
             if name == "study":
                 study, *names = [word for word in options.words or () if "=" not in word]
                 assert set(names) <= arms[study], words

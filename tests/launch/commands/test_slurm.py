@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.nodes import wait_until
-from launch.console.cli import parse_command
+from launch.console.cli import parsed
 from launch.console.configuration import resolve
 from tests.launch.conftest import CHECKOUT
 
@@ -62,7 +62,7 @@ def test_a_node_each_joins_the_cluster_and_the_run_goes_on_where_it_was_and_give
         assert how in line and "--cpus-per-task=2" in line
     (trained,) = [line for line in called if line.startswith("cory")]
     assert trained == f"cory train {EXAMPLE} --continue"
-    asked = parse_command("train", trained.split()[2:])
+    asked = parsed("train", trained.split()[2:])
     assert asked.continue_ and asked.out == "/shared/runs/one"
     preset, *pairs = asked.words
     assert resolve(preset, [], pairs).num_runners == 4

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launch.commands.tune import read_search
-from launch.console.cli import parse_command
+from launch.console.cli import parsed
 from launch.console.errors import CommandError
 from launch.experiments.search import Search, check_same, is_resumable, read_reports
 from launch.experiments.space import pin_objective, read_axes
@@ -213,16 +213,14 @@ def test_a_search_by_optuna_that_cannot_be_is_refused(words: tuple[str, ...], sa
     pytest.importorskip("optuna")
     with pytest.raises(CommandError, match=re.escape(says)):
         read_search(
-            parse_command("tune", ["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words])
+            parsed("tune", ["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words])
         )
 
 
 def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     axes = ["--over", "lr=log:1e-5:1e-1", "--over", "num_epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
-    search, _ = read_search(
-        parse_command("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"])
-    )
+    search, _ = read_search(parsed("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"]))
     assert search.trials == 9
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search

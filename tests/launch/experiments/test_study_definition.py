@@ -26,7 +26,7 @@ def test_an_arm_trains_with_what_it_says_it_differs_in_and_with_nothing_else(nam
 
 
 @pytest.mark.parametrize("name", ["imdb", "arithmetic"])
-def test_ppo_and_cory_differ_only_in_the_number_of_agents(name: str) -> None:
+def test_ppo_and_cory_differ_in_the_number_of_agents_alone(name: str) -> None:
     study = SHIPPED[name]
     cory, ppo = (study.settings(study.arms[arm], 4) for arm in ("cory", "ppo"))
     assert changed_settings(cory, ppo) == ["num_agents"]
