@@ -48,7 +48,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder
     with pytest.raises(CommandError, match="no checkpoint to go on from"):
         reopen(run, SETTINGS, "cory train")
     run.unlock()
-    with pytest.raises(CommandError, match="name another folder"):
+    with pytest.raises(CommandError, match="choose another folder"):
         Run.create(run.path)
 
 

@@ -206,7 +206,7 @@ def test_a_task_of_the_user_s_own_prompts_as_it_did_in_another_folder_and_withou
 def test_without_its_model_a_run_says_where_it_was(elsewhere: Path, project: Path) -> None:
     shutil.move(project / "m", elsewhere / "n")
     with pytest.raises(
-        CommandError, match=rf"model=m: there is no m in {elsewhere} nor in {project}, where .* folder that"
+        CommandError, match=rf"model=m: m was found neither in {elsewhere} nor in {project}, where .* in its folder"
     ):
         open_trained("../project/run")
     shutil.move(elsewhere / "n", elsewhere / "m")
@@ -235,7 +235,7 @@ def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, projec
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()
-    with pytest.raises(CommandError, match=r"data=q\.jsonl: there is no q\.jsonl"):
+    with pytest.raises(CommandError, match=r"data=q\.jsonl: q\.jsonl was found neither"):
         settings()
     assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
 
