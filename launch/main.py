@@ -1,6 +1,6 @@
-"""The `cory` command, which `python -m cory_rllib` is, too."""
+"""The `cory` command, also available as `python -m cory_rllib`."""
 
-if __name__ == "__main__":  # before imports that a user's own `policies.py` could take over
+if __name__ == "__main__":  # before imports that a user's `policies.py` could shadow
     import runpy
 
     runpy.run_module("cory_rllib", run_name="__main__")
@@ -17,13 +17,13 @@ import typer
 from launch.console.cli import Commands
 from launch.console.output import OutputError, prepare_streams
 
-UNREAD = 128 + signal.SIGPIPE
+BROKEN_PIPE = 128 + signal.SIGPIPE
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(enabled: bool) -> None:
+    if enabled:
         print(version("cory-rllib"))
         raise typer.Exit
 
@@ -31,37 +31,40 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def cory(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Reinforcement fine-tuning of language models by several cooperating copies of the model.
 
-    `cory train` trains two agents on film reviews, offline, in a few minutes on two cores. `cory COMMAND --help` says
-    more about a command.
+    `cory train` trains two agents on film reviews, offline, in a few minutes on two cores. `cory COMMAND --help`
+    describes a command.
     """
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command.
 
+    Args:
+        argv: the arguments; None: those of the process.
+
     Returns:
-        The command's exit code; 2 when there is no such command, or the output cannot be written; 141 if nobody reads
-        on, as in `cory plan | head`.
+        The command's exit code; 2 if the command is unknown or the output cannot be written; 141 if the output's reader
+        has closed the pipe, as in `cory plan | head`.
     """
-    atexit.register(gc.freeze)  # else Python's end walks over all that torch and Ray hold, which takes seconds
+    atexit.register(gc.freeze)  # otherwise a garbage collection of torch and Ray takes seconds at exit
     prepare_streams()
     try:
         try:
             app(argv, prog_name="cory")
             code = 0
-        except SystemExit as ended:
-            if isinstance(ended.code, str):
-                print(ended.code, file=sys.stderr)
-            code = 1 if isinstance(ended.code, str) else ended.code or 0
+        except SystemExit as system_exit:
+            if isinstance(system_exit.code, str):
+                print(system_exit.code, file=sys.stderr)
+            code = 1 if isinstance(system_exit.code, str) else system_exit.code or 0
         sys.stdout.flush()
     except OutputError as error:
         if isinstance(error.__cause__, BrokenPipeError):
-            return UNREAD
+            return BROKEN_PIPE
         print(f"Error: {error}", file=sys.stderr)
         return 2
     return code

@@ -1,6 +1,7 @@
-"""The order of the test files: the longest first, so that no process is left with one of them at the end.
+"""The order of the test files: the slowest first, so that none of them runs alone at the end.
 
-One thread per process, as several run at once: two threads each on two cores take twice the time.
+Each process uses one thread, because several processes run in parallel: with two threads each on two cores, the tests
+take twice as long.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # A script that starts the tests by `&` has them ignore Ctrl-C, and so would all processes that they start.
+    # A script that starts the tests with `&` makes them ignore Ctrl-C, which all their child processes would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST = (
+SLOWEST_FIRST = (
     "test_nodes_lost",
     "test_learner_killed",
     "test_scale",
@@ -49,26 +50,26 @@ LONGEST = (
     "test_chain_runner",
 )
 
-TOGETHER = {
+SAME_PROCESS = {
     "vllm": ("test_vllm_generator", "test_run_requests", "test_model_families", "test_weight_transfer"),
     "forked": (
         *("test_mesh", "test_sharding", "test_mesh_fp64", "test_saving", "test_policy_learner", "test_training"),
         *("test_evaluation", "test_study", "test_ending", "test_command_line"),
     ),
 }
-"""Files that run in one process, as importing vLLM takes some ten seconds, and what `tests.preloaded` imports eight."""
+"""Groups of files that run in one process: importing vLLM takes ten seconds, the modules of `tests.preloaded` eight."""
 
 
 @pytest.fixture(autouse=True)
 def import_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes back what commands that run in this process add to where modules are found."""
+    """Restores the import path after commands that run in this process have changed it."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
 
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a random GPT-2 that is smaller than the bundled one, with its tokenizer and some rows to spare."""
+    """Folder of a random GPT-2, smaller than the bundled model, with its tokenizer and 64 unused tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from cory_env.tokenizer import load_tokenizer
@@ -84,18 +85,20 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the files; the order inside each stays."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    """Sorts the test files; the order of tests in a file is kept."""
+    items.sort(
+        key=lambda item: SLOWEST_FIRST.index(item.path.stem) if item.path.stem in SLOWEST_FIRST else len(SLOWEST_FIRST)
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Keeps in one process what one file holds, and those of `TOGETHER`."""
+    """Runs the tests of a file, and of each group in `SAME_PROCESS`, in one process."""
     from xdist.scheduler import LoadFileScheduling
 
-    class Together(LoadFileScheduling):
+    class GroupedScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return next((group for group, names in TOGETHER.items() if Path(file).stem in names), file)
+            return next((group for group, names in SAME_PROCESS.items() if Path(file).stem in names), file)
 
-    return Together(config, log)
+    return GroupedScheduling(config, log)

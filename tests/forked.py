@@ -1,6 +1,6 @@
-"""Processes that are forked from one that has imported what learning and training need, which takes 8 seconds of CPU.
+"""Child processes forked from a server that has imported the modules for training, which saves 8 seconds of CPU each.
 
-Each is a process of its own in all else. What importing does is for tests that start a Python of their own.
+Otherwise they behave like new processes. Tests of the imports themselves start a new Python instead.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from torch.multiprocessing import start_processes
 
 
 def forking() -> ForkServerContext:
-    """The context that forks them, all from one process for each of the tests' own."""
+    """Returns the multiprocessing context with one fork server per test process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     return context
 
 
 def run_ranks(rank: Callable[..., None], count: int, *arguments: object) -> None:
-    """Calls `rank(number, *arguments)` in processes 0 … `count` - 1, and raises what one of them raises."""
+    """Calls `rank(index, *arguments)` in `count` processes, and raises the exception of any of them."""
     start_processes(rank, arguments, nprocs=count, start_method=forking().get_start_method())
 
 
 def forked(
-    call: Callable[..., int | None], *arguments: object, folder: Path, environment: Mapping[str, str], said: str = ""
+    call: Callable[..., int | None], *arguments: object, folder: Path, environment: Mapping[str, str], stdin: str = ""
 ) -> CompletedProcess[str]:
-    """Calls a function as a program of its own, which ends with what it returns.
+    """Calls a function in a child process, whose exit code is the function's result.
 
     Args:
-        call: the function, of a module.
-        arguments: that it takes.
-        folder: where it works.
-        environment: all its variables.
-        said: what it reads.
+        call: the function, defined at module level.
+        arguments: of the function.
+        folder: the working directory.
+        environment: all environment variables.
+        stdin: text for standard input.
     """
-    with tempfile.TemporaryDirectory() as own:
-        streams = [Path(own, name) for name in ("stdin", "stdout", "stderr")]
-        for stream, text in zip(streams, (said, "", ""), strict=True):
+    with tempfile.TemporaryDirectory() as temporary:
+        streams = [Path(temporary, name) for name in ("stdin", "stdout", "stderr")]
+        for stream, text in zip(streams, (stdin, "", ""), strict=True):
             stream.write_text(text)
-        process = forking().Process(target=_begin, args=(streams, folder, dict(environment), call, arguments))
+        process = forking().Process(target=_run_child, args=(streams, folder, dict(environment), call, arguments))
         process.start()
         process.join(240)
         if process.exitcode is None:
             process.kill()
             process.join()
-        _, told, errors = (stream.read_text() for stream in streams)
+        _, output, errors = (stream.read_text() for stream in streams)
         assert process.exitcode is not None
-        return CompletedProcess(call.__name__, process.exitcode, told, errors)
+        return CompletedProcess(call.__name__, process.exitcode, output, errors)
 
 
-def _begin(
+def _run_child(
     streams: list[Path],
     folder: Path,
     environment: dict[str, str],
     call: Callable[..., int | None],
     arguments: tuple[object, ...],
 ) -> None:
-    for number, stream in enumerate(streams):
-        os.dup2(os.open(stream, os.O_RDWR), number)
+    for descriptor, stream in enumerate(streams):
+        os.dup2(os.open(stream, os.O_RDWR), descriptor)
     sys.stdin = os.fdopen(0)
     os.environ.clear()
     os.environ.update(environment)
@@ -74,4 +74,4 @@ def _begin(
     try:
         raise SystemExit(call(*arguments))
     finally:
-        atexit._run_exitfuncs()  # which multiprocessing leaves out
+        atexit._run_exitfuncs()  # multiprocessing does not run them

@@ -1,4 +1,4 @@
-"""What processes that are forked (`tests.forked`) have imported, as quietly as the `cory` command does."""
+"""Preloaded imports of the fork server (`tests.forked`), with quiet libraries as in the `cory` command."""
 
 from importlib import import_module
 

@@ -1,4 +1,7 @@
-"""The house rules: imports run one way, rooms and files stay small. Every import counts, lazy and typing ones too."""
+"""Rules for the code's structure: imports only from lower layers, small folders, short files.
+
+Lazy imports and imports for typing count too.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-HOUSE = Path(__file__).parents[1]
-FLOORS = {
+ROOT = Path(__file__).parents[1]
+LAYERS = {
     "cory_rllib": ("", "__main__", "worker", "use", "runs"),
     "launch": (
         *("main", "commands", "report", "experiments", "serving", "models", "evaluation", "training"),
@@ -47,96 +50,100 @@ FLOORS = {
         "home",
     ),
 }
-"""Packages from the top down, and in each its rooms (folders) and the files beside them, from the top down; the package
-itself, "", at the bottom unless it says else."""
-FILES, COMMANDS, LINES = 15, 20, 400
-"""The most files of a room, of the room of commands, and lines of a file."""
+"""Packages from the highest layer to the lowest, each with its folders and top-level modules in the same order. The
+package itself, "", is the lowest layer by default."""
+MAX_FILES, MAX_COMMANDS, MAX_LINES = 15, 20, 400
+"""Maximum number of files per folder, of commands, and of lines per file."""
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the house, by its name; a folder's `__init__` by the folder's."""
-    found = {}
-    for package in FLOORS:
-        for file in sorted((HOUSE / package).rglob("*.py")):
-            parts = file.relative_to(HOUSE).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
+    """Returns the file of every module by module name; an `__init__` has the name of its package."""
+    files_by_name = {}
+    for package in LAYERS:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            files_by_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return files_by_name
 
 
 MODULES = modules()
 
 
 def imports(module: str) -> Iterator[str]:
-    """The modules of the house that a module imports, anywhere in its file."""
+    """Yields our modules that a module imports, anywhere in its file."""
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module is not None, f"{module} imports relatively"
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                if inner in MODULES or node.module in MODULES:
-                    yield inner if inner in MODULES else node.module
+                submodule = f"{node.module}.{alias.name}"
+                if submodule in MODULES or node.module in MODULES:
+                    yield submodule if submodule in MODULES else node.module
 
 
-ARROWS = {module: sorted(set(imports(module))) for module in MODULES}
+IMPORTS = {module: sorted(set(imports(module))) for module in MODULES}
 
 
-def floor(module: str) -> tuple[int, int]:
-    """Where a module stands: its package's place and its room's, smaller is higher up."""
-    package, _, rest = module.partition(".")
-    rooms = FLOORS[package]
-    room = rest.partition(".")[0]
-    assert not room or room in rooms, f"{module} stands on no floor: add its room to FLOORS"
-    return list(FLOORS).index(package), rooms.index(room) if room in rooms else len(rooms)
+def layer(module: str) -> tuple[int, int]:
+    """Returns the layer of a module as the indices of its package and its folder; smaller is higher."""
+    package, _, submodules = module.partition(".")
+    folders = LAYERS[package]
+    folder = submodules.partition(".")[0]
+    assert not folder or folder in folders, f"{module} has no layer: add its folder to LAYERS"
+    return list(LAYERS).index(package), folders.index(folder) if folder in folders else len(folders)
 
 
-def test_no_import_runs_from_a_lower_room_to_an_upper_one() -> None:
-    upward = [
-        f"{module} -> {other}" for module, others in ARROWS.items() for other in others if floor(other) < floor(module)
+def test_no_import_goes_from_a_lower_layer_to_a_higher_one() -> None:
+    violations = [
+        f"{module} -> {target}"
+        for module, imported in IMPORTS.items()
+        for target in imported
+        if layer(target) < layer(module)
     ]
-    assert not upward, upward
+    assert not violations, violations
 
 
-def test_no_imports_run_in_a_circle() -> None:
-    done: set[str] = set()
+def test_there_are_no_import_cycles() -> None:
+    visited: set[str] = set()
 
     def walk(module: str, path: tuple[str, ...]) -> None:
         assert module not in path, " -> ".join((*path[path.index(module) :], module))
-        if module not in done:
-            for other in ARROWS[module]:
-                if other != module:
-                    walk(other, (*path, module))
-            done.add(module)
+        if module not in visited:
+            for target in IMPORTS[module]:
+                if target != module:
+                    walk(target, (*path, module))
+            visited.add(module)
 
-    for module in ARROWS:
+    for module in IMPORTS:
         walk(module, ())
 
 
-def test_who_imports_one_file_of_a_room_does_not_import_them_all() -> None:
-    eager = [module for module, file in MODULES.items() if file.name == "__init__.py" and ARROWS[module]]
-    assert eager == ["cory_rllib", "cory_env.tasks"], eager  # which imports lazily; where `make_task` is
+def test_packages_do_not_import_their_modules() -> None:
+    importing_packages = [module for module, file in MODULES.items() if file.name == "__init__.py" and IMPORTS[module]]
+    # `cory_rllib` imports lazily, and `cory_env.tasks` defines `make_task`.
+    assert importing_packages == ["cory_rllib", "cory_env.tasks"], importing_packages
 
 
-def rooms() -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+def folders() -> dict[str, list[Path]]:
+    files_by_folder: dict[str, list[Path]] = {}
     for file in MODULES.values():
         if file.name != "__init__.py":
-            found.setdefault(file.parent.relative_to(HOUSE).as_posix(), []).append(file)
-    return found
+            files_by_folder.setdefault(file.parent.relative_to(ROOT).as_posix(), []).append(file)
+    return files_by_folder
 
 
-@pytest.mark.parametrize("room", sorted(rooms()))
-def test_a_room_tells_one_story(room: str) -> None:
-    assert len(rooms()[room]) <= (COMMANDS if room == "launch/commands" else FILES)
+@pytest.mark.parametrize("folder", sorted(folders()))
+def test_folders_are_small(folder: str) -> None:
+    assert len(folders()[folder]) <= (MAX_COMMANDS if folder == "launch/commands" else MAX_FILES)
 
 
 def test_files_are_short() -> None:
-    beside = [file for room in ("tests", "benchmarks") for file in (HOUSE / room).rglob("*.py")]
-    files = [*MODULES.values(), *(file for file in beside if not any(part[0] == "." for part in file.parts))]
-    long = {
-        str(file.relative_to(HOUSE)): count
+    other_files = [file for folder in ("tests", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    files = [*MODULES.values(), *(file for file in other_files if not any(part[0] == "." for part in file.parts))]
+    too_long = {
+        str(file.relative_to(ROOT)): count
         for file in files
-        if (count := len(file.read_text(encoding="utf-8").splitlines())) > LINES
+        if (count := len(file.read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
-    assert not long, long
+    assert not too_long, too_long

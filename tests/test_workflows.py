@@ -1,4 +1,4 @@
-"""The workflows of continuous integration: well-formed, and what they run is what the Makefile and the packages say."""
+"""The CI workflows are well-formed, and agree with the Makefile and the package metadata."""
 
 import subprocess
 import sys
@@ -19,31 +19,31 @@ def schema(file: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def jobs(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
-    return found
+    content: dict[str, Any] = yaml.safe_load((CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
+    return content
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
-def test_a_workflow_fits_the_schema_and_a_misspelt_one_would_not(file: Path, tmp_path: Path) -> None:
-    done = schema(file)
-    assert done.returncode == 0, done.stdout
-    wrong = tmp_path / file.name
-    wrong.write_text(file.read_text().replace("runs-on:", "run-on:"))
-    assert schema(wrong).returncode == 1
+def test_workflows_match_the_schema_and_a_misspelled_one_would_not(file: Path, tmp_path: Path) -> None:
+    result = schema(file)
+    assert result.returncode == 0, result.stdout
+    misspelled = tmp_path / file.name
+    misspelled.write_text(file.read_text().replace("runs-on:", "run-on:"))
+    assert schema(misspelled).returncode == 1
 
 
-def test_the_tests_run_by_the_makefile_on_every_python_that_the_package_names() -> None:
+def test_ci_runs_the_makefile_on_every_supported_python() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     prefix = "Programming Language :: Python :: 3."
-    named = [name.removeprefix(prefix[:-2]) for name in project["classifiers"] if name.startswith(prefix)]
-    assert set(named) <= set(jobs("test")["test"]["strategy"]["matrix"]["python"])
+    versions = [name.removeprefix(prefix[:-2]) for name in project["classifiers"] if name.startswith(prefix)]
+    assert set(versions) <= set(jobs("test")["test"]["strategy"]["matrix"]["python"])
     assert [step["run"] for step in jobs("test")["test"]["steps"] if "make" in step.get("run", "")] == [
         "make test PYTHON=python"
     ]
     assert jobs("test")["lint"]["steps"][-1]["run"] == "make lint PYTHON=python"
 
 
-def test_nothing_is_published_that_was_not_built_checked_and_tried() -> None:
+def test_publishing_requires_building_and_smoke_tests() -> None:
     release = jobs("release")
     assert [release[name].get("needs") for name in ("build", "smoke", "publish", "github")] == [
         None,

@@ -1,1 +1,1 @@
-"""Ray: a cluster's jobs and nodes, room for processes, sessions."""
+"""Ray: jobs and nodes of a cluster, placement of processes, sessions."""

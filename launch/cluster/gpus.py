@@ -1,4 +1,4 @@
-"""Whether the packages and the driver of this machine can compute where a run's settings say."""
+"""Checks that this machine's GPU driver and packages support the devices in a run's settings."""
 
 import os
 import sys
@@ -9,26 +9,26 @@ from policies.settings.settings import Settings
 
 
 def check_gpus(settings: Settings) -> None:
-    """Checks the devices of a run before anything is started, if it is to run on this machine.
+    """Checks the devices of a run on this machine before anything starts.
 
     On a cluster, each process checks its own device when it starts.
 
     Raises:
-        DeviceError: PyTorch cannot use a GPU that is asked for, or vLLM cannot generate on the device that it gets.
+        DeviceError: PyTorch cannot use a requested GPU, or vLLM cannot generate on its device.
     """
-    if any(name in os.environ for name in CLUSTER_VARIABLES) or _joined():
+    if any(name in os.environ for name in CLUSTER_VARIABLES) or _has_joined_cluster():
         return
     for name in GPU_SETTINGS:
         if value := getattr(settings, name):
-            from policies.generation.cuda import check_cuda  # brings torch along
+            from policies.generation.cuda import check_cuda  # imports torch
 
             check_cuda(name, value)
     if settings.backend == "vllm":
         check_vllm_build("cuda" if settings.gpus_per_runner else "cpu")
 
 
-def _joined() -> bool:
-    """Tells whether this process has joined a Ray cluster, which may be one of other machines."""
+def _has_joined_cluster() -> bool:
+    """Whether this process has joined a Ray cluster, possibly on other machines."""
     if "ray" not in sys.modules:
         return False
     import ray

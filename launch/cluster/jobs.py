@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: whether one is at work on a run, how it stands, and its output until it ends."""
+"""Jobs on a Ray cluster: detecting one that trains a run, polling its status, following its output."""
 
 import asyncio
 import sys
@@ -12,78 +12,86 @@ from launch.console.retry import RETRY_SECONDS, retry
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
-STOPPED = 143
-"""Exit code of a job that was stopped: what SIGTERM gives its driver."""
+STOPPED_EXIT_CODE = 143
+"""Exit code of a stopped job: that of a driver that SIGTERM ended."""
 
 
-def check_free(client: "JobSubmissionClient", place: str) -> None:
-    """Refuses a run or search that a job of this cluster is at work on.
+def check_no_active_job(client: "JobSubmissionClient", location: str) -> None:
+    """Checks that no job of the cluster writes to a run or search.
+
+    Args:
+        client: of the cluster.
+        location: folder or URI of the run or search.
 
     Raises:
-        CommandError: such a job, which is named.
-        ClusterUnavailableError: the cluster refuses to say, or is gone.
+        CommandError: such a job is active; the message has its id.
+        ClusterUnavailableError: the cluster rejects the request, or is unreachable.
     """
     with cluster_errors(client):
         jobs = client.list_jobs()
     for job in jobs:
         other = (job.metadata or {}).get("run")
-        if other and _path(other) == _path(place) and not job.status.is_terminal():
+        if other and _normalize_location(other) == _normalize_location(location) and not job.status.is_terminal():
             raise CommandError(
-                f"Job {job.submission_id} is at work on {place}. Follow it with `cory jobs logs "
-                f"{job.submission_id}`, or stop it first: `cory jobs stop {job.submission_id}`."
+                f"Job {job.submission_id} is already working on {location}. Follow it with `cory jobs logs "
+                f"{job.submission_id}`, or stop it first with `cory jobs stop {job.submission_id}`."
             )
 
 
-def _path(place: str) -> str:
-    """Returns a place such that a folder and its URI are the same."""
-    return place.removeprefix("file://").rstrip("/")
+def _normalize_location(location: str) -> str:
+    """Makes a folder and its file:// URI equal."""
+    return location.removeprefix("file://").rstrip("/")
 
 
-def details(client: "JobSubmissionClient", job: str) -> "JobDetails":
-    """Returns what the cluster knows about a job.
+def job_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
+    """Returns the details of a job.
 
     Raises:
-        CommandError: there is no such job.
-        ClusterUnavailableError: the cluster refuses to say, or is gone.
+        CommandError: the job does not exist.
+        ClusterUnavailableError: the cluster rejects the request, or is unreachable.
     """
     with cluster_errors(client, job):
         return client.get_job_info(job)
 
 
-def later_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
-    """Returns what the cluster knows about a job half a second later, or when it answers again.
+def poll_job_details(client: "JobSubmissionClient", job: str) -> "JobDetails":
+    """Returns the details of a job after half a second, with retries.
 
     Raises:
-        CommandError: there is no such job any more.
-        ClusterUnavailableError: the cluster does not say for `RETRY_SECONDS` seconds.
+        CommandError: the job no longer exists.
+        ClusterUnavailableError: the cluster has not responded for `RETRY_SECONDS`.
     """
 
-    def tell(error: Exception) -> None:
-        print(f"Warning: {error} Asking again for a minute.", file=sys.stderr, flush=True)
+    def warn(error: Exception) -> None:
+        print(f"Warning: {error} Retrying for a minute.", file=sys.stderr, flush=True)
 
     time.sleep(0.5)
-    return retry(lambda: details(client, job), RETRY_SECONDS, ClusterUnavailableError, tell)
+    return retry(lambda: job_details(client, job), RETRY_SECONDS, ClusterUnavailableError, warn)
 
 
-def follow(client: "JobSubmissionClient", job: str) -> int:
-    """Prints a job's output until it ends, and returns the exit code of its driver; 128 + that of a signal's number."""
-    info = details(client, job)
-    shown = asyncio.run(_print_from(client, job, 0))
+def follow_job(client: "JobSubmissionClient", job: str) -> int:
+    """Prints a job's output until it ends.
+
+    Returns:
+        The exit code of the job's driver; 128 + N if signal N ended it.
+    """
+    info = job_details(client, job)
+    position = asyncio.run(_print_logs_from(client, job, 0))
     while not info.status.is_terminal():
-        info = later_details(client, job)
-        shown = asyncio.run(_print_from(client, job, shown))
+        info = poll_job_details(client, job)
+        position = asyncio.run(_print_logs_from(client, job, position))
     if (code := info.driver_exit_code) is not None:
         return 128 - code if code < 0 else code
     if info.status.value == "STOPPED":
-        return STOPPED
+        return STOPPED_EXIT_CODE
     if info.status.value != "SUCCEEDED":
         print(f"Error: job {job} failed: {info.message}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _print_from(client: "JobSubmissionClient", job: str, shown: int) -> int:
-    """Prints a job's output after its first `shown` characters while it runs; returns how many there are now."""
+async def _print_logs_from(client: "JobSubmissionClient", job: str, start: int) -> int:
+    """Prints a job's output from character `start` on while the job runs; returns the position of the end."""
     import aiohttp
 
     position = 0
@@ -92,7 +100,7 @@ async def _print_from(client: "JobSubmissionClient", job: str, shown: int) -> in
         try:
             text = await anext(texts)
         except (aiohttp.ClientError, RuntimeError, OSError, StopAsyncIteration):
-            return max(shown, position)  # or the connection broke: whoever called asks how the job is
-        fresh = text[max(shown - position, 0) :]
+            return max(start, position)  # the connection may be broken: the caller checks the job's status
+        new_text = text[max(start - position, 0) :]
         position += len(text)
-        print(fresh, end="", flush=True)
+        print(new_text, end="", flush=True)

@@ -1,7 +1,7 @@
-"""Whether nodes have room for what a run asks of Ray: each process whole, on one node.
+"""Checks that the processes of a run fit on a cluster's nodes, each process on one node.
 
-Ray may start the processes of a run anywhere: they are actors by themselves, and in a trial of Tune bundles of one
-placement group, which is kept together only as far as that is possible. What nodes have counts, not what is free now.
+Ray may place the processes of a run on any nodes: they are separate actors, or in a Tune trial bundles of a placement
+group with the PACK strategy. The nodes' total resources count, not those that are free now.
 """
 
 from __future__ import annotations
@@ -18,72 +18,78 @@ if TYPE_CHECKING:
     from policies.settings.memory import Memory
 
 GB = 1e9
-ROUNDING = 1e-6
-"""By which parts of a resource may miss the whole."""
-SHOWN = 4
-"""Nodes that a refusal names."""
+TOLERANCE = 1e-6
+"""Tolerance for rounding errors of fractional resources."""
+MAX_SHOWN_NODES = 4
+"""Maximum number of nodes in an error message."""
 
 
 @dataclass
 class Node:
-    """What a node has left."""
+    """The remaining resources of a node."""
 
     name: str
     cpus: float
     gpus: list[float]
     custom: dict[str, float]
     memory: float
-    """Bytes that Ray may give out there."""
+    """Bytes of memory that Ray may allocate on the node."""
     gpu_memory: float | None = None
-    """Bytes of each GPU; None: not known from here."""
+    """Bytes per GPU; None: unknown."""
     holds: list[str] = field(default_factory=list)
+    """The processes placed on the node, such as `2 runners`."""
 
 
 class Shortfall(NamedTuple):
-    """Processes of one kind that find no room."""
+    """Processes of one kind that do not fit on the nodes."""
 
     kind: Process
     left: int
+    """The number of processes that do not fit."""
     reasons: list[str]
-    """Of each node."""
+    """Missing resources, one reason per node."""
 
 
 def make_node(address: str, resources: Mapping[str, float]) -> Node:
-    """Returns a node with all that Ray says it has."""
+    """Returns a node with the total resources that Ray reports."""
     custom = {name: amount for name, amount in resources.items() if name not in OWN and not name.startswith("node:")}
     memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
     return Node(f"node {address}", resources.get("CPU", 0.0), [1.0] * int(resources.get("GPU", 0)), custom, memory)
 
 
 def alive_nodes() -> list[Node]:
-    """Returns the living nodes of the present Ray."""
+    """Returns the living nodes of the current Ray cluster."""
     import ray
 
-    return [make_node(found["NodeManagerAddress"], found["Resources"]) for found in ray.nodes() if found["Alive"]]
+    return [make_node(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def check_placement(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
-    """Refuses processes for which there is no room: Ray would wait for it without a word.
+    """Checks that processes fit on nodes. Otherwise Ray would wait silently.
+
+    Args:
+        kinds: kinds of processes, with distinct names.
+        nodes: with their total resources.
 
     Raises:
-        CommandError: with what nodes lack, and what to change.
+        CommandError: processes do not fit; the message has the missing resources.
     """
-    _, lacking = pack(kinds, nodes)
-    if not lacking:
+    _, shortfalls = pack(kinds, nodes)
+    if not shortfalls:
         return
     parts = []
-    for kind, left, reasons in lacking:
+    for kind, left, reasons in shortfalls:
         resources = ", ".join(f"{name}={amount:g}" for name, amount in _resources(kind).items())
-        more = [f"and {len(reasons) - SHOWN} more nodes"] if len(reasons) > SHOWN else []
-        why = "; ".join(reasons[:SHOWN] + more) or "the cluster has no nodes"
-        wanted = count_noun(kind.count, kind.name) + (f" with {resources}" if resources else "")
-        parts.append(f"{left} of {wanted} ({why})")
-    placed = (kind for kind in kinds if _resources(kind) and kind not in [lack.kind for lack in lacking])
-    others = [count_noun(kind.count, kind.name) for kind in placed]
+        more = [f"and {len(reasons) - MAX_SHOWN_NODES} more nodes"] if len(reasons) > MAX_SHOWN_NODES else []
+        reason = "; ".join(reasons[:MAX_SHOWN_NODES] + more) or "the cluster has no nodes"
+        requested = count_noun(kind.count, kind.name) + (f" with {resources}" if resources else "")
+        parts.append(f"{left} of {requested} ({reason})")
+    unplaced = [shortfall.kind for shortfall in shortfalls]
+    others = [count_noun(kind.count, kind.name) for kind in kinds if _resources(kind) and kind not in unplaced]
     beside = f", beside {' and '.join(others)}" if others else ""
     raise CommandError(
-        f"Ray has no room for {', and none for '.join(parts)}{beside}. Ask for fewer processes, or for less for each "
-        "(`cory plan` shows them), or add nodes."
+        f"Ray cannot place {', nor '.join(parts)}{beside}. Request fewer processes or fewer resources per process "
+        "(see `cory plan`), or add nodes."
     )
 
 
@@ -95,35 +101,36 @@ def count_noun(count: int, name: str) -> str:
 def pack(
     kinds: Sequence[Process], nodes: Sequence[Node], needs: Mapping[str, Sequence[Memory]] | None = None
 ) -> tuple[list[Node], list[Shortfall]]:
-    """Puts every process on the first node that has room, those that ask for most first.
+    """Places processes on nodes by first fit, the largest requests first.
 
-    On nodes of many kinds that can miss room that there is, as Ray's own placing can (`UNCHECKED` asks Ray all the
-    same).
+    On heterogeneous nodes, first fit can miss a valid placement, as Ray's own placement can (`UNCHECKED` skips the
+    check).
 
     Args:
-        kinds: of processes, each of another name.
-        nodes: with all that they have; they stay as they are.
-        needs: the memory of each kind of process, where that must have room too.
+        kinds: kinds of processes, with distinct names.
+        nodes: with their total resources; not modified.
+        needs: memory of each kind of process, by name, if memory must fit too.
 
     Returns:
-        The nodes, with what they then hold and have left, and what finds no room.
+        Copies of the nodes with their processes and remaining resources, and the processes that do not fit.
     """
     ordered = sorted(kinds, key=lambda kind: (kind.gpus, len(kind.custom), kind.cpus), reverse=True)
     filled = deepcopy(list(nodes))
-    return filled, [lack for kind in ordered if (lack := _fill(kind, filled, (needs or {}).get(kind.name, ())))]
+    shortfalls = [_place_on_nodes(kind, filled, (needs or {}).get(kind.name, ())) for kind in ordered]
+    return filled, [shortfall for shortfall in shortfalls if shortfall is not None]
 
 
-def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Shortfall | None:
-    """Puts as many processes of a kind as there are, or is room for, on nodes; says what the rest lack."""
+def _place_on_nodes(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Shortfall | None:
+    """Places as many processes of a kind as possible on nodes; returns the rest, if any."""
     host = sum(need.host + (need.total if need.device == "cpu" else 0) for need in needs)
     device = sum(need.total for need in needs if need.device != "cpu")
     counts = [0] * len(nodes)
     for _ in range(kind.count):
-        fitting = (number for number, node in enumerate(nodes) if not _shortage(node, kind, host, device))
+        fitting = (index for index, node in enumerate(nodes) if not _shortage(node, kind, host, device))
         first = next(fitting, None)
         if first is None:
             break
-        _take(nodes[first], kind, host)
+        _allocate(nodes[first], kind, host)
         counts[first] += 1
     for node, count in zip(nodes, counts, strict=True):
         if count:
@@ -133,45 +140,45 @@ def _fill(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory]) -> Shor
 
 
 def _resources(kind: Process) -> dict[str, float]:
-    """Returns what each process asks for."""
+    """Returns the nonzero resources of each process."""
     resources = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
     return {name: amount for name, amount in resources.items() if amount}
 
 
 def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
-    """Returns what a node lacks to hold one more process, or nothing.
+    """Returns the resources that a node lacks for one more process, as text; empty if it fits.
 
     Args:
-        node: with what it has left.
+        node: with its remaining resources.
         kind: of the process.
-        host: bytes of memory that it takes.
-        device: bytes of GPU memory.
+        host: bytes of host memory per process.
+        device: bytes of GPU memory per process.
     """
-    has = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
-    short = [
-        f"{max(has.get(name, 0.0), 0.0):g} {name}{'s' * (name in OWN)}"
+    available = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
+    missing = [
+        f"{max(available.get(name, 0.0), 0.0):g} {name}{'s' * (name in OWN)}"
         for name, amount in _resources(kind).items()
-        if (not _gpus(node, amount) if name == "GPU" else has.get(name, 0.0) < amount - ROUNDING)
+        if (not _pick_gpus(node, amount) if name == "GPU" else available.get(name, 0.0) < amount - TOLERANCE)
     ]
-    if short:
-        return f"{node.name} has {' and '.join(short)} left"
-    part = min(kind.gpus, 1.0)
-    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * part:
-        return f"{node.name}: {part:g} of a GPU is {node.gpu_memory * part / GB:.1f} GB"
+    if missing:
+        return f"{node.name} has {' and '.join(missing)} left"
+    fraction = min(kind.gpus, 1.0)
+    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * fraction:
+        return f"{node.name}: {fraction:g} of a GPU is {node.gpu_memory * fraction / GB:.1f} GB"
     return f"{node.name} has {node.memory / GB:.1f} GB of memory left" if host > node.memory else ""
 
 
-def _gpus(node: Node, wanted: float) -> list[int]:
-    """Returns the GPUs that would give `wanted`: whole ones, or a part of one; none if they cannot."""
-    if wanted < 1:
-        return [k for k, free in enumerate(node.gpus) if free >= wanted - ROUNDING][:1]
-    whole = [k for k, free in enumerate(node.gpus) if free == 1][: int(wanted)]
-    return whole if len(whole) == wanted else []
+def _pick_gpus(node: Node, amount: float) -> list[int]:
+    """Returns indices of GPUs that provide `amount`: entire GPUs, or a fraction of one; empty if that is impossible."""
+    if amount < 1:
+        return [k for k, free in enumerate(node.gpus) if free >= amount - TOLERANCE][:1]
+    free_gpus = [k for k, free in enumerate(node.gpus) if free == 1][: int(amount)]
+    return free_gpus if len(free_gpus) == amount else []
 
 
-def _take(node: Node, kind: Process, host: float) -> None:
+def _allocate(node: Node, kind: Process, host: float) -> None:
     node.cpus -= kind.cpus
-    for k in _gpus(node, kind.gpus) if kind.gpus else []:
+    for k in _pick_gpus(node, kind.gpus) if kind.gpus else []:
         node.gpus[k] -= min(kind.gpus, 1.0)
     for name, amount in kind.custom.items():
         node.custom[name] -= amount

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from launch.cluster.client import STOP_WAIT, cluster_errors, connect
-from launch.cluster.jobs import details, follow, later_details
+from launch.cluster.jobs import follow_job, job_details, poll_job_details
 from launch.console.cli import Address, Debug
 from launch.console.errors import CommandError
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def jobs(
-    action: Annotated[Literal["list", "logs", "stop"], typer.Argument(help="What to do.")] = "list",
-    job: Annotated[str | None, typer.Argument(metavar="ID", help="Of the job, for logs and stop.")] = None,
+    action: Annotated[Literal["list", "logs", "stop"], typer.Argument(help="Action.")] = "list",
+    job: Annotated[str | None, typer.Argument(metavar="ID", help="Job id, for logs and stop.")] = None,
     address: Address = None,
     debug: Debug = False,
 ) -> int:
     """List the jobs of a Ray cluster, show their output, stop them.
 
-    `logs` follows the output of a job, and ends with its exit code. `stop` lets a training that
-    `cory submit` sent finish its update and save a checkpoint; other jobs end at once.
+    `logs` follows the output of a job and exits with its exit code. `stop` lets a training that was started by
+    `cory submit` finish its update and save a checkpoint; other jobs end at once.
 
     Examples:
       cory jobs
@@ -35,7 +35,7 @@ def jobs(
     client = connect(address)
     if job is None:
         return _list(client)
-    return follow(client, job) if action == "logs" else _stop(client, job)
+    return follow_job(client, job) if action == "logs" else _stop(client, job)
 
 
 def _list(client: "JobSubmissionClient") -> int:
@@ -43,9 +43,9 @@ def _list(client: "JobSubmissionClient") -> int:
     from rich.table import Table
 
     with cluster_errors(client):
-        known = client.list_jobs()
+        all_jobs = client.list_jobs()
     table = Table("job", "name", "status", "started", "command", box=None, pad_edge=False)
-    for job in sorted((job for job in known if job.submission_id), key=lambda job: job.start_time or 0):
+    for job in sorted((job for job in all_jobs if job.submission_id), key=lambda job: job.start_time or 0):
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((job.start_time or 0) / 1000))
         name = (job.metadata or {}).get("job_name", "")
         table.add_row(job.submission_id, name, job.status.value, started, job.entrypoint)
@@ -54,16 +54,18 @@ def _list(client: "JobSubmissionClient") -> int:
 
 
 def _stop(client: "JobSubmissionClient", job: str) -> int:
-    info = details(client, job)
+    info = job_details(client, job)
     if info.status.is_terminal():
-        print(f"{job} has ended already: {info.status.value}.")
+        print(f"{job} has already ended: {info.status.value}.")
         return 0
     with cluster_errors(client, job):
         client.stop_job(job)
-    waits = STOP_WAIT in (info.runtime_env or {}).get("env_vars", {})  # as `cory submit` asks; else Ray kills it soon
-    told = f"{job} is told to end." + (" A training finishes its update and saves it first." if waits else "")
-    print(told, flush=True)
+    waits = STOP_WAIT in (info.runtime_env or {}).get(
+        "env_vars", {}
+    )  # set by `cory submit`; otherwise Ray kills it soon
+    message = f"Stopping {job}." + (" A training finishes and saves its update first." if waits else "")
+    print(message, flush=True)
     while not info.status.is_terminal():
-        info = later_details(client, job)
+        info = poll_job_details(client, job)
     print(f"{job}: {info.status.value}. `cory jobs logs {job}` shows its output.")
     return 1 if info.status.value == "FAILED" else 0

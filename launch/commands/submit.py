@@ -1,4 +1,4 @@
-"""`cory submit -- train ...`: sends a command to a Ray cluster as a job, follows it, and ends as it ends."""
+"""`cory submit -- train ...`: submits a command to a Ray cluster as a job, and follows it to its end."""
 
 import contextlib
 import os
@@ -16,60 +16,59 @@ import typer
 
 from cory_env.tasks.rows import HUB
 from launch.cluster import placement
-from launch.cluster.client import STOP_SECONDS, STOP_WAIT, cluster_errors, connect, nodes
-from launch.cluster.jobs import check_free, follow
+from launch.cluster.client import STOP_SECONDS, STOP_WAIT, cluster_errors, connect, list_cluster_nodes
+from launch.cluster.jobs import check_no_active_job, follow_job
 from launch.cluster.upload import check_size, check_uploaded, uploaded_sizes
 from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parsed, path_or_uri
-from launch.console.credentials import FILE, is_secret, secret_in
+from launch.console.credentials import SECRETS_VARIABLE, find_secret, is_secret
 from launch.console.errors import CommandError
 from policies.settings.processes import Process
 from policies.settings.yaml12 import read_yaml, scalar
 
-KEPT = {"train": "run", "tune": "search"}
-"""Commands that keep what they do, and go on with it."""
-NAMED = ("data", "eval_data", "model", "start_from")
+OUTPUT_KINDS = {"train": "run", "tune": "search"}
+"""Commands that write to a location and can resume, with what they write."""
+PATH_SETTINGS = ("data", "eval_data", "model", "start_from")
 """Settings that name files or folders."""
-ELSEWHERE = (
-    "Write it into a file on the nodes and name that with --secrets FILE, or set it in the environment of the nodes."
-)
-"""Where a secret belongs."""
+SECRET_ADVICE = "Write it into a file on the nodes and use --secrets FILE, or set it in the nodes' environment."
 
 
 def submit(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What the job runs, after `--`.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command to run, after `--`.")],
     address: Address = None,
     storage: Annotated[
         str | None,
         typer.Option(
             metavar="DIR|URI",
             parser=path_or_uri,
-            help="Where `train` keeps its run, or `tune` (DIR only) its search: all nodes must reach it.",
+            help="Parent of the run of `train` or (DIR only) the search of `tune`. All nodes must be able to reach it.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the run or search. [default: NAME-TIME]")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run or search. [default: NAME-TIME]")] = None,
     working_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", parser=local_path, help="What is uploaded. [default: .]")
+        Path | None, typer.Option(metavar="DIR", parser=local_path, help="Folder to upload. [default: .]")
     ] = None,
-    num_cpus: Annotated[float, typer.Option(min=0, help="CPUs that the driver takes.")] = 0,
-    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs that the driver takes.")] = 0,
+    num_cpus: Annotated[float, typer.Option(min=0, help="CPUs reserved for the driver.")] = 0,
+    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs reserved for the driver.")] = 0,
     resources: Annotated[
-        str | None, typer.Option(metavar="NAME=N,...", help="Custom resources that the driver takes.")
+        str | None, typer.Option(metavar="NAME=N,...", help="Custom resources reserved for the driver.")
     ] = None,
-    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the job; no secrets.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment variable of the job; no secrets.")
+    ] = None,
     secrets: Annotated[
-        str | None, typer.Option(metavar="FILE", help="On the nodes, NAME=VALUE lines such as HF_TOKEN=….")
+        str | None, typer.Option(metavar="FILE", help="File on the nodes with NAME=VALUE lines such as HF_TOKEN=….")
     ] = None,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="For clusters that grow: send what is too large now, and wait.")
+        bool, typer.Option("--unchecked", help="For autoscaling clusters: skip the placement check, and wait.")
     ] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not follow the job.")] = False,
     debug: Debug = False,
 ) -> int:
-    """Send a command to a Ray cluster as a job, follow it, and end with its exit code.
+    """Submit a command to a Ray cluster as a job, follow it, and exit with its exit code.
 
-    The working directory is uploaded, without what .gitignore and .rayignore name. Given again with the same --name and
-    --storage, `train` continues the run and `tune` the search. Ctrl-C leaves the job running; `cory jobs stop ID` saves
-    and ends it.
+    The working directory is uploaded, except files in .gitignore and .rayignore. Submitting again with the same --name
+    and --storage resumes the run of `train` or the search of `tune`. Ctrl-C leaves the job running; `cory jobs stop ID`
+    saves and stops it.
 
     Examples:
       cory submit --storage /shared/runs --name first -- train imdb-tiny num_runners=2
@@ -78,94 +77,99 @@ def submit(
       cory submit -- validate custom data=questions.csv reward=my_rewards:names_it
 
     Exit codes:
-      The command's own, on the cluster; 2 a user error; 143 the job was stopped.
+      The command's own exit code; 2 user error; 143 the job was stopped.
     """
     environment = job_environment(env or (), secrets, unchecked)
     process = Process("job", 1, num_cpus, num_gpus, _custom_resources(resources))
     folder = (working_dir or Path()).resolve()
     sizes = uploaded_sizes(folder)
     check_size(folder, sizes)
-    with contextlib.chdir(folder):  # where the job's relative paths begin
-        words, name, place = job_command(command, name, storage)
-        check_uploaded(folder, sizes, named_files(words))
+    with contextlib.chdir(folder):  # the job's relative paths start there
+        words, name, location = job_command(command, name, storage)
+        check_uploaded(folder, sizes, find_named_files(words))
         client = connect(address)
         if not unchecked:
-            check_cluster(words, process, nodes(client.get_address()))
-    if place is not None:
-        check_free(client, place)
+            check_cluster(words, process, list_cluster_nodes(client.get_address()))
+    if location is not None:
+        check_no_active_job(client, location)
     with cluster_errors(client):
         job = client.submit_job(
             entrypoint=shlex.join(["python", "-m", "cory_rllib", *words]),
             runtime_env={"working_dir": str(folder), "env_vars": environment},
-            metadata={"job_name": name} | ({"run": place} if place else {}),
+            metadata={"job_name": name} | ({"run": location} if location else {}),
             entrypoint_num_cpus=process.cpus or None,
             entrypoint_num_gpus=process.gpus or None,
             entrypoint_resources=process.custom or None,
         )
-    print(f"Job {job} ({name})" + (f", {KEPT[words[0]]} {place}" if place else ""), flush=True)
+    print(f"Job {job} ({name})" + (f", {OUTPUT_KINDS[words[0]]} {location}" if location else ""), flush=True)
     if no_wait:
         print(f"Follow it with `cory jobs logs {job}`.")
         return 0
     try:
-        return follow(client, job)
+        return follow_job(client, job)
     except KeyboardInterrupt:
         print(
-            f"\nThe job goes on. Follow it with `cory jobs logs {job}`, stop it with `cory jobs stop {job}`.",
+            f"\nThe job continues. Follow it with `cory jobs logs {job}`, stop it with `cory jobs stop {job}`.",
             file=sys.stderr,
         )
         return INTERRUPTED
 
 
 def job_command(words: Sequence[str], name: str | None, storage: str | None) -> tuple[list[str], str, str | None]:
-    """Returns the words that the job runs, its name, and the folder or URI of its run or search, if it has one.
+    """Builds a job's command line.
 
     Args:
-        words: of the command.
-        name: of the run or search; None: after its settings and the time.
-        storage: the folder or URI that it lies in.
+        words: the command and its arguments.
+        name: of the run or search; None: the name of its settings, and the time.
+        storage: parent folder or URI of the run or search.
+
+    Returns:
+        The arguments that the job runs, its name, and the folder or URI of its run or search, if it has one.
 
     Raises:
-        CommandError: there is no such command, a secret in it, or not one place that all nodes reach.
+        CommandError: the command is unknown or contains a secret, or there is not exactly one valid location.
     """
     if words[0] not in COMMANDS or words[0] in ("submit", "jobs"):
-        raise CommandError("Say what to run after `--`, as in `cory submit --storage /shared/runs -- train imdb-tiny`.")
+        raise CommandError("Write a command after `--`, as in `cory submit --storage /shared/runs -- train imdb-tiny`.")
     for word in words:
-        if (secret := secret_in(word)) is not None:
-            raise CommandError(f"{secret}, and all who may list the cluster's jobs read its command. {ELSEWHERE}")
+        if (secret := find_secret(word)) is not None:
+            raise CommandError(f"{secret}, and everyone who can list the cluster's jobs can read it. {SECRET_ADVICE}")
     now = time.strftime("%Y%m%d-%H%M%S")
-    if words[0] not in KEPT:
+    if words[0] not in OUTPUT_KINDS:
         return [*words], name or f"{words[0]}-{now}", None
     from launch.console.configuration import split_words
-    from launch.run_folder.storage import check_location, child, is_uri
+    from launch.run_folder.storage import check_location, is_uri, join_location
 
-    kind, options = KEPT[words[0]], parsed(words[0], words[1:])
-    own = str(options.out or options.resume or "")
-    if bool(own) == bool(storage):
-        raise CommandError(f"Say once where the {kind} is kept: --storage, or --out or --resume after `--`.")
+    kind, options = OUTPUT_KINDS[words[0]], parsed(words[0], words[1:])
+    explicit = str(options.out or options.resume or "")
+    if bool(explicit) == bool(storage):
+        raise CommandError(f"Set the location of the {kind} once: --storage, or --out or --resume after `--`.")
     stem = split_words(options.words or (), options.config or ()).name
-    name = name or (Path(own).name if own else f"{'' if kind == 'run' else 'tune-'}{stem}-{now}")
-    place = own or child(str(storage), name)
-    if is_uri(place) and words[0] == "tune":
-        raise CommandError(f"{place} is a URI, and a search needs a folder: name a --storage that all nodes share.")
-    check_location(place, kind)
-    if not is_uri(place) and not os.path.isabs(place):
+    name = name or (Path(explicit).name if explicit else f"{'' if kind == 'run' else 'tune-'}{stem}-{now}")
+    location = explicit or join_location(str(storage), name)
+    if is_uri(location) and words[0] == "tune":
         raise CommandError(
-            f"{place} is relative, and the job's working directory goes when it ends. Name an absolute path that all "
-            "nodes share, or for a run a URI such as s3://bucket/runs."
+            f"{location} is a URI, but a search requires a folder. Use a --storage that all nodes share."
         )
-    return ([*words] if own else [*words, "--out", place, "--continue"]), name, place
+    check_location(location, kind)
+    if not is_uri(location) and not os.path.isabs(location):
+        raise CommandError(
+            f"{location} is relative, and the job's working directory is removed when the job ends. Use an absolute "
+            "path that all nodes share, or for a run a URI such as s3://bucket/runs."
+        )
+    return ([*words] if explicit else [*words, "--out", location, "--continue"]), name, location
 
 
 def job_environment(pairs: Sequence[str], secrets: str | None, unchecked: bool) -> dict[str, str]:
-    """Returns the variables of the job, all of which the job list shows.
+    """Returns a job's environment variables. The job list shows them all.
 
     Args:
-        pairs: NAME=VALUE.
-        secrets: a file on the nodes.
-        unchecked: what the job asks for may be more than there is.
+        pairs: `NAME=VALUE` arguments.
+        secrets: path of the secrets file on the nodes.
+        unchecked: skip the placement check, and wait for nodes.
 
     Raises:
-        CommandError: one is no NAME=VALUE, or holds a secret.
+        CommandError: a pair is not `NAME=VALUE`, or contains a secret.
     """
     from launch.cluster.session import UNCHECKED
 
@@ -173,12 +177,14 @@ def job_environment(pairs: Sequence[str], secrets: str | None, unchecked: bool) 
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise CommandError(f"--env takes NAME=VALUE, not `{pair}`.")
-        secret = f"{name} looks like a secret" if is_secret(name) else secret_in(pair)
+            raise CommandError(f"--env requires NAME=VALUE, not `{pair}`.")
+        secret = f"{name} looks like a secret" if is_secret(name) else find_secret(pair)
         if secret is not None:
-            raise CommandError(f"{secret}, and all who may list the cluster's jobs read --env. {ELSEWHERE}")
+            raise CommandError(
+                f"{secret}, and everyone who can list the cluster's jobs can read --env. {SECRET_ADVICE}"
+            )
         variables[name] = value
-    return variables | ({FILE: secrets} if secrets else {}) | ({UNCHECKED: "1"} if unchecked else {})
+    return variables | ({SECRETS_VARIABLE: secrets} if secrets else {}) | ({UNCHECKED: "1"} if unchecked else {})
 
 
 def _custom_resources(text: str | None) -> dict[str, float]:
@@ -190,25 +196,25 @@ def _custom_resources(text: str | None) -> dict[str, float]:
         raise CommandError(str(error)) from error
 
 
-def named_files(words: Sequence[str]) -> list[str]:
-    """Returns the files and folders here that a command, or a YAML file that it names, seems to name.
+def find_named_files(words: Sequence[str]) -> list[str]:
+    """Finds the local files and folders that a command names, directly or in a YAML file.
 
     Args:
-        words: of the command.
+        words: the command and its arguments.
 
     Returns:
-        What exists, and data that does not: a model may be the hub's, a module installed.
+        Existing files and folders, and missing data. Other missing names may be models on the hub or installed modules.
     """
     pairs = [(key if equals else "", value or key) for key, equals, value in (word.partition("=") for word in words)]
     keys = {key for key, _ in pairs if key}
     for _, value in [*pairs]:
         if value.endswith((".yaml", ".yml")) and os.path.isfile(value):
-            settings = _settings_in(read_yaml(Path(value).read_text(encoding="utf-8"), value))
-            pairs += [pair for pair in settings if pair[0] not in keys]  # else the word wins
+            settings = _yaml_settings(read_yaml(Path(value).read_text(encoding="utf-8"), value))
+            pairs += [pair for pair in settings if pair[0] not in keys]  # arguments take precedence
     names, required = set[str](), set[str]()
     for key, value in pairs:
-        if key in NAMED:
-            paths = _paths(value)
+        if key in PATH_SETTINGS:
+            paths = _split_paths(value)
             names |= {path.removeprefix(HUB) for path in paths}
             if key in ("data", "eval_data"):
                 required |= {path for path in paths if not path.startswith((HUB, "~")) and "://" not in path}
@@ -218,8 +224,8 @@ def named_files(words: Sequence[str]) -> list[str]:
     return sorted({name for name in names if os.path.exists(name)} | required)
 
 
-def _paths(text: str) -> list[str]:
-    """Returns the paths in a setting's text: one, a list in brackets, or a search's with commas between them."""
+def _split_paths(text: str) -> list[str]:
+    """Returns the paths in a setting's value: a path, a YAML list, or the comma-separated values of a search."""
     value = scalar(text, lists=True)
     if isinstance(value, str) and not os.path.exists(value.partition("?")[0]):
         value = [*value.split(",")]
@@ -227,37 +233,37 @@ def _paths(text: str) -> list[str]:
     return [entry.partition("?")[0] for entry in entries if isinstance(entry, str)]
 
 
-def _settings_in(value: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the settings in YAML that are text: those of a study stand within those of its arms."""
+def _yaml_settings(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the string settings in YAML, including nested ones as in the arms of a study."""
     if isinstance(value, Mapping):
         for name, entry in value.items():
-            yield from _settings_in(entry, str(name))
+            yield from _yaml_settings(entry, str(name))
     elif isinstance(value, list):
         for entry in value:
-            yield from _settings_in(entry, key)
+            yield from _yaml_settings(entry, key)
     elif isinstance(value, str):
         yield key, value
 
 
 def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[placement.Node]) -> None:
-    """Refuses what a cluster cannot place, whatever ends on it: Ray would wait for ever.
+    """Checks that a command's processes fit on a cluster. Otherwise Ray would wait forever.
 
     Args:
-        words: of the command.
-        job: what the command's own process takes.
-        cluster: its nodes; none are known yet if it has just started, and then nothing is refused.
+        words: the command and its arguments.
+        job: the command's own process.
+        cluster: the cluster's nodes. If there are none, as on a cluster that has just started, nothing is checked.
 
     Raises:
-        CommandError: something is missing, which the message names.
+        CommandError: processes do not fit; the message has the missing resources.
     """
     if not cluster:
         return
     placement.check_placement([job], cluster)
-    if words[0] not in KEPT:
+    if words[0] not in OUTPUT_KINDS:
         return
     options = parsed(words[0], words[1:])
     if options.resume:
-        return  # its settings are in storage; the driver checks
+        return  # its settings are in storage, so the driver checks the placement
     from policies.settings.gpus import run_elsewhere
 
     with run_elsewhere():

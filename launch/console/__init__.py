@@ -1,1 +1,1 @@
-"""What every command shares: errors, arguments, settings, output."""
+"""Shared by all commands: arguments, settings, errors, signals, output."""

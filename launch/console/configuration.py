@@ -1,4 +1,4 @@
-"""Turns a preset, files and `key=value` words into settings: defaults < preset < files in order < words."""
+"""Resolves settings from a preset, files and `key=value` arguments: defaults < preset < files in order < arguments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,48 +12,48 @@ from policies.settings.settings import Settings, make_settings, reject_unknown_s
 from policies.settings.yaml12 import Value, scalar, to_yaml
 
 
-class SettingsWords(NamedTuple):
-    """What a command's words and `-c` files ask for."""
+class SettingsArguments(NamedTuple):
+    """The preset, files and `key=value` arguments of a command."""
 
     preset: str | None
     files: list[Path]
     pairs: list[str]
-    """`key=value` words."""
+    """`key=value` arguments."""
 
     @property
     def name(self) -> str:
-        """What a new run is named after: its preset, or else its last file, or else the default preset."""
+        """The name for a new run: its preset, else its last file, else the default preset."""
         return self.preset or (self.files[-1].stem if self.files else DEFAULT_PRESET)
 
     def settings(self) -> Settings:
-        """Resolves them (`resolve`)."""
+        """Resolves the settings (see `resolve`)."""
         return resolve(self.preset or DEFAULT_PRESET, self.files, self.pairs)
 
 
-def split_words(words: Sequence[str], files: Sequence[Path] = ()) -> SettingsWords:
-    """Sorts a command's words: a preset, or else a file of settings, and `key=value`.
+def split_words(words: Sequence[str], files: Sequence[Path] = ()) -> SettingsArguments:
+    """Splits a command's arguments into a preset or a file of settings, and `key=value` pairs.
 
     Args:
-        words: of which at most one has no `=`.
-        files: those of `-c`, which win over that one.
+        words: the arguments; at most one has no `=`.
+        files: the files of `-c`, which take precedence over a file in `words`.
 
     Raises:
-        CommandError: they name more than one preset or file, or neither.
+        CommandError: there is more than one preset or file, or the preset or file is unknown.
     """
-    named = [expand_home(word) for word in words if "=" not in word]
+    sources = [expand_home(word) for word in words if "=" not in word]
     pairs = [word for word in words if "=" in word]
-    if len(named) > 1:
-        raise CommandError(f"One preset or file: {' and '.join(named)} cannot be combined. Add files with -c FILE.")
-    if named and is_file(named[0]):
-        return SettingsWords(None, [Path(named[0]), *files], pairs)
-    return SettingsWords(named[0] if named else None, [*files], pairs)
+    if len(sources) > 1:
+        raise CommandError(f"One preset or file: {' and '.join(sources)} cannot be combined. Add files with -c FILE.")
+    if sources and is_file(sources[0]):
+        return SettingsArguments(None, [Path(sources[0]), *files], pairs)
+    return SettingsArguments(sources[0] if sources else None, [*files], pairs)
 
 
 def is_file(word: str) -> bool:
-    """Tells whether a word, which is no preset, is the path of a file of settings.
+    """Whether an argument is the path of a file of settings rather than a preset.
 
     Raises:
-        CommandError: by its looks it is, but there is none.
+        CommandError: the argument looks like a path, but the file does not exist.
     """
     if word in presets():
         return False
@@ -61,8 +61,8 @@ def is_file(word: str) -> bool:
     if path.is_file():
         return True
     if path.suffix in (".yaml", ".yml") or "/" in word:
-        what = "is a folder, not a file of settings" if path.is_dir() else "does not exist"
-        raise CommandError(f"{word} {what}. Name a YAML file, or a preset: {', '.join(presets())}.")
+        problem = "is a folder, not a file of settings" if path.is_dir() else "does not exist"
+        raise CommandError(f"{word} {problem}. Use a YAML file, or a preset: {', '.join(presets())}.")
     return False
 
 
@@ -71,12 +71,12 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
 
     Args:
         preset: a name of `presets()`.
-        paths: YAML files of flat settings; later ones win.
-        words: `key=value`; they win over everything.
+        paths: YAML files of flat settings; later files take precedence.
+        words: `key=value` arguments; they take precedence over everything.
 
     Raises:
-        CommandError: an unknown preset or key, a file that cannot be read, a word without `=`.
-        SettingsError: a value of the wrong type, or settings that contradict each other.
+        CommandError: an unknown preset or key, an unreadable file, or an argument without `=`.
+        SettingsError: a value of the wrong type, or conflicting settings.
     """
     values = read_preset(preset)
     for source in (*map(read_file, paths), read_words(words)):
@@ -85,30 +85,28 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
 
 
 def read_words(words: Sequence[str]) -> dict[str, Value]:
-    """Returns the settings in `key=value` words; each value is read as a YAML scalar, or else as the text it is.
+    """Parses `key=value` arguments. Values are YAML scalars, or else plain text.
 
     Raises:
-        CommandError: an unknown key, a word without `=` or with nothing behind it.
+        CommandError: an unknown key, or an argument without `=` or without a value.
     """
     values: dict[str, Value] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not key or not equals:
-            raise CommandError(f"`{word}` is not a setting; write key=value, such as lr=1e-5.")
+            raise CommandError(f"`{word}` is not a setting. Write key=value, such as lr=1e-5.")
         reject_unknown_settings([key], " on the command line")
         if not text:
-            raise CommandError(
-                f"`{word}` has no value: is a shell variable not set? Write {key}=null if it is to be none."
-            )
+            raise CommandError(f"`{word}` has no value. Is a shell variable unset? Write {key}=null to set it to None.")
         values[key] = scalar(text, lists=takes_lists(key))
     return values
 
 
 def as_yaml(settings: Settings) -> str:
-    """Returns every setting as YAML, each with its meaning in a comment, ready for `-c`."""
+    """Formats all settings as YAML for `-c`, with their descriptions as comments."""
     lines = []
     for name, field in Settings.model_fields.items():
         line = f"{name}: {to_yaml(getattr(settings, name))}"
-        meaning = " ".join((field.description or "").replace("`", "").split())
-        lines.append(f"{line:<33} # {meaning}" if meaning else line)
+        description = " ".join((field.description or "").replace("`", "").split())
+        lines.append(f"{line:<33} # {description}" if description else line)
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""Secrets, such as HF_TOKEN and WANDB_API_KEY: from a file on each machine, never from a job's description.
+"""Secrets such as HF_TOKEN and WANDB_API_KEY, from a file on each machine, never from a job's description.
 
-Whoever may list a cluster's jobs reads their commands, metadata and environment variables. So the file lies on the
-nodes (a mounted secret, say), and only its path travels.
+Everyone who can list a cluster's jobs can read their commands, metadata and environment variables. So the file is on
+the nodes (for example a mounted secret), and the job contains only its path.
 """
 
 import os
@@ -17,72 +17,72 @@ from cory_env.home import expand_home
 from cory_env.shadowing import WORKER_SETUP
 from launch.console.errors import IN_JOB, CommandError
 
-FILE = "CORY_SECRETS"
-"""The variable that names the file; by default it is `~/.config/cory/secrets.env`, if that exists."""
-_DEFAULT = "~/.config/cory/secrets.env"
-_NAME = re.compile(
+SECRETS_VARIABLE = "CORY_SECRETS"
+"""Environment variable with the path of the secrets file; by default `~/.config/cory/secrets.env`, if it exists."""
+_DEFAULT_FILE = "~/.config/cory/secrets.env"
+_SECRET_NAME = re.compile(
     r"(TOKEN|KEY|(\b|_)KEYS|SECRET|PASSWORD|PASSWD|(\b|_|PG)(PASS|PAT|SIG)|CONNECTION_STRING|SIGNATURE"
-    r"|(?<!APPLICATION_)CREDENTIALS?)(_?ID)?(_?\d+)?$",  # Google's APPLICATION_CREDENTIALS are a path
+    r"|(?<!APPLICATION_)CREDENTIALS?)(_?ID)?(_?\d+)?$",  # Google's APPLICATION_CREDENTIALS is a path
     re.IGNORECASE,
 )
 _PASSWORD = re.compile(r"(://[^/?#\s:]*:)[^/?#\s]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """Tells whether an environment variable, or an option in a URI, of this name holds a secret."""
-    return _NAME.search(name) is not None
+    """Whether an environment variable or URI option of this name contains a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
-def secret_in(word: str) -> str | None:
-    """Returns which secret a word of a command has, as in `s3://… holds a password`; None where it has none.
+def find_secret(word: str) -> str | None:
+    """Finds a secret in an argument: a password in a URI, or a secret option after `?`.
 
-    Args:
-        word: with a URI, or with options after a `?`, or without.
+    Returns:
+        A message such as `s3://… contains a password`; None if there is no secret.
     """
     options = word.partition("?")[2]
     is_text = re.search(r"\s", options) is not None
     names = [] if is_text else [name for name, _ in parse_qsl(options) if is_secret(name)]
     if not names and not _PASSWORD.search(word):
         return None
-    return f"{re.split(r'(?<=://)|(?<=[?])', word)[0]}… holds {names[0] if names else 'a password'}"
+    return f"{re.split(r'(?<=://)|(?<=[?])', word)[0]}… contains {names[0] if names else 'a password'}"
 
 
 def without_passwords(text: str) -> str:
-    """Returns a text in which the passwords of URIs are not seen."""
+    """Returns the text with passwords in URIs replaced by `***`."""
     return _PASSWORD.sub(r"\1***", text)
 
 
-def on_workers() -> dict[str, Any]:
-    """Returns the runtime environment by which Ray's workers import our packages, and load their own node's file."""
+def worker_runtime_env() -> dict[str, Any]:
+    """Returns the runtime environment of Ray's workers: a setup hook, and the path of their node's secrets file."""
     hook = {"worker_process_setup_hook": WORKER_SETUP}
-    file = os.environ.get(FILE)
-    # A job has the variable for all its processes already, and Ray refuses to be told twice.
-    return hook if IN_JOB in os.environ or not file else {**hook, "env_vars": {FILE: file}}
+    file = os.environ.get(SECRETS_VARIABLE)
+    # In a job, all processes have the variable already, and Ray rejects setting it twice.
+    return hook if IN_JOB in os.environ or not file else {**hook, "env_vars": {SECRETS_VARIABLE: file}}
 
 
 def load_secrets() -> None:
-    """Adds the file's `NAME=VALUE` lines to the environment; what is set there already stays.
+    """Adds the secrets file's `NAME=VALUE` lines to the environment, unless the variables are set.
 
-    Values may be quoted, lines begin with `export`, and comments stand between and behind them.
+    Values may be quoted, lines may start with `export`, and comments are allowed.
 
     Raises:
-        CommandError: the file cannot be read, or a line of it is no `NAME=VALUE`.
+        CommandError: the file cannot be read, or a line is not `NAME=VALUE`.
     """
-    named = os.environ.get(FILE)
-    file = Path(expand_home(named) if named else os.path.expanduser(_DEFAULT))  # no home directory, no such file
-    if not named and not file.is_file():
+    path = os.environ.get(SECRETS_VARIABLE)
+    file = Path(expand_home(path) if path else os.path.expanduser(_DEFAULT_FILE))  # without a home: no such file
+    if not path and not file.is_file():
         return
     try:
         bindings = [*parse_stream(StringIO(file.read_text(encoding="utf-8")))]
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"The file of secrets {file} cannot be read: {error}.") from error
+        raise CommandError(f"The secrets file {file} cannot be read: {error}.") from error
     variables: dict[str, str] = {}
-    for name, value, original, is_wrong in bindings:
-        if is_wrong or (name is not None and value is None):
-            blank = len(original.string) - len(original.string.lstrip())
-            line = original.line + original.string.count("\n", 0, blank)
+    for name, value, original, is_invalid in bindings:
+        if is_invalid or (name is not None and value is None):
+            num_blank = len(original.string) - len(original.string.lstrip())
+            line = original.line + original.string.count("\n", 0, num_blank)
             raise CommandError(f"{file}, line {line}: not NAME=VALUE, or a quote is not closed.")
-        if name is not None and value is not None:  # else a comment
+        if name is not None and value is not None:  # otherwise a comment
             variables[name] = value
     for name, value in variables.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""What went wrong, in a sentence: errors that the user can put right, apart from defects."""
+"""User errors, reported in a sentence, as opposed to bugs, which have tracebacks."""
 
 import errno
 import os
@@ -6,58 +6,58 @@ import sys
 from pathlib import Path
 
 OWN_PACKAGES = ("cory_env", "policies", "launch")
-"""Every exception class that these define carries a message for the user."""
+"""Packages whose exception classes all have messages for the user."""
 IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""The variable that Ray sets for the driver of a job."""
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
-"""Errors of the operating system that refuse to write or read a file."""
+"""Environment variable that Ray sets for the driver of a job."""
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+"""Errors of reading or writing files that the user can fix."""
 
 
 class CommandError(Exception):
-    """Something that the user can put right; the message says what, where, and how."""
+    """A user error. The message has the problem, the value and a remedy."""
 
 
 def describe_error(error: Exception) -> str:
-    """Returns in one sentence what an exception says, a defect too."""
-    found = cause(error)
-    lines = str(found).strip().splitlines()
-    return user_message(found) or f"{type(found).__name__}: {lines[-1] if lines else 'no more is known'}"
+    """Describes an exception in one sentence, even if it is a bug."""
+    root = cause(error)
+    lines = str(root).strip().splitlines()
+    return user_message(root) or f"{type(root).__name__}: {lines[-1] if lines else 'no message'}"
 
 
 def is_defect(error: Exception) -> bool:
-    """Tells whether an exception is nothing that the user could put right."""
+    """Whether an exception is a bug rather than something that the user can fix."""
     return user_message(cause(error)) is None
 
 
 def user_message(error: BaseException) -> str | None:
-    """Returns what the user can put right, or None where the error is a defect."""
+    """Returns a message for the user, or None if the error is a bug."""
     if type(error).__module__.partition(".")[0] in OWN_PACKAGES:
         return str(error)
-    if isinstance(error, OSError) and error.errno in DISK:
-        place = error.filename or "The output"
-        return f"{place}: {os.strerror(error.errno)}. Make room there, correct its permissions, or use another folder."
-    if _is_lack_of_memory(error):
-        what = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        return f"Memory ran out: {what}. Lower micro_batch_size, max_prompt_tokens or max_response_tokens."
+    if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
+        path = error.filename or "The output"
+        return f"{path}: {os.strerror(error.errno)}. Free disk space, correct the permissions, or use another folder."
+    if _is_out_of_memory(error):
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        return f"Out of memory: {reason}. Lower micro_batch_size, max_prompt_tokens or max_response_tokens."
     if is_process_loss(error):
-        what = str(error).strip().splitlines()[0].rstrip(".:")
-        return f"A process or a machine of the Ray cluster was lost: {what}."
+        reason = str(error).strip().splitlines()[0].rstrip(".:")
+        return f"A process or machine of the Ray cluster was lost: {reason}."
     return None
 
 
-def _is_lack_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     if "torch" not in sys.modules:
         return False
     import torch
 
-    # On a CPU, torch raises no class of its own.
+    # On a CPU, torch raises a plain RuntimeError.
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def is_process_loss(error: BaseException) -> bool:
-    """Tells whether Ray reports by this that a process, a machine or what it held is gone."""
+    """Whether Ray's exception means that a process, a machine or an object was lost."""
     if "ray" not in sys.modules:
         return False
     from ray import exceptions as ray
@@ -67,30 +67,30 @@ def is_process_loss(error: BaseException) -> bool:
 
 
 def cause(error: Exception) -> BaseException:
-    """Returns what a Ray worker raised, freed of what Ray wraps it in: of an actor's start, too."""
+    """Returns the exception that a Ray worker or actor raised, without Ray's wrappers."""
     if "ray" not in sys.modules:
         return error
     from ray.exceptions import RayActorError, RayTaskError
 
-    found: BaseException = error
+    outer: BaseException = error
     while True:
         inner: object = None
-        if isinstance(found, RayTaskError):
-            inner = found.cause
-        elif isinstance(found, RayActorError) and found.actor_init_failed and found.args:
-            inner = found.args[0]
+        if isinstance(outer, RayTaskError):
+            inner = outer.cause
+        elif isinstance(outer, RayActorError) and outer.actor_init_failed and outer.args:
+            inner = outer.args[0]
         if not isinstance(inner, BaseException):
-            return found
-        found = inner
+            return outer
+        outer = inner
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those that it is in, unless it is there.
+    """Creates a folder and its parents, unless it exists.
 
     Raises:
-        CommandError: it cannot be made.
+        CommandError: the folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
+        raise CommandError(f"The folder {path} cannot be created: {error.strerror}.") from error

@@ -1,6 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first lets the update finish and be saved, another Ctrl-C or SIGTERM aborts at once.
+"""Handling of SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
-SIGHUP comes when the terminal or the ssh connection closes. Where it is ignored, as under `nohup`, it stays ignored.
+The first signal finishes and saves the current update; another SIGINT or SIGTERM aborts at once. SIGHUP is sent when
+the terminal or ssh connection closes. If it is ignored, as under `nohup`, it stays ignored.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Returns those of `SIGNALS` that this process heeds: not SIGHUP if that is ignored."""
+    """Returns `SIGNALS`, without SIGHUP if this process ignores it."""
     return tuple(
         number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
     )
@@ -22,64 +23,68 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 @contextlib.contextmanager
 def hangup_blocked() -> Iterator[None]:
-    """Blocks SIGHUP for the processes that are started meanwhile, which inherit that.
+    """Context manager: child processes started in it inherit a blocked SIGHUP.
 
-    A terminal that closes sends it to the whole process group: without this, it would end Ray's processes while the
-    driver finishes its update. As Ray does with SIGINT. One that comes meanwhile is delivered when this is left.
+    A closing terminal sends SIGHUP to the whole process group, which would end Ray's processes while the driver
+    finishes its update. Ray blocks SIGINT for the same reason. A SIGHUP is delivered when the context exits.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 class Interrupts:
-    """Notes a request to stop, while it is entered as a context.
+    """Context manager: records a signal as a request to stop.
 
-    Until `training` is set there is nothing to finish, so the first request already aborts. It stays set: what ends a
-    run must not be cut off either. Afterwards the signals are whose they were before. In another thread than the main
-    one, which alone gets them, they stay whose they are.
+    Before `training` is set, there is no update to finish, so the first signal aborts. It stays set after training, so
+    that saving the results is not interrupted either. The previous handlers are restored on exit. Outside the main
+    thread, which alone receives signals, this does nothing.
     """
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        """Takes what tells the user, once, that the request was heard."""
+    def __init__(self, notify: Callable[[], None]) -> None:
+        """Initializes without installing signal handlers.
+
+        Args:
+            notify: informs the user about the first signal; called once, in a thread.
+        """
         self.training = False
         self.requested: signal.Signals | None = None
-        self._tell = tell
-        self._leaving = contextlib.ExitStack()
+        self._notify = notify
+        self._exit_stack = contextlib.ExitStack()
         self._signals: tuple[signal.Signals, ...] = ()
 
     def __enter__(self) -> Self:
-        self._signals = stop_signals() if _gets_signals() else ()
+        self._signals = stop_signals() if _in_main_thread() else ()
         for number in self._signals:
-            self._leaving.callback(signal.signal, number, signal.getsignal(number) or signal.SIG_DFL)
+            self._exit_stack.callback(signal.signal, number, signal.getsignal(number) or signal.SIG_DFL)
         self.install()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leaving.close()
+        self._exit_stack.close()
 
     @property
     def exit_code(self) -> int:
-        """The shell's convention for a process that a signal ended."""
+        """128 + the signal's number, as in a shell."""
         return 128 + (self.requested or signal.SIGINT)
 
     def install(self) -> None:
-        """Takes the signals; needed again after libraries that take them too, as `ray.init` does."""
-        if _gets_signals():
+        """Installs the signal handlers. Call it again after libraries that replace them, such as `ray.init`."""
+        if _in_main_thread():
             for number in self._signals:
                 signal.signal(number, self._receive)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP and self.requested is not None:
-            return  # the shell and the kernel both send it when one terminal closes
+            return  # the shell and the kernel both send SIGHUP when a terminal closes
         if self.requested is not None or not self.training:
             self.requested = signal.Signals(number)
             raise KeyboardInterrupt(self.exit_code)
         self.requested = signal.Signals(number)
-        threading.Thread(target=self._tell).start()  # this thread may be in mid-print, which must not be entered twice
+        threading.Thread(target=self._notify).start()  # this thread may be inside print, which is not reentrant
 
 
-def _gets_signals() -> bool:
+def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""Trying again what may pass by itself."""
+"""Retrying after temporary errors."""
 
 import time
 from collections.abc import Callable
@@ -6,40 +6,40 @@ from typing import TypeVar
 
 T = TypeVar("T")
 RETRY_SECONDS = 60.0
-"""Seconds in which a network or a server may come back, for who only follows what goes on elsewhere."""
-PAUSE = 2.0
-"""Seconds between two tries."""
+"""Seconds for a network or a server to recover, for commands that only observe."""
+RETRY_INTERVAL = 2.0
+"""Seconds between two attempts."""
 
 
 def retry(
-    step: Callable[[], T],
+    action: Callable[[], T],
     seconds: float,
-    passing: type[Exception] = Exception,
-    tell: Callable[[Exception], None] = lambda error: None,
+    retry_on: type[Exception] = Exception,
+    on_first_failure: Callable[[Exception], None] = lambda error: None,
 ) -> T:
-    """Does something again and again until it succeeds, or fails after so many seconds; with 0 once.
+    """Calls a function until it succeeds or the time is over.
 
     Args:
-        step: what is done.
-        seconds: in which it may fail.
-        passing: what may pass; other exceptions are raised at once.
-        tell: is told of the first failure.
+        action: the function.
+        seconds: retry for this time; 0: a single attempt.
+        retry_on: exceptions after which to retry; others are raised at once.
+        on_first_failure: called with the first such exception.
 
     Returns:
-        What `step` returns.
+        The result of `action`.
 
     Raises:
-        Exception: the last one that `step` raised.
+        Exception: the last exception of `action`.
     """
     deadline = time.monotonic() + seconds
     failed = False
     while True:
         try:
-            return step()
-        except passing as error:
+            return action()
+        except retry_on as error:
             if time.monotonic() >= deadline:
                 raise
             if not failed:
-                tell(error)
+                on_first_failure(error)
             failed = True
-        time.sleep(PAUSE)
+        time.sleep(RETRY_INTERVAL)

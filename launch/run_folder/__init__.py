@@ -1,1 +1,1 @@
-"""A run's folder, here or in a store."""
+"""A run's folder, local or in storage."""

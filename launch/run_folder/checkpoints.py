@@ -1,8 +1,8 @@
-"""Checkpoints on disk: whole or absent, the last few and the best.
+"""Atomic checkpoints on disk: the latest few and the best.
 
-A checkpoint is written into a hidden folder beside its place, gets a manifest, is forced to the disk, and then renamed.
-So whatever has a checkpoint's name was whole, and a kill at any moment leaves the previous one. The manifest shows
-later damage.
+A checkpoint is written to a hidden folder, gets a manifest, is synced to disk, and is then renamed. So a folder with a
+checkpoint's name was complete, and after a kill at any moment the previous checkpoint is still there. The manifest
+detects later damage.
 """
 
 import contextlib
@@ -17,148 +17,154 @@ from policies.models.atomic import UNFINISHED, atomic_dir, sync
 
 BEST = "best"
 _NAME = re.compile(r"update_(\d{6,})")
-_DAMAGED = "damaged_"
+_DAMAGED_PREFIX = "damaged_"
 
 
 class Checkpoints:
     """The `checkpoints` folder of a run: `update_000010`, ..., and the link `best`."""
 
     def __init__(
-        self, folder: Path, shown: Callable[[Path], str] = str, fetch: Callable[[Path, str], object] | None = None
+        self, folder: Path, user_path: Callable[[Path], str] = str, fetch: Callable[[Path, str], object] | None = None
     ) -> None:
-        """Names the folder.
+        """Initializes without reading or creating anything.
 
         Args:
-            folder: may not exist yet.
-            shown: how a user finds a path in it.
-            fetch: fills the folder of a checkpoint that is chosen, with the part of it that is asked for.
+            folder: the `checkpoints` folder, which may not exist yet.
+            user_path: formats a path in the folder for messages.
+            fetch: downloads part of a checkpoint into its folder when it is chosen; None: checkpoints are local.
         """
         self.folder = folder
-        self._shown = shown
+        self._user_path = user_path
         self._fetch = fetch
 
     def save(self, update: int, write: Callable[[Path], object]) -> Path:
         """Saves a checkpoint, unless it exists.
 
         Args:
-            update: the updates that it holds.
-            write: fills the (existing, empty) folder that it is given.
+            update: number of finished updates.
+            write: fills the existing, empty folder that it is passed.
+
+        Returns:
+            The checkpoint's folder.
 
         Raises:
-            OSError: it could not be written, as on a full disk; what was written of it is gone again.
+            OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
-        place = self.place(update)
-        if not place.exists():
+        path = self.place(update)
+        if not path.exists():
             with self.saving(update) as unfinished:
                 write(unfinished)
-        return place
+        return path
 
     @contextlib.contextmanager
     def saving(self, update: int) -> Iterator[Path]:
-        """Yields an empty folder to fill, which becomes the checkpoint of an update that has none when this is left.
+        """Yields an empty folder, which becomes the update's checkpoint when the context exits.
+
+        Args:
+            update: number of finished updates; must have no checkpoint yet.
 
         Raises:
-            OSError: it could not be written, as on a full disk; what was written of it is gone again.
+            OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
         self.folder.mkdir(exist_ok=True)
         with atomic_dir(self.place(update)) as unfinished:
             yield unfinished
-            manifest.write(unfinished)
+            manifest.write_manifest(unfinished)
 
     def name_best(self, update: int) -> None:
         """Points `best` to the checkpoint of an update, if that is saved."""
-        place, link = self.place(update), self.folder / f"{UNFINISHED}{BEST}"
-        if place.exists() and self.best() != place.resolve():
+        path, link = self.place(update), self.folder / f"{UNFINISHED}{BEST}"
+        if path.exists() and self.best() != path.resolve():
             link.unlink(missing_ok=True)
-            link.symlink_to(place.name)
+            link.symlink_to(path.name)
             link.replace(self.folder / BEST)
             sync(self.folder)
 
     def prune(self, keep: int) -> None:
-        """Drops all checkpoints but the latest `keep` and the best."""
+        """Removes all checkpoints except the latest `keep` and the best."""
         best = self.best()
         for update in self.updates()[:-keep]:
-            place = self.place(update)
-            if place.resolve() != best:
-                # Renamed first: a kill while files are being removed must not leave part of one under its name.
-                leaving = self.folder / f"{UNFINISHED}{place.name}"
-                place.rename(leaving)
-                shutil.rmtree(leaving)
+            path = self.place(update)
+            if path.resolve() != best:
+                # Renamed first, so that a kill during the removal leaves no incomplete checkpoint under its name.
+                renamed = self.folder / f"{UNFINISHED}{path.name}"
+                path.rename(renamed)
+                shutil.rmtree(renamed)
 
     def latest(self) -> tuple[int, Path] | None:
         """Returns the update and folder of the latest checkpoint, if there is one."""
         updates = self.updates()
         return (updates[-1], self.place(updates[-1])) if updates else None
 
-    def choose(self, wanted: str | None, part: str = "") -> tuple[int, Path]:
-        """Returns the update and folder of a whole checkpoint.
+    def choose(self, name: str | None, part: str = "") -> tuple[int, Path]:
+        """Returns the update and folder of a valid checkpoint.
 
         Args:
-            wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
-            part: look only at files whose path begins like this.
+            name: `best`, `latest` or an update's number; None: `best`, or `latest` if none was evaluated.
+            part: fetch and verify only files whose paths start with this prefix.
 
         Raises:
-            CommandError: there is no such checkpoint, it is damaged, or it cannot be brought here.
-            FormatError: it was written in another format.
+            CommandError: the checkpoint does not exist, is damaged, or cannot be downloaded.
+            FormatError: the checkpoint has another format.
         """
         saved, best = self.updates(), self.best()
         if not saved:
             raise CommandError(
-                f"{self._shown(self.folder)} has no checkpoint yet. Try again when the first update is saved."
+                f"{self._user_path(self.folder)} has no checkpoint yet. Try again when the first update is saved."
             )
-        named = [(BEST, update) for update in saved if self.place(update).resolve() == best]
-        choices = dict([*named, ("latest", saved[-1]), *((str(update), update) for update in saved)])
-        wanted = wanted or next(iter(choices))
-        offer = ", ".join(name if name == str(update) else f"{name} ({update})" for name, update in choices.items())
-        if wanted not in choices:
-            raise CommandError(f"{self._shown(self.folder)} has no checkpoint `{wanted}`. It has: {offer}.")
-        place = self.place(choices[wanted])
+        best_choice = [(BEST, update) for update in saved if self.place(update).resolve() == best]
+        choices = dict([*best_choice, ("latest", saved[-1]), *((str(update), update) for update in saved)])
+        name = name or next(iter(choices))
+        listing = ", ".join(key if key == str(update) else f"{key} ({update})" for key, update in choices.items())
+        if name not in choices:
+            raise CommandError(f"{self._user_path(self.folder)} has no checkpoint `{name}`. It has: {listing}.")
+        path = self.place(choices[name])
         if self._fetch is not None:
-            self._fetch(place, part)
-        fault = manifest.verify(place, part)
-        if fault is not None:
-            raise CommandError(f"{self._shown(place)} {fault}. Name another one with --checkpoint: {offer}.")
-        return choices[wanted], place
+            self._fetch(path, part)
+        problem = manifest.verify(path, part)
+        if problem is not None:
+            raise CommandError(f"{self._user_path(path)} {problem}. Choose another one with --checkpoint: {listing}.")
+        return choices[name], path
 
     def quarantine_damaged(self) -> list[str]:
-        """Renames the latest checkpoints until one is whole. Only the run that holds the lock may call this.
+        """Renames damaged checkpoints, from the latest back to the first valid one. Requires the run's lock.
 
         Returns:
-            A sentence on each that was renamed.
+            A sentence about each renamed checkpoint.
 
         Raises:
-            FormatError: the latest checkpoint that is not damaged was written in another format.
+            FormatError: the latest undamaged checkpoint has another format.
         """
         sentences = []
-        while (latest := self.latest()) and (fault := manifest.verify(latest[1])):
-            aside = latest[1].with_name(f"{_DAMAGED}{latest[1].name}")
-            shutil.rmtree(aside, ignore_errors=True)  # the same update's, damaged before
-            latest[1].rename(aside)
-            sentences.append(f"{latest[1]} {fault}; it is now {aside.name}.")
+        while (latest := self.latest()) and (problem := manifest.verify(latest[1])):
+            quarantined = latest[1].with_name(f"{_DAMAGED_PREFIX}{latest[1].name}")
+            shutil.rmtree(quarantined, ignore_errors=True)  # an earlier damaged checkpoint of the same update
+            latest[1].rename(quarantined)
+            sentences.append(f"{latest[1]} {problem}; it is now {quarantined.name}.")
         return sentences
 
     def latest_valid(self) -> int:
-        """Returns the update of the latest whole checkpoint; -1 if there is none.
+        """Returns the update of the latest valid checkpoint; -1 if there is none.
 
         Raises:
-            FormatError: a later one was written in another format.
+            FormatError: a later checkpoint has another format.
         """
         updates = reversed(self.updates())
         return next((update for update in updates if manifest.verify(self.place(update)) is None), -1)
 
     def empty(self) -> bool:
-        """Tells whether there is no checkpoint, not even a damaged one."""
-        return self.latest() is None and not any(self.folder.glob(f"{_DAMAGED}*"))
+        """Whether there is no checkpoint, not even a damaged one."""
+        return self.latest() is None and not any(self.folder.glob(f"{_DAMAGED_PREFIX}*"))
 
     def best(self) -> Path | None:
-        """Returns the best checkpoint, if one was named."""
+        """Returns the folder of the best checkpoint, if there is one."""
         link = self.folder / BEST
-        if link.is_file():  # as storage has it, copied to a disk
+        if link.is_file():  # downloaded from storage, which has a file instead of a link
             link = self.folder / link.read_text(encoding="utf-8").strip()
         return link.resolve() if link.exists() else None
 
     def clean(self) -> None:
-        """Removes what a killed run left unfinished. Only the run that holds the lock may call this."""
+        """Removes unfinished checkpoints of a killed run. Requires the run's lock."""
         for entry in self.folder.glob(f"{UNFINISHED}*"):
             if entry.is_symlink():
                 entry.unlink()
@@ -166,23 +172,23 @@ class Checkpoints:
                 shutil.rmtree(entry)
 
     def place(self, update: int) -> Path:
-        """Returns the folder of an update's checkpoint, saved or not."""
-        return self.folder / name_of(update)
+        """Returns the path of an update's checkpoint, saved or not."""
+        return self.folder / checkpoint_name(update)
 
     def updates(self) -> list[int]:
-        """Returns the updates that are saved, in order."""
+        """Returns the saved updates, in order."""
         if not self.folder.is_dir():
             return []
-        updates = (update_of(entry.name) for entry in self.folder.iterdir())
+        updates = (parse_update(entry.name) for entry in self.folder.iterdir())
         return sorted(update for update in updates if update is not None)
 
 
-def name_of(update: int) -> str:
-    """Returns the name of the folder of an update's checkpoint."""
+def checkpoint_name(update: int) -> str:
+    """Returns the folder name of an update's checkpoint."""
     return f"update_{update:06d}"
 
 
-def update_of(name: str) -> int | None:
-    """Returns the update that the name of a checkpoint's folder tells, None of any other name."""
+def parse_update(name: str) -> int | None:
+    """Returns the update in a checkpoint's folder name; None for other names."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None

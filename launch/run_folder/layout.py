@@ -1,19 +1,19 @@
-"""The names of what lies in a run's folder.
+"""The files in a run's folder.
 
 config.yaml      every setting, resolved
-sources.json     checksums of the queries, models and code that the run is made from
+sources.json     checksums of the run's queries, models and code
 metrics.jsonl    one line per update; line 0 is the held-out evaluation before training
-samples.jsonl    responses of the chain, every few updates, and on held-out queries before and after
-final.json       with `test_queries`: every response of each policy, alone, after the last update
-tensorboard/     the metrics again, for TensorBoard
-wandb/           with `wandb`, what Weights & Biases keeps
-wandb.id         and the run's id there
-trackio.id       with `trackio`, the run's name there
-run.id           of a run in storage, what no other run has
-checkpoints/     the last few and `best`
-log.txt          what libraries and rewards printed
-curves.png       drawn at the end, or by `cory plot`
-evaluation/      what `cory evaluate` found, a folder each time
+samples.jsonl    sample responses of the chain, every few updates, and on held-out queries before and after training
+final.json       with `test_queries`: all responses of each policy alone, after the last update
+tensorboard/     the metrics for TensorBoard
+wandb/           with `wandb`: files of Weights & Biases
+wandb.id         with `wandb`: the run's id there
+trackio.id       with `trackio`: the run's name there
+run.id           for a run in storage: its unique id
+checkpoints/     the latest checkpoints, and `best`
+log.txt          output of libraries and rewards
+curves.png       plots, drawn at the end or by `cory plot`
+evaluation/      results of `cory evaluate`, one folder per evaluation
 """
 
 import itertools
@@ -26,9 +26,9 @@ from policies.settings.start import CONFIG as CONFIG
 from policies.settings.start import POLICIES as POLICIES
 
 RUNS = Path("runs")
-"""Where the folders of runs without `--out` lie."""
+"""The parent folder of runs without `--out`."""
 SOURCES = "sources.json"
-"""What the run is made from (`launch.run_folder.sources`)."""
+"""Fingerprints of the run's inputs (`launch.run_folder.sources`)."""
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 FINAL = "final.json"
@@ -36,46 +36,45 @@ LOG, CURVES = "log.txt", "curves.png"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 LEASE = ".lease"
-"""Who may write to a run in storage (`launch.run_folder.lease`)."""
+"""The lease of a run in storage (`launch.run_folder.lease`)."""
 WRITERS = (LOCK, LEASE)
-"""How the names of files begin that say who may write."""
+"""Prefixes of the files that record which process may write."""
 RUN_ID = "run.id"
-"""Of a run in storage."""
 REFUSED = "refused_update_{:06d}_{}.safetensors"
-"""Of the batch of an update that was refused, by its number and the policy, whose gradient was not finite."""
-ORIGIN = "# cory "
-"""How `config.yaml` begins."""
+"""The batch of a rejected update, by the update's number and the policy whose gradient was not finite."""
+CONFIG_HEADER = "# cory "
+"""The beginning of `config.yaml`."""
 FROM_PYTHON = "cory train, from Python"
-"""What stands there as the command of a run that `cory_rllib.train` began."""
+"""The command in `config.yaml` of a run that `cory_rllib.train` started."""
 TENSORBOARD = "tensorboard"
 WANDB, WANDB_ID = "wandb", "wandb.id"
-"""What Weights & Biases keeps, and the id under which its run goes on."""
+"""The folder of Weights & Biases, and the file with the id of its run."""
 TRACKIO_ID = "trackio.id"
-"""The name under which Trackio's run goes on."""
-BEGUN = (
+"""The file with the name of Trackio's run."""
+STARTED_FILES = (
     *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
-    *(f".{CONFIG}.new", f".{SOURCES}.new"),  # of a kill in the middle of a write
+    *(f".{CONFIG}.new", f".{SOURCES}.new"),  # left by a kill during a write
 )
-"""What a run that ended before anything of it was saved may have left."""
+"""Files that a run may leave if it ends before its first checkpoint."""
 
 
 def new_folder(name: str) -> Path:
-    """Makes a fresh folder under `runs/`, after a name and the time. Processes that ask at once get one each.
+    """Creates a new folder `runs/NAME-TIME`. Concurrent processes get different folders.
 
     Raises:
-        CommandError: it cannot be made.
+        CommandError: the folder cannot be created.
     """
-    plain = re.sub(r"[^\w.-]+", "-", name)
-    base = RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    safe_name = re.sub(r"[^\w.-]+", "-", name)
+    base = RUNS / f"{safe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
             path.mkdir(parents=True)
         except FileExistsError:
             if not RUNS.is_dir():
-                raise CommandError(f"{RUNS} is a file: move it, or name a folder with --out.") from None
+                raise CommandError(f"{RUNS} is a file. Move it, or choose a folder with --out.") from None
         except OSError as error:
-            raise CommandError(f"The folder {path} cannot be made: {error.strerror}.") from error
+            raise CommandError(f"The folder {path} cannot be created: {error.strerror}.") from error
         else:
             break
     return path

@@ -1,8 +1,8 @@
-"""A lease on a run in storage: the record of the process that owns it, where no lock may reach.
+"""Leases on runs in storage, which ensure a single writer where file locks do not work.
 
-The record, a small object beside the run's files, names the owner and a time, which is renewed as long as the owner
-lives. A run whose record was not renewed for `STALE` seconds may be taken over: its owner was killed, or has lost the
-network, and then stops at its next upload. So the clocks of the machines must agree within a minute.
+The lease is a small object beside the run's files, with the owner and the time of its last heartbeat. A lease without a
+heartbeat for `STALE` seconds may be taken over: its owner was killed, or lost the network and will stop at its next
+upload. This requires the machines' clocks to agree within a minute.
 """
 
 import contextlib
@@ -19,42 +19,41 @@ from launch.console.errors import CommandError
 from launch.run_folder.layout import LEASE
 from launch.run_folder.storage import Storage, StorageError
 
-RENEWED = 30.0
-"""Seconds after which a lease is renewed."""
+RENEW_SECONDS = 30.0
+"""Seconds between heartbeats."""
 STALE = 120.0
-"""Seconds after which one that was not renewed may be taken over."""
+"""Seconds without a heartbeat after which a lease may be taken over."""
 
 
 class LeaseHeldError(CommandError):
-    """Another process has the lease; the message says which, and what to do."""
+    """Another process holds the lease. The message has that process and a remedy."""
 
 
 class LeaseLostError(StorageError):
-    """Another process has taken the lease over; the message says which, and where this one's run is."""
+    """Another process has taken the lease over. The message has that process and this process's local folder."""
 
 
 class Owner(NamedTuple):
-    """What the record says."""
+    """The content of a lease."""
 
     writer: str
-    """The local folder in which the owner works, by an id that is kept there."""
+    """Id of the owner's local folder, which is stored there."""
     host: str
     process: int
     time: float
-    """When it was last renewed, in seconds since 1970."""
+    """Time of the last heartbeat, in seconds since 1970."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was renewed lately."""
+        """Whether the last heartbeat is recent."""
         return time.time() - self.time < STALE
 
     def __str__(self) -> str:
-        """As messages name it."""
         return f"{self.process} on {self.host}"
 
     @classmethod
     def read(cls, content: bytes | None) -> Self | None:
-        """Reads the record's content; None: there is none, or it was cut off."""
+        """Parses a lease; None if there is none, or it is incomplete."""
         try:
             return None if content is None else cls(**json.loads(content))
         except (ValueError, TypeError):
@@ -62,16 +61,16 @@ class Owner(NamedTuple):
 
 
 class Lease:
-    """This process's lease on a run in storage, while it is entered as a context."""
+    """Context manager: holds the lease on a run in storage, with a heartbeat thread."""
 
     def __init__(self, storage: Storage, folder: Path, is_locked: bool = False) -> None:
-        """Names the run, and the local folder in which it works.
+        """Initializes the lease without acquiring it.
 
         Args:
             storage: of the run.
-            folder: local; this process has locked it.
-            is_locked: this process has locked storage too. So whoever wrote the record has ended; or is on a machine
-                that the lock does not reach, and stops at its next upload.
+            folder: the run's local folder, locked by this process.
+            is_locked: whether this process has locked storage too. Then the lease's previous owner has ended, or is on
+                a machine that the lock does not reach and stops at its next upload.
         """
         self._storage = storage
         self._folder = folder
@@ -80,11 +79,12 @@ class Lease:
         self._heartbeat = threading.Thread(target=self._keep_renewing, daemon=True)
 
     def __enter__(self) -> Self:
-        """Takes the lease, and renews it from then on.
+        """Acquires the lease and starts the heartbeat.
+
+        A lease from the same local folder does not count: the folder's lock shows that its owner has ended.
 
         Raises:
-            Held: another process has it, or takes it at the same time and wrote last. None has that worked in the same
-                local folder: its lock says that it ended.
+            LeaseHeldError: another process holds the lease, or acquired it at the same time and wrote last.
             StorageError: storage cannot be read or written.
         """
         file = self._folder / LEASE
@@ -92,14 +92,14 @@ class Lease:
             file.write_text(secrets.token_hex(8))
         self._writer = file.read_text()
         if not self._is_locked:
-            self._refuse_other()
+            self._check_not_held()
         self._write()
-        self._refuse_other()
+        self._check_not_held()
         self._heartbeat.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Gives the lease back, if it is still held. If storage cannot be reached, it may be taken over by and by."""
+        """Releases the lease if it is still held. If storage is unreachable, the lease expires later."""
         self._released.set()
         self._heartbeat.join()
         with contextlib.suppress(StorageError):
@@ -107,34 +107,34 @@ class Lease:
                 self._storage.remove(LEASE)
 
     def renew(self) -> None:
-        """Says that the owner lives.
+        """Writes a heartbeat.
 
         Raises:
-            Lost: another process has taken the lease over.
+            LeaseLostError: another process has taken the lease over.
             StorageError: storage cannot be read or written.
         """
         owner = self._owner()
-        if not self._is_owner(owner):  # none: who took it over has ended
+        if not self._is_owner(owner):  # None: the process that took it over has ended
             other = f"process {owner}" if owner else "another process"
             raise LeaseLostError(
-                f"{self._storage.uri} was taken over by {other}, as this one had not been heard of for {STALE:.0f} s. "
-                f"What this one did is in {self._folder} on {platform.node()}."
+                f"{self._storage.uri} was taken over by {other}, because this process had sent no heartbeat for "
+                f"{STALE:.0f} s. This process's results are in {self._folder} on {platform.node()}."
             )
         self._write()
 
     def _keep_renewing(self) -> None:
-        while not self._released.wait(RENEWED):
+        while not self._released.wait(RENEW_SECONDS):
             with contextlib.suppress(StorageError):  # the next upload reports it
                 self.renew()
 
-    def _refuse_other(self) -> None:
+    def _check_not_held(self) -> None:
         owner = self._owner()
         if owner is not None and owner.is_alive and not self._is_owner(owner):
-            silent = max(time.time() - owner.time, 0.0)
+            age = max(time.time() - owner.time, 0.0)
             raise LeaseHeldError(
-                f"{self._storage.uri} is in use by another run (process {owner}, heard of "
-                f"{silent:.0f} s ago). Stop it, or name another place with --out. If it was killed, try again in "
-                f"{max(STALE - silent, 1.0):.0f} s."
+                f"{self._storage.uri} is in use by another run (process {owner}, last heartbeat {age:.0f} s ago). Stop "
+                "it, or choose another location with --out. If it was killed, try again in "
+                f"{max(STALE - age, 1.0):.0f} s."
             )
 
     def _owner(self) -> Owner | None:

@@ -1,4 +1,4 @@
-"""Who may write into a folder, and who does. The kernel frees a lock when its holder ends, however that happens."""
+"""File locks on folders. The kernel releases a lock when its process ends, even after a kill."""
 
 import contextlib
 import errno
@@ -12,71 +12,74 @@ from filelock import FileLock, Timeout
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LOCK
 
-LOOK = 0.1
-"""Seconds in which a look at the lock is over."""
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""What file systems say that have no locks, some over a network among them."""
+LOCK_TIMEOUT = 0.1
+"""Seconds to wait for a lock. Longer than `lock_holder` holds one to check it."""
+UNSUPPORTED_ERRNOS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems without locks, such as some network file systems."""
 
 
-class NoLocks(CommandError):
-    """A folder's file system has no locks; the message says what to use instead."""
+class LocksUnsupportedError(CommandError):
+    """A folder's file system has no locks. The message suggests alternatives."""
 
 
 def lock_folder(path: Path) -> contextlib.ExitStack:
-    """Takes a folder for this process, until what is returned is closed.
+    """Locks a folder for this process.
+
+    Returns:
+        A context; closing it releases the lock.
 
     Raises:
-        CommandError: another process has it.
-        NoLocks: its file system has no locks.
+        CommandError: another process holds the lock.
+        LocksUnsupportedError: the file system has no locks.
     """
     lock = try_lock(path / LOCK)
     if lock is None:
         raise CommandError(
-            f"{path} is in use by another run (process {lock_holder(path)}). Stop it, or name another folder with "
+            f"{path} is in use by another run (process {lock_holder(path)}). Stop it, or choose another folder with "
             "--out."
         )
     return lock
 
 
 def try_lock(file: Path) -> contextlib.ExitStack | None:
-    """Takes a lock for this process, until what is returned is closed.
+    """Acquires a lock for this process, if it is free.
 
     Args:
-        file: stands for what is taken; made where it is not there, and stays. It says who has it.
+        file: the lock file, created if missing and never removed. It contains the process that holds the lock.
 
     Returns:
-        None where another process has it.
+        A context that releases the lock when closed; None if another process holds the lock.
 
     Raises:
-        NoLocks: its file system has no locks.
+        LocksUnsupportedError: the file system has no locks.
     """
-    held = contextlib.ExitStack()
+    lock = contextlib.ExitStack()
     try:
-        # A lock that is no more than a file's existence would outlive a kill. `LOOK`: a `lock_holder` may be looking.
-        held.enter_context(FileLock(file, timeout=LOOK, fallback_to_soft=False, on_acquired=_sign))
+        # No soft lock, which would outlive a kill. The timeout is for a `lock_holder` that checks the lock.
+        lock.enter_context(FileLock(file, timeout=LOCK_TIMEOUT, fallback_to_soft=False, on_acquired=_write_holder))
     except Timeout:
         return None
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in UNSUPPORTED_ERRNOS:
             raise
-        raise NoLocks(
-            f"{file.parent} is on a file system without locks ({error.strerror}), where two processes could write at "
-            "once. Mount it with locks, name a folder on another with --out, or for a run --out "
-            f"file://{file.parent.resolve()}, which works in a local folder and is copied there."
+        raise LocksUnsupportedError(
+            f"{file.parent} is on a file system without locks ({error.strerror}), so two processes could write at "
+            "once. Mount it with locks, or set --out to a folder on another file system, or (for a run) to "
+            f"file://{file.parent.resolve()}, which works in a local folder and is uploaded there."
         ) from error
-    return held
+    return lock
 
 
-def _sign(descriptor: int) -> None:
-    """Writes into a lock who has it."""
+def _write_holder(descriptor: int) -> None:
+    """Writes this process into its lock file."""
     os.truncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
 
 
 def lock_holder(path: Path) -> str | None:
-    """Returns the process that has a folder, as `123 on host`, or None where none is seen to have it.
+    """Returns the process that holds a folder's lock, as `123 on host`; None if none is visible.
 
-    That takes no more than the right to read, and keeps nobody out.
+    Requires only read permission, and does not block other processes.
     """
     try:
         with (path / LOCK).open() as lock:
@@ -84,6 +87,6 @@ def lock_holder(path: Path) -> str | None:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return lock.read().strip() or "unknown"
-    except OSError:  # there is none, or its file system has no locks
+    except OSError:  # there is no lock file, or the file system has no locks
         pass
     return None

@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: its format, who wrote it, and a checksum of every file.
+"""The manifest of a checkpoint: its format, the version that wrote it, and a checksum of every file.
 
-A rename makes a checkpoint whole when it is written. What a disk, a copy or a hand does to it later shows here.
+Checkpoints are written atomically (by a rename). The manifest detects later damage, by the disk, a copy or an edit.
 """
 
 import json
@@ -9,52 +9,55 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 FORMAT = 1
-"""Goes up whenever an older checkpoint can no longer be continued as it would have been."""
+"""Increased whenever older checkpoints can no longer be resumed exactly."""
 NAME = "manifest.json"
-_CHUNK = 2**24  # bytes read at once
+_CHUNK_BYTES = 2**24
 
 
 class FormatError(ValueError):
-    """A checkpoint is in another format than this version reads; the message says which, and what to do."""
+    """A checkpoint has a format that this version cannot read. The message has the format and a remedy."""
 
 
 def own_version() -> str:
-    """Returns the version of this distribution; a checkout that was never installed has none."""
+    """Returns the version of this package, or `(a checkout)` if it is not installed."""
     try:
         return version("cory-rllib")
     except PackageNotFoundError:
         return "(a checkout)"
 
 
-def write(folder: Path) -> None:
-    """Writes the manifest of all files that are in the folder now."""
+def write_manifest(folder: Path) -> None:
+    """Writes the manifest of all files in the folder."""
     entries = {"format": FORMAT, "cory-rllib": own_version(), "files": _checksums(folder)}
     (folder / NAME).write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 
 def verify(folder: Path, part: str = "") -> str | None:
-    """Returns what is wrong with a folder, to follow its name in a sentence, or None.
+    """Verifies a folder's files against its manifest.
 
     Args:
-        folder: with a manifest.
-        part: look only at files whose path begins like this.
+        folder: a checkpoint.
+        part: verify only files whose paths start with this prefix.
+
+    Returns:
+        The problem, as the predicate of a sentence about the folder; None if the folder is valid.
 
     Raises:
-        FormatError: it may be whole, but another version wrote it in another format.
+        FormatError: the checkpoint has another format, and may be valid in that format.
     """
     try:
         entries = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        written, writer, sealed = entries["format"], entries["cory-rllib"], dict(entries["files"])
+        format_, writer, checksums = entries["format"], entries["cory-rllib"], dict(entries["files"])
     except FileNotFoundError:
         return f"has no {NAME}"
     except (ValueError, KeyError, TypeError):
         return f"has a damaged {NAME}"
-    if written != FORMAT:
+    if format_ != FORMAT:
         raise FormatError(
-            f"{folder} is in checkpoint format {written}, written by cory-rllib {writer}; this is {own_version()}, "
-            f"which goes on from format {FORMAT} only. Use that version, or start a new run."
+            f"{folder} has checkpoint format {format_}, written by cory-rllib {writer}, but version {own_version()} "
+            f"reads only format {FORMAT}. Use version {writer}, or start a new run."
         )
-    for name, checksum in sealed.items():
+    for name, checksum in checksums.items():
         if name.startswith(part):
             if not (folder / name).is_file():
                 return f"lacks its file {name}"
@@ -71,6 +74,6 @@ def _checksums(folder: Path) -> dict[str, int]:
 def _checksum(path: Path) -> int:
     total = 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK_BYTES):
             total = zlib.crc32(chunk, total)
     return total

@@ -1,4 +1,4 @@
-"""What a run writes down: the lines of `metrics.jsonl` and `samples.jsonl`."""
+"""Records of runs and evaluations: the lines of `metrics.jsonl`, `samples.jsonl` and `responses.jsonl`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from cory_env.message import Message
 from policies.settings.settings import Settings
 
 Figures = dict[str, float | None]
-"""Named numbers; None where one is not finite or could not be computed."""
+"""Metrics by name; None if a value is not finite or could not be computed."""
 
 
 class RawResponse(TypedDict):
@@ -20,7 +20,7 @@ class RawResponse(TypedDict):
 
 
 class RawSample(TypedDict):
-    """One query, as its row holds it, and the chain's answers to it, in order."""
+    """One query in its original form, and the chain's responses to it, in order."""
 
     query: str | list[Message]
     responses: list[RawResponse]
@@ -31,9 +31,9 @@ class Response(RawResponse):
 
     task_reward: float | None
     ended: NotRequired[bool]
-    """It ends with an end-of-sequence token, which is the last of its tokens; else its length was cut."""
+    """Whether the response ends with an end-of-sequence token, its last token; otherwise it was truncated."""
     repetition: NotRequired[float]
-    """Share of its token pairs that stand earlier in it too."""
+    """Fraction of the response's token pairs that occur earlier in it."""
 
 
 class Sample(TypedDict):
@@ -44,40 +44,41 @@ class Sample(TypedDict):
 
 
 class SampleLine(Sample):
-    """A line of `samples.jsonl`: a sample, the update it belongs to, and whether the query is held out."""
+    """A line of `samples.jsonl`: a sample, its update, and whether the query is held out."""
 
     update: int
     held_out: bool
 
 
 class Evaluation(TypedDict):
-    """One response to a held-out query, and what was measured of it: in `final.json` and in evaluations."""
+    """One response to a held-out query with its metrics, in `final.json` and in evaluations."""
 
     policy: str
     role: str
     query: int
-    """The query's number in its split."""
+    """The query's index in its split."""
     sample: int
-    """Which of the responses to the query it is."""
+    """The response's index among the responses to the query."""
     prompt: str
     """The query."""
     text: str
     tokens: list[int]
     metrics: Figures
-    """`task_reward`; `kl` to the base, in nats, summed over the response, of a chain's last one to the base on the bare
-    query; `combined_reward`; `response_length` in tokens; `eos_rate`, 1 where it ends by itself, else 0; `repetition`.
-    Of a chain's last one also `in_chain_kl`: to the base in the response's own prompt."""
+    """`task_reward`; `kl` to the base model in nats, summed over the response (for a chain's last response, to the base
+    model with the bare query as its prompt); `combined_reward`; `response_length` in tokens; `eos_rate`, 1 if the
+    response ends with an end-of-sequence token, else 0; `repetition`. For a chain's last response also `in_chain_kl`,
+    to the base model with the response's own prompt."""
 
 
 class Batch(TypedDict):
-    """A line of an evaluation's `responses.jsonl`: some chains of one lineup, each its responses in order."""
+    """A line of an evaluation's `responses.jsonl`: a batch of chains of one lineup, with their responses in order."""
 
     batch: int
     chains: list[list[Evaluation]]
 
 
 class HealthWarning(TypedDict):
-    """A sign of ill health that has held for `updates` updates in a row (see `policies.health`)."""
+    """A warning sign that has persisted for `updates` updates in a row (see `policies.health`)."""
 
     signature: str
     subject: str
@@ -86,14 +87,14 @@ class HealthWarning(TypedDict):
 
 
 class Update(TypedDict):
-    """A line of `metrics.jsonl`: one update. Line 0 precedes training and holds an evaluation alone."""
+    """A line of `metrics.jsonl`: one update. Line 0 is the evaluation before training, without other metrics."""
 
     update: int
     roles: NotRequired[dict[str, str]]
     exchanged: NotRequired[bool]
     exchanges: NotRequired[int]
     averaged: NotRequired[bool]
-    """After it all LLMs moved to the mean of their weights; missing from what earlier versions wrote."""
+    """Whether the weights of all policies were averaged after this update. Missing in files of earlier versions."""
     policy: NotRequired[dict[str, Figures]]
     role: NotRequired[dict[str, Figures]]
     seconds: NotRequired[dict[str, float]]
@@ -102,34 +103,34 @@ class Update(TypedDict):
     health: NotRequired[list[HealthWarning]]
     collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, Figures]]
-    """By policy, each alone on the bare held-out queries; with `eval_average` of `llm_mean`, the LLM whose weights
-    are the mean of theirs; and the `mean` of the policies' figures."""
+    """By policy id, each policy alone on the bare held-out queries; with `eval_average` also `llm_mean`, the policy
+    with the averaged weights; and `mean`, the mean over policies."""
     last_response: NotRequired[Figures]
-    """Of the chain on the same queries."""
+    """The chain's last responses to the same queries."""
 
 
 def mean_over_policies(policies: Sequence[Figures]) -> Figures:
-    """Returns the mean of each figure; None where any policy lacks it.
+    """Returns the mean of each metric over policies; None if any policy lacks the metric.
 
-    A mean of the others would be of other policies here than there, so it would not compare. Over queries, updates and
-    seeds a mean is of those that have a value.
+    Means over different subsets of policies would not be comparable. In contrast, means over queries, updates and seeds
+    ignore missing values.
     """
     means: Figures = {}
-    for name in dict.fromkeys(name for figures in policies for name in figures):
-        known = [value for figures in policies if (value := figures.get(name)) is not None]
-        means[name] = sum(known) / len(known) if len(known) == len(policies) else None
+    for name in dict.fromkeys(name for metrics in policies for name in metrics):
+        values = [value for metrics in policies if (value := metrics.get(name)) is not None]
+        means[name] = sum(values) / len(values) if len(values) == len(policies) else None
     return means
 
 
 def highest(values: Mapping[int, float | None]) -> tuple[int, float] | None:
-    """Returns the update of the highest known value, and that; of equals, the first; None if none is known."""
-    known = {update: value for update, value in values.items() if value is not None}
-    update = max(known, key=lambda update: known[update]) if known else None
-    return None if update is None else (update, known[update])
+    """Returns the update with the highest value, and the value; the first if equal; None if all values are None."""
+    scores = {update: value for update, value in values.items() if value is not None}
+    update = max(scores, key=lambda update: scores[update]) if scores else None
+    return None if update is None else (update, scores[update])
 
 
 def to_json(value: object) -> object:
-    """Returns `value` as strict JSON can hold it: NumPy numbers as Python's, and NaN or infinity as None."""
+    """Converts a value to strict JSON types: NumPy numbers to Python's, NaN and infinity to None."""
     if isinstance(value, dict):
         return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -140,6 +141,6 @@ def to_json(value: object) -> object:
     return number if math.isfinite(number) else None
 
 
-def best_of(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
-    """Returns the update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
+def best_evaluation(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
+    """Returns the update with the best held-out score (see `select_by`), and the score; the earliest if equal."""
     return highest({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})

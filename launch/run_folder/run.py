@@ -1,6 +1,6 @@
-"""A run, in a folder or in storage: who may write to it, what it holds, and how it is continued.
+"""A run in a local folder or in storage: locking, creating, opening, reading and uploading it.
 
-A run in storage works in a folder of the user's cache, from which `upload` copies what is new.
+A run in storage works in a folder of the user's cache. `upload` copies new files from there to storage.
 """
 
 import contextlib
@@ -16,35 +16,40 @@ from typing import cast
 from launch.console.configuration import as_yaml, read_file
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder import manifest
-from launch.run_folder.checkpoints import Checkpoints, name_of
+from launch.run_folder.checkpoints import Checkpoints, checkpoint_name
 from launch.run_folder.journal import Journal, atomic_write
 from launch.run_folder.layout import (
-    BEGUN,
     CHECKPOINTS,
     CONFIG,
+    CONFIG_HEADER,
     CURVES,
     FINAL,
     LOCK,
     LOG,
     METRICS,
-    ORIGIN,
     RUN_ID,
     SAMPLES,
+    STARTED_FILES,
     WRITERS,
     new_folder,
 )
 from launch.run_folder.lease import Lease, LeaseLostError
-from launch.run_folder.locks import NoLocks, lock_folder
-from launch.run_folder.records import Update, best_of
-from launch.run_folder.storage import Storage, StorageError, is_uri, updates_in
+from launch.run_folder.locks import LocksUnsupportedError, lock_folder
+from launch.run_folder.records import Update, best_evaluation
+from launch.run_folder.storage import Storage, StorageError, checkpoint_updates, is_uri
 from policies.settings.settings import Settings, SettingsError, make_settings
 
 
 class Run:
-    """One run. Reading needs no lock; `lock` must be held to write."""
+    """One run. Reading needs no lock; writing requires `lock`."""
 
     def __init__(self, path: Path, storage: Storage | None = None) -> None:
-        """Names a run's folder, which may not exist yet, and the storage that it is uploaded to, or was copied from."""
+        """Initializes the run without reading or creating anything.
+
+        Args:
+            path: the run's folder, which may not exist yet.
+            storage: the storage that the run is uploaded to, or was copied from.
+        """
         self.path = path
         self.metrics = Journal(path / METRICS)
         self.samples = Journal(path / SAMPLES)
@@ -56,91 +61,98 @@ class Run:
         self._lock: contextlib.ExitStack | None = None
         self._lock_file: os.stat_result | None = None
         self._lease: Lease | None = None
-        self._is_new = False  # its folder was made for it, and goes if it is refused
+        self._is_new = False  # whether its folder was created for it; `abort` then removes the folder too
 
     @classmethod
-    def create(cls, place: str | Path | None, name: str = "") -> "Run":
-        """Makes a new run's folder and locks it.
+    def create(cls, location: str | Path | None, name: str = "") -> "Run":
+        """Creates and locks a new run's folder.
 
         Args:
-            place: a folder or a URI; None: a fresh folder under `runs/`.
-            name: of such a folder.
+            location: a folder or a URI; None: a new folder under `runs/`.
+            name: the beginning of that new folder's name.
 
         Raises:
-            CommandError: something is there already, or the folder cannot be made; another process trains there.
+            CommandError: the folder is not empty, cannot be created, or is in use by another process.
             StorageError: storage cannot be read or written.
         """
-        if place is not None and is_uri(str(place)):
-            return cls._create_in_storage(str(place))
-        run = cls(new_folder(name) if place is None else Path(place))
-        run._is_new = place is None or not run.path.exists()
+        if location is not None and is_uri(str(location)):
+            return cls._create_in_storage(str(location))
+        run = cls(new_folder(name) if location is None else Path(location))
+        run._is_new = location is None or not run.path.exists()
         make_folder(run.path)
         if not run.exists() and run._entries():
-            raise CommandError(f"{run.path} is not empty: empty it, or name another folder with --out.")
+            raise CommandError(f"{run.path} is not empty. Empty it, or choose another folder with --out.")
         run.lock()
         if run.exists() and run.checkpoints.empty():
-            run._clear()
+            run._remove_started_files()
         if run._entries():
             run.unlock()
             raise CommandError(
-                f"{run.path} holds a run: go on with it by `{run.resume_command()}`, or name another folder with --out."
+                f"{run.path} already has a run. Resume it with `{run.resume_command()}`, or choose another folder with "
+                "--out."
             )
         return run
 
     @classmethod
     def _create_in_storage(cls, uri: str) -> "Run":
         storage = Storage(uri)
-        _refuse_begun(storage)  # before anything is touched
-        run = cls._work_on(storage)
+        _check_not_started(storage)  # before anything is changed
+        run = cls._lock_storage(storage)
         try:
-            _refuse_begun(storage)  # another process may have begun one, and ended, since
+            _check_not_started(storage)  # another process may have started one and ended since
         except CommandError:
             run.unlock()
             raise
-        storage.clear()  # a run that ended before anything of it was saved
-        _empty(run.path)
+        storage.clear()  # files of a run that ended before its first checkpoint
+        _clear_folder(run.path)
         (run.path / RUN_ID).write_text(secrets.token_hex(8))
         return run
 
     @classmethod
-    def open(cls, place: str | Path) -> "Run":
-        """Returns an existing run, to continue it: a folder, not locked yet; or a run in storage, locked.
+    def open(cls, location: str | Path) -> "Run":
+        """Opens an existing run to resume it.
 
-        Of that it downloads all but the checkpoint (`download_checkpoint`), unless this machine has all of the run and
-        maybe more, which never arrived in storage: then it uploads that.
+        A run in a folder is not locked yet; a run in storage is. If the local copy of a run in storage is as new as
+        storage or newer, it is uploaded. Otherwise everything but the checkpoint is downloaded (see
+        `download_checkpoint`).
+
+        Args:
+            location: the run's folder or URI.
 
         Raises:
-            CommandError: there is no run, or in storage none with a checkpoint; another process trains that.
+            CommandError: there is no run, the run in storage has no checkpoint, or another process trains it.
             StorageError: storage cannot be read or written.
         """
-        if is_uri(str(place)):
-            return cls._open_in_storage(str(place))
-        run, path = cls(Path(place)), Path(place)
+        if is_uri(str(location)):
+            return cls._open_in_storage(str(location))
+        run, path = cls(Path(location)), Path(location)
         if run.exists():
             return run
-        missing = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise CommandError(f"{path} is not a run's folder: it {missing}. Runs lie under runs/ unless --out said else.")
+        problem = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+        raise CommandError(f"{path} is not a run's folder: it {problem}. By default, runs are in runs/.")
 
     @classmethod
     def _open_in_storage(cls, uri: str) -> "Run":
         if not is_begun(uri):
-            raise CommandError(f"{uri} has no run with a checkpoint to go on from. Correct it, or start a new run.")
+            raise CommandError(
+                f"{uri} has no run with a checkpoint to resume from. Correct the URI, or start a new run."
+            )
         storage = Storage(uri)
-        run = cls._work_on(storage)
+        run = cls._lock_storage(storage)
         is_same = run.read(RUN_ID) == storage.read(RUN_ID)
         local, remote = run.checkpoints.latest_valid() if is_same else -1, max(storage.updates(), default=-1)
-        latest = f"{CHECKPOINTS}/{name_of(local)}/{manifest.NAME}"
-        # At equal updates: another machine may have been set back, and have done the last one anew.
+        latest = f"{CHECKPOINTS}/{checkpoint_name(local)}/{manifest.NAME}"
+        # At equal updates: another machine may have resumed from an earlier checkpoint and repeated the last update.
         if remote < 0 or local > remote or (local == remote and run.read(latest) == storage.read(latest)):
             run.upload()
         else:
-            _empty(run.path)
+            _clear_folder(run.path)
             storage.download(run.path, ["*"])
         return run
 
     @classmethod
-    def _work_on(cls, storage: Storage) -> "Run":
-        """Locks a run in storage, and the local folder in which it works."""
+    def _lock_storage(cls, storage: Storage) -> "Run":
+        """Locks a run in storage and its local folder."""
         run = cls(storage.cache("runs"), storage)
         make_folder(run.path)
         if storage.folder is not None:
@@ -150,20 +162,20 @@ class Run:
         return run
 
     def read(self, name: str) -> bytes | None:
-        """Returns the content of a file of the folder, or None if there is none of that name."""
+        """Returns the content of a file in the folder, or None if it does not exist."""
         file = self.path / name
         return file.read_bytes() if file.is_file() else None
 
     def exists(self) -> bool:
-        """Tells whether a run was started here: other programs have a file of that name too."""
+        """Whether a run was started here. Other programs' `config.yaml` does not count."""
         return _is_config(self.read(CONFIG))
 
     def lock(self) -> None:
-        """Takes the run for this process, until it ends, unless it has it already.
+        """Locks the run for this process until `unlock` or the end of the process. Does nothing if it is locked.
 
         Raises:
-            CommandError: another process has it.
-            NoLocks: its file system has no locks.
+            CommandError: another process holds the lock.
+            LocksUnsupportedError: the file system has no locks.
             StorageError: storage cannot be read or written.
         """
         if self._lock is not None:
@@ -173,7 +185,7 @@ class Run:
             if self.storage is not None:
                 is_locked = False
                 if self.storage.folder is not None:  # another process may train there without a URI
-                    with contextlib.suppress(NoLocks):
+                    with contextlib.suppress(LocksUnsupportedError):
                         stack.enter_context(lock_folder(self.storage.folder))
                         is_locked = True
                 self._lease = stack.enter_context(Lease(self.storage, self.path, is_locked))
@@ -181,64 +193,69 @@ class Run:
             self._lock = stack.pop_all()
 
     def unlock(self) -> None:
-        """Lets other processes write here again."""
+        """Releases the lock and the lease."""
         if self._lock is not None:
             self._lock.close()
             self._lock = self._lock_file = self._lease = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
-        """Writes `config.yaml`; its first lines are the commands that made it, `origin` the latest."""
+        """Writes `config.yaml`.
+
+        Args:
+            settings: of the run.
+            origin: the command that starts or resumes the run; added to the comments at the top of the file.
+        """
         file = self.path / CONFIG
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.splitlines())}"]
         atomic_write(file, "\n".join(comments) + "\n" + as_yaml(settings))
 
     def settings(self) -> Settings:
-        """Reads `config.yaml`; a setting that it lacks has its default.
+        """Reads `config.yaml`. Missing settings have their defaults.
 
         Raises:
-            CommandError: it holds something that is no setting, or no setting any more.
+            CommandError: a setting is unknown or invalid, possibly because another version wrote it.
         """
         try:
             return make_settings(read_file(self.path / CONFIG))
         except (CommandError, SettingsError) as error:
             raise CommandError(
-                f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (its "
-                "first lines say which), use that one."
+                f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (see "
+                "its first lines), use that version."
             ) from error
 
     def updates(self) -> list[Update]:
-        """Returns the metrics so far, one entry per update."""
+        """Returns the metrics recorded so far, one entry per update."""
         return cast(list[Update], self.metrics.read())
 
     def best_update(self) -> int | None:
-        """Returns the update of the highest held-out combined reward, by `select_by`; of equals, the earliest."""
-        best = best_of(self.updates(), self.settings())
+        """Returns the update with the best held-out score (see `select_by`), the earliest if several are equal."""
+        best = best_evaluation(self.updates(), self.settings())
         return best and best[0]
 
     def cut_after(self, update: int) -> None:
-        """Removes what was recorded after `update`, from which training continues, and what was left unfinished."""
+        """Removes records after `update`, from which training resumes, and unfinished checkpoints."""
         self.checkpoints.clean()
         self.metrics.cut_after(update)
         self.samples.cut_after(update)
 
     def resume_command(self) -> str:
-        """Returns the command that continues this run."""
+        """Returns the command that resumes this run."""
         return f"cory train --resume {shlex.quote(self.place)}"
 
     @property
     def place(self) -> str:
-        """The run's folder or URI, as commands take it."""
+        """The run's folder or URI, as accepted by commands."""
         return self.shown(self.path)
 
     def shown(self, path: Path) -> str:
-        """Returns how a user finds a path of this folder: by its URI, if the run is in storage."""
+        """Returns a path in the run's folder as shown to users: a URI if the run is in storage."""
         if self.storage is None:
             return str(path)
         return self.storage.uri_of("" if path == self.path else path.relative_to(self.path).as_posix())
 
     def latest_checkpoint(self) -> int:
-        """Returns the update of the latest checkpoint, here or in storage; -1 if there is none.
+        """Returns the update of the latest checkpoint, local or in storage; -1 if there is none.
 
         Raises:
             StorageError: storage cannot be read.
@@ -247,7 +264,7 @@ class Run:
         return max([*self.checkpoints.updates(), *remote], default=-1)
 
     def download_checkpoint(self) -> None:
-        """Downloads the latest whole checkpoint, if the run has one in storage and none here.
+        """Downloads the latest valid checkpoint if there is no local one.
 
         Raises:
             StorageError: storage cannot be read.
@@ -256,10 +273,10 @@ class Run:
             self.storage.download_checkpoint(self.path)
 
     def upload(self) -> None:
-        """Uploads what is new, if the run is in storage, which keeps as many checkpoints as the settings say.
+        """Uploads new files if the run is in storage, and removes old checkpoints there (`keep_checkpoints`).
 
         Raises:
-            Lost: another process writes there now.
+            LeaseLostError: another process has taken the run over.
             StorageError: storage cannot be written.
         """
         if self._lease is not None:
@@ -268,101 +285,104 @@ class Run:
             self.storage.upload(self.path, self.settings().keep_checkpoints, self.best_update())
 
     def sync_error(self) -> str | None:
-        """Uploads what is new; if that fails, returns why, where everything is, and how it gets to storage."""
+        """Uploads new files. If that fails, returns a message with the reason, the local folder and a remedy."""
         try:
             self.upload()
         except LeaseLostError as error:
             return str(error)
         except StorageError as error:
             return (
-                f"{error} Nothing is lost: the run is in {self.path} on {platform.node()}. When storage can be written "
-                f"again, `{self.resume_command()}` on that machine copies it."
+                f"{error} Nothing is lost: the run is in {self.path} on {platform.node()}. When storage is writable "
+                f"again, run `{self.resume_command()}` on that machine to upload it."
             )
         return None
 
     def finalize_upload(self) -> None:
-        """Uploads all of a run in storage, and removes the local folder.
+        """Uploads a run in storage completely, then removes its local folder.
 
         Raises:
-            StorageError: storage cannot be written; the local folder stays.
+            StorageError: storage cannot be written. The local folder is kept.
         """
         if (error := self.sync_error()) is not None:
             raise StorageError(error)
         self.remove_local()
 
     def remove_local(self) -> None:
-        """Removes the local folder of a run that storage has all of, and unlocks both."""
+        """Removes the local folder of a completely uploaded run, and unlocks both."""
         if self.storage is not None:
-            (self.path / RUN_ID).unlink(missing_ok=True)  # what an interrupt leaves is then not taken for the run
+            (self.path / RUN_ID).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
             shutil.rmtree(self.path.parent)
             self.unlock()
 
     def abort(self) -> None:
-        """Removes a locked run that was refused before anything of it was recorded, also from storage if it owns that.
+        """Removes a locked run that failed before its first record, also from storage if this process owns it.
 
-        Not if its folder is gone: what was recorded is then not known, and another run may have its path.
+        Does nothing if the folder is gone: another run may have its path, and records are unknown.
         """
-        if self.metrics.path.exists() or not self._is_in_place():
+        if self.metrics.path.exists() or not self._folder_unchanged():
             return
         if self.storage is None:
-            self._clear()
+            self._remove_started_files()
             if self._is_new and not self._entries():
                 shutil.rmtree(self.path)
             self.unlock()
             return
         with contextlib.suppress(StorageError):
             if self._lease is not None:
-                self._lease.renew()  # else what is there is the run of who took it over
+                self._lease.renew()  # if this fails, another process owns what is in storage
             self.storage.clear()
             if self._is_new and self.storage.folder is not None:
                 shutil.rmtree(self.storage.folder)
         self.remove_local()
 
-    def _is_in_place(self) -> bool:
-        """Tells whether the folder that was locked still has its path."""
-        file = self.path / LOCK  # held open, so no other file gets its number
+    def _folder_unchanged(self) -> bool:
+        """Whether the locked folder still has its path."""
+        file = self.path / LOCK  # held open, so no other file gets its inode
         return self._lock_file is not None and file.exists() and os.path.samestat(self._lock_file, file.stat())
 
     def _entries(self) -> list[Path]:
-        """Returns what lies in the folder, but for what says who may write there, and what a kill left unfinished."""
+        """Returns the folder's entries except locks and unfinished writes."""
         return [path for path in self.path.iterdir() if not path.name.startswith(WRITERS) and path.suffix != ".new"]
 
-    def _clear(self) -> None:
-        """Removes a run that ended before anything of it was saved."""
-        _remove(self.path / name for name in BEGUN)
+    def _remove_started_files(self) -> None:
+        """Removes a run that ended before its first checkpoint."""
+        _remove(self.path / name for name in STARTED_FILES)
 
 
-def is_begun(place: str) -> bool:
-    """Tells whether something of a run is saved in a folder or in storage, or has yet to be uploaded there from here.
+def is_begun(location: str) -> bool:
+    """Whether a folder or storage has a run with a checkpoint, possibly one that is not uploaded yet.
+
+    Args:
+        location: a folder or a URI.
 
     Raises:
-        CommandError: there is no such storage, or something else in it.
+        CommandError: the storage is unknown, or has other files.
         StorageError: storage cannot be read.
     """
-    if not is_uri(place):
-        run = Run(Path(place))
+    if not is_uri(location):
+        run = Run(Path(location))
         return run.exists() and not run.checkpoints.empty()
-    storage = Storage(place)
+    storage = Storage(location)
     files = storage.files()
     if files and not _is_config(storage.read(CONFIG)):
-        raise CommandError(f"{storage.uri} is not empty and holds no run: empty it, or name another place.")
-    return bool(updates_in(files)) or not Run(storage.cache("runs")).checkpoints.empty()
+        raise CommandError(f"{storage.uri} is not empty and has no run. Empty it, or choose another location.")
+    return bool(checkpoint_updates(files)) or not Run(storage.cache("runs")).checkpoints.empty()
 
 
-def _refuse_begun(storage: Storage) -> None:
+def _check_not_started(storage: Storage) -> None:
     if is_begun(storage.uri):
         run = Run(storage.cache("runs"), storage)
         raise CommandError(
-            f"{storage.uri} has a run, there or in {run.path} on {platform.node()}: go on with it by "
-            f"`{run.resume_command()}`, or name another place with --out."
+            f"{storage.uri} already has a run, in storage or in {run.path} on {platform.node()}. Resume it with "
+            f"`{run.resume_command()}`, or choose another location with --out."
         )
 
 
 def _is_config(content: bytes | None) -> bool:
-    return content is not None and content.startswith(ORIGIN.encode())
+    return content is not None and content.startswith(CONFIG_HEADER.encode())
 
 
-def _empty(folder: Path) -> None:
+def _clear_folder(folder: Path) -> None:
     _remove(path for path in folder.iterdir() if not path.name.startswith(WRITERS))
 
 

@@ -1,4 +1,4 @@
-"""A run as readers see it: in its folder, or in a copy of what storage has; how far it is, and how it ended."""
+"""Reading a run without locking it, from its folder or a copy of storage: its progress and how it ended."""
 
 import shutil
 from collections.abc import Sequence
@@ -7,58 +7,58 @@ from pathlib import Path
 
 from launch.console.errors import CommandError
 from launch.run_folder import manifest
-from launch.run_folder.checkpoints import Checkpoints, name_of
+from launch.run_folder.checkpoints import Checkpoints, checkpoint_name
 from launch.run_folder.layout import CHECKPOINTS, CONFIG, LEASE, LOCK, REFUSED
 from launch.run_folder.lease import Owner
 from launch.run_folder.locks import lock_holder
-from launch.run_folder.records import Update, best_of
+from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.run import Run
-from launch.run_folder.storage import CACHED_FILES, REFUSED_FILES, Storage, check_location, is_uri, updates_in
+from launch.run_folder.storage import CACHED_FILES, REFUSED_FILES, Storage, check_location, checkpoint_updates, is_uri
 from policies.models.cache import locked
 from policies.settings.settings import Settings
 
 TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
     *("training", "ended", "collapsed", "diverged", "stopped", "crashed"),
 )
-"""States. `stopped`: nothing trains it, and all that it did is saved. `crashed`: nothing trains it, and updates after
-its latest checkpoint are lost, or it has no checkpoint."""
+"""States. `stopped`: no process trains the run, and all of its updates are saved. `crashed`: no process trains it, and
+updates after the latest checkpoint are lost, or there is no checkpoint."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What is seen of a run at one moment."""
+    """The state of a run at one moment."""
 
     settings: Settings
     updates: list[Update]
     written: float | None
     """When the last update was recorded, in seconds since 1970; None before the first."""
     process: str | None
-    """The process that trains it, as `123 on host`."""
+    """The process that trains the run, as `123 on host`; None if there is none."""
     stored: bool = False
-    """It is in storage, where a process that was killed seems to train it for two minutes more."""
+    """Whether the run is in storage. A killed process then still counts as training for two minutes."""
     saved: int = -1
-    """The update of its latest checkpoint; -1: there is none."""
+    """The update of the latest checkpoint; -1 if there is none."""
     diverged: str | None = None
-    """In a sentence, the gradient that ended it, which was not finite."""
+    """A sentence about the gradient that was not finite and ended the run; None if there was none."""
 
     @property
     def update(self) -> int:
-        """The updates that are done."""
+        """The number of finished updates."""
         return self.updates[-1]["update"] if self.updates else 0
 
     @property
     def collapsed(self) -> bool:
-        """Whether a collapse ended it."""
+        """Whether a collapse ended the run."""
         return self.settings.stop_on_collapse and any(line.get("collapsed", False) for line in self.updates[-1:])
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to train."""
+        """Whether the run has finished all of its updates, or collapsed."""
         return self.collapsed or any(line["update"] >= self.settings.num_updates for line in self.updates[-1:])
 
     @property
     def state(self) -> str:
-        """One of the states above; a run that is done and writes its last files is `training`."""
+        """One of the states above. A finished run that still writes its last files is `training`."""
         if self.process:
             return TRAINING
         if self.collapsed:
@@ -71,27 +71,28 @@ class RunStatus:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The update of the highest held-out combined reward, by `select_by`, and that; of equals, the earliest."""
-        return best_of(self.updates, self.settings)
+        """The update with the best held-out score (see `select_by`), and that score; the earliest if equal."""
+        return best_evaluation(self.updates, self.settings)
 
 
-def read_run(place: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
-    """Returns a run to look at, not locked: its folder, or a copy in the user's cache of what storage has.
+def read_run(location: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
+    """Opens a run for reading, without a lock.
 
-    Of the copy's checkpoints only those that are chosen (`Checkpoints.choose`) have files.
+    A run in storage is read from a copy in the user's cache, which is updated first. The copy's checkpoints are
+    downloaded only when they are chosen (`Checkpoints.choose`).
 
     Args:
-        place: a folder or a URI. A URI's copy is brought up to date.
-        files: what such a copy has, as patterns (`Storage.download`).
+        location: a folder or a URI.
+        files: patterns of the files that the copy contains (`Storage.download`).
 
     Raises:
-        CommandError: there is no run, or the URI holds a password.
+        CommandError: there is no run, or the URI contains a password.
         StorageError: storage cannot be read.
     """
-    if not is_uri(str(place)):
-        return Run.open(place)
-    check_location(str(place))
-    storage = Storage(str(place))
+    if not is_uri(str(location)):
+        return Run.open(location)
+    check_location(str(location))
+    storage = Storage(str(location))
     if storage.folder is not None:
         return Run.open(storage.folder)
     run = Run(storage.cache("looked-at"), storage)
@@ -107,40 +108,43 @@ def read_run(place: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
     with lock:
         remote = storage.files()
         storage.download(run.path, files, remote)
-        saved = updates_in(remote)
+        saved = checkpoint_updates(remote)
         for update in {*run.checkpoints.updates()}.difference(saved):
             shutil.rmtree(run.checkpoints.place(update))
         for update in saved:
-            (run.checkpoints.folder / name_of(update)).mkdir(parents=True, exist_ok=True)
+            (run.checkpoints.folder / checkpoint_name(update)).mkdir(parents=True, exist_ok=True)
     if not run.exists():
         raise CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
     return run
 
 
-def read_status(place: str | Path) -> RunStatus:
-    """Reads a run's folder, or what storage has; a line that is just being written is not there yet.
+def read_status(location: str | Path) -> RunStatus:
+    """Reads the state of a run. Incomplete lines are ignored.
+
+    Args:
+        location: the run's folder or URI.
 
     Raises:
-        CommandError: there is no run, or a file of it is damaged.
+        CommandError: there is no run, or one of its files is damaged.
         StorageError: storage cannot be read.
     """
-    run = read_run(place, (*CACHED_FILES, REFUSED_FILES))
-    # First: what a process records before it ends must not be missed.
+    run = read_run(location, (*CACHED_FILES, REFUSED_FILES))
+    # Before the updates, so that the last records of a process that ends meanwhile are not missed.
     owner = Owner.read((run.storage or run).read(LEASE))
     process = lock_holder(run.path) if run.storage is None else None
     process = process or (str(owner) if owner is not None and owner.is_alive else None)
     updates = run.updates()
-    written = run.metrics.path.stat().st_mtime if updates else None
-    stored = is_uri(str(place))
+    last_write = run.metrics.path.stat().st_mtime if updates else None
+    stored = is_uri(str(location))
     saved = max(run.checkpoints.updates(), default=-1)
-    return RunStatus(run.settings(), updates, written, process, stored, saved, divergence(run))
+    return RunStatus(run.settings(), updates, last_write, process, stored, saved, divergence(run))
 
 
 def divergence(run: Run) -> str | None:
-    """Returns in a sentence that a gradient ended a run, which was not finite; None where none did, or it went on."""
+    """Returns a sentence about the non-finite gradient that ended a run; None if there was none, or it resumed."""
     lines = run.updates()
-    refused = 1 + (lines[-1]["update"] if lines else 0)
-    for file in run.path.glob(REFUSED.format(refused, "*")):
-        module = file.stem.removeprefix(Path(REFUSED.format(refused, "")).stem)
-        return f"The gradient of {module} was not finite in update {refused}."
+    rejected = 1 + (lines[-1]["update"] if lines else 0)
+    for file in run.path.glob(REFUSED.format(rejected, "*")):
+        policy_id = file.stem.removeprefix(Path(REFUSED.format(rejected, "")).stem)
+        return f"The gradient of {policy_id} was not finite in update {rejected}."
     return None

@@ -1,4 +1,4 @@
-"""`cory train` in a process of its own, of which others are killed, and what the same run does undisturbed."""
+"""Runs `cory train` whose processes are killed, and compares them with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SETTINGS: dict[str, Any] = {
     **{"eval_queries": 2, "eval_every": 10, "check_weight_sync": "false"},
 }
 REWARD = "tests.cluster.sample_rewards:brevity?hold="
-PATIENCE = 140.0
-"""Seconds that a test waits for a process to start or to end, on a busy machine."""
-_MEASURED_ANEW = ("seconds", "tokens_per_second")
+WAIT_SECONDS = 140.0
+"""Seconds to wait for a process to start or end, on a busy machine."""
+_TIMINGS = ("seconds", "tokens_per_second")
 
 
 class Run:
-    """`cory train` with a very small model. While `held`, its rewards wait, and so does the update in flight."""
+    """`cory train` with a very small model. While the file `hold` exists, its rewards wait, which stops the update."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Run:
         return [*settings, f"model={self.model}", f"reward={REWARD}{self.hold}", "--out", "run"]
 
     @property
-    def said(self) -> str:
+    def output_text(self) -> str:
         return self.output.read_text()
 
     def lines(self, name: str = "metrics") -> list[dict[str, Any]]:
@@ -75,15 +75,15 @@ class Run:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def hold_after(self, update: int) -> None:
-        """Lets the run reach an update, and holds one of those after it."""
-        wait_until(lambda: len(self.lines()) > update, PATIENCE)
+        """Waits until the run has finished an update, then stops one of the next updates."""
+        wait_until(lambda: len(self.lines()) > update, WAIT_SECONDS)
         self.hold.touch()
 
-    def go_on(self, updates: int = 1) -> None:
-        """Ends the hold, and waits until so many more updates are recorded."""
+    def resume(self, updates: int = 1) -> None:
+        """Ends the hold, and waits until `updates` more updates are recorded."""
         before = len(self.lines())
         self.hold.unlink()
-        wait_until(lambda: len(self.lines()) >= before + updates, PATIENCE)
+        wait_until(lambda: len(self.lines()) >= before + updates, WAIT_SECONDS)
 
 
 @pytest.fixture
@@ -94,38 +94,38 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture(autouse=True)
 def checkout_importable_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the nodes of a cluster, which tests start, as for drivers."""
+    """Sets PYTHONPATH for the nodes of clusters that tests start."""
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
 
 
-def undisturbed(run: Run) -> list[dict[str, Any]]:
-    """What the updates of the same run report when nothing dies, played and learned in this process alone."""
+def undisturbed_reports(run: Run) -> list[dict[str, Any]]:
+    """Returns the reports of the same run without failures, generated and trained in this process."""
     settings = RunFolder.open(run.folder / "run").settings().model_dump()
-    alone = {"num_runners": 0, "num_learners": 0, "shards_per_policy": None, "runner_threads": 1}
-    algorithm = CoryConfig().cory(**{**settings, **alone}).build_algo()
+    local = {"num_runners": 0, "num_learners": 0, "shards_per_policy": None, "runner_threads": 1}
+    algorithm = CoryConfig().cory(**{**settings, **local}).build_algo()
     reports = [algorithm.train()["cory"] for _ in range(UPDATES)]
     algorithm.stop()
-    return [{key: value for key, value in report.items() if key not in _MEASURED_ANEW} for report in reports]
+    return [{key: value for key, value in report.items() if key not in _TIMINGS} for report in reports]
 
 
 def assert_as_undisturbed(run: Run, near: float = 1e-5) -> None:
-    """Checks that every update was recorded once, with the figures, roles and responses of an undisturbed run.
+    """Checks that every update was recorded once, with the metrics, roles and responses of an undisturbed run.
 
     Args:
-        run: which was disturbed.
-        near: the largest relative difference of its figures.
+        run: the disturbed run.
+        near: relative tolerance of its metrics.
     """
     lines = run.lines()
     assert [line["update"] for line in lines] == list(range(UPDATES + 1))
     samples = [sample for sample in run.lines("samples") if not sample["held_out"]]
-    for line, report in zip(lines[1:], undisturbed(run), strict=True):
-        own = [sample for sample in samples if sample["update"] == line["update"]]
-        assert [_said(sample) for sample in own] == [_said(sample) for sample in report["samples"]]
+    for line, report in zip(lines[1:], undisturbed_reports(run), strict=True):
+        recorded = [sample for sample in samples if sample["update"] == line["update"]]
+        assert [_responses(sample) for sample in recorded] == [_responses(sample) for sample in report["samples"]]
         for key in ("roles", "exchanges", "exchanged", "weight_version_lag", "tokens"):
             assert line[key] == report[key], (line["update"], key)
-        for module, figures in report["policy"].items():
-            assert line["policy"][module] == pytest.approx(figures, rel=near, abs=near / 5), line["update"]
+        for policy_id, figures in report["policy"].items():
+            assert line["policy"][policy_id] == pytest.approx(figures, rel=near, abs=near / 5), line["update"]
 
 
-def _said(sample: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(answer["role"], answer["policy"], answer["text"]) for answer in sample["responses"]]
+def _responses(sample: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(response["role"], response["policy"], response["text"]) for response in sample["responses"]]

@@ -1,4 +1,4 @@
-"""A real Ray head with its dashboard, which wants a token, and the `cory` command as its user runs it."""
+"""A real Ray head with a dashboard and token authentication, and the `cory` command as its client."""
 
 import contextlib
 import json
@@ -20,25 +20,25 @@ import pytest
 from tests.launch.conftest import CHECKOUT, ENVIRONMENT
 
 SECRET = "hf_" + secrets.token_hex(16)
-"""Must be nowhere but in the nodes' file."""
+"""Must only appear in the nodes' secrets file."""
 
 
 class Head(NamedTuple):
     """The head of a cluster."""
 
     address: str
-    """Of the dashboard."""
+    """URL of the dashboard."""
     environment: dict[str, str]
-    """Of those who know the token."""
+    """Environment of clients, with the token."""
     secrets: Path
-    """A file with a secret, as nodes have it."""
+    """The nodes' secrets file."""
 
     def cory(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
         """Starts `cory ...`."""
         return self.python("-m", "cory_rllib", *words, cwd=cwd, **environment)
 
     def python(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
-        """Starts Python, as one who knows the token."""
+        """Starts Python with the token."""
         return subprocess.Popen(
             [sys.executable, *words],
             cwd=cwd,
@@ -62,7 +62,9 @@ def free_ports(number: int) -> list[int]:
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
     """A head with two CPUs."""
-    folder = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))  # short: paths of sockets may have 107 characters
+    folder = Path(
+        tempfile.mkdtemp(prefix="head-", dir="/tmp")
+    )  # short, because socket paths are limited to 107 characters
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     (folder / "secrets.env").write_text(f"# for the nodes\nHF_TOKEN={SECRET}\n")
@@ -87,7 +89,7 @@ def head() -> Iterator[Head]:
     ]
     log = folder / "head.log"
     question = Request(f"{address}/nodes?view=summary", headers={"authorization": f"Bearer {token.read_text()}"})
-    for _ in range(3):  # on a busy machine parts of Ray give up waiting for others, and the head ends
+    for _ in range(3):  # on a busy machine, parts of Ray may time out, which ends the head
         with log.open("w") as output:
             process = subprocess.Popen(
                 command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
@@ -99,13 +101,13 @@ def head() -> Iterator[Head]:
     try:
         yield Head(address, environment, folder / "secrets.env")
     finally:
-        process.terminate()  # ends what it started, too
+        process.terminate()  # also ends its child processes
         process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_up(question: Request, process: "subprocess.Popen[bytes]") -> bool:
-    """Waits until the head knows itself as a node; returns False if it ended."""
+    """Waits until the head lists itself as a node; returns False if it ended."""
     while process.poll() is None:
         with contextlib.suppress(OSError), urlopen(question, timeout=5) as answer:
             if json.load(answer)["data"]["summary"]:

@@ -1,11 +1,11 @@
-"""A reward that waits while a test changes something."""
+"""A reward that waits while a file exists."""
 
 import time
 from pathlib import Path
 
 
 def brevity(completions: list[str], hold: str) -> list[float]:
-    """Pays for short responses after a moment, and not before there is no file `hold`."""
+    """Rewards short responses, after the file `hold` is removed."""
     time.sleep(0.3)
     while Path(hold).exists():
         time.sleep(0.05)

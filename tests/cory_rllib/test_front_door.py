@@ -64,7 +64,7 @@ def test_invalid_names_and_values_have_clear_messages() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation is written to a folder"),
+        ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation requires a local folder"),
         ({"queries": 0}, "queries=0 is not above 0."),
         ({"samples": -1}, "samples=-1 is not above 0."),
     ],
@@ -83,7 +83,7 @@ def test_an_evaluation_with_invalid_options_raises_and_leaves_no_files(
 
 def test_an_export_to_a_uri_raises_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError, match=r"^s3://bucket/model is a URI, but the model is written to a folder here"):
+    with pytest.raises(CommandError, match=r"^s3://bucket/model is a URI, but the model requires a local folder"):
         export("nowhere", "s3://bucket/model")
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""The `cory` command as a user runs it, a run's folder recorded without training, and one with policies in it."""
+"""Fixtures: the `cory` command, run folders recorded without training, and run folders with trained policies."""
 
 import io
 import math
@@ -31,51 +31,52 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"
 
 @pytest.fixture
 def cory(tmp_path: Path) -> Cory:
-    """Runs `cory ...` in a process of its own, in an empty folder."""
+    """Runs `cory ...` in a new process, in an empty folder."""
 
-    def run(*words: str, said: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+    def run(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "cory_rllib", *words]
         env = {**ENVIRONMENT, **environment}
-        return subprocess.run(command, cwd=tmp_path, env=env, input=said, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command, cwd=tmp_path, env=env, input=stdin, capture_output=True, text=True, timeout=240)
 
     return run
 
 
 @pytest.fixture
 def cory_forked(tmp_path: Path) -> Cory:
-    """Runs `cory ...` as `cory` does, in a process that need not import anything: for what is not about its start."""
+    """Like `cory`, in a forked process with preloaded imports: for tests that do not depend on the start."""
 
-    def run(*words: str, said: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-        return forked(main, [*words], folder=tmp_path, environment={**ENVIRONMENT, **environment}, said=said)
+    def run(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+        return forked(main, [*words], folder=tmp_path, environment={**ENVIRONMENT, **environment}, stdin=stdin)
 
     return run
 
 
 @pytest.fixture
 def cory_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cory:
-    """Runs `cory ...` as `cory` does, but in this process: for what starts neither Ray nor an engine.
+    """Like `cory`, in this process: for commands that start neither Ray nor an engine.
 
-    Nor for what loads weights: once a library has shown progress here, quieting it by the environment is too late.
+    Also not for commands that load weights: after a library has shown progress in this process, environment variables
+    no longer silence it.
     """
 
-    def run(*words: str, said: str = "") -> "subprocess.CompletedProcess[str]":
+    def run(*words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         capfd.readouterr()
-        with monkeypatch.context() as meanwhile:
-            meanwhile.chdir(tmp_path)
-            meanwhile.setattr(sys, "stdin", io.StringIO(said))
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
             try:
                 code = main([*words])
-            except SystemExit as ended:  # of what argparse refuses
-                code = int(ended.code or 0)
+            except SystemExit as system_exit:  # raised for invalid arguments
+                code = int(system_exit.code or 0)
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run
 
 
 def begin(folder: Path, *words: str, code: str | None = None, **environment: str) -> "subprocess.Popen[str]":
-    """Starts `cory ...`, or Python code instead, in a folder, as a process group of its own; the test reads and writes.
+    """Starts `cory ...`, or Python code, in a folder and a new process group, with pipes for all streams.
 
-    Code may give several commands one after another, which import their libraries once.
+    Code can run several commands that import their libraries only once.
     """
     return subprocess.Popen(
         [sys.executable, *(("-m", "cory_rllib", *words) if code is None else ("-c", code))],
@@ -91,7 +92,7 @@ def begin(folder: Path, *words: str, code: str | None = None, **environment: str
 
 @pytest.fixture(scope="session")
 def cluster(ray_session: None) -> dict[str, str]:
-    """Environment of a command that joins the tests' own Ray, for tests of what is not how a local Ray starts."""
+    """Environment of commands that join the tests' Ray session, for tests that do not need a local Ray."""
     import ray
 
     return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
@@ -103,35 +104,39 @@ def mount(*words: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MB, where this process may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    """Mount point of a 2 MB disk; skips the test if this process may not mount one."""
+    path = tmp_path / "disk"
+    path.mkdir()
     try:
-        mount("-t", "tmpfs", "-o", "size=2m", "none", str(place))
+        mount("-t", "tmpfs", "-o", "size=2m", "none", str(path))
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no right to mount a disk here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+        pytest.skip("no permission to mount a disk")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> Run:
-    """Writes what a run of `num_updates` leaves in its folder: an exchange every 5 updates, an evaluation every 6."""
+    """Writes a run folder without training, with a role exchange every 5 updates and an evaluation every 6."""
     run = Run.create(folder)
     run.write_settings(settings, "cory train")
     for update in updates:
-        figures: dict[str, dict[str, float | None]] = {}
-        for place, module in enumerate(settings.policy_ids):
-            kl = 0.1 * update * (1 + 0.2 * place)
-            task = 2 * (1 - math.exp(-update / 6)) - 0.1 * place
-            figures[module] = {"task_reward": task, "kl": kl, "combined_reward": task - 0.1 * kl}
-            figures[module] |= {"response_length": 15.0, "eos_rate": 0.1, "repetition": 0.0}
+        policy_metrics: dict[str, dict[str, float | None]] = {}
+        for path, policy_id in enumerate(settings.policy_ids):
+            kl = 0.1 * update * (1 + 0.2 * path)
+            task_reward = 2 * (1 - math.exp(-update / 6)) - 0.1 * path
+            policy_metrics[policy_id] = {
+                "task_reward": task_reward,
+                "kl": kl,
+                "combined_reward": task_reward - 0.1 * kl,
+            }
+            policy_metrics[policy_id] |= {"response_length": 15.0, "eos_rate": 0.1, "repetition": 0.0}
         line: dict[str, object] = {"update": update}
         if update:
             rotation = (update - 1) // 5 % settings.num_agents
             policy_ids = settings.policy_ids[rotation:] + settings.policy_ids[:rotation]
-            learned = {module: {**found, "value_loss": 0.25} for module, found in figures.items()}
-            line |= {"policy": learned, "roles": dict(zip(settings.roles, policy_ids, strict=True))}
-            line["role"] = {role: learned[policy] for role, policy in zip(settings.roles, policy_ids, strict=True)}
+            trained = {policy_id: {**metrics, "value_loss": 0.25} for policy_id, metrics in policy_metrics.items()}
+            line |= {"policy": trained, "roles": dict(zip(settings.roles, policy_ids, strict=True))}
+            line["role"] = {role: trained[policy] for role, policy in zip(settings.roles, policy_ids, strict=True)}
             line |= {
                 "exchanged": update % 5 == 0 and settings.num_agents > 1,
                 "tokens": 3000,
@@ -139,7 +144,7 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
                 "seconds": {"total": 2.0},
             }
         if update % 6 == 0:
-            line["evaluation"] = {**figures, "mean": figures["llm_1"]}
+            line["evaluation"] = {**policy_metrics, "mean": policy_metrics["llm_1"]}
         run.metrics.append(line)
     return run
 
@@ -147,12 +152,12 @@ def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13))
 RUN_SETTINGS = Settings(
     backend="transformers", num_runners=0, dtype="fp32", temperature=0.7, max_response_tokens=8, num_updates=6
 )
-"""Of the run that `policies_run` is."""
+"""Settings of `policies_run`."""
 
 
 @pytest.fixture(scope="session")
 def policies_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose checkpoints of updates 5 and 6 hold policies that differ from the base and from each other."""
+    """A run with checkpoints of updates 5 and 6, whose policies differ from the base model and from each other."""
     run = record(tmp_path_factory.mktemp("runs") / "run", RUN_SETTINGS, updates=range(7))
     for update in (5, 6):
         run.checkpoints.save(update, lambda folder, seed=update: write_policies(folder, RUN_SETTINGS, seed))  # type: ignore[misc]
@@ -163,10 +168,10 @@ def policies_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def two_models_run(tmp_path_factory: pytest.TempPathFactory, small_model: str) -> Run:
-    """A run whose second LLM started from a smaller model, saved after update 1."""
+    """A run whose second policy has a smaller base model, saved after update 1."""
     settings = RUN_SETTINGS.model_copy(update={"model": [BUNDLED_LM, small_model]})
     run = record(tmp_path_factory.mktemp("runs") / "two_models", settings, updates=range(2))
-    run.checkpoints.save(1, lambda place: write_policies(place, settings, seed=1))
+    run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()
     return run
 
@@ -178,31 +183,31 @@ def adapters_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def record_adapters(folder: Path, **changes: object) -> Run:
-    """Writes a run with `weights=lora` whose adapters differ from nothing at all and from each other."""
+    """Writes a run with `weights=lora`, whose adapters are nonzero and differ from each other."""
     lora = {"weights": "lora", "lora_rank": 4, "lora_alpha": 30.0}
     settings = RUN_SETTINGS.model_copy(update={**lora, **changes})
     run = record(folder, settings, updates=range(2))
-    run.checkpoints.save(1, lambda place: write_policies(place, settings, seed=1))
+    run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()
     return run
 
 
 def read_policy(folder: Path | None, settings: Settings, policy: str) -> "CausalLMModule":
-    """Builds the module of a policy as a learner does, with the weights of a checkpoint."""
+    """Builds a policy's RLModule as a learner does, with the weights of a checkpoint."""
     assert folder is not None
     from policies.cory import CoryConfig
 
     config = CoryConfig().cory(**settings.model_dump())
     config.validate()
     spec = config.rl_module_spec.rl_module_specs[policy]
-    module: CausalLMModule = spec.module_class(model_config=spec.model_config)
+    policy_id: CausalLMModule = spec.module_class(model_config=spec.model_config)
     (file,) = (folder / "learner_group" / "learner" / "rl_module" / policy).iterdir()
-    module.policy.load(load_file(file))
-    return module
+    policy_id.policy.load(load_file(file))
+    return policy_id
 
 
 def write_policies(folder: Path, settings: Settings, seed: int) -> None:
-    """Writes the policies' part of a checkpoint, as learners do."""
+    """Writes the policies of a checkpoint, as learners do."""
     import torch
 
     from policies.cory import CoryConfig
@@ -212,7 +217,7 @@ def write_policies(folder: Path, settings: Settings, seed: int) -> None:
     config = CoryConfig().cory(**settings.model_dump())
     config.validate()
     for number, (policy, spec) in enumerate(sorted(config.rl_module_spec.rl_module_specs.items())):
-        module = spec.module_class(model_config=spec.model_config)
-        weights = perturb(module.policy.state(), seed=10 * seed + number)
+        policy_id = spec.module_class(model_config=spec.model_config)
+        weights = perturb(policy_id.policy.state(), seed=10 * seed + number)
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         stored_policy.save(tensors, str(folder / "learner_group" / "learner" / "rl_module" / policy), None)

@@ -1,4 +1,4 @@
-"""A user's folder with modules that have the names of our packages: ours train, the user's compute the reward."""
+"""A user's modules with the names of our packages: training uses ours, rewards use the user's."""
 
 import shutil
 import subprocess
@@ -33,7 +33,7 @@ def score(completions):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder, which is the present one."""
+    """The user's folder, which is the working directory."""
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "__init__.py").write_text("BASE = 1000\n")
     (tmp_path / "launch" / "lengths.py").write_text("length = len\n")
@@ -44,8 +44,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_with_runners_and_learners_uses_our_packages_and_the_rewards_the_user_s(project: Path) -> None:
-    sizes = [
+def test_a_run_uses_our_packages_and_its_rewards_use_the_user_s(project: Path) -> None:
+    settings = [
         "queries_per_update=4",
         "minibatch_size=4",
         "micro_batch_size=4",
@@ -56,70 +56,70 @@ def test_a_run_with_runners_and_learners_uses_our_packages_and_the_rewards_the_u
     ]
     processes = ["num_runners=1", "num_learners=1", "backend=transformers", "dtype=fp32", "check_weight_sync=false"]
     model = make_model("test", project)
-    words = ["train", *sizes, *processes, f"model={model}", "reward=my_rewards:score", "--out", "run"]
+    words = ["train", *settings, *processes, f"model={model}", "reward=my_rewards:score", "--out", "run"]
     code = "import sys; import cory_rllib; from launch.main import main; raise SystemExit(main(sys.argv[1:]))"
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{project}:{ENVIRONMENT['PYTHONPATH']}"}  # as in a job
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=240
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     line = Run.open(project / "run").updates()[-1]
     rewards = [figures["task_reward"] or 0.0 for figures in line["policy"].values()]
     assert line["update"] == 1 and min(rewards) >= 1000
 
 
-def test_the_reward_s_process_imports_the_user_s_modules_where_ours_come_first(project: Path) -> None:
+def test_a_reward_s_process_imports_the_user_s_modules_even_if_ours_come_first(project: Path) -> None:
     with RewardWorker("my_rewards:score", timeout=20) as worker:
         assert worker.rewards(["query"], ["four"], {}) == [1040.0]
 
 
 @pytest.mark.parametrize("source", ["import cory_env", "def f(): from cory_env import mine", "import cory_env.mine"])
-def test_a_reward_that_needs_a_module_of_its_own_process_s_package_is_refused(project: Path, source: str) -> None:
+def test_a_reward_that_imports_a_shadowed_module_is_rejected(project: Path, source: str) -> None:
     (project / "bad.py").write_text(f"{source}\ndef score(completions): return [0.0] * len(completions)\n")
     with RewardWorker("bad:score", timeout=20) as worker, pytest.raises(RewardError, match=r"Rename that module\.$"):
         worker.start()
 
 
-def test_a_reward_may_import_ours_where_the_user_has_one_of_the_name(project: Path) -> None:
+def test_a_reward_may_import_our_modules_despite_a_user_s_module_of_the_same_name(project: Path) -> None:
     (project / "good.py").write_text("from cory_env.rewards.number import *\ndef score(completions): return [1.0]\n")
     with RewardWorker("good:score", timeout=20) as worker:
         worker.start()
 
 
 @pytest.mark.parametrize("source", ["import policies", "from policies import SCALE", "import launch.lengths"])
-def test_a_task_that_needs_the_user_s_module_is_refused(project: Path, source: str) -> None:
+def test_a_task_that_imports_a_shadowed_module_is_rejected(project: Path, source: str) -> None:
     (project / "shadow_tasks.py").write_text(f"def make():\n    {source}\n")
     with pytest.raises(SpecError, match=r"imports (policies|launch), .* not .*Rename that module\.$"):
         load_function("shadow_tasks:make", "task")
 
 
-def test_workers_of_a_ray_that_was_started_otherwise_are_refused(ray_session: None, project: Path) -> None:
+def test_workers_of_a_ray_session_without_our_setup_are_rejected(ray_session: None, project: Path) -> None:
     config = CoryConfig().cory(**{**TINY, "num_runners": 1})
     with pytest.raises(SettingsError, match=r"Ray's workers would import .*cory_env\.py instead of CORY\'s package"):
         config.build_algo()
 
 
-def test_a_module_named_as_the_front_door_is_refused_before_it_is_uploaded(project: Path) -> None:
+def test_a_user_s_module_cory_rllib_is_rejected_before_the_upload(project: Path) -> None:
     uploaded_sizes(project)
     (project / "cory_rllib.py").touch()
-    with pytest.raises(CommandError, match=r"cory_rllib\.py in the place of our package cory_rllib"):
+    with pytest.raises(CommandError, match=r"cory_rllib\.py instead of the package cory_rllib"):
         uploaded_sizes(project)
 
 
-def test_a_module_that_was_imported_before_ours_is_refused(project: Path) -> None:
+def test_a_shadowing_module_imported_before_ours_is_rejected(project: Path) -> None:
     code = "import policies, cory_rllib"
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert "ImportError: The module policies, imported from" in done.stderr.splitlines()[-1]
+    result = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert "ImportError: The module policies, imported from" in result.stderr.splitlines()[-1]
 
 
-def test_folders_without_code_and_checkouts_of_ours_shadow_nothing(tmp_path: Path) -> None:
+def test_folders_without_code_and_our_checkouts_shadow_nothing(tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
     assert not shadowing_modules([tmp_path])
     assert not shadowing_modules([CHECKOUT])
 
 
-def test_the_command_s_own_module_can_be_run_beside_the_user_s(project: Path) -> None:
+def test_launch_main_runs_beside_a_user_s_module(project: Path) -> None:
     shutil.rmtree(project / "launch")
     command = [sys.executable, "-m", "launch.main", "--version"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr

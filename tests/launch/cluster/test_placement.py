@@ -1,4 +1,4 @@
-"""What a run asks Ray for finds room on nodes, or is refused with what they lack."""
+"""Placing processes on nodes, and messages about missing resources."""
 
 from typing import Any
 
@@ -14,71 +14,71 @@ from policies.settings.settings import make_settings
 SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
 
 
-def some(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custom: float) -> Node:
+def node(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custom: float) -> Node:
     return Node(name, cpus, [1.0] * gpus, custom, memory)
 
 
-def placed(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
-    filled, lacking = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
-    return {each.name: each.holds for each in filled}, lacking
+def fill_nodes(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
+    filled, shortfalls = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
+    return {node.name: node.holds for node in filled}, shortfalls
 
 
-def cluster(*resources: dict[str, float]) -> list[Node]:
-    return [make_node(f"10.0.0.{number}", has) for number, has in enumerate(resources, 1)]
+def make_nodes(*resources: dict[str, float]) -> list[Node]:
+    return [make_node(f"10.0.0.{number}", resource) for number, resource in enumerate(resources, 1)]
 
 
-def test_processes_go_where_what_they_ask_for_is() -> None:
+def test_processes_are_placed_on_nodes_with_their_resources() -> None:
     kinds = [
         Process("runner", 2, 1, 0, {"sampling": 1}),
         Process("learner", 1, 0, 1, {}),
         Process("driver", 1, 1, 0, {}),
     ]
-    holds, lacking = placed(kinds, some("a"), some("b", gpus=1), some("c", sampling=2))
-    assert lacking == []
-    assert holds == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
+    placed, shortfalls = fill_nodes(kinds, node("a"), node("b", gpus=1), node("c", sampling=2))
+    assert shortfalls == []
+    assert placed == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
 
 
 @pytest.mark.parametrize(
     ("kind", "nodes", "left", "reason"),
     [
-        (Process("runner", 1, 1, 2, {}), [some("a", gpus=1), some("b", gpus=1)], 1, "a has 1 GPUs left"),
-        (Process("runner", 3, 1, 0.6, {}), [some("a", gpus=2)], 1, "a has 0.8 GPUs left"),
-        (Process("runner", 1, 8, 0, {}), [some("a"), some("b")], 1, "b has 4 CPUs left"),
-        (Process("runner", 1, 1, 0, {"fast": 1}), [some("a", sampling=2)], 1, "a has 0 fast left"),
-        (Process("runner", 1, 8, 1, {"fast": 1}), [some("a")], 1, "a has 4 CPUs and 0 GPUs and 0 fast left"),
-        (Process("runner", 2, 1, 0, {}), [some("a", memory=1.5e9)], 1, "a has 0.5 GB of memory left"),
+        (Process("runner", 1, 1, 2, {}), [node("a", gpus=1), node("b", gpus=1)], 1, "a has 1 GPUs left"),
+        (Process("runner", 3, 1, 0.6, {}), [node("a", gpus=2)], 1, "a has 0.8 GPUs left"),
+        (Process("runner", 1, 8, 0, {}), [node("a"), node("b")], 1, "b has 4 CPUs left"),
+        (Process("runner", 1, 1, 0, {"fast": 1}), [node("a", sampling=2)], 1, "a has 0 fast left"),
+        (Process("runner", 1, 8, 1, {"fast": 1}), [node("a")], 1, "a has 4 CPUs and 0 GPUs and 0 fast left"),
+        (Process("runner", 2, 1, 0, {}), [node("a", memory=1.5e9)], 1, "a has 0.5 GB of memory left"),
     ],
 )
-def test_what_no_node_has_is_named(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
-    _, (lack,) = placed([kind], *nodes)
-    assert lack.left == left and reason in lack.reasons
+def test_missing_resources_are_reported(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
+    _, (shortfall,) = fill_nodes([kind], *nodes)
+    assert shortfall.left == left and reason in shortfall.reasons
 
 
-def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
+def test_fractions_of_a_resource_add_up() -> None:
     fifths = [Process("runner", 5, 0.2, 0.2, {"fast": 0.2})]
-    check_placement(fifths, cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+    check_placement(fifths, make_nodes({"CPU": 1, "GPU": 1, "fast": 1}))
     with pytest.raises(CommandError, match="1 of 6 runners"):
-        check_placement([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], cluster({"CPU": 1, "GPU": 1, "fast": 1}))
+        check_placement([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], make_nodes({"CPU": 1, "GPU": 1, "fast": 1}))
 
 
 @pytest.mark.parametrize(
-    ("values", "nodes", "refused"),
+    ("values", "nodes", "message"),
     [
         (
             {"num_runners": 4, "runner_threads": 2},
             [{"CPU": 3}] * 3,
-            r"^Ray has no room for 1 of 4 runners with CPU=2 \(node 10\.0\.0\.1 has 1 CPUs left; .*10\.0\.0\.3 has 1 "
-            r"CPUs left\)\. Ask for fewer processes, or for less for each",
+            r"^Ray cannot place 1 of 4 runners with CPU=2 \(node 10\.0\.0\.1 has 1 CPUs left; .*10\.0\.0\.3 has 1 "
+            r"CPUs left\)\. Request fewer processes or fewer resources per process",
         ),
         (
             {"num_runners": 2, "num_learners": 2},
             [{"CPU": 3}],
-            r"1 of 2 learners with CPU=1 \(.* has 0 CPUs left\), beside 2 runners\. Ask for fewer",
+            r"1 of 2 learners with CPU=1 \(.* has 0 CPUs left\), beside 2 runners\. Request fewer",
         ),
         (
             {"num_runners": 9},
             [{"CPU": 1}] * 6,
-            r"3 of 9 runners .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\)\. Ask",
+            r"3 of 9 runners .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\)\. Request",
         ),
         (
             {"runner_resources": "sampling=2"},
@@ -88,13 +88,13 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
         (
             {"runner_threads": 2, "gpus_per_runner": 1},
             [{"CPU": 8}, {"CPU": 1, "GPU": 2}],
-            r"\.1 has 0 GPUs left; node 10\.0\.0\.2 has 1 CPUs left\)\. Ask",
+            r"\.1 has 0 GPUs left; node 10\.0\.0\.2 has 1 CPUs left\)\. Request",
         ),
         (
             {"num_learners": 1, "gpus_per_learner": 2, "runner_threads": 16},
             [{"CPU": 8, "GPU": 1}],
-            r"1 of 1 learner with GPU=2 \(.* has 1 GPUs left\), and none for 1 of 1 runner with CPU=16 \(.* has 8 "
-            r"CPUs left\)\. Ask for fewer processes, or for less for each",
+            r"1 of 1 learner with GPU=2 \(.* has 1 GPUs left\), nor 1 of 1 runner with CPU=16 \(.* has 8 "
+            r"CPUs left\)\. Request fewer processes or fewer resources per process",
         ),
         (
             {"gpus_per_learner": 2},
@@ -104,13 +104,13 @@ def test_parts_of_a_resource_fill_the_whole_of_it() -> None:
         ({}, [], r"1 of 1 runner with CPU=1 \(the cluster has no nodes\)"),
     ],
 )
-def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
-    values: dict[str, object], nodes: list[dict[str, float]], refused: str
+def test_a_run_that_does_not_fit_is_rejected_with_the_missing_resources(
+    values: dict[str, object], nodes: list[dict[str, float]], message: str
 ) -> None:
     kinds = processes(make_settings({"num_runners": 1, **values}))
-    with pytest.raises(CommandError, match=refused):
-        check_placement(kinds, cluster(*nodes))
-    check_placement(kinds, cluster(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
+    with pytest.raises(CommandError, match=message):
+        check_placement(kinds, make_nodes(*nodes))
+    check_placement(kinds, make_nodes(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_a_run_is_refused_with_what_nodes_lack_and_what_to_change(
         {"runner_resources": "sampling=1, fast=0.5", "num_learners": 1, "learner_resources": "big=1"},
     ],
 )
-def test_what_is_placed_is_what_tune_asks_ray_for_of_a_trial_and_a_run_asks_for_no_cpu_of_its_driver(
+def test_placed_processes_match_the_bundles_of_a_tune_trial_and_a_run_s_driver_requests_no_cpu(
     values: dict[str, Any],
 ) -> None:
     settings = make_settings({"queries_per_update": 4, "minibatch_size": 4, **values})
     trial = processes(settings, trial=True)
-    asked = Cory.default_resource_request(CoryConfig().cory(**settings.model_dump()))
+    request = Cory.default_resource_request(CoryConfig().cory(**settings.model_dump()))
     bundles = [
         {key: amount for key, amount in {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}.items() if amount}
         for kind in trial
         for _ in range(kind.count)
     ]
-    assert asked.strategy == "PACK"
-    assert asked.bundles == bundles
+    assert request.strategy == "PACK"
+    assert request.bundles == bundles
     assert processes(settings)[0] == Process("driver", 1, 0, trial[0].gpus, {})
     assert processes(settings)[1:] == trial[1:]

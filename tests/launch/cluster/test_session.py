@@ -1,4 +1,4 @@
-"""A Ray that starts slowly, as on a busy machine; who may reach it, and which clusters want a token."""
+"""Starting or joining Ray: slow starts, network access, tokens, temporary folders."""
 
 import os
 import shutil
@@ -56,20 +56,20 @@ with ray_session([], debug=False):
                 print(connection.laddr.ip)
 """
 JOINING = """
-from launch.cluster.session import join, quiet_libraries
+from launch.cluster.session import init_ray, quiet_libraries
 
 quiet_libraries(debug=False)
-join()
+init_ray()
 """
 
 
-def test_the_folder_for_temporary_files_goes_unless_a_defect_makes_its_logs_worth_a_look(
+def test_the_temporary_folder_is_removed_unless_an_unexpected_error_occurs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with session._temporary_folder() as own:
-        assert os.environ["TMPDIR"] == own and Path(own).is_dir()
-    assert os.environ["TMPDIR"] == str(tmp_path) and not Path(own).exists()
+    with session._temporary_folder() as folder:
+        assert os.environ["TMPDIR"] == folder and Path(folder).is_dir()
+    assert os.environ["TMPDIR"] == str(tmp_path) and not Path(folder).exists()
     with pytest.raises(KeyError) as raised, session._temporary_folder() as logs:
         raise KeyError("a defect")
     assert raised.value.__notes__ == [f"Ray's logs are in {logs}."] and Path(logs).is_dir()
@@ -78,48 +78,48 @@ def test_the_folder_for_temporary_files_goes_unless_a_defect_makes_its_logs_wort
     shutil.rmtree(logs)
 
 
-def test_folders_of_processes_that_were_killed_go_and_those_in_use_stay(
+def test_abandoned_temporary_folders_are_removed_and_those_in_use_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    with session._temporary_folder() as used:
-        abandoned = Path(f"{used}-abandoned")
+    with session._temporary_folder() as folder:
+        abandoned = Path(f"{folder}-abandoned")
         abandoned.mkdir()
         (abandoned / ".alive").touch()
         with session._temporary_folder():
-            assert Path(used).is_dir() and not abandoned.exists()
+            assert Path(folder).is_dir() and not abandoned.exists()
 
 
-def test_a_ray_that_does_not_start_in_time_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_timeout_of_ray_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise Exception("The current node timed out during startup. This could happen because")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", init)
-    with pytest.raises(CommandError, match="Ray did not start within 120 s: this machine is too busy"):
+    with pytest.raises(CommandError, match=r"Ray did not start within 120 s\. This machine is too busy"):
         session.init_ray(address="auto")
 
 
-def test_a_python_without_docstrings_is_refused() -> None:
+def test_python_without_docstrings_is_rejected() -> None:
     command = [sys.executable, "-OO", "-m", "cory_rllib", "train"]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr[:28]) == (2, "Error: Ray needs docstrings."), ended.stderr
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr[:31]) == (2, "Error: Ray requires docstrings."), result.stderr
 
 
 @pytest.mark.slow
-def test_ray_has_longer_than_its_own_half_minute_to_start() -> None:
-    found = subprocess.run(
+def test_ray_may_take_longer_to_start_than_its_own_timeout() -> None:
+    result = subprocess.run(
         [sys.executable, "-c", LATE], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert (found.returncode, found.stdout) == (0, "1 node\n"), found.stderr
+    assert (result.returncode, result.stdout) == (0, "1 node\n"), result.stderr
 
 
-def test_a_local_ray_listens_to_this_machine_alone_and_has_neither_dashboard_nor_autoscaler() -> None:
-    found = subprocess.run(
+def test_a_local_ray_listens_on_loopback_only_without_dashboard_and_autoscaler() -> None:
+    result = subprocess.run(
         [sys.executable, "-c", LISTENING], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert found.returncode == 0, found.stderr
-    addresses = [address.removeprefix("::ffff:") for address in found.stdout.split()]
+    assert result.returncode == 0, result.stderr
+    addresses = [address.removeprefix("::ffff:") for address in result.stdout.split()]
     assert len(addresses) > 3 and set(addresses) <= {"127.0.0.1", "::1"}, addresses
 
 
@@ -131,12 +131,12 @@ def test_a_local_ray_listens_to_this_machine_alone_and_has_neither_dashboard_nor
         ({"RAY_ADDRESS": "ray://localhost:10001"}, "disabled"),
         ({"RAY_ADDRESS": "10.0.0.1:6379"}, "token"),
         ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "disabled"}, "disabled"),
-        ({"RAY_ADDRESS": "auto"}, None),  # Ray knows
-        ({"RAY_ADDRESS": "[::1:6379"}, None),  # none at all, as `join` says
-        ({"RAY_ADDRESS": "10.0.0.1:6379", IN_JOB: "{}"}, None),  # its node does
+        ({"RAY_ADDRESS": "auto"}, None),  # Ray handles it
+        ({"RAY_ADDRESS": "[::1:6379"}, None),  # an invalid address, which `init_ray` reports
+        ({"RAY_ADDRESS": "10.0.0.1:6379", IN_JOB: "{}"}, None),  # the job's node handles it
     ],
 )
-def test_a_cluster_elsewhere_is_joined_with_a_token_as_jobs_are_sent_to_it(
+def test_remote_clusters_require_a_token(
     environment: dict[str, str], mode: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", environment)
@@ -144,11 +144,11 @@ def test_a_cluster_elsewhere_is_joined_with_a_token_as_jobs_are_sent_to_it(
     assert environment.get("RAY_AUTH_MODE") == mode
 
 
-def test_a_token_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_token_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as cluster:
         address = f"127.0.0.1:{cluster.getsockname()[1]}"
         environment = {**ENVIRONMENT, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_ADDRESS": address}
-        found = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", JOINING], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
-    assert f"CommandError: No token, or a wrong one, for the cluster at RAY_ADDRESS={address}. Set" in found.stderr
+    assert f"CommandError: Missing or invalid token for the cluster at RAY_ADDRESS={address}. Set" in result.stderr

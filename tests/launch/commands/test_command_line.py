@@ -1,4 +1,4 @@
-"""`cory` in a process of its own, from an empty folder: what a user sees, and the exit codes."""
+"""The `cory` command in an empty folder: output, errors and exit codes."""
 
 import subprocess
 import sys
@@ -15,8 +15,8 @@ Refusal = Callable[..., str]
 COMMANDS = ("train", "study", "evaluate", "runs", "compare", "plot", "report", "generate", "export", "validate")
 
 
-def refused(result: "subprocess.CompletedProcess[str]") -> str:
-    """Checks that a command was refused with one sentence, and returns it."""
+def error_sentence(result: "subprocess.CompletedProcess[str]") -> str:
+    """Checks that a command failed with a one-sentence error, and returns that sentence."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     lines = result.stderr.strip().splitlines()
@@ -26,18 +26,18 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
 
 @pytest.fixture
 def refusal(cory_here: Cory, tmp_path: Path) -> Refusal:
-    """Runs `cory ...` in this process and a folder, which stays as it is; returns the sentence that refuses it."""
+    """Runs `cory ...` in a folder, checks that it fails without changing the folder, and returns the error."""
 
     def run(*words: str) -> str:
         before = list(tmp_path.iterdir())
-        said = refused(cory_here(*words))
+        message = error_sentence(cory_here(*words))
         assert list(tmp_path.iterdir()) == before
-        return said
+        return message
 
     return run
 
 
-def test_help_names_every_command_and_loads_no_heavy_library() -> None:
+def test_help_lists_every_command_without_importing_heavy_libraries() -> None:
     script = (
         "import sys, launch.main\nlaunch.main.main(['--help'])\n"
         "assert not {'torch', 'ray', 'transformers', 'pydantic'} & set(sys.modules)"
@@ -46,7 +46,7 @@ def test_help_names_every_command_and_loads_no_heavy_library() -> None:
     assert all(f"  {command} " in result.stdout for command in COMMANDS)
 
 
-def test_settings_are_read_without_a_heavy_library() -> None:
+def test_settings_are_read_without_importing_heavy_libraries() -> None:
     script = (
         "import sys, launch.main\nassert launch.main.main(['train', '--print-config']) == 0\n"
         "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
@@ -56,7 +56,7 @@ def test_settings_are_read_without_a_heavy_library() -> None:
 
 @pytest.mark.parametrize("words", [["train", "--print-config"], ["--help"], ["train", "--help"], ["--version"]])
 @pytest.mark.parametrize("buffering", ["", "1"])
-def test_a_reader_that_takes_no_more_ends_a_command_without_a_word(words: list[str], buffering: str) -> None:
+def test_a_closed_output_pipe_ends_a_command_silently(words: list[str], buffering: str) -> None:
     command = [sys.executable, "-m", "cory_rllib", *words]
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": buffering}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -71,52 +71,52 @@ def test_train_lists_the_presets(cory_here: Cory) -> None:
     assert [line.split()[0] for line in text.splitlines()] == [*presets()]
 
 
-def test_an_unknown_command_is_refused_with_the_nearest(refusal: Refusal) -> None:
+def test_an_unknown_command_is_rejected_with_a_suggestion(refusal: Refusal) -> None:
     assert "Did you mean 'train'?" in refusal("trian")
 
 
-def test_an_unknown_option_is_refused(refusal: Refusal) -> None:
+def test_an_unknown_option_is_rejected(refusal: Refusal) -> None:
     assert "--outt" in refusal("train", "--outt", "x")
 
 
-def test_a_number_of_failures_that_is_none_is_refused(refusal: Refusal) -> None:
+def test_a_negative_number_of_failures_is_rejected(refusal: Refusal) -> None:
     assert "'--max-failures': Input should be greater than or equal to 0" in refusal("train", "--max-failures=-1")
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest(refusal: Refusal) -> None:
+def test_an_unknown_setting_is_rejected_with_a_suggestion(refusal: Refusal) -> None:
     message = refusal("train", "exchange_perod=3")
     assert "`exchange_perod` on the command line" in message and "`exchange_period`" in message
 
 
-def test_an_unknown_setting_in_a_file_is_refused_with_the_file(refusal: Refusal, tmp_path: Path) -> None:
+def test_an_unknown_setting_in_a_file_is_rejected_with_the_file(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("lrr: 1.0e-5\n")
     assert "`lrr` in mine.yaml. Did you mean `lr`?" in refusal("train", "-c", "mine.yaml")
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest(refusal: Refusal) -> None:
+def test_an_unknown_preset_is_rejected_with_a_suggestion(refusal: Refusal) -> None:
     assert "Did you mean `imdb-tiny`?" in refusal("train", "imdb-tinny")
 
 
-def test_two_presets_are_refused(refusal: Refusal) -> None:
+def test_two_presets_are_rejected(refusal: Refusal) -> None:
     assert "One preset or file" in refusal("train", "imdb-tiny", "imdb-tiny-ppo")
 
 
 @pytest.mark.parametrize("command", [["train"], ["plan"], ["validate"], ["tune", "--over", "lr=1e-5,1e-4"]])
-def test_a_file_that_is_not_there_is_refused_with_the_presets(refusal: Refusal, command: list[str]) -> None:
-    said = refusal(*command, "mine.yaml")
-    assert "mine.yaml does not exist. Name a YAML file, or a preset: " in said and ", imdb-tiny-ppo, " in said
+def test_a_missing_file_is_rejected_with_the_presets(refusal: Refusal, command: list[str]) -> None:
+    message = refusal(*command, "mine.yaml")
+    assert "mine.yaml does not exist. Use a YAML file, or a preset: " in message and ", imdb-tiny-ppo, " in message
 
 
-def test_a_folder_is_no_file_of_settings(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_folder_is_rejected_as_a_settings_file(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     assert "runs/one is a folder, not a file of settings." in refusal("train", "runs/one")
 
 
-def test_a_wrong_value_is_refused_with_what_was_given(refusal: Refusal) -> None:
+def test_an_invalid_value_is_rejected_with_the_value(refusal: Refusal) -> None:
     assert "`num_updates`='many'" in refusal("train", "num_updates=many")
 
 
-def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
+def test_an_unwritable_cache_is_reported_with_a_remedy(
     refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -126,19 +126,22 @@ def test_a_cache_that_cannot_be_written_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "message_part"),
     [
         (["task=imbd"], "Unknown task 'imbd'"),
         (["max_prompt_tokens=5000"], "max_prompt_tokens + max_response_tokens"),
         (["model=./no-model"], "./no-model"),
-        (["gpus_per_runner=1", "gpus_per_learner=1"], "Set num_learners=1."),  # else Ray would give that GPU twice
+        (
+            ["gpus_per_runner=1", "gpus_per_learner=1"],
+            "Set num_learners=1.",
+        ),  # otherwise Ray would assign that GPU twice
         (["start_from=./no-run"], "no-run is not a run's folder"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
-    refusal: Refusal, words: list[str], what: str
+def test_invalid_settings_are_rejected_before_a_folder_is_created(
+    refusal: Refusal, words: list[str], message_part: str
 ) -> None:
-    assert what in refusal("train", *words)
+    assert message_part in refusal("train", *words)
 
 
 @pytest.mark.parametrize(
@@ -149,20 +152,20 @@ def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(
         pytest.param(["tune", "--over", "lr=1e-5,1e-4"], marks=pytest.mark.slow),
     ],
 )
-def test_what_ray_has_no_room_for_leaves_no_folder(
+def test_a_run_that_ray_cannot_place_leaves_no_folder(
     cory_forked: Cory, cluster: dict[str, str], tmp_path: Path, words: list[str]
 ) -> None:
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
-    own = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    said = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **own)
-    assert said.returncode == 2 and "Ray has no room for" in said.stderr, said.stderr
-    places = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
-    assert not [path for place in places if place.is_dir() for path in place.iterdir()]
+    environment = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    message = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **environment)
+    assert message.returncode == 2 and "Ray cannot place" in message.stderr, message.stderr
+    paths = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
+    assert not [path for path in paths if path.is_dir() for path in path.iterdir()]
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "message_part"),
     [
         (["train", "--resume", ""], "An argument is empty"),
         (["train", "--out="], "An argument is empty"),
@@ -176,23 +179,23 @@ def test_what_ray_has_no_room_for_leaves_no_folder(
         (["train", "--print-config", "exchange_period="], "`exchange_period=` has no value"),
     ],
 )
-def test_a_shell_variable_that_is_not_set_is_refused_and_not_taken_for_the_default(
-    refusal: Refusal, words: list[str], what: str
+def test_an_unset_shell_variable_is_rejected_rather_than_replaced_by_the_default(
+    refusal: Refusal, words: list[str], message_part: str
 ) -> None:
-    said = refusal(*words)
-    assert what in said and "s a shell variable not set?" in said
+    message = refusal(*words)
+    assert message_part in message and "s a shell variable unset?" in message
 
 
-def test_debug_shows_the_traceback_of_a_mistake(cory_here: Cory) -> None:
+def test_debug_shows_the_traceback_of_a_user_error(cory_here: Cory) -> None:
     result = cory_here("train", "lrr=1", "--debug")
     assert result.returncode == 2 and "Traceback" in result.stderr
 
 
-def test_a_run_that_is_not_there_cannot_be_resumed(refusal: Refusal) -> None:
+def test_a_missing_run_cannot_be_resumed(refusal: Refusal) -> None:
     assert "does not exist" in refusal("train", "--resume", "runs/nothing")
 
 
-def test_print_config_prints_every_setting_as_yaml_and_takes_it_back(cory_here: Cory, tmp_path: Path) -> None:
+def test_the_output_of_print_config_can_be_used_as_a_settings_file(cory_here: Cory, tmp_path: Path) -> None:
     first = cory_here("train", "imdb-tiny-ppo", "lr=3e-5", "exchange_period=null", "--print-config")
     (tmp_path / "saved.yaml").write_text(first.stdout)
     second = cory_here("train", "-c", "saved.yaml", "--print-config")
@@ -202,7 +205,7 @@ def test_print_config_prints_every_setting_as_yaml_and_takes_it_back(cory_here: 
     assert (settings["num_agents"], settings["lr"], settings["exchange_period"]) == (1, 3e-5, None)
 
 
-def test_preset_gives_way_to_files_in_order_and_files_to_words(cory_here: Cory, tmp_path: Path) -> None:
+def test_files_override_presets_in_order_and_arguments_override_files(cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("lr: 1.0e-5\nnum_updates: 11\nseed: 1\n")
     (tmp_path / "two.yaml").write_text("num_updates: 22\nseed: 2\n")
     settings = yaml.safe_load(cory_here("train", "-c", "one.yaml", "-c", "two.yaml", "seed=3", "--print-config").stdout)
@@ -213,19 +216,19 @@ def test_preset_gives_way_to_files_in_order_and_files_to_words(cory_here: Cory, 
     assert yaml.safe_load(cory_here(*words).stdout) == settings
 
 
-def test_a_presets_name_is_the_preset_although_a_file_has_it_too(cory_here: Cory, tmp_path: Path) -> None:
+def test_a_preset_takes_precedence_over_a_file_with_its_name(cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "imdb-tiny").write_text("num_updates: 7\n")
     (tmp_path / "own").write_text("num_updates: 7\n")
     assert "\nnum_updates: 45 " in cory_here("train", "imdb-tiny", "--print-config").stdout
     assert "\nnum_updates: 7 " in cory_here("train", "own", "--print-config").stdout
 
 
-def test_validate_proves_the_bundled_task(cory_here: Cory) -> None:
+def test_validate_accepts_the_bundled_task(cory_here: Cory) -> None:
     result = cory_here("validate", "task=imdb")
     assert result.returncode == 0 and "The task is sound." in result.stdout
 
 
-def test_validate_shows_a_task_as_each_tokenizer_reads_it(cory_here: Cory) -> None:
+def test_validate_shows_a_task_for_each_tokenizer(cory_here: Cory) -> None:
     result = cory_here(
         "validate",
         "drafts",
@@ -238,7 +241,7 @@ def test_validate_shows_a_task_as_each_tokenizer_reads_it(cory_here: Cory) -> No
     assert all(f"With the tokenizer of {name}:" in result.stdout for name in ("drafts-llama-tiny", "imdb-gpt2-tiny"))
 
 
-def test_validate_finds_what_is_wrong_with_a_task_of_ones_own(cory_here: Cory, tmp_path: Path) -> None:
+def test_validate_reports_errors_of_a_custom_task(cory_here: Cory, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("def half(completions):\n    return [0.5]\n")
     (tmp_path / "mine.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
     (tmp_path / "mine.yaml").write_text("task: custom\ndata: mine.jsonl\nreward: rewards:half\n")

@@ -262,7 +262,7 @@ def test_an_adapter_of_a_quantised_base_is_not_merged(
         (["--out", "new", "--policy", "llm_1", "--checkpoint", "7"], "no checkpoint `7`. It has: best (5), latest (6)"),
         (["--out", "full", "--policy", "llm_1"], "full is not a new folder"),
         (["--out", "file", "--policy", "llm_1"], "file is not a new folder"),
-        (["--out", "file/deep", "--policy", "llm_1"], "cannot be made: File exists"),
+        (["--out", "file/deep", "--policy", "llm_1"], "cannot be created: File exists"),
     ],
 )
 def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(

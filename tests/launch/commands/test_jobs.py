@@ -1,4 +1,4 @@
-"""What a cluster answers where it does not do as it is asked, and what the user is told of it."""
+"""`cory jobs`, including error responses of the cluster."""
 
 import contextlib
 import json
@@ -14,13 +14,13 @@ import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
 from launch.cluster.client import STOP_WAIT, connect
-from launch.cluster.jobs import check_free, follow
+from launch.cluster.jobs import check_no_active_job, follow_job
 from launch.cluster.session import init_ray
 from launch.console.errors import CommandError
 from launch.main import main
 from tests.launch.conftest import ENVIRONMENT
 
-ASKING = """
+REQUEST = """
 from launch.cluster.session import ray_session
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
@@ -32,33 +32,32 @@ VERSION = json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": "",
 TRACE = "Traceback (most recent call last):\n  File x\nOSError: no GCS\n"
 
 
-def job(status: str, **more: object) -> tuple[int, str]:
-    """Returns how a dashboard answers who asks for a job."""
-    known = {
+def job_response(status: str, **more: object) -> tuple[int, str]:
+    """Returns a dashboard's response for a job."""
+    details = {
         "type": "SUBMISSION",
         "submission_id": "one",
         "status": status,
         "entrypoint": "python -m launch.main train",
     }
-    return 200, json.dumps({**known, **more})
+    return 200, json.dumps({**details, **more})
 
 
 class Dashboard(HTTPServer):
-    """A dashboard that gives its answers to each path in turn, and the last one for ever."""
+    """A dashboard with a list of responses for each path; the last one is repeated."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.answers = {"/api/version": [(200, VERSION)]}
 
 
-class Answering(BaseHTTPRequestHandler):
-    """Gives one of the answers of a `Dashboard`."""
+class Handler(BaseHTTPRequestHandler):
+    """Sends the responses of a `Dashboard`."""
 
     server: Dashboard
 
     def do_GET(self) -> None:
-        """Answers."""
         answers = self.server.answers.get(self.path, [(404, TRACE)])
         status, body = answers.pop(0) if len(answers) > 1 else answers[0]
         self.send_response(status)
@@ -68,7 +67,7 @@ class Answering(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -81,121 +80,133 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     server.server_close()
 
 
-def test_what_a_cluster_refuses_is_one_sentence_and_only_a_job_that_is_not_there_is_none(
+def test_errors_of_a_cluster_are_one_sentence_and_distinct_from_missing_jobs(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dashboard.answers |= {"/api/jobs/": [(500, TRACE)], "/api/jobs/ill": [(500, TRACE)]}
     assert main(["jobs", "logs", "gone"]) == 2
-    assert capsys.readouterr().err == "Error: There is no job gone; `cory jobs list` shows all.\n"
+    assert capsys.readouterr().err == "Error: Job gone not found. `cory jobs list` shows all jobs.\n"
     for words in (["logs", "ill"], ["stop", "ill"], ["list"]):
         assert main(["jobs", *words]) == 2
         assert capsys.readouterr().err == (
-            f"Error: The cluster at {dashboard.address} refuses: Request failed with status code 500: Traceback (most "
-            "recent call last): OSError: no GCS. The logs of its dashboard, on the head, say more.\n"
+            f"Error: The cluster at {dashboard.address} rejected the request: Request failed with status code 500: "
+            "Traceback (most recent call last): OSError: no GCS. See the dashboard's logs on the head node.\n"
         )
     dashboard.answers["/api/jobs/ill"] = [(500, "")]
     assert main(["jobs", "logs", "ill"]) == 2
-    assert "refuses: Request failed with status code 500:. The logs" in capsys.readouterr().err  # once
-    with pytest.raises(CommandError, match="refuses: Request failed"):
-        check_free(connect(dashboard.address), "/shared/one")
+    assert "rejected the request: Request failed with status code 500:. See the" in capsys.readouterr().err  # only once
+    with pytest.raises(CommandError, match="rejected the request: Request failed"):
+        check_no_active_job(connect(dashboard.address), "/shared/one")
 
 
-def test_a_job_that_a_signal_ended_ends_who_follows_it_as_a_shell_would(dashboard: Dashboard) -> None:
-    for code, shown in ((-9, 137), (3, 3)):
-        dashboard.answers["/api/jobs/one"] = [job("FAILED", driver_exit_code=code)]
-        assert main(["jobs", "logs", "one"]) == shown
+def test_following_a_job_ended_by_a_signal_returns_the_shell_s_exit_code(dashboard: Dashboard) -> None:
+    for code, exit_code in ((-9, 137), (3, 3)):
+        dashboard.answers["/api/jobs/one"] = [job_response("FAILED", driver_exit_code=code)]
+        assert main(["jobs", "logs", "one"]) == exit_code
 
 
-def test_who_follows_a_job_gets_past_a_cluster_that_does_not_answer_for_a_while(
+def test_following_a_job_retries_if_the_cluster_is_temporarily_unavailable(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
+    monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
     for action in ("logs", "stop"):
         dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
-        dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad"), (502, "bad"), job("SUCCEEDED")]
+        dashboard.answers["/api/jobs/one"] = [
+            job_response("RUNNING"),
+            (502, "bad"),
+            (502, "bad"),
+            job_response("SUCCEEDED"),
+        ]
         assert main(["jobs", action, "one"]) == 0
-        told = capsys.readouterr().err
-        assert told.startswith("Warning: The cluster at") and told.endswith(" Asking again for a minute.\n")
-        assert told.count("\n") == 1
+        errors = capsys.readouterr().err
+        assert errors.startswith("Warning: The cluster at") and errors.endswith(" Retrying for a minute.\n")
+        assert errors.count("\n") == 1
     monkeypatch.setattr("launch.cluster.jobs.RETRY_SECONDS", 0.0)
-    dashboard.answers["/api/jobs/one"] = [job("RUNNING"), (502, "bad")]
+    dashboard.answers["/api/jobs/one"] = [job_response("RUNNING"), (502, "bad")]
     assert main(["jobs", "logs", "one"]) == 2
     assert capsys.readouterr().err.startswith("Error: The cluster at")
 
 
-class Talking:
-    """A client of a cluster, one of whose jobs runs and talks for ever."""
+class EndlessClient:
+    """A client whose job prints forever."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.num_requests = 0
 
-    def get_job_info(self, job: str) -> JobDetails:
-        """Says that it runs; as often as a test has patience for."""
-        self.asked += 1
-        assert self.asked < 5, "nobody reads on, but the job is followed"
-        return JobDetails(type=JobType.SUBMISSION, submission_id=job, status=JobStatus.RUNNING, entrypoint="cory train")
+    def get_job_info(self, job_response: str) -> JobDetails:
+        """Returns a running job, up to four times."""
+        self.num_requests += 1
+        assert self.num_requests < 5, "the pipe is closed, but the job is still followed"
+        return JobDetails(
+            type=JobType.SUBMISSION, submission_id=job_response, status=JobStatus.RUNNING, entrypoint="cory train"
+        )
 
-    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
-        """Yields what it says."""
+    async def tail_job_logs(self, job_response: str) -> AsyncIterator[str]:
+        """Yields the same line forever."""
         while True:
             yield "  1/40  llm_1→llm_2\n"
 
 
-def test_a_job_is_no_longer_followed_when_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_a_job_stops_if_the_output_pipe_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", buffering=1) as output:
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(BrokenPipeError):
-            follow(cast(JobSubmissionClient, Talking()), "one")
+            follow_job(cast(JobSubmissionClient, EndlessClient()), "one")
         with contextlib.suppress(BrokenPipeError):
             output.close()
 
 
-def test_commands_are_listed_as_they_are(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
-    listed = json.loads(job("RUNNING", entrypoint="cory train model=[a,b] system_prompt=[/x] :fire:")[1])
-    dashboard.answers["/api/jobs/"] = [(200, json.dumps([listed]))]
+def test_commands_are_listed_verbatim(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
+    details = json.loads(job_response("RUNNING", entrypoint="cory train model=[a,b] system_prompt=[/x] :fire:")[1])
+    dashboard.answers["/api/jobs/"] = [(200, json.dumps([details]))]
     assert main(["jobs"]) == 0
     assert "cory train model=[a,b] system_prompt=[/x] :fire:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("after", "code"), [("STOPPED", 0), ("FAILED", 1)])
-def test_who_stops_a_job_is_told_what_becomes_of_it(
+def test_stopping_a_job_reports_its_final_status(
     after: str, code: int, dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
-    for variables, saves in (({STOP_WAIT: "3600"}, " A training finishes its update and saves it first."), ({}, "")):
-        dashboard.answers["/api/jobs/one"] = [job("RUNNING", runtime_env={"env_vars": variables}), job(after)]
+    for variables, saves in (({STOP_WAIT: "3600"}, " A training finishes and saves its update first."), ({}, "")):
+        dashboard.answers["/api/jobs/one"] = [
+            job_response("RUNNING", runtime_env={"env_vars": variables}),
+            job_response(after),
+        ]
         assert main(["jobs", "stop", "one"]) == code
-        assert capsys.readouterr().out.startswith(f"one is told to end.{saves}\none: {after}.")
+        assert capsys.readouterr().out.startswith(f"Stopping one.{saves}\none: {after}.")
 
 
 @pytest.mark.slow
-def test_more_than_a_cluster_has_is_waited_for_where_it_grows() -> None:
-    def begin(**environment: str) -> "subprocess.CompletedProcess[str]":  # this process may have a Ray already
+def test_unchecked_sessions_wait_for_an_autoscaling_cluster() -> None:
+    def run_request(
+        **environment: str,
+    ) -> "subprocess.CompletedProcess[str]":  # in a new process, because this one may have joined Ray
         return subprocess.run(
-            [sys.executable, "-c", ASKING], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
+            [sys.executable, "-c", REQUEST], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
         )
 
-    grows = begin(CORY_UNCHECKED="1")
-    assert (grows.returncode, grows.stdout) == (0, "begun\n"), grows.stderr
-    stays = begin()
-    assert stays.returncode == 1 and "has 0 sampling left" in stays.stderr
+    waiting = run_request(CORY_UNCHECKED="1")
+    assert (waiting.returncode, waiting.stdout) == (0, "begun\n"), waiting.stderr
+    failing = run_request()
+    assert failing.returncode == 1 and "has 0 sampling left" in failing.stderr
 
 
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
         ("nowhere", "Invalid"),
-        ("127.0.0.1:1", "Connection refused"),  # the port of a service that nobody runs: a cluster that is gone
+        ("127.0.0.1:1", "Connection refused"),  # an unused port, as of a cluster that is gone
         ("ray://localhost:1", "Connection refused"),
         ("head:x", "Port could not be cast"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_one_sentence(
+def test_an_unreachable_cluster_is_reported_in_one_sentence(
     address: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    said = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
-    with pytest.raises(CommandError, match=said):
+    message = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
+    with pytest.raises(CommandError, match=message):
         init_ray(log_to_driver=False)

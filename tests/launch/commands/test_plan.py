@@ -225,15 +225,15 @@ def test_a_driver_that_learns_cannot_share_a_gpu_with_runners_that_need_more_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    full = {"num_runners": 1, "gpus_per_runner": 1, "gpus_per_learner": 1}
-    for values in (full, {"num_runners": 2, "gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
-        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
-            check_driver(make_settings(values))
-        with pytest.raises(CommandError, match=r"do not fit on one\. Set num_learners=1\.$"):
-            plan([f"{key}={value}" for key, value in values.items()])
-        check_driver(make_settings({**values, "num_learners": 1}))
-        check_driver(make_settings(values), own=1.0)
-    for values in ({}, {**full, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
+    both = {"num_runners": 1, "gpus_per_runner": 1, "gpus_per_learner": 1}
+    for crowded in (both, {"num_runners": 2, "gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
+        with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
+            check_driver(make_settings(crowded))
+        with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
+            plan([f"{key}={value}" for key, value in crowded.items()])
+        check_driver(make_settings({**crowded, "num_learners": 1}))
+        check_driver(make_settings(crowded), driver_gpus=1.0)
+    for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
         check_driver(make_settings(values))
     for preset in presets():
         check_driver(resolve(preset, [], []))

@@ -39,8 +39,8 @@ def test_plot_says_where_the_curves_are(cory_here: Cory, tmp_path: Path) -> None
     [
         ("curves.foo", "curves.foo names no picture. End it in one of ."),
         ("run", "run names no picture."),
-        ("taken/curves.png", "The folder taken cannot be made: File exists."),
-        ("s3://bucket/curves.png", "s3://bucket/curves.png is a URI, but a path is needed here"),
+        ("taken/curves.png", "The folder taken cannot be created: File exists."),
+        ("s3://bucket/curves.png", "s3://bucket/curves.png is a URI, but must be a path"),
     ],
 )
 def test_a_place_where_nothing_can_be_drawn_is_refused(

@@ -249,7 +249,7 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
         ("run", "made"): "made is not a run's folder: it does not exist",
         ("run", "report.html"): "report.html is not a run's folder: it is a file",
         ("empty",): "empty has no metrics yet",
-        ("run", "--out", "run/config.yaml/x.html"): "run/config.yaml cannot be made: File exists",
+        ("run", "--out", "run/config.yaml/x.html"): "run/config.yaml cannot be created: File exists",
         ("run", "--out", "empty"): "empty is a folder",
         ("cut",): "cut/final.json is damaged: ",
         ("columns",): "columns/final.json is damaged: ",

@@ -48,7 +48,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder
     with pytest.raises(CommandError, match="no checkpoint to go on from"):
         reopen(run, SETTINGS, "cory train")
     run.unlock()
-    with pytest.raises(CommandError, match="name another folder"):
+    with pytest.raises(CommandError, match="choose another folder"):
         Run.create(run.path)
 
 
@@ -81,7 +81,7 @@ def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
     words = ["--resume", str(run.path)] if command == "--resume" else ["-c", str(same), "--out", str(run.path), command]
     before = run.updates()
     assert main(["train", *words, *gpus, "--allow-changes"]) == 2
-    assert "the driver learns on the first GPU, which Ray gives to runners too" in capsys.readouterr().err
+    assert "the driver learns on the first GPU, which Ray assigns to runners too" in capsys.readouterr().err
     assert run.updates() == before and run.settings() == SETTINGS
 
 
@@ -100,7 +100,7 @@ def test_settings_that_another_version_wrote_are_refused_with_where_to_find_whic
     config = run.path / "config.yaml"
     others = [each for each in config.read_text().splitlines() if not each.startswith(line.partition(" ")[0])]
     config.write_text("\n".join([*others, line]) + "\n")
-    with pytest.raises(CommandError, match=rf"{what}.* \(its first lines say which\)"):
+    with pytest.raises(CommandError, match=rf"{what}.* \(see its first lines\)"):
         _resumed(run, [])
 
 
@@ -120,7 +120,7 @@ def test_what_would_change_the_training_is_refused(run: Run, word: str) -> None:
 def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
     lines = run.metrics.path.read_text().splitlines()
     run.metrics.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
-    with pytest.raises(CommandError, match=r"metrics\.jsonl line 2 is not what a run wrote there"):
+    with pytest.raises(CommandError, match=r"metrics\.jsonl line 2 is damaged"):
         reopen(run, SETTINGS, "cory train")
 
 

@@ -91,7 +91,7 @@ def test_a_resume_with_other_queries_is_refused_and_the_run_stays_as_it_is(
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
     code, text = said(capsys, *words)
     assert code == 2 and text == (
-        "Error: run cannot resume as it was. q.jsonl is not what training began with: its training queries differ "
+        "Error: run cannot resume as it was. q.jsonl has changed since training started: its training queries differ "
         "(18 now, 18 then). Put that back, or resume with --allow-changes.\n"
     )
     assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
@@ -136,8 +136,8 @@ def test_data_and_model_may_be_elsewhere_if_they_are_the_same(
     shutil.move(project / "q.jsonl", elsewhere / "moved.jsonl")
     code, text = said(capsys, "--resume", "../project/run")
     assert code == 2 and text == (
-        f"Error: data=q.jsonl: there is no q.jsonl in {elsewhere} nor in {project}, where the run had it. Put it back, "
-        "or say where it is: data=PATH.\n"
+        f"Error: data=q.jsonl: q.jsonl was found neither in {elsewhere} nor in {project}, where the run had it. "
+        "Restore it, or set data=PATH.\n"
     )
     code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl")
     assert code == 0 and "Warning" not in text
@@ -146,7 +146,7 @@ def test_data_and_model_may_be_elsewhere_if_they_are_the_same(
     assert code == 0 and "Warning" not in text
     write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
     code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
-    assert code == 2 and "moved.jsonl is not what training began with: its training queries differ" in text
+    assert code == 2 and "moved.jsonl has changed since training started: its training queries differ" in text
 
 
 def test_a_file_of_the_same_name_in_another_folder_is_not_taken_for_the_run_s(
@@ -154,7 +154,9 @@ def test_a_file_of_the_same_name_in_another_folder_is_not_taken_for_the_run_s(
 ) -> None:
     write_rows(elsewhere / "q.jsonl", ROWS[::-1])
     code, text = said(capsys, "--resume", "../project/run")
-    assert code == 2 and f"q.jsonl is not what training began with, {project}/q.jsonl: its training queries" in text
+    assert (
+        code == 2 and f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
+    )
 
 
 def test_changes_are_allowed_in_a_run_that_resumes_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +206,7 @@ def test_a_task_of_the_user_s_own_prompts_as_it_did_in_another_folder_and_withou
 def test_without_its_model_a_run_says_where_it_was(elsewhere: Path, project: Path) -> None:
     shutil.move(project / "m", elsewhere / "n")
     with pytest.raises(
-        CommandError, match=rf"model=m: there is no m in {elsewhere} nor in {project}, where .* folder that"
+        CommandError, match=rf"model=m: m was found neither in {elsewhere} nor in {project}, where .* in its folder"
     ):
         open_trained("../project/run")
     shutil.move(elsewhere / "n", elsewhere / "m")
@@ -215,7 +217,7 @@ def test_another_model_tokenizer_or_template_is_told_of_by_who_answers_and_expor
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
     trained = open_trained("run")
-    assert trained.changes() == ["The model m is not what training began with."]
+    assert trained.changes() == ["The model m has changed since training started."]
 
 
 def test_an_export_and_its_card_need_neither_data_nor_the_folder(elsewhere: Path, project: Path) -> None:
@@ -233,7 +235,7 @@ def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, projec
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()
-    with pytest.raises(CommandError, match=r"data=q\.jsonl: there is no q\.jsonl"):
+    with pytest.raises(CommandError, match=r"data=q\.jsonl: q\.jsonl was found neither"):
         settings()
     assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
 
@@ -246,7 +248,7 @@ def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_
     now = sources_of(settings, task, tokenizers)
     texts = changes_since(run, settings, task, now)
     assert texts[0] == (
-        "q.jsonl is not what training began with: its training queries differ (18 now, 18 then). So queries that "
+        "q.jsonl has changed since training started: its training queries differ (18 now, 18 then). So queries that "
         "are asked may have been trained on."
     )
     other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})

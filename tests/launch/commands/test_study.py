@@ -91,8 +91,8 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--out", "s3://bucket/study"], "s3://bucket/study is a URI, but a path is needed here"),
-        (["--out", "taken"], "taken cannot be made"),
+        (["--out", "s3://bucket/study"], "s3://bucket/study is a URI, but must be a path"),
+        (["--out", "taken"], "taken cannot be created"),
         (["--out", "new", "--seeds", "00"], "--seeds 00 is neither a count, such as 5, nor seeds"),
     ],
 )
@@ -117,7 +117,9 @@ def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_alon
         ("report", "report", [str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
     ):
         assert main([command, *words]) == 2
-        assert f"Error: The {what}'s folder here is relative: in a Ray job it would vanish" in capsys.readouterr().err
+        assert (
+            f"Error: The {what}'s folder here is relative, and a Ray job's working directory" in capsys.readouterr().err
+        )
 
 
 @pytest.mark.slow

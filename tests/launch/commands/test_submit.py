@@ -1,4 +1,4 @@
-"""What `cory submit` refuses before anything is sent, and what it sends."""
+"""`cory submit`: checks before anything is sent, and the submitted job."""
 
 import os
 import stat
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
-from launch.cluster.jobs import check_free
+from launch.cluster.jobs import check_no_active_job
 from launch.cluster.upload import check_size, uploaded_sizes
 from launch.commands.submit import check_cluster, job_command, job_environment
-from launch.console.credentials import is_secret, load_secrets, on_workers
+from launch.console.credentials import is_secret, load_secrets, worker_runtime_env
 from launch.console.errors import CommandError
 from launch.main import main
 from policies.settings import gpus
 from policies.settings.processes import Process
-from tests.launch.cluster.test_placement import cluster
+from tests.launch.cluster.test_placement import make_nodes
 from tests.launch.conftest import ENVIRONMENT
 
 TRAIN = ["train", "imdb-tiny", "backend=transformers", "num_runners=2", "num_learners=2"]
@@ -27,7 +27,7 @@ def job(cpus: float = 0.0, gpus: float = 0.0, **custom: float) -> Process:
     return Process("job", 1, cpus, gpus, custom)
 
 
-def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_leaves_behind_does_not_count(
+def test_an_upload_over_50_mib_is_rejected_with_its_largest_files_not_counting_ignored_files(
     tmp_path: Path,
 ) -> None:
     for name in ("data/large.bin", "ignored/huge.bin", "secret.bin", ".git/pack"):
@@ -37,7 +37,9 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
     (tmp_path / ".rayignore").write_text("ignored/\n")
     (tmp_path / ".gitignore").write_text("secret.bin\n")
     (tmp_path / "small.py").write_text("1")
-    with pytest.raises(CommandError, match=r"60 MiB to upload, and 50 are the limit: data/large\.bin \(60\.0 MiB\), "):
+    with pytest.raises(
+        CommandError, match=r"60 MiB to upload, but the limit is 50 MiB: data/large\.bin \(60\.0 MiB\), "
+    ):
         check_size(tmp_path, uploaded_sizes(tmp_path))
     (tmp_path / "data" / "large.bin").unlink()
     check_size(tmp_path, uploaded_sizes(tmp_path))
@@ -46,12 +48,12 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
 
 
 @pytest.mark.parametrize(
-    ("own", "found", "what"),
+    ("job_process", "nodes", "message"),
     [
         (
             job(),
             [{"CPU": 2.0}, {"CPU": 1.0}],
-            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Ask for fewer",
+            r"1 of 2 learners with CPU=1 \(.*\), beside 2 runners\. Request fewer",
         ),
         (
             job(cpus=2.0),
@@ -71,53 +73,53 @@ def test_a_folder_over_50_mib_is_refused_with_its_biggest_files_and_what_ray_lea
         ),
     ],
 )
-def test_what_a_cluster_can_never_place_is_refused_with_what_is_missing(
-    own: Process, found: list[dict[str, float]], what: str
+def test_a_run_that_a_cluster_cannot_place_is_rejected_with_the_missing_resources(
+    job_process: Process, nodes: list[dict[str, float]], message: str
 ) -> None:
-    with pytest.raises(CommandError, match=what):
-        check_cluster(TRAIN, own, cluster(*found))
+    with pytest.raises(CommandError, match=message):
+        check_cluster(TRAIN, job_process, make_nodes(*nodes))
 
 
-def test_what_a_cluster_can_place_is_not_refused() -> None:
-    check_cluster(TRAIN, job(), cluster({"CPU": 2.0}, {"CPU": 2.0}))  # Ray is asked for no CPU of the driver
-    check_cluster(TRAIN, job(), cluster({"CPU": 0.0}, {"CPU": 4.0}))
-    check_cluster(TRAIN, job(cpus=2.0), cluster({"CPU": 6.0}))
+def test_a_run_that_a_cluster_can_place_is_accepted() -> None:
+    check_cluster(TRAIN, job(), make_nodes({"CPU": 2.0}, {"CPU": 2.0}))  # the driver requests no CPU
+    check_cluster(TRAIN, job(), make_nodes({"CPU": 0.0}, {"CPU": 4.0}))
+    check_cluster(TRAIN, job(cpus=2.0), make_nodes({"CPU": 6.0}))
     check_cluster(TRAIN, job(), [])  # a head that has just started
-    check_cluster(["validate", "imdb"], job(tpu=1.0), cluster({"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}))
+    check_cluster(["validate", "imdb"], job(tpu=1.0), make_nodes({"CPU": 1.0}, {"CPU": 1.0, "tpu": 4.0}))
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "own", "cpus", "gpus"),
+    ("name", "words", "job_process", "cpus", "gpus"),
     [
-        # the job of a run is its driver: the learner's GPU, if it learns, is the job's
+        # a run's job is its driver: if the driver learns, the learner's GPU is the job's
         ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(1.0, 1.0), 2, 2),
         ("train", ["num_runners=1", "gpus_per_runner=1", "gpus_per_learner=1"], job(2.0, 2.0), 3, 3),
         ("train", ["num_runners=1", "num_learners=1", "gpus_per_learner=1"], job(0.0, 1.0), 1, 2),
-        # that of a search is none of its trials' drivers, each of which asks for a CPU
+        # a search's job is not the driver of any trial; each trial's driver requests a CPU
         ("tune", ["num_runners=1", "gpus_per_learner=1", "--over", "lr=1e-5,1e-4"], job(1.0, 1.0), 3, 2),
         ("tune", ["num_runners=2", "--over", "lr=1e-5,1e-4"], job(), 3, 0),
     ],
 )
-def test_what_the_job_takes_is_in_what_a_run_asks_for_and_beside_what_a_search_does(
-    command: str, words: list[str], own: Process, cpus: int, gpus: int
+def test_a_job_s_resources_count_for_its_run_and_in_addition_to_its_search(
+    name: str, words: list[str], job_process: Process, cpus: int, gpus: int
 ) -> None:
-    asked = [command, "imdb-tiny", "backend=transformers", *words]
-    check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus}))
+    command = [name, "imdb-tiny", "backend=transformers", *words]
+    check_cluster(command, job_process, make_nodes({"CPU": cpus, "GPU": gpus}))
     with pytest.raises(CommandError, match="has 0 CPUs left"):
-        check_cluster(asked, own, cluster({"CPU": cpus - 1, "GPU": gpus}))
+        check_cluster(command, job_process, make_nodes({"CPU": cpus - 1, "GPU": gpus}))
     if gpus:
         with pytest.raises(CommandError, match=r"has [01] GPUs left"):
-            check_cluster(asked, own, cluster({"CPU": cpus, "GPU": gpus - 1}))
+            check_cluster(command, job_process, make_nodes({"CPU": cpus, "GPU": gpus - 1}))
 
 
 @pytest.mark.parametrize("words", [["train"], ["tune", "--over", "lr=1e-5,1e-4"]])
-def test_a_gpu_of_this_machine_is_not_asked_of_the_cluster(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_gpu_does_not_affect_the_cluster_check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "has_gpu", lambda: not gpus._elsewhere.get())
-    asked = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
-    check_cluster(asked, job(), cluster({"CPU": 8.0}))
+    command = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
+    check_cluster(command, job(), make_nodes({"CPU": 8.0}))
 
 
-def test_files_of_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_files_are_included_in_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("num_learners: 4\n")
     search = [*SEARCH[:-1], "lr=1e-5"]
@@ -127,45 +129,43 @@ def test_files_of_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         [*search, "-c", "mine.yaml"],
     ):
         with pytest.raises(CommandError, match=r"of [24] learners"):
-            check_cluster(command, job(), cluster({"CPU": 2.0}))
+            check_cluster(command, job(), make_nodes({"CPU": 2.0}))
 
 
-@pytest.mark.parametrize("asked", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
-def test_resources_that_are_none_are_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", "--resources", asked, "--", "validate", "imdb"]) == 2
-    assert f"Error: --resources={asked}: `{asked}` is not a custom resource" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["tpu=many", "tpu", "tpu=-1", "CPU=2"])
+def test_invalid_resources_are_rejected(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--resources", command, "--", "validate", "imdb"]) == 2
+    assert f"Error: --resources={command}: `{command}` is not a custom resource" in capsys.readouterr().err
 
 
 SEARCH = ["tune", *TRAIN[1:], "--over", "num_learners=1,2"]
 
 
-def test_a_search_that_a_cluster_can_never_place_is_refused_too() -> None:
-    check_cluster(SEARCH, job(), cluster({"CPU": 2.0}, {"CPU": 3.0}))
+def test_a_search_that_a_cluster_cannot_place_is_rejected() -> None:
+    check_cluster(SEARCH, job(), make_nodes({"CPU": 2.0}, {"CPU": 3.0}))
     with pytest.raises(CommandError, match=r"1 of 2 learners with CPU=1 .* beside 1 driver and 2 runners"):
-        check_cluster(SEARCH, job(), cluster({"CPU": 4.0}))
-    check_cluster([*SEARCH, "--concurrent", "2"], job(), cluster({"CPU": 6.0}))  # that is at most two
-    check_cluster(["tune", "--resume", "/shared/period"], job(), cluster({"CPU": 1.0}))
+        check_cluster(SEARCH, job(), make_nodes({"CPU": 4.0}))
+    check_cluster([*SEARCH, "--concurrent", "2"], job(), make_nodes({"CPU": 6.0}))  # at most two trials at once
+    check_cluster(["tune", "--resume", "/shared/period"], job(), make_nodes({"CPU": 1.0}))
 
 
-def test_a_search_lies_in_a_shared_folder_under_its_name_and_goes_on_there() -> None:
-    words, name, place = job_command(SEARCH, "period", "/shared")
+def test_a_search_has_a_shared_folder_with_its_name_and_resumes_there() -> None:
+    words, name, location = job_command(SEARCH, "period", "/shared")
     assert (words, name) == ([*SEARCH, "--out", "/shared/period", "--continue"], "period")
-    assert place == "/shared/period"
-    _, name, place = job_command(["tune", "--resume", "/shared/old"], None, None)
-    assert (name, place) == ("old", "/shared/old")
+    assert location == "/shared/period"
+    _, name, location = job_command(["tune", "--resume", "/shared/old"], None, None)
+    assert (name, location) == ("old", "/shared/old")
     _, name, _ = job_command(SEARCH, None, "/shared")
     assert name.startswith("tune-imdb-tiny-")
 
 
-def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words, name, place = job_command(TRAIN, "first", "s3://bucket/runs/")
+def test_a_run_has_a_location_with_its_name_and_resumes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, name, location = job_command(TRAIN, "first", "s3://bucket/runs/")
     assert (words, name) == ([*TRAIN, "--out", "s3://bucket/runs/first", "--continue"], "first")
-    assert place == "s3://bucket/runs/first"
+    assert location == "s3://bucket/runs/first"
     assert job_command(TRAIN, "first", "s3://bucket/runs?scheme=http")[2] == "s3://bucket/runs/first?scheme=http"
-    words, name, place = job_command(["train", "--resume", "/shared/old", "num_updates=9"], None, None)
-    assert (words[-1], name, place) == ("num_updates=9", "old", "/shared/old")
+    words, name, location = job_command(["train", "--resume", "/shared/old", "num_updates=9"], None, None)
+    assert (words[-1], name, location) == ("num_updates=9", "old", "/shared/old")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=r"mine\.yaml does not exist"):
         job_command(["train", "mine.yaml"], None, "/shared")
@@ -174,26 +174,26 @@ def test_a_run_lies_in_storage_under_its_name_and_goes_on_there(
 
 
 @pytest.mark.parametrize(
-    ("storage", "words", "what"),
+    ("storage", "words", "message"),
     [
-        (None, ["submit"], "Say what to run after `--`"),
-        (None, ["train"], "Say once where the run is kept"),
+        (None, ["submit"], "Write a command after `--`"),
+        (None, ["train"], "Set the location of the run once"),
         ("/shared", ["train", "imdb-tiny", "gsm8k"], "One preset or file: imdb-tiny and gsm8k cannot"),
-        ("/shared", ["train", "--out", "/shared/one"], "Say once where the run is kept"),
-        ("runs", ["train"], "is relative, and the job's working directory goes when it ends"),
-        ("s3://me:word@bucket", ["train"], "holds a password"),
-        (None, ["tune"], "Say once where the search is kept"),
-        ("s3://bucket", SEARCH, "is a URI, and a search needs a folder"),
+        ("/shared", ["train", "--out", "/shared/one"], "Set the location of the run once"),
+        ("runs", ["train"], "is relative, and the job's working directory is removed when"),
+        ("s3://me:word@bucket", ["train"], "contains a password"),
+        (None, ["tune"], "Set the location of the search once"),
+        ("s3://bucket", SEARCH, "is a URI, but a search requires a folder"),
     ],
 )
-def test_a_command_that_could_not_keep_its_run_is_refused(storage: str | None, words: list[str], what: str) -> None:
-    with pytest.raises(CommandError, match=what):
+def test_a_command_without_a_valid_location_is_rejected(storage: str | None, words: list[str], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
         job_command(words, None, storage)
 
 
-def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -> None:
+def test_a_run_with_an_active_job_is_rejected_by_folder_and_uri() -> None:
     class Client(JobSubmissionClient):
-        """That of a cluster with one job."""
+        """Client of a cluster with one job."""
 
         def __init__(self) -> None:
             pass
@@ -208,36 +208,36 @@ def test_a_run_that_a_job_is_at_work_on_is_refused_by_its_folder_and_its_uri() -
         entrypoint="python -m launch.main train",
         metadata={"run": "file:///shared/one"},
     )
-    for place in ("file:///shared/one", "/shared/one", "/shared/one/"):
-        with pytest.raises(CommandError, match=f"raysubmit_1 is at work on {place}"):
-            check_free(Client(), place)
-    check_free(Client(), "/shared/two")
+    for location in ("file:///shared/one", "/shared/one", "/shared/one/"):
+        with pytest.raises(CommandError, match=f"raysubmit_1 is already working on {location}"):
+            check_no_active_job(Client(), location)
+    check_no_active_job(Client(), "/shared/two")
     job.status = JobStatus.STOPPED
-    check_free(Client(), "/shared/one")
+    check_no_active_job(Client(), "/shared/one")
 
 
 NODE = """
 import os, sys
-from launch.console.credentials import on_workers
+from launch.console.credentials import worker_runtime_env
 
-told = on_workers()
-os.environ["HOME"] = sys.argv[1]  # of the node that starts now
+runtime_env = worker_runtime_env()
+os.environ["HOME"] = sys.argv[1]  # of the new node
 import ray
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=told)
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=runtime_env)
 print(ray.get(ray.remote(lambda: os.environ["HF_TOKEN"]).remote()))
 """
 
 
 @pytest.mark.slow
-def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path: Path) -> None:
+def test_a_worker_loads_its_node_s_secrets_file_even_if_the_driver_has_none(tmp_path: Path) -> None:
     file = tmp_path / "node" / ".config" / "cory" / "secrets.env"
     file.parent.mkdir(parents=True)
     file.write_text("HF_TOKEN=hf_1\n")
     environment = {**ENVIRONMENT, "HOME": str(tmp_path)}
     environment.pop("CORY_SECRETS", None)
     command = [sys.executable, "-c", NODE, str(tmp_path / "node")]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert found.stdout == "hf_1\n", found.stderr
+    nodes = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert nodes.stdout == "hf_1\n", nodes.stderr
 
 
 @pytest.mark.parametrize(
@@ -247,32 +247,36 @@ def test_a_worker_loads_its_nodes_own_file_although_the_driver_has_none(tmp_path
         *("AZURE_STORAGE_CONNECTION_STRING", "PGPASS", "API_KEYS", "OPENAI_API_KEY_1"),
     ],
 )
-def test_secrets_are_no_variables_of_a_job(name: str) -> None:
+def test_secrets_are_rejected_as_variables_of_a_job(name: str) -> None:
     with pytest.raises(CommandError, match=f"{name} looks like a secret.*--secrets FILE") as raised:
         job_environment([f"{name}=hunter2"], None, False)
     assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "held"),
+    ("words", "message"),
     [
         (["--env", "MLFLOW_TRACKING_URI=http://me:hunter2@host", "--", "train"], "MLFLOW_TRACKING_URI=http://…"),
-        (["--env", "WHERE=https://host/a?sig=hunter2", "--", "train"], "WHERE=https://… holds sig"),
-        (["--", "evaluate", "s3://KEY:hunter2@bucket/run"], "s3://… holds a password"),
-        (["--", "train", "reward=mine:judge?scale=2&api_key=hunter2"], "reward=mine:judge?… holds api_key"),
-        (["--", "validate", "custom", "data=https://host/a.csv?token=hunter2"], "data=https://… holds token"),
+        (["--env", "WHERE=https://host/a?sig=hunter2", "--", "train"], "WHERE=https://… contains sig"),
+        (["--", "evaluate", "s3://KEY:hunter2@bucket/run"], "s3://… contains a password"),
+        (["--", "train", "reward=mine:judge?scale=2&api_key=hunter2"], "reward=mine:judge?… contains api_key"),
+        (["--", "validate", "custom", "data=https://host/a.csv?token=hunter2"], "data=https://… contains token"),
     ],
 )
-def test_secrets_inside_a_value_or_a_command_are_refused_and_not_shown(
-    words: list[str], held: str, capsys: pytest.CaptureFixture[str]
+def test_secrets_in_values_and_commands_are_rejected_and_not_printed(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "--storage", "/shared", "--address", "http://127.0.0.1:1", *words]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"Error: {held}") and "the cluster's jobs read" in told and "--secrets FILE" in told
-    assert "hunter2" not in told
+    errors = capsys.readouterr().err
+    assert (
+        errors.startswith(f"Error: {message}")
+        and "the cluster's jobs can read" in errors
+        and "--secrets FILE" in errors
+    )
+    assert "hunter2" not in errors
 
 
-def test_uris_and_options_without_a_secret_are_sent() -> None:
+def test_uris_and_options_without_a_secret_are_accepted() -> None:
     for value in ("DATABASE_URL=postgresql://me@host:5432/runs", "MLFLOW_TRACKING_URI=http://host:5000"):
         name, _, uri = value.partition("=")
         assert job_environment([value], None, False)[name] == uri
@@ -281,7 +285,7 @@ def test_uris_and_options_without_a_secret_are_sent() -> None:
     assert job_command(words, None, None)[0] == words
 
 
-def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None:
+def test_other_variables_are_passed_with_the_stop_timeout() -> None:
     for name in (
         "TOKENIZERS_PARALLELISM",
         "RAY_AUTH_TOKEN_PATH",
@@ -290,8 +294,8 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
         "GOOGLE_APPLICATION_CREDENTIALS",
     ):
         assert not is_secret(name)
-    sent = job_environment(["WANDB_MODE=offline"], "/etc/cory/secrets.env", False)
-    assert sent == {
+    variables = job_environment(["WANDB_MODE=offline"], "/etc/cory/secrets.env", False)
+    assert variables == {
         "RAY_JOB_STOP_WAIT_TIME_S": "3600",
         "WANDB_MODE": "offline",
         "CORY_SECRETS": "/etc/cory/secrets.env",
@@ -300,21 +304,21 @@ def test_other_variables_are_sent_with_the_time_that_a_stopped_job_has() -> None
     assert job_environment(["RAY_JOB_STOP_WAIT_TIME_S=9000"], None, False)["RAY_JOB_STOP_WAIT_TIME_S"] == "9000"
 
 
-def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secrets_file_does_not_override_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CORY_SECRETS", raising=False)
     load_secrets()
-    assert on_workers() == {"worker_process_setup_hook": "cory_rllib.worker.set_up"}
+    assert worker_runtime_env() == {"worker_process_setup_hook": "cory_rllib.worker.set_up"}
     file = tmp_path / "secrets.env"
     file.write_text("# mine\n\nexport HF_TOKEN='hf_1'\nWANDB_API_KEY=a=b\n")
     file.chmod(stat.S_IRUSR)
     monkeypatch.setenv("CORY_SECRETS", str(file))
     monkeypatch.setenv("HF_TOKEN", "set before")
-    monkeypatch.setenv("WANDB_API_KEY", "")  # so that it is afterwards as it was
+    monkeypatch.setenv("WANDB_API_KEY", "")  # so that monkeypatch restores it
     monkeypatch.delenv("WANDB_API_KEY")
     load_secrets()
     assert (os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"]) == ("set before", "a=b")
-    assert on_workers()["env_vars"] == {"CORY_SECRETS": str(file)}
+    assert worker_runtime_env()["env_vars"] == {"CORY_SECRETS": str(file)}
     file.write_text(
         "WANDB_NOTES=abc'\nWANDB_NAME = \"a 'b' # c\"  # its name\nWANDB_TAGS='$HOME'\nexport WANDB_DIR=/a#b\n"
     )
@@ -334,10 +338,10 @@ def test_a_file_of_secrets_is_read_beneath_what_is_set(tmp_path: Path, monkeypat
         assert "hunter2" not in str(raised.value)
 
 
-def test_a_job_needs_no_options(
+def test_submit_requires_no_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # nothing listens there
     assert main(["submit", "--", "validate", "imdb"]) == 2
     assert capsys.readouterr().err.startswith("Error: No Ray cluster answers at http://127.0.0.1:9. ")

@@ -136,7 +136,7 @@ def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--out", "--resume"])
 def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", option, "s3://bucket/search"]) == 2
-    assert "s3://bucket/search is a URI, but a path is needed here" in capsys.readouterr().err
+    assert "s3://bucket/search is a URI, but must be a path" in capsys.readouterr().err
 
 
 def refused(result: "subprocess.CompletedProcess[str]") -> str:

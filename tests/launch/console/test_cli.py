@@ -1,4 +1,4 @@
-"""How a command ends: one sentence for what the user can put right, a traceback for defects."""
+"""Errors of commands: one sentence for user errors, a traceback for bugs; parsing of arguments."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from launch.console.errors import CommandError
 from launch.main import main
 
 
-def ending(error: Exception) -> int:
+def run_failing(error: Exception) -> int:
     def command() -> int:
         raise error
 
@@ -20,26 +20,26 @@ def ending(error: Exception) -> int:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_refused_file_is_one_sentence_with_what_to_do(capsys: pytest.CaptureFixture[str], number: int) -> None:
-    assert ending(OSError(number, "whatever a library says", "runs/a")) == 2
-    advice = "Make room there, correct its permissions, or use another folder."
+def test_a_file_error_is_one_sentence_with_a_remedy(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    assert run_failing(OSError(number, "whatever a library says", "runs/a")) == 2
+    advice = "Free disk space, correct the permissions, or use another folder."
     assert capsys.readouterr().err == f"Error: runs/a: {os.strerror(number)}. {advice}\n"
 
 
-def test_notes_on_how_to_go_on_follow_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_of_an_exception_follow_its_message(capsys: pytest.CaptureFixture[str]) -> None:
     error = CommandError("No.")
     error.add_note("Go on with:\n  cory train --resume runs/a")
-    assert ending(error) == 2
+    assert run_failing(error) == 2
     assert capsys.readouterr().err == "Error: No.\nGo on with:\n  cory train --resume runs/a\n"
 
 
-def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_one_sentence_with_the_settings_to_lower(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> int:
         return len(torch.empty(2**60, dtype=torch.uint8))
 
     assert run(command, debug=False) == 2
     message = capsys.readouterr().err
-    assert message.startswith("Error: Memory ran out: ") and message.endswith(
+    assert message.startswith("Error: Out of memory: ") and message.endswith(
         "max_prompt_tokens or max_response_tokens.\n"
     )
     assert len(message.splitlines()) == 1
@@ -48,47 +48,45 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_lower(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lr", "1e-5"], "--lr is not an option. Write settings as lr=1e-5."),
-        (["--lr=1e-5"], "--lr=1e-5 is not an option. Write settings as lr=1e-5."),
+        (["--lr", "1e-5"], "Unknown option --lr. Write settings as lr=1e-5."),
+        (["--lr=1e-5"], "Unknown option --lr=1e-5. Write settings as lr=1e-5."),
         (["imdb-tiny", "--max-response-tokens", "5"], "Write settings as max_response_tokens=5."),
         (["--lr"], "Write settings as lr=VALUE."),
         (["--learning-rate", "1"], "No such option: --learning-rate"),
         (["lr", "=", "1e-5"], "One preset or file"),
-        (["--out="], "An argument is empty. Is a shell variable not set?"),
-        (["--out", ""], "An argument is empty. Is a shell variable not set?"),
-        ([""], "An argument is empty. Is a shell variable not set?"),
+        (["--out="], "An argument is empty. Is a shell variable unset?"),
+        (["--out", ""], "An argument is empty. Is a shell variable unset?"),
+        ([""], "An argument is empty. Is a shell variable unset?"),
     ],
 )
-def test_a_setting_that_is_spelled_as_an_option_is_refused_with_the_right_spelling(
+def test_a_setting_spelled_as_an_option_is_rejected_with_the_correct_spelling(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_words_of_a_command_are_parsed_without_running_it() -> None:
+def test_arguments_are_parsed_without_running_the_command() -> None:
     options = parsed("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
     assert (options.words, options.out, options.continue_) == (["imdb-tiny", "lr=1e-5"], "runs/a", False)
     assert options.config == [Path("a.yaml"), Path("b.yaml")]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_examples_or_a_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"cory {name}" in capsys.readouterr().out
 
 
-def test_a_text_that_ends_the_process_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def end(*_: object, **__: object) -> None:
+def test_exiting_with_a_text_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def exit_with_text(*_: object, **__: object) -> None:
         raise SystemExit("No.")
 
-    monkeypatch.setattr("launch.main.app", end)
+    monkeypatch.setattr("launch.main.app", exit_with_text)
     assert main([]) == 1 and capsys.readouterr().err == "No.\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])
-def test_a_defect_keeps_its_traceback(error: Exception) -> None:
+def test_an_unexpected_error_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
-        ending(error)
+        run_failing(error)

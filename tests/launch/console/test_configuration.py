@@ -7,7 +7,7 @@ import yaml
 from cory_env.functions import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
-    SettingsWords,
+    SettingsArguments,
     as_yaml,
     read_file,
     read_preset,
@@ -24,32 +24,32 @@ from tests.policies.settings.test_yaml12 import AWKWARD
 TEXTS = [
     name for name, field in Settings.model_fields.items() if str in (field.annotation, *get_args(field.annotation))
 ]
-"""The settings that are text."""
+"""Settings with text values."""
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_resolves_and_says_what_it_is(name: str) -> None:
+def test_every_preset_resolves_and_has_a_description(name: str) -> None:
     assert resolve(name, [], [])
     assert len(presets()[name].split()) > 3
 
 
-def test_ppo_and_cory_differ_in_the_number_of_agents_alone() -> None:
+def test_ppo_and_cory_differ_only_in_the_number_of_agents() -> None:
     cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny-paper", "imdb-tiny-ppo"))
     assert {key for key in cory if cory[key] != ppo[key]} == {"num_agents"}
     assert ppo["num_agents"] == 1
 
 
-def test_imdb_tiny_is_the_arm_of_the_study_that_the_docs_say_it_is() -> None:
+def test_imdb_tiny_is_an_arm_of_the_credit_study() -> None:
     study = load("credit")
     preset, arm = (
         resolve("imdb-tiny", [], []).model_dump(),
         study.settings(study.arms["own-rloo-along"], 0).model_dump(),
     )
-    measured = {"dtype", "eval_every", "eval_kl_coef", "eval_average", "test_queries", "validation"}
-    assert {key for key in preset if preset[key] != arm[key]} == measured
+    differing = {"dtype", "eval_every", "eval_kl_coef", "eval_average", "test_queries", "validation"}
+    assert {key for key in preset if preset[key] != arm[key]} == differing
 
 
-def test_what_a_preset_says_is_left_out_where_what_is_asked_for_leaves_it_no_effect() -> None:
+def test_preset_values_that_overrides_make_irrelevant_are_dropped() -> None:
     assert resolve("imdb-tiny", [], []).average_period == 5
     for word in ("num_agents=1", "num_policies=1", "model=[imdb-gpt2-tiny,drafts-llama-tiny]"):
         assert resolve("imdb-tiny", [], [word]).average_period is None
@@ -87,7 +87,7 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
     assert (s.kl_control, s.reward_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
 
 
-def test_imdb_paper_compat_changes_of_imdb_gpt2_what_the_released_code_does_otherwise_and_nothing_else() -> None:
+def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_does() -> None:
     paper, code = (resolve(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
     assert {key: code[key] for key in code if code[key] != paper[key]} == {
         "reward_scaling": "normalize",
@@ -98,7 +98,7 @@ def test_imdb_paper_compat_changes_of_imdb_gpt2_what_the_released_code_does_othe
         "grad_clip": None,
     }
     assert (code["kl_target"], code["kl_horizon"], code["exchange_period"]) == (6.0, 10000, 5)
-    assert resolve("imdb-paper-compat", [], []).report_kl_coef == 0.3  # which no controller moves
+    assert resolve("imdb-paper-compat", [], []).report_kl_coef == 0.3  # not changed by a controller
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
     assert scalar(text) == value
 
 
-def test_numbers_may_be_written_as_python_writes_them(tmp_path: Path) -> None:
+def test_numbers_may_have_python_notation(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("lr: 1e-5\nnum_updates: 011\n")
-    found = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries_per_update=0128"])
-    assert (found.lr, found.num_updates, found.kl_coef, found.queries_per_update) == (1e-5, 11, 1e-2, 128)
+    settings = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries_per_update=0128"])
+    assert (settings.lr, settings.num_updates, settings.kl_coef, settings.queries_per_update) == (1e-5, 11, 1e-2, 128)
 
 
 @pytest.mark.parametrize("word", ["num_updates=1:30", "lr=yes", "chat=maybe"])
-def test_what_looks_like_a_number_or_a_truth_value_and_is_none_is_refused(word: str, tmp_path: Path) -> None:
+def test_invalid_numbers_and_booleans_are_rejected(word: str, tmp_path: Path) -> None:
     key, _, text = word.partition("=")
     (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
     for files, words in (([], [word]), ([tmp_path / "mine.yaml"], [])):
@@ -137,12 +137,17 @@ def test_what_looks_like_a_number_or_a_truth_value_and_is_none_is_refused(word: 
             resolve("imdb-tiny", files, words)
 
 
-def test_yes_and_no_are_truth_values_where_a_setting_is_one_and_text_where_it_is_text() -> None:
-    found = resolve("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
-    assert (found.wandb, found.check_weight_sync, found.chat, found.system_prompt) == (True, False, True, "no")
+def test_yes_and_no_are_booleans_for_boolean_settings_and_text_for_text_settings() -> None:
+    settings = resolve("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
+    assert (settings.wandb, settings.check_weight_sync, settings.chat, settings.system_prompt) == (
+        True,
+        False,
+        True,
+        "no",
+    )
 
 
-def test_models_are_a_list_in_a_file_or_a_word_and_come_back_as_they_are_written(tmp_path: Path) -> None:
+def test_lists_of_models_round_trip_in_files_and_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model: [a, ./b]\nprompt: '[a]'\n")
     for files, words in (([tmp_path / "mine.yaml"], []), ([], ["model=[a,./b]", "prompt=[a]"])):
         settings = resolve("imdb-tiny", files, words)
@@ -154,21 +159,23 @@ def test_models_are_a_list_in_a_file_or_a_word_and_come_back_as_they_are_written
     assert to_cli(["a", "./b"]) == "[a, ./b]"
 
 
-def test_a_value_as_long_as_a_book_is_named_by_its_beginning() -> None:
+def test_a_very_long_value_is_truncated_in_messages() -> None:
     with pytest.raises(SettingsError) as raised:
         resolve("imdb-tiny", [], ["num_updates=" + "9" * 10_000])
     assert "Setting `num_updates`='999" in str(raised.value) and len(str(raised.value)) < 300
 
 
 @pytest.mark.parametrize("first", range(len(AWKWARD)))
-def test_every_text_comes_back_from_the_file_that_lists_all_settings(first: int, tmp_path: Path) -> None:
-    texts = dict(zip(TEXTS, AWKWARD[first:] + AWKWARD[:first], strict=False))  # in its turn, each setting has each text
+def test_every_text_round_trips_through_a_settings_file(first: int, tmp_path: Path) -> None:
+    texts = dict(
+        zip(TEXTS, AWKWARD[first:] + AWKWARD[:first], strict=False)
+    )  # over all cases, each setting has each text
     settings = Settings().model_copy(update=texts)
     (tmp_path / "saved.yaml").write_text(as_yaml(settings), encoding="utf-8")
     assert read_file(tmp_path / "saved.yaml") == settings.model_dump()
 
 
-def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Path) -> None:
+def test_settings_files_of_earlier_versions_are_readable(tmp_path: Path) -> None:
     texts = {
         "prompt": "{query}\n\nA: 'yes' # no",
         "stop": "no",
@@ -188,7 +195,7 @@ def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["lora_rank=8"], "lora_rank=8 requires weights=lora"),
         (["chat_date=2024-07-26"], "chat_date=2024-07-26 requires chat=true"),
@@ -200,15 +207,15 @@ def test_a_file_that_an_earlier_version_wrote_still_means_the_same(tmp_path: Pat
         (["lora_rank=16"], None),  # the default, as in a file that lists every setting
     ],
 )
-def test_what_describes_adapters_is_refused_where_there_are_none(words: list[str], says: str | None) -> None:
-    if says is None:
+def test_adapter_settings_require_adapters(words: list[str], message: str | None) -> None:
+    if message is None:
         assert resolve("imdb-tiny", [], words)
     else:
-        with pytest.raises(SettingsError, match=says):
+        with pytest.raises(SettingsError, match=message):
             resolve("imdb-tiny", [], words)
 
 
-def test_adapters_that_the_command_line_takes_away_may_be_described_by_a_preset_or_a_file(tmp_path: Path) -> None:
+def test_overriding_adapters_drops_the_adapter_settings_of_a_preset_or_file(tmp_path: Path) -> None:
     assert resolve("dialogue", [], ["weights=full"]).lora_rank == 16
     mine = tmp_path / "mine.yaml"
     mine.write_text("weights: lora\nlora_rank: 8\n")
@@ -219,12 +226,12 @@ def test_adapters_that_the_command_line_takes_away_may_be_described_by_a_preset_
 
 
 @pytest.mark.parametrize("word", ["num_updates", "=5"])
-def test_a_word_that_is_no_key_with_a_value_is_refused(word: str) -> None:
-    with pytest.raises(CommandError, match=f"`{word}` is not a setting; write key=value"):
+def test_an_argument_without_key_and_value_is_rejected(word: str) -> None:
+    with pytest.raises(CommandError, match=f"`{word}` is not a setting. Write key=value"):
         read_words([word])
 
 
-def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "twice.yaml"
     file.write_text("lr: 1.0e-5\nlr: 2.0e-5\n")
     with pytest.raises(SettingsError) as raised:
@@ -232,10 +239,10 @@ def test_a_key_that_stands_twice_is_found_by_its_line(tmp_path: Path) -> None:
     assert str(raised.value).startswith(f'{file} is not valid YAML: found duplicate key "lr"')
 
 
-def test_a_run_is_named_after_its_preset_or_else_its_file() -> None:
+def test_a_run_is_named_after_its_preset_or_file() -> None:
     files = [Path("base.yaml"), Path("configs/my task.yaml")]
     for preset, paths, name in (("gsm8k", files, "gsm8k"), (None, files, "my task"), (None, [], "imdb-tiny")):
-        assert SettingsWords(preset, paths, []).name == name
+        assert SettingsArguments(preset, paths, []).name == name
 
 
 def test_a_preset_builds_on_its_base() -> None:
@@ -243,15 +250,15 @@ def test_a_preset_builds_on_its_base() -> None:
     assert "base" not in read_preset("imdb-tiny-ppo")
 
 
-def test_a_long_value_is_kept_apart_from_its_meaning(tmp_path: Path) -> None:
+def test_a_long_value_is_separated_from_its_description(tmp_path: Path) -> None:
     (tmp_path / "saved.yaml").write_text(as_yaml(Settings(model="/a/folder/with/quite/a/long/name/model")))
     assert read_file(tmp_path / "saved.yaml")["model"] == "/a/folder/with/quite/a/long/name/model"
 
 
-def test_lists_of_rewards_and_weights_stand_on_the_command_line_and_in_files(tmp_path: Path) -> None:
+def test_lists_of_rewards_and_weights_work_in_arguments_and_files(tmp_path: Path) -> None:
     words = ["reward=['a:f?x=1', b:g]", "reward_weights=[1, -0.5]"]
-    asked = resolve("imdb-tiny", [], words)
-    assert (asked.reward, asked.reward_weights) == (["a:f?x=1", "b:g"], [1.0, -0.5])
-    assert resolve("imdb-tiny", [], ["reward=[a:f?x=1, b:g]"]).reward == asked.reward
-    (tmp_path / "mine.yaml").write_text(as_yaml(asked))
-    assert resolve("imdb-tiny", [tmp_path / "mine.yaml"], []) == asked
+    settings = resolve("imdb-tiny", [], words)
+    assert (settings.reward, settings.reward_weights) == (["a:f?x=1", "b:g"], [1.0, -0.5])
+    assert resolve("imdb-tiny", [], ["reward=[a:f?x=1, b:g]"]).reward == settings.reward
+    (tmp_path / "mine.yaml").write_text(as_yaml(settings))
+    assert resolve("imdb-tiny", [tmp_path / "mine.yaml"], []) == settings

@@ -1,4 +1,4 @@
-"""What an error says to the user, freed of what Ray wraps it in."""
+"""Messages of errors, without Ray's wrappers."""
 
 import pickle
 
@@ -11,31 +11,31 @@ from policies.models.model_check import ModelError
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (ModelError("no such layer"), "no such layer"),
         (EngineStartError("vLLM did not start"), "vLLM did not start"),
-        (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # a trial's learner
+        (ActorDiedError(RayTaskError("__init__", "", ModelError("no layer"))), "no layer"),  # as of a trial's learner
         (
             MemoryError(),
-            "Memory ran out: MemoryError. Lower micro_batch_size, max_prompt_tokens or max_response_tokens.",
+            "Out of memory: MemoryError. Lower micro_batch_size, max_prompt_tokens or max_response_tokens.",
         ),
     ],
 )
-def test_an_actor_that_could_not_start_says_what_was_wrong(error: Exception, said: str) -> None:
-    died: Exception = ActorDiedError(RayTaskError("__init__", "", error))
-    assert describe_error(died) == said
-    assert describe_error(pickle.loads(pickle.dumps(died))) == said  # as Tune keeps it
-    assert not is_defect(died)
+def test_the_error_of_an_actor_that_failed_to_start_is_reported(error: Exception, message: str) -> None:
+    wrapped: Exception = ActorDiedError(RayTaskError("__init__", "", error))
+    assert describe_error(wrapped) == message
+    assert describe_error(pickle.loads(pickle.dumps(wrapped))) == message  # as Tune keeps it
+    assert not is_defect(wrapped)
 
 
-def test_a_defect_in_an_actors_start_is_no_loss() -> None:
-    died = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
-    assert describe_error(died) == "KeyError: 'a defect'" and is_defect(died)
+def test_an_unexpected_error_in_an_actor_s_start_is_not_a_process_loss() -> None:
+    wrapped = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
+    assert describe_error(wrapped) == "KeyError: 'a defect'" and is_defect(wrapped)
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), RayTaskError("step", "", ActorDiedError())])
-def test_an_actor_that_was_lost_says_so(error: RayError) -> None:
+def test_a_lost_actor_is_reported(error: RayError) -> None:
     assert describe_error(error).startswith(
-        "A process or a machine of the Ray cluster was lost: The actor died unexpectedly"
+        "A process or machine of the Ray cluster was lost: The actor died unexpectedly"
     )

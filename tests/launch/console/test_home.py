@@ -1,4 +1,4 @@
-"""`~` at the start of a path is the home directory wherever a path is taken; no folder is ever called `~`."""
+"""`~` at the start of a path is expanded to the home directory everywhere; no folder `~` is ever created."""
 
 import json
 from pathlib import Path
@@ -25,31 +25,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_settings_and_data_expand_it_and_a_reward_s_settings_do(home: Path) -> None:
+def test_settings_data_and_rewards_expand_the_home_directory(home: Path) -> None:
     paths = {"data": "~/q.jsonl?query_column=text", "eval_data": "~/e.csv", "start_from": "~/runs/a"}
     settings = make_settings({"task": "custom", "model": ["~/m", "org/model"], **paths, "reward": "r:f"})
     assert (settings.data, settings.eval_data) == (f"{home}/q.jsonl?query_column=text", f"{home}/e.csv")
     assert (settings.model, settings.start_from) == ([f"{home}/m", "org/model"], f"{home}/runs/a")
     assert parse_source("hub:~/shards?split=test") == (f"hub:{home}/shards", {"split": "test"})
     assert make_settings({"start_from": "s3://bucket/~/run"}).start_from == "s3://bucket/~/run"
-    found = load_function(f"{number.__name__}:last_number?template=~/t.txt&other=a~/b")
-    assert found.keywords == {"template": f"{home}/t.txt", "other": "a~/b"}  # type: ignore[attr-defined]
+    function = load_function(f"{number.__name__}:last_number?template=~/t.txt&other=a~/b")
+    assert function.keywords == {"template": f"{home}/t.txt", "other": "a~/b"}  # type: ignore[attr-defined]
     (home / "q.jsonl").write_text(json.dumps({"query": "Why?"}) + "\n")
     assert [query.text for query in read_queries("~/q.jsonl")] == ["Why?"]
     (home / "m").symlink_to(DEFAULT_TOKENIZER)
     assert len(load_tokenizer("~/m")) == len(load_tokenizer())
 
 
-def test_a_home_directory_that_is_not_there_is_told_of() -> None:
-    said = "Home directory ~nobody-here not found. Write ./~nobody-here if a file or folder has that name."
+def test_a_missing_home_directory_is_reported() -> None:
+    message = "Home directory ~nobody-here not found. Write ./~nobody-here if a file or folder has that name."
     with pytest.raises(SettingsError) as raised:
         make_settings({"data": "~nobody-here/q.jsonl"})
-    assert str(raised.value).endswith(f": {said}")
+    assert str(raised.value).endswith(f": {message}")
     with pytest.raises(typer.BadParameter, match="Home directory ~nobody-here not found"):
         local_path("~nobody-here/x")
 
 
-def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
+def test_output_folders_expand_the_home_directory(home: Path) -> None:
     assert parsed("train", ["--out=~/runs/a"]).out == f"{home}/runs/a"
     assert parsed("train", ["--resume=~/a"]).resume == f"{home}/a"
     assert parsed("tune", ["--out=~/s"]).out == parsed("tune", ["--resume=~/s"]).resume == home / "s"
@@ -68,7 +68,7 @@ def test_folders_that_a_command_writes_to_expand_it(home: Path) -> None:
         *([command, "imdb-tiny", "-c", "~/none.yaml"] for command in ("train", "plan", "validate", "tune")),
     ],
 )
-def test_every_command_looks_for_files_there(words: list[str], home: Path, cory_here: Cory) -> None:
-    ended = cory_here(*words, *(["--list"] if words[0] == "study" else []))
-    assert ended.returncode == 2 and f"{home}/none" in ended.stderr, ended.stderr
+def test_every_command_expands_the_home_directory(words: list[str], home: Path, cory_here: Cory) -> None:
+    result = cory_here(*words, *(["--list"] if words[0] == "study" else []))
+    assert result.returncode == 2 and f"{home}/none" in result.stderr, result.stderr
     assert [entry.name for entry in home.parent.iterdir()] == ["home"]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM are a run's while it trains, and its caller's before and after."""
+"""Signal handling during training, and restoring the caller's handlers."""
 
 import signal
 import subprocess
@@ -11,52 +11,52 @@ from launch.console.interrupts import SIGNALS, Interrupts, hangup_blocked, stop_
 
 
 @pytest.fixture
-def heard() -> Iterator[list[int]]:
-    """What the handlers of whoever calls hear."""
-    heard: list[int] = []
-    usual = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in SIGNALS}
-    yield heard
-    for number, handler in usual.items():
+def received() -> Iterator[list[int]]:
+    """Signals received by the caller's handlers."""
+    received: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
+    yield received
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
-def test_the_signals_are_whose_they_were_when_it_is_left(heard: list[int]) -> None:
+def test_signal_handlers_are_restored_on_exit(received: list[int]) -> None:
     with Interrupts(lambda: None) as interrupts:
         interrupts.training = True
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as libraries take it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some libraries do
         interrupts.install()
         signal.raise_signal(signal.SIGTERM)
-    assert (interrupts.requested, heard) == (signal.SIGTERM, [])
+    assert (interrupts.requested, received) == (signal.SIGTERM, [])
     for number in SIGNALS:
         signal.raise_signal(number)
-    assert heard == list(SIGNALS)
+    assert received == list(SIGNALS)
 
 
-def test_off_the_main_thread_the_signals_stay_the_caller_s(heard: list[int]) -> None:
-    entered, go_on = threading.Event(), threading.Event()
-    failed: list[BaseException] = []
+def test_outside_the_main_thread_signal_handlers_are_not_changed(received: list[int]) -> None:
+    started, finish = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
             with Interrupts(lambda: None) as interrupts:
                 interrupts.install()
-                entered.set()
-                go_on.wait(10)
+                started.set()
+                finish.wait(10)
         except BaseException as error:
-            failed.append(error)
-            entered.set()
+            errors.append(error)
+            started.set()
 
     thread = threading.Thread(target=work)
     thread.start()
-    entered.wait(10)
+    started.wait(10)
     signal.raise_signal(signal.SIGINT)
-    go_on.set()
+    finish.set()
     thread.join(10)
     signal.raise_signal(signal.SIGTERM)
-    assert (failed, heard) == ([], [signal.SIGINT, signal.SIGTERM])
+    assert (errors, received) == ([], [signal.SIGINT, signal.SIGTERM])
 
 
-def test_a_hangup_stops_a_run_once_as_the_shell_and_the_kernel_both_send_it(heard: list[int]) -> None:
+def test_repeated_hangups_count_once(received: list[int]) -> None:
     with Interrupts(lambda: None) as interrupts:
         interrupts.training = True
         for _ in range(3):
@@ -64,10 +64,10 @@ def test_a_hangup_stops_a_run_once_as_the_shell_and_the_kernel_both_send_it(hear
         assert (interrupts.requested, interrupts.exit_code) == (signal.SIGHUP, 129)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-    assert heard == []
+    assert received == []
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(heard: list[int]) -> None:
+def test_an_ignored_hangup_stays_ignored(received: list[int]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     assert signal.SIGHUP not in stop_signals()
     with Interrupts(lambda: None) as interrupts:
@@ -78,7 +78,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(heard: list[int]) -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_processes_that_are_started_meanwhile_outlive_a_hangup() -> None:
+def test_child_processes_survive_a_hangup() -> None:
     with hangup_blocked():
         child = subprocess.Popen(["sleep", "60"])
     try:

@@ -1,4 +1,4 @@
-"""What a run says and what libraries print go different ways, where a notebook has put streams of its own, too."""
+"""Separating a run's progress from library output, also in notebooks, and output that cannot be written."""
 
 import io
 import os
@@ -13,29 +13,29 @@ from launch.display.terminal import ProgressPrinter
 from tests.launch.conftest import ENVIRONMENT
 
 
-def test_in_a_notebook_what_is_said_is_shown_there_and_what_libraries_print_is_not(
+def test_in_a_notebook_progress_is_shown_and_library_output_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook's kernel does
-    shown, errors = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", shown)
+    output, errors = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setattr(sys, "stderr", errors)
-    voice = ProgressPrinter(dup_stdout(), 3)
-    with redirect_output(tmp_path / "log.txt"), voice:
+    progress = ProgressPrinter(dup_stdout(), 3)
+    with redirect_output(tmp_path / "log.txt"), progress:
         print("a library")
         print("a warning", file=sys.stderr)
         os.write(1, b"its C++\n")
-        voice.stage("Loading")
-        voice.print("a row")
+        progress.stage("Loading")
+        progress.print("a row")
     print("the caller")
-    assert (shown.getvalue(), errors.getvalue()) == ("Loading\na row\nthe caller\n", "")
+    assert (output.getvalue(), errors.getvalue()) == ("Loading\na row\nthe caller\n", "")
     assert sorted((tmp_path / "log.txt").read_text().splitlines()) == ["a library", "a warning", "its C++"]
 
 
 RUN = """
 import sys
 from pathlib import Path
-from launch.console.output import redirect_output, dup_stdout
+from launch.console.output import dup_stdout, redirect_output
 
 output = dup_stdout()
 with redirect_output(Path(sys.argv[1])):
@@ -47,16 +47,16 @@ if sys.argv[2] == "saved":
 
 
 @pytest.mark.parametrize("errors_too", [False, True])
-@pytest.mark.parametrize(("place", "why"), [("pipe", "Broken pipe"), ("/dev/full", "No space left on device")])
-def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
-    tmp_path: Path, place: str, why: str, errors_too: bool
+@pytest.mark.parametrize(("target", "reason"), [("pipe", "Broken pipe"), ("/dev/full", "No space left on device")])
+def test_a_run_continues_if_its_output_cannot_be_written_and_warns_once(
+    tmp_path: Path, target: str, reason: str, errors_too: bool
 ) -> None:
-    if place == "pipe":
+    if target == "pipe":
         reader, writer = os.pipe()
         os.close(reader)
     else:
-        writer = os.open(place, os.O_WRONLY)
-    ended = subprocess.run(
+        writer = os.open(target, os.O_WRONLY)
+    result = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path / "log.txt"), "" if errors_too else "saved"],
         env=ENVIRONMENT,
         stdout=writer,
@@ -65,14 +65,14 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
         timeout=60,
     )
     os.close(writer)
-    warning = f"Warning: The output cannot be written ({why}), so it is left out. The command continues.\n"
-    assert ended.returncode == 0 and (tmp_path / "log.txt").read_text() == warning
-    assert errors_too or ended.stderr == "saved\n"
+    warning = f"Warning: The output cannot be written ({reason}) and is discarded. The command continues.\n"
+    assert result.returncode == 0 and (tmp_path / "log.txt").read_text() == warning
+    assert errors_too or result.stderr == "saved\n"
 
 
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         ("plan --help >&-", 0, ""),
         ("plan --help > /dev/full", 2, "Error: The output cannot be written: No space left on device.\n"),
@@ -80,16 +80,16 @@ def test_a_run_outlives_whoever_reads_its_table_and_says_so_once(
         ("plan --help | true; exit ${PIPESTATUS[0]}", 141, ""),
     ],
 )
-def test_an_output_that_cannot_be_written_ends_a_command_in_one_sentence(
-    words: str, code: int, said: str, buffered: bool
+def test_unwritable_output_ends_a_command_with_one_sentence(
+    words: str, code: int, message: str, buffered: bool
 ) -> None:
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
     command = ["bash", "-c", f"{sys.executable} -m cory_rllib {words}"]
-    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (code, said)
+    result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (code, message)
 
 
-def test_closed_streams_lead_nowhere_here_and_in_child_processes() -> None:
+def test_closed_streams_are_redirected_to_devnull_also_in_child_processes() -> None:
     script = (
         "import os, subprocess; from launch.console.output import prepare_streams; prepare_streams(); print('x');"
         "assert os.open('/dev/null', 0) > 2; assert subprocess.run(['sh', '-c', 'echo x && cat']).returncode == 0"
@@ -98,7 +98,7 @@ def test_closed_streams_lead_nowhere_here_and_in_child_processes() -> None:
     assert subprocess.run(command, env=ENVIRONMENT, timeout=60).returncode == 0
 
 
-def test_what_an_encoding_lacks_is_a_question_mark() -> None:
+def test_unencodable_characters_become_question_marks() -> None:
     script = "from launch.console.output import prepare_streams; prepare_streams(); print('llm_1→llm_2')"
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-c", script]

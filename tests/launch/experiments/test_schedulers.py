@@ -222,6 +222,6 @@ def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
     check_room([settings], nodes)
     with pytest.raises(
         CommandError,
-        match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.*\)\. Ask for fewer processes",
+        match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.*\)\. Request fewer processes",
     ):
         check_room([settings, settings.model_copy(update={"gpus_per_learner": 0.5})], nodes)

@@ -1,4 +1,4 @@
-"""A run in storage."""
+"""Fixtures: runs in storage."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,29 +15,29 @@ SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache, where runs in storage work."""
+    """The user's cache with the local folders of runs in storage."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @contextlib.contextmanager
 def on_another_machine(folder: Path) -> Iterator[None]:
-    """Another user's cache, as another machine has it, below a folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "elsewhere"))
+    """Context manager: uses another cache, as on another machine."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "elsewhere"))
         yield
 
 
 def stored_run(
-    place: Path, updates: int = 7, saved: Sequence[int] = (0, 6), scheme: str = "file", upload: bool = True
+    path: Path, updates: int = 7, saved: Sequence[int] = (0, 6), scheme: str = "file", upload: bool = True
 ) -> Run:
-    """A run with checkpoints of the updates 0 and 6, in storage and in the local folder where it works."""
-    made = Run.create(f"{scheme}://{place}")
-    made.write_settings(SETTINGS, "cory train")
+    """Creates a run with checkpoints of updates 0 and 6, in storage and in its local folder."""
+    run = Run.create(f"{scheme}://{path}")
+    run.write_settings(SETTINGS, "cory train")
     for update in range(updates):
-        made.metrics.append({"update": update})
+        run.metrics.append({"update": update})
         if update in saved:
-            made.checkpoints.save(update, write)
+            run.checkpoints.save(update, write)
             if upload:
-                made.upload()
-    return made
+                run.upload()
+    return run

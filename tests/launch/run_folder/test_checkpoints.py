@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, whenever the process is killed."""
+"""Checkpoints are atomic, whenever the process is killed."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_kill_in_mid_save_leaves_the_previous_one(tmp_path: Path) -> None:
+def test_a_kill_during_a_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     previous = checkpoints.save(1, write)
     process = subprocess.Popen(
@@ -42,21 +42,21 @@ def test_a_kill_in_mid_save_leaves_the_previous_one(tmp_path: Path) -> None:
     process.communicate()
     assert checkpoints.latest() == (1, previous)
     assert (previous / "deep" / "weights").read_text() == "whole"
-    assert len(names(tmp_path)) == 2  # the killed one is there, under a name that is no checkpoint's
+    assert len(names(tmp_path)) == 2  # the unfinished one has another name
 
     checkpoints.clean()
     assert names(tmp_path) == ["update_000001"]
 
 
-def test_saving_goes_on_over_what_a_kill_left(tmp_path: Path) -> None:
+def test_saving_replaces_an_unfinished_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     (tmp_path / ".unfinished-update_000002" / "deep").mkdir(parents=True)
-    place = checkpoints.save(2, write)
-    assert (place / "deep" / "weights").read_text() == "whole"
+    path = checkpoints.save(2, write)
+    assert (path / "deep" / "weights").read_text() == "whole"
     assert names(tmp_path) == ["update_000002"]
 
 
-def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_latest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for update in range(6):
         checkpoints.save(update, write)
@@ -71,12 +71,12 @@ def test_the_last_few_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["best", "update_000004", "update_000005"]
 
 
-def test_best_never_points_to_what_is_not_there(tmp_path: Path) -> None:
+def test_best_never_points_to_a_missing_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, write)
     checkpoints.name_best(7)
     assert checkpoints.best() is None
 
 
-def test_there_is_no_latest_before_the_first(tmp_path: Path) -> None:
+def test_there_is_no_latest_checkpoint_before_the_first_save(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "checkpoints").latest() is None

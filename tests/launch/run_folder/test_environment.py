@@ -1,4 +1,4 @@
-"""What a result was made with, where what is asked hangs, fails or is not there."""
+"""Recording versions and hardware, even if the queried programs hang, fail or are missing."""
 
 import subprocess
 import time
@@ -12,29 +12,29 @@ from launch.run_folder.environment import hardware, versions
 CHECKOUT = Path(__file__).parents[3]
 
 
-def put(folder: Path, script: str) -> None:
-    """Puts programs in the place of those that are asked."""
+def write_programs(folder: Path, script: str) -> None:
+    """Creates scripts that replace the queried programs."""
     for name in ("git", "nvidia-smi"):
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
 
 
-def test_programs_that_hang_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "trap '' TERM; exec sleep 60")
+def test_hanging_programs_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_programs(tmp_path, "trap '' TERM; exec sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(environment, "PATIENCE", 0.5)
-    began = time.monotonic()
+    monkeypatch.setattr(environment, "COMMAND_TIMEOUT", 0.5)
+    start = time.monotonic()
     assert hardware()["gpu"] is None and " " not in versions()["cory-rllib"].removeprefix("(a checkout)")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
 
 
-def test_what_a_program_that_fails_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "echo NVIDIA-SMI has failed; exit 9")
+def test_the_output_of_a_failed_program_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_programs(tmp_path, "echo NVIDIA-SMI has failed; exit 9")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert hardware()["gpu"] is None
 
 
-def test_a_machine_that_hides_its_processor_is_described_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_with_hidden_cpuinfo_is_described_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> str:
         raise PermissionError
 
@@ -42,14 +42,14 @@ def test_a_machine_that_hides_its_processor_is_described_without(monkeypatch: py
     assert not hardware()["bf16"]
 
 
-def test_gpus_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "echo one; echo two")
+def test_gpus_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_programs(tmp_path, "echo one; echo two")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert hardware()["gpu"] == "one, two"
 
 
 @pytest.mark.skipif(not (CHECKOUT / ".git").exists(), reason="no checkout")
-def test_a_checkout_is_known_by_its_commit() -> None:
+def test_the_version_of_a_checkout_contains_its_commit() -> None:
     command = ["git", "-C", str(CHECKOUT), "rev-parse", "--short=12", "HEAD"]
     head = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     assert versions()["cory-rllib"].removesuffix("-dirty").endswith(head)

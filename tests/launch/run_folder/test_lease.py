@@ -1,4 +1,4 @@
-"""A run in storage that no lock reaches: one process trains it, and a killed one keeps nobody out for long."""
+"""Leases: one process trains a run in storage without locks, and others can take over soon after a kill."""
 
 import json
 import os
@@ -32,24 +32,24 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def place(home: Path, tmp_path: Path) -> Path:
-    """Where a run is stored, by a file system that `pyarrow` does not know for this machine's own."""
+def path(home: Path, tmp_path: Path) -> Path:
+    """Folder of a stored run, accessed through a file system that `pyarrow` does not treat as local."""
     return tmp_path / "bucket" / "run"
 
 
-def uri_of(place: Path) -> str:
-    return f"fsspec+file://{place}"
+def uri_of(path: Path) -> str:
+    return f"fsspec+file://{path}"
 
 
-def stored(place: Path, upload: bool = True) -> Run:
-    return stored_run(place, scheme="fsspec+file", upload=upload)
+def stored(path: Path, upload: bool = True) -> Run:
+    return stored_run(path, scheme="fsspec+file", upload=upload)
 
 
-def killed_holder(place: Path) -> int:
-    """Lets a process open a run, kills it, and returns its number."""
-    stored(place).unlock()
+def killed_holder(path: Path) -> int:
+    """Starts a process that opens a run, kills it, and returns its process id."""
+    stored(path).unlock()
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, uri_of(place)],
+        [sys.executable, "-c", HOLD, uri_of(path)],
         env={**ENVIRONMENT, "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -61,107 +61,107 @@ def killed_holder(place: Path) -> int:
     return process.pid
 
 
-def test_a_run_that_another_machine_trains_is_refused_with_who_does(place: Path, tmp_path: Path) -> None:
-    run = stored(place)
-    said = rf"in use by another run \(process {os.getpid()} on {platform.node()}, heard of \d s ago\)\. Stop it, or "
+def test_a_run_trained_by_another_machine_is_rejected_with_its_process(path: Path, tmp_path: Path) -> None:
+    run = stored(path)
+    message = (
+        rf"in use by another run \(process {os.getpid()} on {platform.node()}, last heartbeat \d s ago\)\. Stop it, or "
+    )
     with (
         on_another_machine(tmp_path),
-        pytest.raises(LeaseHeldError, match=f"run is {said}.* If it was killed, try again in 1"),
+        pytest.raises(LeaseHeldError, match=f"run is {message}.* If it was killed, try again in 1"),
     ):
-        Run.open(uri_of(place))
+        Run.open(uri_of(path))
     run.checkpoints.save(9, write)
     run.upload()
     run.unlock()
     with on_another_machine(tmp_path):
-        other = Run.open(uri_of(place))  # at once
+        other = Run.open(uri_of(path))  # without waiting
         assert other.latest_checkpoint() == 9
         other.unlock()
 
 
-def test_a_run_that_begins_is_refused_where_another_has_begun_and_saved_nothing_yet(
-    place: Path, tmp_path: Path
-) -> None:
-    run = Run.create(uri_of(place))
+def test_a_new_run_is_rejected_if_another_has_started_without_a_checkpoint_yet(path: Path, tmp_path: Path) -> None:
+    run = Run.create(uri_of(path))
     with on_another_machine(tmp_path), pytest.raises(LeaseHeldError):
-        Run.create(uri_of(place))
+        Run.create(uri_of(path))
     run.write_settings(SETTINGS, "cory train")
     run.upload()
     run.abort()
-    assert not list(place.iterdir()) and not run.path.exists()
+    assert not list(path.iterdir()) and not run.path.exists()
 
 
-def test_a_killed_process_keeps_its_own_machine_out_not_at_all_and_others_for_a_while(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_after_a_kill_the_same_machine_resumes_at_once_and_others_after_a_while(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = killed_holder(place)
+    process = killed_holder(path)
     with on_another_machine(tmp_path), pytest.raises(LeaseHeldError, match=f"process {process} on"):
-        Run.open(uri_of(place))
-    run = Run.open(uri_of(place))
+        Run.open(uri_of(path))
+    run = Run.open(uri_of(path))
     assert run.checkpoints.updates() == [0, 6]
     run.unlock()
-    place = place.with_name("another")
-    killed_holder(place)
+    path = path.with_name("another")
+    killed_holder(path)
     with on_another_machine(tmp_path):
         monkeypatch.setattr(lease, "STALE", 3.0)
-        other = _find(uri_of(place))  # `--continue`, where nobody may be there to ask again
+        other = _find(uri_of(path))  # `--continue` retries, as in unattended jobs
         assert other is not None and other.latest_checkpoint() == 6
         other.unlock()
     assert capsys.readouterr().err.count("Warning: ") == 1
 
 
-def test_who_was_not_heard_of_and_lost_a_run_writes_nothing_more_there_and_keeps_what_it_has(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_lost_its_lease_writes_nothing_more_to_storage_and_keeps_its_local_files(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = stored(place)
+    run = stored(path)
     monkeypatch.setattr(lease, "STALE", 0.0)
     with on_another_machine(tmp_path):
-        other = Run.open(uri_of(place))
+        other = Run.open(uri_of(path))
         other.metrics.append({"update": 7})
         other.upload()
-    before = (place / "metrics.jsonl").read_bytes()
+    before = (path / "metrics.jsonl").read_bytes()
     run.metrics.append({"update": 7, "seconds": 1.0})
-    said = rf"was taken over by process {os.getpid()} on .* What this one did is in {run.path} on "
-    with pytest.raises(LeaseLostError, match=said):
+    message = rf"was taken over by process {os.getpid()} on .* This process's results are in {run.path} on "
+    with pytest.raises(LeaseLostError, match=message):
         run.upload()
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         run.finalize_upload()
     run.unlock()
-    assert (place / "metrics.jsonl").read_bytes() == before and len(run.updates()) == 8
-    other.upload()  # who lost the lease gave back none
+    assert (path / "metrics.jsonl").read_bytes() == before and len(run.updates()) == 8
+    other.upload()  # the process that lost the lease did not release it
     other.unlock()
 
 
-def test_a_lease_is_renewed_between_two_saves(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEWED", 0.1)
-    run = stored(place)
-    began, until = time.time(), time.monotonic() + 30
-    while json.loads((place / ".lease").read_text())["time"] < began + 1:
-        assert time.monotonic() < until
+def test_a_lease_has_heartbeats_between_two_saves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
+    run = stored(path)
+    start, deadline = time.time(), time.monotonic() + 30
+    while json.loads((path / ".lease").read_text())["time"] < start + 1:
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     run.unlock()
-    assert not (place / ".lease").exists()
+    assert not (path / ".lease").exists()
 
 
-def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_stops_at_its_next_upload(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_if_two_processes_take_a_free_run_at_once_the_first_writer_stops_at_its_next_upload(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as unseen:
-        unseen.setattr(Lease, "_owner", lambda self: None)  # each has looked before the other has written
-        run = stored(place, upload=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "_owner", lambda self: None)  # each reads the lease before the other has written it
+        run = stored(path, upload=False)
         with on_another_machine(tmp_path):
-            other = Run.create(uri_of(place))
+            other = Run.create(uri_of(path))
             other.write_settings(SETTINGS, "cory train")
-    before = sorted(path.name for path in place.rglob("*"))
+    before = sorted(path.name for path in path.rglob("*"))
     with pytest.raises(LeaseLostError, match="was taken over by process"):
         run.upload()
-    assert sorted(path.name for path in place.rglob("*")) == before
+    assert sorted(path.name for path in path.rglob("*")) == before
     other.upload()
-    for one in (run, other):
-        one.unlock()
+    for lease_holder in (run, other):
+        lease_holder.unlock()
 
 
-def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_is_refused_if_it_sees_the_other_s_record(
-    place: Path, tmp_path: Path
+def test_if_two_processes_take_a_free_run_at_once_the_first_writer_is_rejected_if_it_sees_the_other_lease(
+    path: Path, tmp_path: Path
 ) -> None:
     class Overtaken(Storage):
         def write(self, name: str, content: bytes) -> None:
@@ -169,61 +169,61 @@ def test_of_two_that_take_a_free_run_at_once_the_one_that_wrote_first_is_refused
             super().write(name, other)
 
     other = json.dumps(lease.Owner("another", "elsewhere", 1, time.time())._asdict()).encode()
-    with pytest.raises(LeaseHeldError, match="in use by another run"), Lease(Overtaken(uri_of(place)), tmp_path):
+    with pytest.raises(LeaseHeldError, match="in use by another run"), Lease(Overtaken(uri_of(path)), tmp_path):
         pass
-    assert (place / ".lease").read_bytes() == other
+    assert (path / ".lease").read_bytes() == other
 
 
-def test_who_lost_a_run_before_anything_was_recorded_does_not_remove_what_the_other_has_uploaded(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_aborting_a_run_that_was_taken_over_does_not_remove_the_other_process_s_upload(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as unseen:
-        unseen.setattr(Lease, "_owner", lambda self: None)  # each has looked before the other has written
-        run = Run.create(uri_of(place))
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "_owner", lambda self: None)  # each reads the lease before the other has written it
+        run = Run.create(uri_of(path))
         with on_another_machine(tmp_path):
-            other = Run.create(uri_of(place))
-    for one in (other, run):
-        one.write_settings(SETTINGS, "cory train")
+            other = Run.create(uri_of(path))
+    for lease_holder in (other, run):
+        lease_holder.write_settings(SETTINGS, "cory train")
     other.upload()
     with pytest.raises(LeaseLostError):
         run.upload()
     run.abort()
-    assert (place / "config.yaml").exists() and (place / "run.id").read_bytes() == other.read("run.id")
+    assert (path / "config.yaml").exists() and (path / "run.id").read_bytes() == other.read("run.id")
     assert not run.path.exists()
     other.upload()
     other.unlock()
 
 
-def test_who_lost_a_run_that_has_ended_meanwhile_writes_nothing_there(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_lost_its_lease_writes_nothing_even_if_the_new_owner_has_ended(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = stored(place)
+    run = stored(path)
     with on_another_machine(tmp_path), monkeypatch.context() as later:
         later.setattr(lease, "STALE", 0.0)
-        other = Run.open(uri_of(place))
+        other = Run.open(uri_of(path))
         other.metrics.append({"update": 7})
         other.finalize_upload()
-    before = (place / "metrics.jsonl").read_bytes()
+    before = (path / "metrics.jsonl").read_bytes()
     run.metrics.append({"update": 7, "seconds": 1.0})
     with pytest.raises(LeaseLostError, match="was taken over by another process"):
         run.upload()
     run.unlock()
-    assert (place / "metrics.jsonl").read_bytes() == before
+    assert (path / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_that_is_handed_over_leaves_no_lease(place: Path) -> None:
-    run = stored(place)
+def test_a_finalized_upload_leaves_no_lease(path: Path) -> None:
+    run = stored(path)
     run.finalize_upload()
-    assert not (place / ".lease").exists() and not run.path.exists()
-    assert Run.open(place).checkpoints.updates() == [0, 6]
+    assert not (path / ".lease").exists() and not run.path.exists()
+    assert Run.open(path).checkpoints.updates() == [0, 6]
 
 
 @pytest.mark.slow
-def test_a_run_whose_machine_is_lost_is_continued_by_the_same_command_on_another(
-    place: Path, cory: Cory, tmp_path: Path
+def test_the_same_command_on_another_machine_resumes_a_run_whose_machine_was_lost(
+    path: Path, cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    words = ("train", *SMALL, "num_updates=4", "checkpoint_every=1", "--out", uri_of(place), "--continue")
+    words = ("train", *SMALL, "num_updates=4", "checkpoint_every=1", "--out", uri_of(path), "--continue")
     process = begin(tmp_path, *words, XDG_CACHE_HOME=str(tmp_path / "one"))
     assert process.stdout and process.stderr
     for line in process.stdout:
@@ -231,11 +231,11 @@ def test_a_run_whose_machine_is_lost_is_continued_by_the_same_command_on_another
             break
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    record = json.loads((place / ".lease").read_text())
-    (place / ".lease").write_text(json.dumps({**record, "time": record["time"] - 2 * lease.STALE}))
+    record = json.loads((path / ".lease").read_text())
+    (path / ".lease").write_text(json.dumps({**record, "time": record["time"] - 2 * lease.STALE}))
     again = cory(*words, XDG_CACHE_HOME=str(tmp_path / "another"))
     assert again.returncode == 0 and "(going on after update " in again.stdout, again.stderr
-    assert updates_in(place / "metrics.jsonl") == [0, 1, 2, 3, 4] and Run.open(place).checkpoints.choose("4")
-    assert not (place / ".lease").exists() and not list((tmp_path / "another" / "cory-rllib" / "runs").iterdir())
+    assert updates_in(path / "metrics.jsonl") == [0, 1, 2, 3, 4] and Run.open(path).checkpoints.choose("4")
+    assert not (path / ".lease").exists() and not list((tmp_path / "another" / "cory-rllib" / "runs").iterdir())
     done = cory(*words, XDG_CACHE_HOME=str(tmp_path / "one"))
     assert done.returncode == 0 and "is done: it has all of its 4 updates" in done.stdout

@@ -1,4 +1,4 @@
-"""Where modules of a run's functions are found by a process that looks at several runs."""
+"""Importing the modules of several runs' functions in one process."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ def score() -> list[float | None]:
 
 
 @pytest.mark.parametrize(("present", "value"), [("empty", 1.0), ("here", 3.0)])
-def test_a_run_s_module_is_imported_from_where_it_was_and_the_present_folder_s_first(
+def test_a_run_s_module_is_imported_from_its_recorded_folder_unless_the_working_directory_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: str, value: float
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -39,7 +39,7 @@ def test_a_run_s_module_is_imported_from_where_it_was_and_the_present_folder_s_f
     assert score() == [value]
 
 
-def test_of_several_runs_modules_the_latest_run_s_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_run_s_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints that were damaged after they were written, or by another version, are noticed before they are loaded."""
+"""Damaged checkpoints, and those of another format, are detected before they are loaded."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.launch.run_folder.test_checkpoints import names, write
 WEIGHTS = Path("deep") / "weights"
 
 
-def cut(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     (folder / WEIGHTS).write_text("who")
 
 
@@ -25,51 +25,53 @@ def remove(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
 
 
-def unseal(folder: Path) -> None:
+def remove_manifest(folder: Path) -> None:
     (folder / manifest.NAME).unlink()
 
 
-def tear(folder: Path) -> None:
+def truncate_manifest(folder: Path) -> None:
     (folder / manifest.NAME).write_text('{"format": 1, "fil')
 
 
 @pytest.mark.parametrize(
-    ("damage", "what"),
+    ("damage", "problem"),
     [
-        (cut, "has a damaged file deep/weights"),
+        (truncate, "has a damaged file deep/weights"),
         (change, "has a damaged file deep/weights"),
         (remove, "lacks its file deep/weights"),
-        (unseal, "has no manifest.json"),
-        (tear, "has a damaged manifest.json"),
+        (remove_manifest, "has no manifest.json"),
+        (truncate_manifest, "has a damaged manifest.json"),
     ],
 )
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
-    tmp_path: Path, damage: Callable[[Path], None], what: str
+def test_a_damaged_checkpoint_is_quarantined_and_the_previous_one_is_used(
+    tmp_path: Path, damage: Callable[[Path], None], problem: str
 ) -> None:
     checkpoints = Checkpoints(tmp_path)
-    sound, latest = checkpoints.save(1, write), checkpoints.save(2, write)
+    previous, latest = checkpoints.save(1, write), checkpoints.save(2, write)
     assert checkpoints.quarantine_damaged() == []
     damage(latest)
-    told = checkpoints.quarantine_damaged()
-    assert told == [f"{latest} {what}; it is now damaged_update_000002."]
-    assert checkpoints.latest() == (1, sound)
+    messages = checkpoints.quarantine_damaged()
+    assert messages == [f"{latest} {problem}; it is now damaged_update_000002."]
+    assert checkpoints.latest() == (1, previous)
     assert names(tmp_path) == ["damaged_update_000002", "update_000001"]
     assert checkpoints.save(2, write) == latest and manifest.verify(latest) is None
 
 
-def test_where_all_are_damaged_there_is_none_to_go_on_from_but_the_folder_is_not_empty(tmp_path: Path) -> None:
+def test_if_all_checkpoints_are_damaged_none_is_left_but_the_folder_is_not_empty(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for update in (1, 2):
-        cut(checkpoints.save(update, write))
+        truncate(checkpoints.save(update, write))
     assert len(checkpoints.quarantine_damaged()) == 2
     assert checkpoints.latest() is None and not checkpoints.empty()
 
 
-def test_a_checkpoint_of_another_format_is_left_alone_and_says_which_version_wrote_it(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_kept_and_reported_with_its_version(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     latest = checkpoints.save(1, write)
     entries = json.loads((latest / manifest.NAME).read_text())
     (latest / manifest.NAME).write_text(json.dumps({**entries, "format": 99, "cory-rllib": "9.9.0"}))
-    with pytest.raises(manifest.FormatError, match=r"checkpoint format 99, written by cory-rllib 9\.9\.0; this is 0\."):
+    with pytest.raises(
+        manifest.FormatError, match=r"checkpoint format 99, written by cory-rllib 9\.9\.0, but version 0\."
+    ):
         checkpoints.quarantine_damaged()
     assert checkpoints.latest() == (1, latest)

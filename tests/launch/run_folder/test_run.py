@@ -27,7 +27,7 @@ sys.stdin.read()
 """
 
 
-def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tmp_path: Path) -> None:
+def test_a_locked_folder_is_rejected_until_its_process_is_killed(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True
     )
@@ -40,7 +40,7 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_killed(tm
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_refused_with_what_to_use_instead(
+def test_a_file_system_without_locks_is_rejected_with_alternatives(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(*_: object) -> None:
@@ -51,7 +51,7 @@ def test_a_file_system_without_locks_is_refused_with_what_to_use_instead(
         Run.create(tmp_path)
 
 
-def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
+def test_a_folder_with_a_run_is_rejected_with_the_resume_command(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
     run.checkpoints.save(12, lambda folder: None)
     run.unlock()
@@ -59,7 +59,7 @@ def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_go_on(tmp_path: Pa
         Run.create(tmp_path)
 
 
-def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     record(tmp_path, SETTINGS, updates=[0]).unlock()
     (tmp_path / "wandb" / "offline-run").mkdir(parents=True)
     for name in ("wandb.id", "trackio.id"):
@@ -68,22 +68,22 @@ def test_a_run_that_ended_before_anything_was_saved_makes_room(tmp_path: Path) -
     assert not run.exists() and run.updates() == []
 
 
-def test_what_a_kill_left_of_the_first_files_makes_room(tmp_path: Path) -> None:
+def test_incomplete_first_files_are_replaced(tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.new").write_text("task: im")
-    Run.create(tmp_path).unlock()  # killed before there was a run
+    Run.create(tmp_path).unlock()  # killed before the run started
     record(tmp_path, SETTINGS, updates=[]).unlock()
     (tmp_path / ".sources.json.new").write_text('{"llms": ')
     run = Run.create(tmp_path)
     assert not run.exists() and not list(tmp_path.glob(".*.new"))
 
 
-def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(CommandError, match="not empty"):
         Run.create(tmp_path)
 
 
-def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: Path) -> None:
+def test_settings_round_trip_and_their_commands_are_kept(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
     longer = SETTINGS.model_copy(update={"num_updates": 24})
     run.write_settings(longer, "cory train --resume here 'prompt=a\nb: c'")
@@ -94,21 +94,23 @@ def test_settings_come_back_and_the_commands_that_made_them_are_kept(tmp_path: P
 
 def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
     run = record(tmp_path, SETTINGS)
-    worth = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
-    assert set(worth) == {0, 6, 12}
-    assert run.best_update() == max(worth, key=lambda update: worth[update] or 0.0)
+    scores = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
+    assert set(scores) == {0, 6, 12}
+    assert run.best_update() == max(scores, key=lambda update: scores[update] or 0.0)
 
 
-def test_runs_that_begin_in_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_started_in_the_same_second_have_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "20260101-120000")
-    with ThreadPoolExecutor(8) as at_once:
-        runs = list(at_once.map(lambda _: Run.create(None, "imdb-tiny"), range(8)))
+    with ThreadPoolExecutor(8) as threads:
+        runs = list(threads.map(lambda _: Run.create(None, "imdb-tiny"), range(8)))
     names = {f"imdb-tiny-20260101-120000{'' if number == 1 else f'-{number}'}" for number in range(1, 9)}
     assert {run.path.name for run in runs} == {folder.name for folder in (tmp_path / "runs").iterdir()} == names
 
 
-def test_a_folder_is_named_after_a_task_of_one_s_own_in_plain_characters(
+def test_a_folder_named_after_a_custom_task_has_safe_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -116,7 +118,7 @@ def test_a_folder_is_named_after_a_task_of_one_s_own_in_plain_characters(
     assert run.path.parent == Path("runs") and run.path.name.startswith("my_package.riddles-make-file-a-b-2")
 
 
-def test_a_run_that_is_refused_before_its_first_line_takes_with_it_the_folder_that_was_made_for_it(
+def test_aborting_a_run_before_its_first_record_removes_the_folder_it_created(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "theirs").mkdir()
@@ -125,12 +127,12 @@ def test_a_run_that_is_refused_before_its_first_line_takes_with_it_the_folder_th
         run.write_settings(SETTINGS, "cory train")
         run.abort()
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"] and not list((tmp_path / "theirs").glob("*.yaml"))
-    begun = record(tmp_path / "begun", SETTINGS, updates=[0])
-    begun.abort()
-    assert len(begun.updates()) == 1
+    started = record(tmp_path / "begun", SETTINGS, updates=[0])
+    started.abort()
+    assert len(started.updates()) == 1
 
 
-def test_a_folder_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_of_another_program_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: something else\n")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "model.pt").write_text("weights")

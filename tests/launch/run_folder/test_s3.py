@@ -1,7 +1,7 @@
-"""A run in a bucket: S3's protocol, spoken by moto's server.
+"""A run in an S3 bucket, with moto's server.
 
 `pip install 'moto[server]>=5.2.5'`, or MOTO_SERVER=its path.
-Others may not finish an upload (5.2.1 does not, for pyarrow 26).
+Older versions may not finish an upload (5.2.1 does not with pyarrow 26).
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.launch.training.test_training import BREVITY, SMALL
 
 SERVER = os.environ.get("MOTO_SERVER") or shutil.which("moto_server")
 STARTS = 60.0
-"""Seconds that the server may take to answer."""
+"""Seconds for the server to start."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(SERVER is None, reason="moto's server is not installed")]
 
@@ -35,46 +35,50 @@ def bucket() -> Iterator[tuple[S3FileSystem, str]]:
     address = f"{host}:{port}"
     process = subprocess.Popen([str(SERVER), "-H", host, "-p", str(port)], stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + STARTS
+        deadline = time.monotonic() + STARTS
         while True:
             try:
                 socket.create_connection((host, port)).close()
                 break
             except OSError:
-                assert process.poll() is None and time.monotonic() < end, "moto's server does not start"
+                assert process.poll() is None and time.monotonic() < deadline, "moto's server did not start"
                 time.sleep(0.2)
-        files = S3FileSystem(
+        filesystem = S3FileSystem(
             access_key="key", secret_key="word", endpoint_override=address, scheme="http", allow_bucket_creation=True
         )
-        files.create_dir("bucket")
+        filesystem.create_dir("bucket")
         try:
-            with files.open_output_stream("bucket/trial") as trial:
+            with filesystem.open_output_stream("bucket/trial") as trial:
                 trial.write(b"x")
         except OSError as error:
-            pytest.skip(f"this version of moto's server takes no uploads: {error}")
-        yield files, f"s3://bucket/run?endpoint_override={address}&scheme=http"
+            pytest.skip(f"this version of moto's server does not accept uploads: {error}")
+        yield filesystem, f"s3://bucket/run?endpoint_override={address}&scheme=http"
     finally:
         process.kill()
         process.wait()
 
 
-def test_a_run_in_a_bucket_is_trained_continued_and_evaluated_from_there(
+def test_a_run_in_a_bucket_is_trained_resumed_and_evaluated(
     bucket: tuple[S3FileSystem, str], cory: Cory, tmp_path: Path
 ) -> None:
-    files, uri = bucket
+    filesystem, uri = bucket
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    own = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "word", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    assert cory("train", *SMALL, "checkpoint_every=1", "--out", uri, **own).returncode == 0
+    environment = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "word",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    assert cory("train", *SMALL, "checkpoint_every=1", "--out", uri, **environment).returncode == 0
     shutil.rmtree(tmp_path / "cache")  # as on another machine
-    resumed = cory("train", "--resume", uri, "num_updates=4", **own)
+    resumed = cory("train", "--resume", uri, "num_updates=4", **environment)
     assert resumed.returncode == 0 and "(going on after update 3)" in resumed.stdout, resumed.stderr
-    with files.open_input_stream("bucket/run/metrics.jsonl") as metrics:
+    with filesystem.open_input_stream("bucket/run/metrics.jsonl") as metrics:
         assert [json.loads(line)["update"] for line in metrics.read().splitlines()] == [0, 1, 2, 3, 4]
-    found = [file.path for file in files.get_file_info(FileSelector("bucket/run/checkpoints", recursive=True))]
-    assert "bucket/run/checkpoints/update_000004/manifest.json" in found
-    evaluated = cory("evaluate", uri, "--checkpoint", "latest", "--queries", "2", "--samples", "1", **own)
+    paths = [file.path for file in filesystem.get_file_info(FileSelector("bucket/run/checkpoints", recursive=True))]
+    assert "bucket/run/checkpoints/update_000004/manifest.json" in paths
+    evaluated = cory("evaluate", uri, "--checkpoint", "latest", "--queries", "2", "--samples", "1", **environment)
     assert evaluated.returncode == 0 and "llm_1 after llm_2" in evaluated.stdout, evaluated.stderr
-    reported = cory("report", uri, "--out", "report.html", **own)
+    reported = cory("report", uri, "--out", "report.html", **environment)
     assert reported.returncode == 0 and "llm_1" in (tmp_path / "report.html").read_text(), reported.stderr
-    missing = cory("watch", uri.replace("bucket/run", "nobody/run"), "--once", **own)
+    missing = cory("watch", uri.replace("bucket/run", "nobody/run"), "--once", **environment)
     assert missing.returncode == 2 and missing.stderr.startswith("Error: s3://nobody/run")

@@ -1,4 +1,4 @@
-"""A run's folder in storage: whole there at every moment, and what is copied from there."""
+"""Uploading a run's folder to storage atomically, and downloading it."""
 
 import contextlib
 import shutil
@@ -18,18 +18,18 @@ from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
 
 SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
-OWN = ["*"]
-"""The files of a run beside its checkpoints."""
+RUN_FILES = ["*"]
+"""The files of a run except its checkpoints."""
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run with checkpoints of the updates 3, 6, 9 and 12; 6 and 12 were evaluated, and 12 is better."""
-    made = record(tmp_path / "run", SETTINGS)
+    """A run with checkpoints of updates 3, 6, 9 and 12. Updates 6 and 12 were evaluated; 12 is better."""
+    run = record(tmp_path / "run", SETTINGS)
     for update in (3, 6, 9, 12):
-        made.checkpoints.save(update, write)
-    made.unlock()
-    return made
+        run.checkpoints.save(update, write)
+    run.unlock()
+    return run
 
 
 @pytest.fixture(params=["mock", "local"])
@@ -39,27 +39,27 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage("test://bucket/run", (files, base))
 
 
-def test_what_was_pushed_is_fetched_with_the_latest_checkpoint_alone(
+def test_an_uploaded_run_is_downloaded_with_only_its_latest_checkpoint(
     run: Run, storage: Storage, tmp_path: Path
 ) -> None:
     storage.upload(run.path, keep=2, best=3)
     assert storage.updates() == [3, 9, 12]
-    fetched = Run(tmp_path / "elsewhere")
-    storage.download(fetched.path, OWN)
-    assert fetched.settings() == SETTINGS and fetched.updates() == run.updates()
-    assert not fetched.checkpoints.updates()
-    storage.download_checkpoint(fetched.path)
-    assert fetched.checkpoints.updates() == [12] and fetched.checkpoints.choose(None)[0] == 12
+    downloaded = Run(tmp_path / "elsewhere")
+    storage.download(downloaded.path, RUN_FILES)
+    assert downloaded.settings() == SETTINGS and downloaded.updates() == run.updates()
+    assert not downloaded.checkpoints.updates()
+    storage.download_checkpoint(downloaded.path)
+    assert downloaded.checkpoints.updates() == [12] and downloaded.checkpoints.choose(None)[0] == 12
 
-    # The other machine goes on: the best one stays although it never came here, what is older than two goes.
-    fetched.checkpoints.save(15, write)
-    fetched.metrics.append({"update": 15})
-    storage.upload(fetched.path, keep=2, best=3)
+    # The other machine resumes: the best checkpoint is kept although it was never downloaded; old ones are removed.
+    downloaded.checkpoints.save(15, write)
+    downloaded.metrics.append({"update": 15})
+    storage.upload(downloaded.path, keep=2, best=3)
     assert storage.updates() == [3, 12, 15]
     assert not [name for name in storage.files() if "update_000009" in name or name.endswith(".part")]
 
 
-def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_as_is_asked_for(
+def test_a_copy_follows_storage_and_contains_only_the_requested_parts_of_a_checkpoint(
     run: Run, storage: Storage, tmp_path: Path
 ) -> None:
     storage.upload(run.path, keep=2, best=6)
@@ -67,16 +67,16 @@ def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_
     storage.download(copy.path, CACHED_FILES)
     assert copy.settings() == SETTINGS and copy.updates() == run.updates() and not list(copy.path.rglob("weights"))
 
-    chosen = copy.checkpoints.place(9)
+    checkpoint = copy.checkpoints.place(9)
     storage.download(copy.path, ["checkpoints/update_000009/manifest.json", "checkpoints/update_000009/other**"])
-    assert [file.name for file in chosen.iterdir()] == ["manifest.json"]
+    assert [file.name for file in checkpoint.iterdir()] == ["manifest.json"]
     storage.download(copy.path, ["checkpoints/update_000009/deep/**"])
     assert copy.checkpoints.choose("9")[0] == 9
-    (chosen / "deep" / "weights").write_text("torn here")
+    (checkpoint / "deep" / "weights").write_text("torn here")
     storage.download(copy.path, ["checkpoints/update_000009/**"])
     assert copy.checkpoints.choose("9")[0] == 9
 
-    # The run was set back and does update 9 anew; 12 is gone.
+    # The run resumed from update 8 and repeated update 9; update 12 is gone.
     shutil.rmtree(run.checkpoints.place(9))
     shutil.rmtree(run.checkpoints.place(12))
     run.checkpoints.save(9, lambda folder: write(folder, "new"))
@@ -87,10 +87,10 @@ def test_a_copy_follows_what_changes_in_storage_and_has_as_much_of_a_checkpoint_
     assert storage.updates() == [6, 9] and [line["update"] for line in copy.updates()] == list(range(10))
     assert not (copy.checkpoints.folder / "best").exists()
     storage.download(copy.path, ["checkpoints/update_000009/**"])
-    assert (chosen / "deep" / "weights").read_text() == "new"
+    assert (checkpoint / "deep" / "weights").read_text() == "new"
 
 
-def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_path: Path) -> None:
+def test_keys_that_would_escape_the_folder_are_ignored(run: Run, tmp_path: Path) -> None:
     files = _MockFileSystem()
     storage = Storage("test://bucket/run", (files, "bucket/run"))
     storage.upload(run.path, keep=2, best=None)
@@ -104,33 +104,35 @@ def test_keys_that_would_leave_the_folder_are_no_files_of_the_run(run: Run, tmp_
         with files.open_output_stream(f"bucket/run/{key}") as stream:
             stream.write(b"evil")
     copy = tmp_path / "deep" / "copy"
-    storage.download(copy, OWN)
+    storage.download(copy, RUN_FILES)
     storage.download_checkpoint(copy)
     storage.download(copy, REPORTED)
     storage.download(copy, ["checkpoints/update_000012/**"])
     storage.upload(run.path, keep=2, best=None)
-    assert files.get_file_info("bucket/run/checkpoints/../out/log.txt").is_file  # no folder of a checkpoint to remove
+    assert files.get_file_info(
+        "bucket/run/checkpoints/../out/log.txt"
+    ).is_file  # not a checkpoint's folder, so not removed
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
 
 
-def test_a_star_in_a_pattern_stands_for_one_folder(run: Run, storage: Storage, tmp_path: Path) -> None:
-    for place in ("best-1234", "mine/best-5678"):
-        (run.path / "evaluation" / place).mkdir(parents=True)
-        (run.path / "evaluation" / place / "evaluation.json").write_text("{}")
+def test_a_star_in_a_pattern_matches_one_folder(run: Run, storage: Storage, tmp_path: Path) -> None:
+    for path in ("best-1234", "mine/best-5678"):
+        (run.path / "evaluation" / path).mkdir(parents=True)
+        (run.path / "evaluation" / path / "evaluation.json").write_text("{}")
     storage.upload(run.path, keep=2, best=None)
     storage.download(tmp_path / "copy", ["evaluation/*/evaluation.json"])
     assert [file.parent.name for file in (tmp_path / "copy").rglob("evaluation.json")] == ["best-1234"]
 
 
-class Broken(fsspec.implementations.local.LocalFileSystem):
-    """A file system whose process is killed when it writes for the nth time, in the middle of a file if that is one."""
+class FailingFileSystem(fsspec.implementations.local.LocalFileSystem):
+    """A file system that fails at the nth write, like a kill; with `torn`, in the middle of a file."""
 
     cachable, protocol = False, "broken"
 
-    def __init__(self, left: int, torn: bool) -> None:
+    def __init__(self, leftover: int, torn: bool) -> None:
         super().__init__()
-        self.left, self.torn = left, torn
+        self.left, self.torn = leftover, torn
 
     def count(self) -> None:
         self.left -= 1
@@ -154,75 +156,75 @@ class Broken(fsspec.implementations.local.LocalFileSystem):
 
 
 @pytest.mark.parametrize("is_object_store", [False, True])
-def test_an_upload_that_is_killed_at_any_object_leaves_no_checkpoint_that_looks_whole_and_is_not(
+def test_an_upload_killed_at_any_object_leaves_no_checkpoint_that_looks_valid_but_is_not(
     run: Run, is_object_store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = set()
+    observed = set()
     for limit in range(200):
-        place = tmp_path / f"storage{limit}"
-        files = Broken(limit, torn=not is_object_store)
-        if is_object_store:  # which has no folders
+        path = tmp_path / f"storage{limit}"
+        files = FailingFileSystem(limit, torn=not is_object_store)
+        if is_object_store:  # object stores have no folders
             monkeypatch.setattr("launch.run_folder.storage.OBJECT_STORES", ("py::fsspec+broken",))
             for update in (3, 6, 9, 12):
-                (place / "checkpoints" / f"update_{update:06d}" / "deep").mkdir(parents=True)
+                (path / "checkpoints" / f"update_{update:06d}" / "deep").mkdir(parents=True)
         with contextlib.suppress(StorageError):
-            Storage("test://run", (PyFileSystem(FSSpecHandler(files)), str(place))).upload(run.path, keep=4, best=3)
-        storage = Storage("test://run", (LocalFileSystem(), str(place)))
+            Storage("test://run", (PyFileSystem(FSSpecHandler(files)), str(path))).upload(run.path, keep=4, best=3)
+        storage = Storage("test://run", (LocalFileSystem(), str(path)))
         copy = Run(tmp_path / f"copy{limit}")
         storage.download(copy.path, ["**"])
         assert not list(copy.path.rglob("*.part"))
-        seen.add(tuple(storage.updates()))
+        observed.add(tuple(storage.updates()))
         for update in storage.updates():
             assert copy.checkpoints.choose(str(update))[0] == update
             assert copy.updates() == run.updates() and copy.settings() == SETTINGS
         if files.left >= 0:
             break
         storage.upload(run.path, keep=4, best=3)  # the next attempt
-        assert storage.updates() == [3, 6, 9, 12] and not list(place.rglob("*.part"))
-    assert limit > 10 and seen == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
+        assert storage.updates() == [3, 6, 9, 12] and not list(path.rglob("*.part"))
+    assert limit > 10 and observed == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
 
 
-class Cleaned(fsspec.implementations.local.LocalFileSystem):
-    """A file system; another program removes a local file while that is being uploaded there."""
+class CleanedFileSystem(fsspec.implementations.local.LocalFileSystem):
+    """A file system during whose uploads another program removes a local file."""
 
     cachable, protocol = False, "cleaned"
 
-    def __init__(self, victim: Path) -> None:
+    def __init__(self, removed: Path) -> None:
         super().__init__()
-        self.victim = victim
+        self.victim = removed
 
     def mkdir(self, *paths: str, **options: Any) -> None:
         self.victim.unlink(missing_ok=True)
         super().mkdir(*paths, **options)
 
 
-def test_a_file_that_is_removed_while_it_is_uploaded_is_left_out(run: Run, tmp_path: Path) -> None:
-    victim = run.path / "a"  # the first
-    victim.write_text("another library's")
-    files = PyFileSystem(FSSpecHandler(Cleaned(victim)))
+def test_a_file_removed_during_its_upload_is_skipped(run: Run, tmp_path: Path) -> None:
+    removed = run.path / "a"  # the first file to be uploaded
+    removed.write_text("another library's")
+    files = PyFileSystem(FSSpecHandler(CleanedFileSystem(removed)))
     storage = Storage("test://run", (files, str(tmp_path / "storage")))
     storage.upload(run.path, keep=2, best=None)
-    assert not victim.exists() and storage.read("a") is None and storage.updates() == [9, 12]
+    assert not removed.exists() and storage.read("a") is None and storage.updates() == [9, 12]
 
 
-def test_several_may_write_the_lease_at_once(tmp_path: Path) -> None:
+def test_several_processes_may_write_the_lease_at_once(tmp_path: Path) -> None:
     storage = Storage(f"file://{tmp_path}/run")
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: storage.write(".lease", b"one"), range(200)))
     assert storage.read(".lease") == b"one" and [path.name for path in (tmp_path / "run").iterdir()] == [".lease"]
 
 
-def test_what_a_kill_left_of_a_checkpoint_that_is_no_longer_saved_goes(run: Run, tmp_path: Path) -> None:
-    left = tmp_path / "storage" / "checkpoints" / "update_000010" / "weights.part"
-    left.parent.mkdir(parents=True)
-    left.touch()
+def test_an_incomplete_upload_of_an_old_checkpoint_is_removed(run: Run, tmp_path: Path) -> None:
+    leftover = tmp_path / "storage" / "checkpoints" / "update_000010" / "weights.part"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
     storage = Storage(f"file://{tmp_path}/storage")
     assert not storage.files()
     storage.upload(run.path, keep=2, best=None)
-    assert storage.updates() == [9, 12] and not left.parent.exists()
+    assert storage.updates() == [9, 12] and not leftover.parent.exists()
 
 
-def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
+def test_a_small_file_is_written_without_a_temporary_folder(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
@@ -232,22 +234,22 @@ def test_a_small_file_is_written_where_there_is_no_folder_for_temporary_files(
     assert list(storage.files()) == ["deep/name"]
 
 
-def test_places_that_would_vanish_or_show_a_password_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locations_that_are_temporary_or_contain_a_secret_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     check_location("runs/here")
-    with pytest.raises(CommandError, match="holds a password") as raised:
+    with pytest.raises(CommandError, match="contains a password") as raised:
         check_location("s3://me:hunter2@bucket/run")
     assert "hunter2" not in str(raised.value)
     for secret in ("client_secret", "sig", "sse_customer_key", "AWSAccessKeyId", "X-Goog-Signature", "session%5Ftoken"):
         named = secret.replace("%5F", "_")
-        with pytest.raises(CommandError, match=f"^abfs://… holds {named}, which run folders, logs") as raised:
+        with pytest.raises(CommandError, match=f"^abfs://… contains {named}, which run folders, logs") as raised:
             check_location(f"abfs://box@account/run?tenant_id=a&{secret}=hunter2")
         assert "hunter2" not in str(raised.value)
     check_location("s3://bucket/run?endpoint_override=host:9000&scheme=http&region=here&sse=1")
     check_location("abfs://box@account/run?credential_kind=environment&client_id=a&tenant_id=b")
-    with pytest.raises(CommandError, match="is no place for a run"):
+    with pytest.raises(CommandError, match="Invalid run URI"):
         Storage("ftp://host/run")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     check_location("/shared/run")
     check_location("gs://bucket/run")
-    with pytest.raises(CommandError, match="would vanish with the job's working directory"):
+    with pytest.raises(CommandError, match="a Ray job's working directory is removed"):
         check_location("runs/here")

@@ -1,4 +1,4 @@
-"""Runs in storage: all that a run needs to go on elsewhere."""
+"""Resuming runs in storage, on the same or another machine."""
 
 import json
 import shutil
@@ -19,46 +19,48 @@ from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, store
 from tests.launch.run_folder.test_checkpoints import write
 
 
-def test_a_run_is_taken_up_from_storage_alone_and_ends_without_a_local_copy(home: Path, tmp_path: Path) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+def test_a_run_is_resumed_from_storage_alone_and_leaves_no_local_copy(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     with pytest.raises(CommandError, match="in use by another run"):
-        Run.open(f"file://{place}")
+        Run.open(f"file://{path}")
     run.finalize_upload()
     run.unlock()
     assert not list((home / "cory-rllib" / "runs").iterdir())
-    with pytest.raises(CommandError, match=f"has a run, .*: go on with it by `cory train --resume file://{place}`"):
-        Run.create(f"file://{place}")
-    again = Run.open(f"file://{place}")
-    assert [line["update"] for line in again.updates()] == list(range(7)) and again.checkpoints.empty()
-    again.download_checkpoint()
-    assert again.checkpoints.updates() == [6]
-    again.unlock()
-    assert Run.open(place).checkpoints.updates() == [0, 6]  # a path is as good as its URI
+    with pytest.raises(
+        CommandError, match=rf"already has a run, .*\. Resume it with `cory train --resume file://{path}`"
+    ):
+        Run.create(f"file://{path}")
+    resumed = Run.open(f"file://{path}")
+    assert [line["update"] for line in resumed.updates()] == list(range(7)) and resumed.checkpoints.empty()
+    resumed.download_checkpoint()
+    assert resumed.checkpoints.updates() == [6]
+    resumed.unlock()
+    assert Run.open(path).checkpoints.updates() == [0, 6]  # a path is equivalent to its URI
 
 
-def test_a_damaged_checkpoint_in_storage_is_told_of_and_replaced_when_the_run_comes_there_again(
+def test_a_damaged_checkpoint_in_storage_is_reported_and_replaced_when_training_reaches_it_again(
     home: Path, tmp_path: Path
 ) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     run.finalize_upload()
     run.unlock()
-    (place / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    for _ in range(2):  # nothing is removed from storage before training has gone on
-        again = Run.open(f"file://{place}")
-        again.download_checkpoint()
-        assert Storage(f"file://{place}").updates() == [0, 6]
-        again.unlock()
-    again.lock()
-    assert "update_000006 has a damaged file" in again.checkpoints.quarantine_damaged()[0]
-    assert again.checkpoints.updates() == [0]
-    again.checkpoints.save(6, write)
-    again.upload()
-    assert Run.open(place).checkpoints.choose("6")[0] == 6
+    (path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
+    for _ in range(2):  # nothing is removed from storage before training resumes
+        resumed = Run.open(f"file://{path}")
+        resumed.download_checkpoint()
+        assert Storage(f"file://{path}").updates() == [0, 6]
+        resumed.unlock()
+    resumed.lock()
+    assert "update_000006 has a damaged file" in resumed.checkpoints.quarantine_damaged()[0]
+    assert resumed.checkpoints.updates() == [0]
+    resumed.checkpoints.save(6, write)
+    resumed.upload()
+    assert Run.open(path).checkpoints.choose("6")[0] == 6
 
 
-def test_what_an_interrupt_leaves_of_a_local_folder_is_not_taken_for_the_run(
+def test_an_interrupted_removal_of_the_local_folder_is_not_mistaken_for_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -70,14 +72,12 @@ def test_what_an_interrupt_leaves_of_a_local_folder_is_not_taken_for_the_run(
         interrupted.setattr(shutil, "rmtree", interrupt)
         run.finalize_upload()
     run.unlock()
-    again = Run.open(f"file://{tmp_path}/storage/run")
-    assert len(again.updates()) == 7
-    again.unlock()
+    resumed = Run.open(f"file://{tmp_path}/storage/run")
+    assert len(resumed.updates()) == 7
+    resumed.unlock()
 
 
-def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_later(
-    home: Path, tmp_path: Path, disk: Path
-) -> None:
+def test_full_or_read_only_storage_keeps_its_state_and_is_updated_later(home: Path, tmp_path: Path, disk: Path) -> None:
     run = stored_run(disk / "run")
     run.checkpoints.save(9, lambda folder: (folder / "weights").write_bytes(b"0" * 4 * 2**20))
     with pytest.raises(StorageError, match=r"run cannot be written: .*No space left on device"):
@@ -88,112 +88,110 @@ def test_storage_that_is_full_or_read_only_keeps_its_state_and_takes_the_rest_la
         run.finalize_upload()
     assert Storage(f"file://{disk}/run").updates() == [0, 6]
     mount("-o", "remount,rw,size=16m", str(disk))
-    again = Run.open(f"file://{disk}/run")  # on the machine that has update 9
+    resumed = Run.open(f"file://{disk}/run")  # on the machine that has update 9
     assert Run.open(disk / "run").checkpoints.choose("latest")[0] == 9
-    again.unlock()
+    resumed.unlock()
 
 
-def test_a_newer_run_in_storage_wins_over_what_an_older_one_left_on_this_machine(home: Path, tmp_path: Path) -> None:
-    place = tmp_path / "storage" / "run"
-    stored_run(place).unlock()  # ended without handing over: its local folder is still here
-    shutil.rmtree(place)
+def test_a_newer_run_in_storage_replaces_the_local_files_of_an_older_run(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "storage" / "run"
+    stored_run(path).unlock()  # its local folder still exists
+    shutil.rmtree(path)
     with on_another_machine(tmp_path):
-        stored_run(place, updates=4, saved=(0, 3)).unlock()
-    again = Run.open(f"file://{place}")
-    again.download_checkpoint()
-    assert again.checkpoints.updates() == [3] and [line["update"] for line in again.updates()] == list(range(4))
+        stored_run(path, updates=4, saved=(0, 3)).unlock()
+    resumed = Run.open(f"file://{path}")
+    resumed.download_checkpoint()
+    assert resumed.checkpoints.updates() == [3] and [line["update"] for line in resumed.updates()] == list(range(4))
 
 
-def test_what_this_machine_did_after_another_had_taken_the_run_over_is_not_lost_if_that_came_no_further(
+def test_later_local_updates_are_kept_if_another_machine_took_over_but_made_no_progress(
     home: Path, tmp_path: Path
 ) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     run.checkpoints.save(9, write)
     run.unlock()  # storage could not be written
     with on_another_machine(tmp_path):
-        other = Run.open(f"file://{place}")
+        other = Run.open(f"file://{path}")
         other.download_checkpoint()
         assert other.checkpoints.updates() == [6]
         other.unlock()
-    Run.open(f"file://{place}").unlock()
+    Run.open(f"file://{path}").unlock()
     assert run.checkpoints.updates() == [0, 6, 9]
     with on_another_machine(tmp_path):
-        other = Run.open(f"file://{place}")
+        other = Run.open(f"file://{path}")
         other.download_checkpoint()
         assert other.checkpoints.updates() == [9]
         other.checkpoints.save(12, write)
         other.upload()
         other.unlock()
-    again = Run.open(f"file://{place}")
-    again.download_checkpoint()
-    assert again.checkpoints.updates() == [12]
+    resumed = Run.open(f"file://{path}")
+    resumed.download_checkpoint()
+    assert resumed.checkpoints.updates() == [12]
 
 
-def test_an_update_that_another_machine_did_anew_wins_over_the_one_that_was_left_on_this_machine(
-    home: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "storage" / "run"
-    stored_run(place).unlock()
-    shutil.rmtree(place / "checkpoints" / "update_000006")
+def test_an_update_repeated_by_another_machine_replaces_the_local_one(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "storage" / "run"
+    stored_run(path).unlock()
+    shutil.rmtree(path / "checkpoints" / "update_000006")
     with on_another_machine(tmp_path):
-        other = Run.open(f"file://{place}")
+        other = Run.open(f"file://{path}")
         other.cut_after(0)
         for update in range(1, 7):
             other.metrics.append({"update": update, "seconds": 2.0})
         other.checkpoints.save(6, lambda folder: write(folder, "done anew"))
         other.upload()
         other.unlock()
-    again = Run.open(f"file://{place}")
-    again.download_checkpoint()
-    assert again.updates() == other.updates() == Run.open(place).updates()
-    assert (again.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "done anew"
+    resumed = Run.open(f"file://{path}")
+    resumed.download_checkpoint()
+    assert resumed.updates() == other.updates() == Run.open(path).updates()
+    assert (resumed.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "done anew"
 
 
-def test_a_folder_and_its_uri_are_one_run_that_one_process_trains(home: Path, tmp_path: Path) -> None:
-    place = tmp_path / "storage" / "run"
-    run = Run.create(f"file://{place}")
+def test_a_folder_and_its_uri_are_the_same_run_with_one_writer(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "storage" / "run"
+    run = Run.create(f"file://{path}")
     run.write_settings(SETTINGS, "cory train")
     run.upload()
-    with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
-        Run.create(place)
+    with pytest.raises(CommandError, match=f"^{path} is in use by another run"):
+        Run.create(path)
     run.unlock()
-    owner = Owner("another", "elsewhere", 1, time.time())  # killed, as its lock of the folder says
-    (place / ".lease").write_text(json.dumps(owner._asdict()))
-    Run.create(f"file://{place}").unlock()  # nothing was saved
-    in_folder = Run.create(place)
-    with pytest.raises(CommandError, match=f"^{place} is in use by another run"):
-        Run.create(f"file://{place}")
+    owner = Owner("another", "elsewhere", 1, time.time())  # killed: it does not hold the folder's lock
+    (path / ".lease").write_text(json.dumps(owner._asdict()))
+    Run.create(f"file://{path}").unlock()  # no checkpoint
+    in_folder = Run.create(path)
+    with pytest.raises(CommandError, match=f"^{path} is in use by another run"):
+        Run.create(f"file://{path}")
     in_folder.unlock()
 
 
-@pytest.mark.parametrize("arrived", [(), ("config.yaml", "metrics.jsonl")])
-def test_a_run_whose_checkpoints_never_arrived_is_not_replaced_and_goes_on_from_this_machine(
-    home: Path, tmp_path: Path, arrived: tuple[str, ...]
+@pytest.mark.parametrize("uploaded", [(), ("config.yaml", "metrics.jsonl")])
+def test_a_run_whose_checkpoints_were_not_uploaded_is_not_replaced_and_resumes_locally(
+    home: Path, tmp_path: Path, uploaded: tuple[str, ...]
 ) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     run.unlock()
-    shutil.rmtree(place)
-    place.mkdir()
-    for name in arrived:
-        shutil.copy(run.path / name, place)
-    with pytest.raises(CommandError, match=f"or in {run.path} on .* by `cory train --resume file://{place}`, or name"):
-        Run.create(f"file://{place}")
+    shutil.rmtree(path)
+    path.mkdir()
+    for name in uploaded:
+        shutil.copy(run.path / name, path)
+    with pytest.raises(
+        CommandError, match=f"or in {run.path} on .* with `cory train --resume file://{path}`, or choose"
+    ):
+        Run.create(f"file://{path}")
     assert run.checkpoints.updates() == [0, 6]
-    assert not (place / ".lease").exists()
-    assert is_begun(f"file://{place}") and not is_begun(f"file://{place}2")
-    Run.open(f"file://{place}").unlock()
-    assert run.checkpoints.updates() == Run.open(place).checkpoints.updates() == [0, 6]
+    assert not (path / ".lease").exists()
+    assert is_begun(f"file://{path}") and not is_begun(f"file://{path}2")
+    Run.open(f"file://{path}").unlock()
+    assert run.checkpoints.updates() == Run.open(path).checkpoints.updates() == [0, 6]
     shutil.rmtree(run.path)
-    assert is_begun(f"file://{place}")
+    assert is_begun(f"file://{path}")
 
 
-def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_has_their_first_lines(
-    home: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+def test_repeated_updates_replace_their_first_records_in_storage(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     for update in (7, 8):
         run.metrics.append({"update": update, "seconds": 1.0})
     run.upload()
@@ -201,62 +199,60 @@ def test_updates_that_were_done_anew_after_a_failure_are_not_lost_where_storage_
     for update in (7, 8, 9):
         run.metrics.append({"update": update, "seconds": 2.0})
     run.checkpoints.save(9, write)
-    run.unlock()  # storage could not be written until the end
-    again = Run.open(f"file://{place}")
-    assert again.checkpoints.updates() == [0, 6, 9] and len(again.updates()) == 10
-    assert Run.open(place).updates() == again.updates()
+    run.unlock()  # as if storage had not been writable until the end
+    resumed = Run.open(f"file://{path}")
+    assert resumed.checkpoints.updates() == [0, 6, 9] and len(resumed.updates()) == 10
+    assert Run.open(path).updates() == resumed.updates()
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_is_nothing_to_go_on_with(home: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_cannot_be_resumed(home: Path, tmp_path: Path) -> None:
     uri = f"file://{tmp_path / 'storage' / 'run'}"
     run = Run.create(uri)
     run.write_settings(SETTINGS, "cory train")
     run.upload()
     run.unlock()
-    with pytest.raises(CommandError, match=f"^{uri} has no run with a checkpoint to go on from"):
+    with pytest.raises(CommandError, match=f"^{uri} has no run with a checkpoint to resume from"):
         Run.open(uri)
 
 
-def test_a_copy_of_the_metrics_that_was_cut_off_is_of_the_same_run(home: Path, tmp_path: Path) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+def test_truncated_metrics_in_storage_belong_to_the_same_run(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     run.checkpoints.save(9, write)
     run.unlock()
-    (place / "metrics.jsonl").write_bytes(run.metrics.path.read_bytes()[:-5])
-    again = Run.open(f"file://{place}")
-    assert again.checkpoints.updates() == [0, 6, 9]
-    assert Run.open(place).updates() == again.updates() and len(again.updates()) == 7
+    (path / "metrics.jsonl").write_bytes(run.metrics.path.read_bytes()[:-5])
+    resumed = Run.open(f"file://{path}")
+    assert resumed.checkpoints.updates() == [0, 6, 9]
+    assert Run.open(path).updates() == resumed.updates() and len(resumed.updates()) == 7
 
 
-def test_a_run_of_which_storage_has_only_the_start_is_not_taken_for_another_on_this_machine(
-    home: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "storage" / "run"
-    stored_run(place).unlock()
-    shutil.rmtree(place)
+def test_a_new_run_in_storage_is_not_mistaken_for_another_local_run(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "storage" / "run"
+    stored_run(path).unlock()
+    shutil.rmtree(path)
     with on_another_machine(tmp_path):
-        stored_run(place, updates=1, saved=(0,)).unlock()
-    again = Run.open(f"file://{place}")
-    again.download_checkpoint()
-    assert again.checkpoints.updates() == [0] and len(again.updates()) == 1
+        stored_run(path, updates=1, saved=(0,)).unlock()
+    resumed = Run.open(f"file://{path}")
+    resumed.download_checkpoint()
+    assert resumed.checkpoints.updates() == [0] and len(resumed.updates()) == 1
 
 
-def test_what_was_drawn_after_the_last_checkpoint_arrived_is_not_lost_where_storage_failed_then(
+def test_curves_drawn_after_the_last_checkpoint_are_uploaded_later_if_storage_failed(
     home: Path, tmp_path: Path
 ) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     run.curves.write_text("drawn")
     run.unlock()
-    again = Run.open(f"file://{place}")
-    assert again.checkpoints.updates() == [0, 6] and again.curves.exists()
-    assert Run.open(place).curves.read_text() == "drawn"
-    again.unlock()
+    resumed = Run.open(f"file://{path}")
+    assert resumed.checkpoints.updates() == [0, 6] and resumed.curves.exists()
+    assert Run.open(path).curves.read_text() == "drawn"
+    resumed.unlock()
 
 
 @pytest.fixture(params=["--resume", "--continue"])
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """`cory train` of what `stored_run` made, if that was to do 6 updates."""
+    """Arguments of `cory train` that resume a finished `stored_run` of 6 updates."""
     uri, settings = f"file://{tmp_path / 'storage' / 'run'}", tmp_path / "same.yaml"
     settings.write_text(as_yaml(SETTINGS.model_copy(update={"num_updates": 6})))
     return (
@@ -266,41 +262,41 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     )
 
 
-def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
+def test_resuming_a_finished_run_in_storage_says_so_and_leaves_no_local_files(
     home: Path, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored_run(tmp_path / "storage" / "run")
     run.finalize_upload()
     run.unlock()
-    copied: list[str] = []
+    downloads: list[str] = []
     download = Storage._download
 
-    def noted(self: Storage, name: str, *rest: Any) -> None:
-        copied.append(name)
+    def record_download(self: Storage, name: str, *rest: Any) -> None:
+        downloads.append(name)
         download(self, name, *rest)
 
-    monkeypatch.setattr(Storage, "_download", noted)
+    monkeypatch.setattr(Storage, "_download", record_download)
     assert main(["train", *command]) == 0
     assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
-    own = [name for name in copied if not name.startswith("checkpoints/")]
-    assert sorted(own) == ["config.yaml", "metrics.jsonl", "run.id"]
-    assert (copied == own) == (command[0] != "--resume")  # which looks whether it is whole
+    run_files = [name for name in downloads if not name.startswith("checkpoints/")]
+    assert sorted(run_files) == ["config.yaml", "metrics.jsonl", "run.id"]
+    assert (downloads == run_files) == (command[0] != "--resume")  # --resume verifies the checkpoint
     assert not list((home / "cory-rllib" / "runs").iterdir())
 
 
 @pytest.mark.parametrize("missing", ["checkpoints/update_000006", "curves.png"])
-def test_a_run_that_is_done_and_never_arrived_whole_is_copied_from_this_machine_and_leaves_it(
+def test_a_finished_but_incompletely_uploaded_run_is_uploaded_and_removed_locally(
     home: Path, tmp_path: Path, command: list[str], missing: str
 ) -> None:
-    place = tmp_path / "storage" / "run"
-    run = stored_run(place)
+    path = tmp_path / "storage" / "run"
+    run = stored_run(path)
     run.curves.write_text("drawn")
     run.upload()
     run.unlock()
     if missing == run.curves.name:
-        (place / missing).unlink()
+        (path / missing).unlink()
     else:
-        shutil.rmtree(place / missing)
+        shutil.rmtree(path / missing)
     assert main(["train", *command]) == 0
-    assert Run.open(place).checkpoints.choose("6")[0] == 6 and (place / "curves.png").exists()
+    assert Run.open(path).checkpoints.choose("6")[0] == 6 and (path / "curves.png").exists()
     assert not list((home / "cory-rllib" / "runs").iterdir())

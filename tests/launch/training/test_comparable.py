@@ -51,7 +51,7 @@ def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
     assert check(folder, one, alone, other) == []
     write_rows(ROWS, "other.jsonl")
     assert check(folder, one) == []
-    with pytest.raises(CommandError, match=r"other\.jsonl is not what training began with: its training queries"):
+    with pytest.raises(CommandError, match=r"other\.jsonl has changed since training started: its training queries"):
         check(folder, alone, other)
     told = check(folder, one, other, allow=True)
     assert len(told) == 3 and all(text.endswith("before and after this do not compare.") for text in told)
@@ -88,7 +88,7 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert main(["tune", "--resume", "search"]) == 2
     assert capsys.readouterr().err == (
-        "Error: search cannot resume as it was. q.jsonl is not what training began with: its training queries "
+        "Error: search cannot resume as it was. q.jsonl has changed since training started: its training queries "
         "differ (18 now, 18 then). Put that back, or resume with --allow-changes.\n"
     )
     assert main(["tune", "imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
@@ -103,5 +103,5 @@ def test_a_study_whose_data_changed_begins_no_other_run(folder: Path, capsys: py
     (folder / "sources.json").rename(folder / "study" / "sources.json")
     write_rows(ROWS[:-1])
     assert main(["study", "mine.yaml", "--out", "study"]) == 2
-    assert "Error: study cannot resume as it was. q.jsonl is not what training began with" in capsys.readouterr().err
+    assert "Error: study cannot resume as it was. q.jsonl has changed since training started" in capsys.readouterr().err
     assert not any((folder / "study").rglob("config.yaml"))

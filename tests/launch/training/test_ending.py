@@ -102,7 +102,7 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
 def test_a_run_whose_folder_is_renamed_or_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
     run = record(tmp_path / "run", Settings(num_updates=6), updates=[0])
     run.path.rename(tmp_path / "kept")
-    gone = pytest.raises(CommandError, match="run is gone: it was removed or renamed")
+    gone = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
     with gone as raised, training._failure_explained(run):
         run.metrics.append({"update": 1})
     assert "the path that its folder has now" in raised.value.__notes__[-1]

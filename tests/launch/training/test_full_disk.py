@@ -33,7 +33,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_ones_and_the_room_it_
 
     assert run(save, debug=False) == 2
     message = capsys.readouterr().err
-    assert "update_000002" in message and "No space left on device. Make room there" in message
+    assert "update_000002" in message and "No space left on device. Free disk space" in message
     assert [entry.name for entry in disk.iterdir()] == ["update_000001"]
     assert manifest.verify(disk / "update_000001") is None
 
@@ -81,6 +81,6 @@ def test_a_disk_that_turns_read_only_ends_the_save_and_leaves_what_is_there(
     for step in (lambda: journal.append({"update": 2}), lambda: checkpoints.save(2, lambda folder: None)):
         assert run(partial(go_on, step), debug=False) == 2
         message = capsys.readouterr().err
-        assert str(disk) in message and "Read-only file system. Make room there" in message
+        assert str(disk) in message and "Read-only file system. Free disk space" in message
     assert [record["update"] for record in journal.read()] == [1]
     assert manifest.verify(disk / "checkpoints" / "update_000001") is None

@@ -74,7 +74,7 @@ def test_a_run_goes_on_from_its_latest_whole_checkpoint(tmp_path: Path) -> None:
 def test_a_cluster_may_take_a_while_to_come_back_but_at_the_first_start_nothing_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
+    monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
     tries: list[str] = []
 
     def start() -> None:

@@ -84,7 +84,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
         for measured in ("task_reward", "ended", "repetition"):
             del response[measured]
     said = "\n".join(sample["query"] for sample in last)
-    answered = cory_here("generate", "run", "--checkpoint", "latest", "--json", said=said)
+    answered = cory_here("generate", "run", "--checkpoint", "latest", "--json", stdin=said)
     assert answered.returncode == 0 and "llm_2 then llm_1, after update 3 of run\n" in answered.stderr
     assert [json.loads(line) for line in answered.stdout.splitlines()] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last

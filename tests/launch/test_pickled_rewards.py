@@ -1,4 +1,4 @@
-"""The code of a reward that was given as a function stays in the run's folder: what others read has its name."""
+"""Rewards given as functions: only the run's folder has their code; all other output has their names."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from tests.launch.conftest import record
 
 
 def settings(length: int, more: Sequence[str] = ()) -> Settings:
-    """With a reward of this module's own, which no module's attribute is."""
+    """Returns settings with a local function as the reward."""
 
     def near(completions: list[str]) -> list[float]:
         return [-abs(len(text) - length) for text in completions]
@@ -33,15 +33,15 @@ def settings(length: int, more: Sequence[str] = ()) -> Settings:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    """Of two rewards with one name."""
-    found = [record(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
-    for run in found:
+    """Runs with two different rewards of the same name."""
+    recorded = [record(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
+    for run in recorded:
         run.checkpoints.save(6, lambda folder: (folder / "file").touch())
         run.unlock()
-    return found
+    return recorded
 
 
-def test_a_model_card_a_report_and_a_comparison_have_its_name(
+def test_model_cards_reports_and_comparisons_contain_only_the_function_s_name(
     runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (runs[0].path / "config.yaml").open("a") as file:
@@ -54,28 +54,31 @@ def test_a_model_card_a_report_and_a_comparison_have_its_name(
     assert "reward: near" in html and "reward=near" in html and "pickled" not in html
     assert main(["compare", *(str(run.path) for run in runs)]) == 0
     assert main(["compare", *(str(run.path) for run in runs), "--json"]) == 0
-    said = capsys.readouterr().out
-    assert "pickled" not in said and json.loads(said[said.index("\n{") :])["settings"]["reward"] == ["near", "near"]
+    output = capsys.readouterr().out
+    assert "pickled" not in output and json.loads(output[output.index("\n{") :])["settings"]["reward"] == [
+        "near",
+        "near",
+    ]
 
 
-def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
+def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"holds a run with reward=near, and that cannot change"):
         _same(runs[0], settings(5))
     with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):
         _same(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
-    kept, asked = (
+    stored, requested = (
         Search(pin_objective(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
         for length in (4, 5)
     )
-    kept.write(tmp_path, "cory tune")
+    stored.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"holds a search with reward=\['near', 'a:b'\]\. Ask for just"):
-        check_same(tmp_path, asked)
+        check_same(tmp_path, requested)
 
 
-def test_an_evaluation_keeps_its_name_and_a_checksum_of_its_code() -> None:
-    def identity(made: Settings) -> dict[str, object]:
-        task = made.make_task()
-        return Plan(made, task, sources_of(made, task, made.make_tokenizers()), "test", 1, 1, None).identity()
+def test_an_evaluation_records_the_function_s_name_and_a_checksum_of_its_code() -> None:
+    def identity(config: Settings) -> dict[str, object]:
+        task = config.make_task()
+        return Plan(config, task, sources_of(config, task, config.make_tokenizers()), "test", 1, 1, None).identity()
 
     first, other = identity(settings(4)), identity(settings(5))
     assert "pickled" not in json.dumps(first) and first["functions"] != other["functions"]

@@ -1,4 +1,4 @@
-"""Runs in storage as commands read them, which train nothing."""
+"""Reading runs in storage by commands that do not train."""
 
 import re
 from pathlib import Path
@@ -31,31 +31,33 @@ from tests.launch.run_folder.test_checkpoints import write
 
 @pytest.fixture
 def bucket(home: Path, tmp_path: Path, policies_run: Run) -> Path:
-    """Where a run of 6 updates is stored, by a file system that `pyarrow` does not know for this machine's own."""
-    place = tmp_path / "bucket" / "run"
-    Storage(uri_of(place)).upload(policies_run.path, keep=2, best=5)
-    return place
+    """Folder of a stored run of 6 updates, accessed through a file system that `pyarrow` does not treat as local."""
+    path = tmp_path / "bucket" / "run"
+    Storage(uri_of(path)).upload(policies_run.path, keep=2, best=5)
+    return path
 
 
-def uri_of(place: Path) -> str:
-    return f"fsspec+file://{place}"
+def uri_of(path: Path) -> str:
+    return f"fsspec+file://{path}"
 
 
-def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path, policies_run: Run, home: Path) -> None:
-    stored, own = open_trained(uri_of(bucket)), open_trained(policies_run.path)
-    assert (stored.update, stored.settings, stored.lines) == (5, own.settings, own.lines)
-    for name, array in own.weights("llm_2").items():
+def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
+    bucket: Path, policies_run: Run, home: Path
+) -> None:
+    stored, local = open_trained(uri_of(bucket)), open_trained(policies_run.path)
+    assert (stored.update, stored.settings, stored.lines) == (5, local.settings, local.lines)
+    for name, array in local.weights("llm_2").items():
         np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
     assert stored.folder is not None and stored.run is not None
     assert home in stored.folder.parents and not list(stored.folder.glob("algorithm_state*"))
     assert not list(stored.run.checkpoints.place(6).iterdir())
     copies = {file: file.stat().st_ino for file in stored.folder.rglob("*.safetensors")}
-    assert open_trained(uri_of(bucket)).weights("llm_1").keys() == own.weights("llm_1").keys()
+    assert open_trained(uri_of(bucket)).weights("llm_1").keys() == local.weights("llm_1").keys()
     assert copies and {file: file.stat().st_ino for file in copies} == copies
-    assert read_run(f"file://{bucket}").path == bucket  # needs no copy
+    assert read_run(f"file://{bucket}").path == bucket  # read in place
 
 
-def test_a_report_of_a_run_in_storage_has_its_samples_and_last_figures(home: Path, tmp_path: Path) -> None:
+def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Path, tmp_path: Path) -> None:
     settings = Settings(num_updates=6)
     run = record(tmp_path / "run", settings, updates=range(7))
     sampled(run, 5, "a wonderful film")
@@ -64,17 +66,17 @@ def test_a_report_of_a_run_in_storage_has_its_samples_and_last_figures(home: Pat
     run.unlock()
     bucket, uri = tmp_path / "bucket" / "run", uri_of(tmp_path / "bucket" / "run")
     Storage(uri).upload(run.path, keep=1, best=None)
-    assert not read_run(uri).samples.read()  # whoever watches it needs none
-    own, stored = report_of(run.path, "run"), report_of(uri, "run")
-    assert stored == own and own.result.final and own.result.final["queries"] == 4
-    assert own.result.samples
+    assert not read_run(uri).samples.read()  # not needed for its status
+    local, stored = report_of(run.path, "run"), report_of(uri, "run")
+    assert stored == local and local.result.final and local.result.final["queries"] == 4
+    assert local.result.samples
 
     (bucket / "final.json").unlink()
     stored = report_of(uri, "run")
-    assert stored.result.samples and stored.result.final and stored.result.final["queries"] == 0  # not known
+    assert stored.result.samples and stored.result.final and stored.result.final["queries"] == 0  # unknown
 
 
-def test_commands_take_the_uri_of_a_run(
+def test_commands_accept_the_uri_of_a_run(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -88,35 +90,37 @@ def test_commands_take_the_uri_of_a_run(
     assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
     assert main(["watch", uri, "--once"]) == 0
     assert "Update 6 of 6" in capsys.readouterr().out
-    found = _run_in(uri)
-    assert found is not None and found.checkpoints.choose("latest", POLICIES)[0] == 6
+    run_folder = _run_in(uri)
+    assert run_folder is not None and run_folder.checkpoints.choose("latest", POLICIES)[0] == 6
 
 
-def test_storage_that_fails_while_weights_are_copied_leaves_no_half_export_and_the_next_attempt_goes_on(
+def test_a_storage_failure_leaves_no_partial_export_and_the_next_attempt_succeeds(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [uri_of(bucket), "--policy", "mean", "--out", str(tmp_path / "out")]
     copy = pyarrow.fs.copy_files
 
-    def fails(source: str, target: str, *rest: Any, **options: Any) -> None:
+    def failing_copy(source: str, target: str, *rest: Any, **options: Any) -> None:
         if "llm_2" in target:
             Path(target).write_bytes(b"half")
             raise OSError("connection reset by peer")
         copy(source, target, *rest, **options)
 
-    with monkeypatch.context() as broken:
-        broken.setattr(pyarrow.fs, "copy_files", fails)
+    with monkeypatch.context() as patch:
+        patch.setattr(pyarrow.fs, "copy_files", failing_copy)
         assert main(["export", *words]) == 2
     message = capsys.readouterr().err
     assert "connection reset by peer" in message and uri_of(bucket) in message and len(message.splitlines()) == 1
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".unfinished*"))
     assert main(["export", *words]) == 0
-    stored, own = open_trained(uri_of(bucket)), AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    stored, local = open_trained(uri_of(bucket)), AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for name, array in stored.weights(AVERAGE).items():
-        np.testing.assert_array_equal(own.get_parameter(name).detach().numpy(), array)
+        np.testing.assert_array_equal(local.get_parameter(name).detach().numpy(), array)
 
 
-def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_items_in_storage_are_reported_with_their_uris(
+    bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     uri = uri_of(bucket)
     with pytest.raises(
         CommandError, match=rf"^{re.escape(uri)}/checkpoints has no checkpoint `1`\. It has: best \(5\), latest "
@@ -132,29 +136,29 @@ def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.Capt
         open_trained(uri, "5").named(["llm_3"])
     with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
         read_run(f"{uri}x")
-    with pytest.raises(CommandError, match="holds a password"):
+    with pytest.raises(CommandError, match="contains a password"):
         read_run("s3://me:word@bucket/run")
     assert main(["watch", "ftp://host/run"]) == 2
-    assert capsys.readouterr().err.startswith("Error: ftp://host/run is no place for a run")
+    assert capsys.readouterr().err.startswith("Error: Invalid run URI ftp://host/run")
 
 
-def begun_in_storage(folder: Path) -> tuple[Run, list[Update], Storage]:
-    """A run of 12 updates of which storage has 3, with all the lines of its metrics."""
+def partly_stored_run(folder: Path) -> tuple[Run, list[Update], Storage]:
+    """Returns a run with 3 of 12 updates in storage, all of its metrics, and the storage."""
     run = record(folder / "run", SETTINGS, updates=range(4))
     storage = Storage(uri_of(folder / "bucket" / "run"))
     storage.upload(run.path, keep=2, best=None)
     return run, record(folder / "later", SETTINGS).updates(), storage
 
 
-def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_machine_trains_it(
+def test_watch_follows_a_run_in_storage_until_it_is_done(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, later, storage = begun_in_storage(tmp_path)
+    run, lines, storage = partly_stored_run(tmp_path)
 
     def train(seconds: float) -> None:
-        """What happens between two looks."""
+        """Trains four updates between two polls."""
         assert seconds == watch.STORAGE_SECONDS
-        for line in later[len(run.updates()) :][:4]:
+        for line in lines[len(run.updates()) :][:4]:
             run.metrics.append(line)
         storage.upload(run.path, keep=2, best=None)
 
@@ -167,30 +171,30 @@ def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_m
     assert "process" not in output and output.endswith("done\n")
 
 
-def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
+def test_watch_retries_if_storage_is_temporarily_unreadable(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, later, storage = begun_in_storage(tmp_path)
+    run, lines, storage = partly_stored_run(tmp_path)
     download = Storage.download
-    looks: list[Path] = []
+    downloads: list[Path] = []
 
     def shaky(self: Storage, folder: Path, *rest: Any) -> None:
-        looks.append(folder)
-        if len(looks) in (2, 3):
+        downloads.append(folder)
+        if len(downloads) in (2, 3):
             raise StorageError("The bucket cannot be read: no network.")
-        if len(looks) == 4:
-            for line in later[4:]:
+        if len(downloads) == 4:
+            for line in lines[4:]:
                 run.metrics.append(line)
             storage.upload(run.path, keep=2, best=None)
         download(self, folder, *rest)
 
     monkeypatch.setattr(Storage, "download", shaky)
     monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
-    monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
+    monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
     monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 0.0)
     assert main(["watch", storage.uri]) == 2
     assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err
-    looks.clear()
+    downloads.clear()
     monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 60.0)
     assert main(["watch", storage.uri]) == 0
     output = capsys.readouterr().out
