@@ -66,7 +66,7 @@ def generate(
     from launch.cluster import session
 
     session.quiet_libraries(debug)
-    from launch.models.answer_file import answer_file, check_free
+    from launch.models.answer_file import write_answers, check_output_free
     from launch.models.generators import choose_backend
     from launch.models.trained import open_trained
     from launch.models.trained_chain import TrainedChain
@@ -78,7 +78,7 @@ def generate(
     if query is not None and not query.strip():
         raise CommandError("The query is empty. Write what is asked, or leave it out to be asked for it.")
     if out is not None:
-        check_free(out)
+        check_output_free(out)
     trained = open_trained(run, checkpoint)
     settings = trained.settings
     policy_ids = trained.policy_ids if roles is None else trained.named(roles.split(","))
@@ -89,16 +89,16 @@ def generate(
     for change in trained.changes():
         print(f"Warning: {change}", file=sys.stderr)
     if source is None or out is None:
-        return _answer(chain, query, samples, as_json)
+        return _answer_queries(chain, query, samples, as_json)
     from cory_env.tasks.rows import read_queries
 
     queries = read_queries(source, chain.columns)
     chain.check(queries)
-    answer_file(trained, chain, queries, out, samples=samples, bar=not debug)
+    write_answers(trained, chain, queries, out, samples=samples, bar=not debug)
     print(f"{out}: {len(queries) * samples:,} answers, by {engine}.")
 
 
-def _answer(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:
+def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:
     """Answers the query, or what the user types at a terminal until Ctrl-D, or the lines of the standard input."""
     from cory_env.chain import PromptError
     from launch.models.trained_chain import TokenPrinter
@@ -110,7 +110,7 @@ def _answer(chain: TrainedChain, query: str | None, samples: int, as_json: bool)
         history = []
         print("Each query continues what was said; /new begins anew.")
     chain.generator  # noqa: B018 - loads the policies before anything is asked
-    for number, text in enumerate(_lines(is_asking) if query is None else [query]):
+    for number, text in enumerate(_read_queries(is_asking) if query is None else [query]):
         if history is not None and text.strip() == "/new":
             history = []
             continue
@@ -132,7 +132,7 @@ def _answer(chain: TrainedChain, query: str | None, samples: int, as_json: bool)
                 history.append({"role": "assistant", "content": answered["responses"][-1]["text"]})
 
 
-def _lines(is_asking: bool) -> Iterator[str]:
+def _read_queries(is_asking: bool) -> Iterator[str]:
     if is_asking:
         import readline  # noqa: F401 - gives `input` arrow keys and a history
     while True:

@@ -13,8 +13,8 @@ import typer
 from launch.console.cli import Checkpoint, Debug, RunArgument
 from launch.console.errors import CommandError
 
-CHAIN = "chain"
-AT_ONCE = 32
+CHAIN_MODEL = "chain"
+MAX_CONCURRENT = 32
 """Responses that are generated at once; more wait."""
 
 
@@ -79,14 +79,14 @@ def serve(
     with sock:
         models = {name: ServedModel(name, (name,), chain_of(policies, [name])) for name in names}
         if len(policy_ids) > 1:
-            models[CHAIN] = ServedModel(CHAIN, policy_ids, chain_of(policies, policy_ids))
+            models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, chain_of(policies, policy_ids))
         for change in policies.changes():
             print(f"Warning: {change}", file=sys.stderr)
         print(f"{' then '.join(policy_ids)}, after update {policies.update} of {run}: loading.", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
         with contextlib.nullcontext() if debug else output.redirect_output(Path(os.devnull)):
-            generator = load_generator(policies, names, engine, AT_ONCE)
-            queue = RequestQueue(make_backend(generator, names, AT_ONCE))
+            generator = load_generator(policies, names, engine, MAX_CONCURRENT)
+            queue = RequestQueue(make_backend(generator, names, MAX_CONCURRENT))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"

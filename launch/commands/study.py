@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.results import StudyRun
     from launch.experiments.study import Study
-    from launch.experiments.study_runs import Job
+    from launch.experiments.study_runs import StudyJob
 
 
 def study(
@@ -59,7 +59,7 @@ def study(
     from launch.console.output import dup_stdout
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.study import load, studies
-    from launch.experiments.study_runs import jobs
+    from launch.experiments.study_runs import list_jobs
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.storage import check_location
     from launch.training.comparable import check_comparable, write_comparable
@@ -79,7 +79,7 @@ def study(
     arms = [arm for arm in plan.arms.values() if arm.name in named and tier in (None, arm.tier)]
     if out is None and not list_:
         raise CommandError("Name the study's folder with --out. Results of earlier runs in it are kept.")
-    asked = jobs(plan, out or Path(), [arm for arm in arms if list_ or not arm.missing], _seeds(seeds))
+    asked = list_jobs(plan, out or Path(), [arm for arm in arms if list_ or not arm.missing], _parse_seeds(seeds))
     if not asked:
         raise CommandError(f"{plan.name} has no such arm, or what they need is missing: see `cory study --list`.")
     if list_ or out is None:
@@ -89,7 +89,7 @@ def study(
         return 0
     check_location(str(out), "study")
     make_folder(out)
-    _describe_results(plan, out)
+    _refresh_results(plan, out)
     todo = [job for job in asked if job.read() is None]
     voice = ProgressPrinter(dup_stdout(), len(asked), done=len(asked) - len(todo), quiet=quiet)
     voice.print(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(asked)} runs to do")
@@ -101,21 +101,21 @@ def study(
     with locked(out / f".{SOURCES}.lock"):  # other processes may share the study
         sources = check_comparable(out, asked_for, load_task, lambda text: voice.print(text, True), allow_changes)
         write_comparable(out, sources)
-    return _perform(todo, asked, voice, ["--allow-changes"] if allow_changes else [])
+    return _run_jobs(todo, asked, voice, ["--allow-changes"] if allow_changes else [])
 
 
-def _describe_results(plan: "Study", folder: Path) -> None:
+def _refresh_results(plan: "Study", folder: Path) -> None:
     """Writes what the study says of its arms today, such as labels, into the results that are there.
 
     Raises:
         CommandError: one was made with other settings, so it is no part of this study.
     """
-    from launch.experiments.results import kept_results, write
-    from launch.experiments.study_runs import Job
+    from launch.experiments.results import read_available_results, write
+    from launch.experiments.study_runs import StudyJob
 
-    for run in kept_results(folder):
+    for run in read_available_results(folder):
         if run.arm in plan.arms:
-            job = Job(plan, plan.arms[run.arm], run.seed, folder)
+            job = StudyJob(plan, plan.arms[run.arm], run.seed, folder)
             if job.read() == run or (claim := job.claim()) is None:  # who does it writes what the study says today
                 continue
             with claim:
@@ -123,7 +123,7 @@ def _describe_results(plan: "Study", folder: Path) -> None:
                     write(job.result, described)
 
 
-def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "ProgressPrinter", options: "Sequence[str]") -> int:
+def _run_jobs(todo: "Sequence[StudyJob]", asked: "Sequence[StudyJob]", voice: "ProgressPrinter", options: "Sequence[str]") -> int:
     """Does what is to be done and no other process does, and shows what was found.
 
     Args:
@@ -133,10 +133,10 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "ProgressPrin
         options: more ones of `cory train`.
     """
     from launch.experiments.results import write
-    from launch.experiments.study_runs import STOPPED, Trainer, collect
+    from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
 
     stopping = "Finishing this update, then saving. Ctrl-C again aborts at once."
-    trainer = Trainer(lambda: voice.print(stopping, True))
+    trainer = TrainProcess(lambda: voice.print(stopping, True))
     failures: list[str] = []
     elsewhere = stopped = 0
     with voice, trainer.interrupts:
@@ -153,11 +153,11 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "ProgressPrin
                 voice.stage(f"{job.arm.name}, seed {job.seed}")
                 ended = trainer.train(job, options)
                 requested = trainer.interrupts.requested is not None
-                if ended.code in STOPPED or (ended.code and requested):
+                if ended.code in SIGNAL_EXIT_CODES or (ended.code and requested):
                     stopped = trainer.interrupts.exit_code if requested else ended.code
                     break
                 try:
-                    run = collect(job, ended)
+                    run = collect_result(job, ended)
                     write(job.result, run)
                     voice.print(f"{_result_line(run)}  {voice.advance()}")
                 except CommandError as error:
@@ -166,7 +166,7 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "ProgressPrin
             if requested:
                 stopped = trainer.interrupts.exit_code
                 break
-    done = _report(asked, voice)
+    done = _report_results(asked, voice)
     for failure in failures:
         voice.print(failure, True)
     if stopped:
@@ -177,33 +177,33 @@ def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "ProgressPrin
     return 1 if failures else 0
 
 
-def _report(asked: "Sequence[Job]", voice: "ProgressPrinter") -> int:
+def _report_results(asked: "Sequence[StudyJob]", voice: "ProgressPrinter") -> int:
     """Shows what was found, and returns of how many runs."""
     from launch.display.tables import metric_format
-    from launch.experiments.contrasts import FIGURE, answers, contrasts_table
+    from launch.experiments.contrasts import CONTRAST_METRIC, evaluate_contrasts, contrasts_table
 
     runs = [run for job in asked if (run := job.read()) is not None]
     if runs:
         voice.print()
         voice.print(_summary_table(runs), True)
         contrasts = asked[0].study.contrasts
-        if found := answers(contrasts, runs):
-            heading = metric_format(FIGURE).heading
+        if found := evaluate_contrasts(contrasts, runs):
+            heading = metric_format(CONTRAST_METRIC).heading
             voice.print(f"Contrasts, {heading}, paired by seed; p by sign flips, after Holm for {len(contrasts)}:")
             voice.print(contrasts_table(found), True)
     return len(runs)
 
 
-def _arms_table(plan: "Study", asked: "Sequence[Job]") -> "Table":
+def _arms_table(plan: "Study", asked: "Sequence[StudyJob]") -> "Table":
     """Returns what arms differ in, and how much of them is done."""
     from launch.display.tables import table
-    from launch.experiments.study import word
+    from launch.experiments.study import to_cli_setting
 
     made = table(["arm", "differs from", "in"], ["tier", "done"])
     made.columns[2].no_wrap = False  # the names stay whole
     for arm in plan.arms.values():
         if own := [job for job in asked if job.arm is arm]:
-            changes = ", ".join(word(*item) for item in arm.changes.items())
+            changes = ", ".join(to_cli_setting(*item) for item in arm.changes.items())
             done = sum(job.result.exists() for job in own)
             made.add_row(arm.name, arm.against or "", changes, str(arm.tier), f"{done} of {len(own)}")
     return made
@@ -252,7 +252,7 @@ def _remark(run: "StudyRun") -> str:
     return f"seed {run.seed} {'collapsed' if is_done else f'{run.status}, ended early'}" + f": {signs}" * bool(signs)
 
 
-def _seeds(text: str | None) -> tuple[int, ...] | None:
+def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
     """Reads seeds as a count, or as a list."""
     if text is None:
         return None

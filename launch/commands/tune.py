@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.search import Search
 
-WITH_RESUME = ("resume", "max_updates", "max_minutes", "allow_changes", "quiet", "debug")
+RESUME_OPTIONS = ("resume", "max_updates", "max_minutes", "allow_changes", "quiet", "debug")
 """Options that do not say what a search is."""
 
 
@@ -90,7 +90,7 @@ def tune(
     from launch.experiments.search import (
         Search,
         check_same,
-        create,
+        create_search_folder,
         is_resumable,
         read_reports,
         resolve_start,
@@ -108,8 +108,8 @@ def tune(
         raise CommandError("--allow-changes requires --resume or --continue.")
     folder, name, resuming = resume or out, "", resume is not None
     if resume:
-        if any(value for option, value in ctx.params.items() if option not in WITH_RESUME):
-            allowed = ", ".join(f"--{option.replace('_', '-')}" for option in WITH_RESUME[1:])
+        if any(value for option, value in ctx.params.items() if option not in RESUME_OPTIONS):
+            allowed = ", ".join(f"--{option.replace('_', '-')}" for option in RESUME_OPTIONS[1:])
             raise CommandError(f"--resume continues a search as it was: besides it, only {allowed} may be given.")
         search = Search.read(resume)
     elif continue_ and not out:
@@ -143,7 +143,7 @@ def tune(
     else:
         search = search._replace(settings=search.settings.with_chat_date())
         command = shlex.join(["cory", "tune", *ctx.meta["words"]])
-        lock = create(folder, search, f"{command}  # cory-rllib {own_version()}")
+        lock = create_search_folder(folder, search, f"{command}  # cory-rllib {own_version()}")
     stopping = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
     interrupts = Interrupts(lambda: voice.print(stopping, True))
     with lock, interrupts:
@@ -155,17 +155,17 @@ def tune(
         hint = f"Continue with:\n  {resume_command(folder)}"
         try:
             from launch.experiments.callbacks import StopCallback
-            from launch.experiments.outcome import UNFINISHED
+            from launch.experiments.outcome import STATUS_UNFINISHED
             from launch.experiments.tuning import run_search
 
             stop = StopCallback(interrupts, max_updates, max_minutes)
             locate = functools.partial(placed_settings, sources=sources.values())
             results = run_search(search, folder, locate, voice, stop, debug)
-            exit_code = _report(results, search, folder, voice)
+            exit_code = _report_results(results, search, folder, voice)
         except KeyboardInterrupt:
             voice.print(f"Aborted. {hint}" if is_resumable(folder) else "Aborted.", True)
             return interrupts.exit_code
-    if len(results) < search.trials or (results["status"] == UNFINISHED).any():
+    if len(results) < search.trials or (results["status"] == STATUS_UNFINISHED).any():
         is_spent = interrupts.requested is None and stop.is_spent
         reason = f"The budget is spent after {count_noun(stop.done.total(), 'update')}." if is_spent else "Stopped."
         voice.print(f"{reason} {hint}", True)
@@ -184,7 +184,7 @@ def read_search(options: Any) -> "tuple[Search, str]":
     """
     from launch.console.configuration import split_words
     from launch.experiments.search import Search
-    from launch.experiments.space import SEED, pin_objective, read_axes
+    from launch.experiments.space import SEED_KEY, pin_objective, read_axes
     from policies.settings.settings import METADATA
 
     request = split_words(options.words or (), options.config or ())
@@ -200,7 +200,7 @@ def read_search(options: Any) -> "tuple[Search, str]":
         "--samples is for ranges, and --over lists its values. To repeat points, use --seeds.": (
             is_grid and options.samples
         ),
-        "--seeds conflicts with --over seed. Leave one out.": options.seeds and SEED in keys,
+        "--seeds conflicts with --over seed. Leave one out.": options.seeds and SEED_KEY in keys,
         "--seeds conflicts with --scheduler asha, which stops a point's unlucky seeds and leaves the mean of the lucky "
         "ones. Run the best values with --seeds afterwards.": asha and seeds > 1,
         "--search optuna chooses one trial after another: it requires --samples and conflicts with --scheduler pbt and "
@@ -248,31 +248,31 @@ def _describe(search: "Search") -> str:
     )
 
 
-def _report(results: "pd.DataFrame", search: "Search", folder: Path, voice: "ProgressPrinter") -> int:
+def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, voice: "ProgressPrinter") -> int:
     """Prints what was found, and writes it into the search's folder.
 
     Returns:
         0, or 1 when a trial failed.
     """
     from launch.console.configuration import as_yaml
-    from launch.experiments.outcome import FAILED, group_points, write_csv
-    from launch.experiments.search import RESULTS
-    from launch.experiments.space import show_point, show_value
+    from launch.experiments.outcome import STATUS_FAILED, group_points, write_csv
+    from launch.experiments.search import RESULTS_FILE
+    from launch.experiments.space import format_point, show_value
     from launch.experiments.tables import points_table
     from launch.run_folder.journal import atomic_write
     from policies.settings.settings import make_settings
 
     keys = [axis.key for axis in search.axes]
-    write_csv(results, keys, folder / RESULTS)
+    write_csv(results, keys, folder / RESULTS_FILE)
     if results.empty:
         return 0
     points = group_points(results, keys, apart=search.scheduler == "pbt")
     voice.print()
     voice.print(points_table(keys, [([*map(show_value, point.iloc[0][keys])], point) for point in points]), True)
     voice.print("", True)
-    failed = results[results["status"] == FAILED]
+    failed = results[results["status"] == STATUS_FAILED]
     for _, trial in failed.iterrows():
-        voice.print(f"{trial['trial']} failed ({show_point(trial[[*keys, 'seed']])}): {trial['reason']}", True)
+        voice.print(f"{trial['trial']} failed ({format_point(trial[[*keys, 'seed']])}): {trial['reason']}", True)
     best = points[0]
     if not best["whole"].all():
         voice.print("Best      none: of no point all trials ran to their end", True)
@@ -280,6 +280,6 @@ def _report(results: "pd.DataFrame", search: "Search", folder: Path, voice: "Pro
         values = best.iloc[0][keys].to_dict()
         chosen = make_settings({**search.settings.model_dump(), **values})
         atomic_write(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(chosen)}")
-        voice.print(f"Best      {show_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
-    voice.print(f"Results   {folder / RESULTS}", True)
+        voice.print(f"Best      {format_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
+    voice.print(f"Results   {folder / RESULTS_FILE}", True)
     return int(not failed.empty)

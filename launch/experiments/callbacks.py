@@ -17,7 +17,7 @@ from launch.console.interrupts import Interrupts
 from launch.display.rows import COLUMNS
 from launch.display.tables import format_metric
 from launch.display.terminal import ProgressPrinter
-from launch.experiments.space import METRIC, TIME, show_point
+from launch.experiments.space import OBJECTIVE, TIME_KEY, format_point
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
 from launch.run_folder.records import Figures, Sample, Update, to_json
@@ -38,7 +38,7 @@ class ProgressCallback(Callback):
         self.journal = journal
         self.voice = voice
         self.trials = trials
-        self._reported = {(report["trial_id"], report[TIME]) for report in journal.read()}
+        self._reported = {(report["trial_id"], report[TIME_KEY]) for report in journal.read()}
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
@@ -46,30 +46,30 @@ class ProgressCallback(Callback):
         """Keeps a report, and shows an evaluation."""
         report = {name: value for name, value in result["cory"].items() if name != "samples"}
         values = self.trials.values[trial.trial_id]
-        figures = {TIME: result[TIME], METRIC: result[METRIC]}
+        figures = {TIME_KEY: result[TIME_KEY], OBJECTIVE: result[OBJECTIVE]}
         self.journal.append(
             {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
         )
-        update = (trial.trial_id, result[TIME])  # a trial that continues may do some again
+        update = (trial.trial_id, result[TIME_KEY])  # a trial that continues may do some again
         left = self.voice.advance(again=update in self._reported)
         self._reported.add(update)
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
             figures = cast(Figures, to_json(dict(settings.selection_metrics(result["cory"]))))
             text = "  ".join(f"{label} {format_metric(key, figures[key]):>6}" for key, label, _ in COLUMNS)
-            done = f"{result[TIME]:>4}/{settings.num_updates:<4}"
-            self.voice.print(f"{trial}  {done} {text}  {show_point(values)}  {left}")
+            done = f"{result[TIME_KEY]:>4}/{settings.num_updates:<4}"
+            self.voice.print(f"{trial}  {done} {text}  {format_point(values)}  {left}")
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Shows that a trial continues from a checkpoint: its own, or under PBT another trial's."""
         if (origin := self.trials.origin(trial)) is not None:
-            update = trial.latest_checkpoint_result.metrics[TIME]
-            values = show_point(self.trials.values[trial.trial_id])
+            update = trial.latest_checkpoint_result.metrics[TIME_KEY]
+            values = format_point(self.trials.values[trial.trial_id])
             self.voice.print(f"{trial}  continues from {origin} after update {update}  {values}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Shows that a trial failed; Tune tells why only afterwards."""
-        self.voice.print(f"{trial}  failed  {show_point(self.trials.values[trial.trial_id])}")
+        self.voice.print(f"{trial}  failed  {format_point(self.trials.values[trial.trial_id])}")
 
 
 class TrackerCallback(Callback):

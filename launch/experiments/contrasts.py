@@ -20,10 +20,10 @@ from policies.models.model_names import AVERAGE
 if TYPE_CHECKING:
     from launch.experiments.results import StudyRun
 
-LEVEL = -0.02
+LEVEL_MARGIN = -0.02
 """An arm is level with another one where the lower end of the interval of their difference is above this."""
-FIGURE = "combined_reward"
-_OF = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE, "")}
+CONTRAST_METRIC = "combined_reward"
+_FRAME_KEYS = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE, "")}
 """What an arm is compared by: the policy and role of its figure in the data frame."""
 
 
@@ -40,7 +40,7 @@ class Contrast(BaseModel, frozen=True, extra="forbid"):
     generated more tokens than the run of the other arm with the same seed did in all."""
 
 
-class Answer(NamedTuple):
+class ContrastResult(NamedTuple):
     """What came out of a contrast."""
 
     contrast: Contrast
@@ -56,35 +56,35 @@ class Answer(NamedTuple):
             return "one seed"
         if low > 0 or high < 0:
             return "above" if low > 0 else "below"
-        return "level" if low > LEVEL else "open"
+        return "level" if low > LEVEL_MARGIN else "open"
 
 
-def answers(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[Answer]:
+def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[ContrastResult]:
     """Returns what runs say of those contrasts whose arms have a seed in common; p is corrected for all contrasts."""
     import pandas as pd
 
-    from launch.experiments.measures import at_end, did_all_updates, generated, metrics_of, paired, within
+    from launch.experiments.measures import at_end, did_all_updates, total_tokens, metrics_of, paired, value_at_tokens
 
     found = []
     for contrast in contrasts:
         sides = [[run for run in runs if run.arm == arm] for arm in (contrast.arm, contrast.against)]
-        figures = [_OF[contrast.of], _OF[contrast.against_of]]
+        figures = [_FRAME_KEYS[contrast.of], _FRAME_KEYS[contrast.against_of]]
         if contrast.at == "tokens":
             one, other = (metrics_of(run for run in side if did_all_updates(run)) for side in sides)
-            totals = [metrics.by_seed(generated) for metrics in (one, other)]
+            totals = [metrics.by_seed(total_tokens) for metrics in (one, other)]
             fewer = pd.concat(totals).groupby(level=0).min().to_dict()
-            measures = [within(FIGURE, *figure, fewer) for figure in figures]
+            measures = [value_at_tokens(CONTRAST_METRIC, *figure, fewer) for figure in figures]
         else:
             one, other = map(metrics_of, sides)
-            measures = [at_end(FIGURE, *figure) for figure in figures]
+            measures = [at_end(CONTRAST_METRIC, *figure) for figure in figures]
         difference = paired(*(side.by_seed(measure) for side, measure in zip((one, other), measures, strict=True)))
         if difference is not None:
             found.append((contrast, difference))
     corrected = holm([difference.p for _, difference in found], len(contrasts))
-    return [Answer(*pair, p) for pair, p in zip(found, corrected, strict=True)]
+    return [ContrastResult(*pair, p) for pair, p in zip(found, corrected, strict=True)]
 
 
-def contrasts_table(found: Sequence[Answer]) -> Table:
+def contrasts_table(found: Sequence[ContrastResult]) -> Table:
     """Returns what came of a study's contrasts: differences with their 95 % intervals, and p corrected for them all."""
     made = table(["arm", "against"], ["seeds", "difference", "p", ""])
     for answer in found:

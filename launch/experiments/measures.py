@@ -21,7 +21,7 @@ from launch.run_folder.records import Update
 from policies.health import Sign, signs_of_collapse
 from policies.models.model_names import AVERAGE
 
-SHOWS_COLLAPSE = {"repetition", "eos_rate", "kl", "response_length"}
+COLLAPSE_METRICS = {"repetition", "eos_rate", "kl", "response_length"}
 """The figures of a policy in which collapse shows."""
 
 
@@ -84,7 +84,7 @@ def area(metrics: StudyMetrics) -> "pd.Series[float]":
     return metrics.complete(metrics.get("validation", "combined_reward")).dropna().groupby("run").agg(mean_height)
 
 
-def within(metric: str, policy: str, role: str, tokens: Mapping[int, float]) -> Measure:
+def value_at_tokens(metric: str, policy: str, role: str, tokens: Mapping[int, float]) -> Measure:
     """Returns the measure of a held-out figure in training, when a run had generated at most so many tokens.
 
     Args:
@@ -103,7 +103,7 @@ def within(metric: str, policy: str, role: str, tokens: Mapping[int, float]) -> 
     return measure
 
 
-def generated(metrics: StudyMetrics) -> "pd.Series[float]":
+def total_tokens(metrics: StudyMetrics) -> "pd.Series[float]":
     """Returns the response tokens that a run generated in all its updates."""
     return metrics.get("run", "tokens", "").groupby("run").sum()
 
@@ -133,7 +133,7 @@ def collapse(run: StudyRun) -> list[Sign]:
             last |= run.final["policy"]
         for policy in run.settings.policy_ids:
             figures = {name: value for name, value in last[policy].items() if value is not None}
-            if figures.keys() >= SHOWS_COLLAPSE:  # runs of before had fewer
+            if figures.keys() >= COLLAPSE_METRICS:  # runs of before had fewer
                 rate = first[policy].get("eos_rate") or 0.0
                 signs += signs_of_collapse(run.settings, policy, figures, rate, run.settings.eval_queries)
     if run.status == "diverged":

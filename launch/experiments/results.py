@@ -19,16 +19,16 @@ from policies.settings.settings import Settings, make_settings, settings_in
 Status = Literal["done", "collapsed", "diverged"]
 """`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results."""
 
-DIGITS, FEWER = 5, 3
+SIGNIFICANT_DIGITS, SECONDS_DIGITS = 5, 3
 """Significant digits of figures; of seconds."""
 NO_MATTER = settings_in("computing", "writing")
 """Settings that may differ between the machines on which a study goes on."""
-_POLICY = (
+_POLICY_METRICS = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
 """What is kept of a policy's training, where there is such a figure; the combined reward follows."""
-_LINE = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_response", "health")
+_LINE_KEYS = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_response", "health")
 
 
 class Cost(TypedDict):
@@ -101,22 +101,22 @@ def read(folder: Path) -> list[StudyRun]:
     Raises:
         CommandError: there are none, or one cannot be read.
     """
-    runs = kept_results(folder)
+    runs = read_available_results(folder)
     if not runs:
         raise CommandError(f"{folder} holds no results of a study. `cory study NAME --out {folder}` makes some.")
     return sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm, run.seed))
 
 
-def kept_results(folder: Path) -> list[StudyRun]:
+def read_available_results(folder: Path) -> list[StudyRun]:
     """Reads whatever results are in a study's folder, none perhaps, in any order.
 
     Raises:
         CommandError: one cannot be read.
     """
-    return [read_one(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
+    return [read_result(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
 
 
-def read_one(file: Path) -> StudyRun:
+def read_result(file: Path) -> StudyRun:
     """Reads the result of one run.
 
     What the file leaves out because it follows is filled in: combined rewards of training, and the figures of roles.
@@ -156,23 +156,23 @@ def write(file: Path, run: StudyRun) -> None:
 
     Of the metrics it keeps what tables and plots need and what does not follow from the rest.
     """
-    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": list(map(_kept_line, run.metrics))}
+    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": list(map(_compact_line, run.metrics))}
     lines = []
     for key, value in entries.items():
-        rows = [_compact(row) for row in value] if key in ("metrics", "samples") else None
-        lines.append(f'"{key}": ' + ("[\n  " + ",\n  ".join(rows) + "\n ]" if rows else _compact(value)))
+        rows = [_compact_json(row) for row in value] if key in ("metrics", "samples") else None
+        lines.append(f'"{key}": ' + ("[\n  " + ",\n  ".join(rows) + "\n ]" if rows else _compact_json(value)))
     file.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(file, "{\n " + ",\n ".join(lines) + "\n}\n")
 
 
-def _compact(value: object) -> str:
+def _compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _kept_line(line: Update) -> Update:
-    kept: dict[str, Any] = {key: line[key] for key in _LINE if key in line}  # type: ignore[literal-required]
+def _compact_line(line: Update) -> Update:
+    kept: dict[str, Any] = {key: line[key] for key in _LINE_KEYS if key in line}  # type: ignore[literal-required]
     if "seconds" in line:
-        kept["seconds"] = rounded(line["seconds"], FEWER)
+        kept["seconds"] = round_significant(line["seconds"], SECONDS_DIGITS)
     if line.get("collapsed"):
         kept["collapsed"] = True
     apart = len(line.get("roles", {})) == len(line.get("policy", {}))  # a role's figures are its policy's
@@ -180,10 +180,10 @@ def _kept_line(line: Update) -> Update:
         if key in line:
             groups = line["policy"] if key == "policy" else line["role"]
             kept[key] = {
-                member: {name: figures[name] for name in _POLICY if name in figures}
+                member: {name: figures[name] for name in _POLICY_METRICS if name in figures}
                 for member, figures in groups.items()
             }
-    return cast(Update, rounded(kept))
+    return cast(Update, round_significant(kept))
 
 
 def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
@@ -199,7 +199,7 @@ def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
         made["last_response"] = mean_over_policies([_means(each) for each in final["last_response"].values()])
     if "influence" in final:
         made["influence"] = final["influence"]
-    return cast(FinalFigures, rounded(made))
+    return cast(FinalFigures, round_significant(made))
 
 
 def _means(responses: Sequence[Evaluation]) -> Figures:
@@ -211,11 +211,11 @@ def _means(responses: Sequence[Evaluation]) -> Figures:
     return means
 
 
-def rounded(value: object, digits: int = DIGITS) -> object:
+def round_significant(value: object, digits: int = SIGNIFICANT_DIGITS) -> object:
     """Returns `value` with all its fractions rounded to so many significant digits; NaN and infinity become None."""
     value = to_json(value)
     if isinstance(value, dict):
-        return {key: rounded(entry, digits) for key, entry in value.items()}
+        return {key: round_significant(entry, digits) for key, entry in value.items()}
     if isinstance(value, list):
-        return [rounded(entry, digits) for entry in value]
+        return [round_significant(entry, digits) for entry in value]
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value

@@ -9,31 +9,31 @@ import numpy as np
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 
-from launch.experiments.space import METRIC, TIME, Axis
+from launch.experiments.space import OBJECTIVE, TIME_KEY, Axis
 from launch.experiments.trials import Trials
 from policies.settings.settings import Settings
 from policies.settings.yaml12 import Value
 
-REDUCTION = 3
+REDUCTION_FACTOR = 3
 """ASHA lets the best third go on at each rung."""
 QUANTILE = 0.25
 """PBT: the share of members that become clones, and of those that are cloned."""
-RESAMPLE = 0.25
+RESAMPLE_PROBABILITY = 0.25
 """PBT: how often a clone's value is drawn anew; else it moves by a step."""
-FACTORS = (0.8, 1.2)
+PERTURBATION_FACTORS = (0.8, 1.2)
 """PBT: a step in a range."""
 
 
-Stopping = Callable[[], bool]
+StopRequested = Callable[[], bool]
 """Tells whether a search is asked to stop."""
-Reports = Sequence[Mapping[str, Any]]
+TrialReports = Sequence[Mapping[str, Any]]
 """What trials reported, in the order of time."""
 
 
-class Stoppable:
+class StoppableScheduler:
     """For a scheduler: pauses trials after their update, which saves them, once the search is asked to stop."""
 
-    def __init__(self, trials: Trials, stopping: Stopping, **arguments: Any) -> None:
+    def __init__(self, trials: Trials, stopping: StopRequested, **arguments: Any) -> None:
         """Takes the trials, what tells whether to stop, and the scheduler's own arguments."""
         super().__init__(**arguments)
         self.trials = trials
@@ -54,14 +54,14 @@ class Stoppable:
         return None if self.stopping() else super().choose_trial_to_run(tune_controller)  # type: ignore[misc]
 
 
-class Fifo(Stoppable, FIFOScheduler):
+class FifoScheduler(StoppableScheduler, FIFOScheduler):
     """Lets all trials run to their end."""
 
 
-class Asha(Stoppable, ASHAScheduler):
+class AshaScheduler(StoppableScheduler, ASHAScheduler):
     """Stops trials that are worse than others were after as many updates: rungs at eval_every times 1, 3, 9, ..."""
 
-    def __init__(self, trials: Trials, stopping: Stopping, settings: Settings, reports: Reports = ()) -> None:
+    def __init__(self, trials: Trials, stopping: StopRequested, settings: Settings, reports: TrialReports = ()) -> None:
         """Sets the rungs.
 
         Args:
@@ -73,21 +73,21 @@ class Asha(Stoppable, ASHAScheduler):
         super().__init__(
             trials,
             stopping,
-            time_attr=TIME,
-            metric=METRIC,
+            time_attr=TIME_KEY,
+            metric=OBJECTIVE,
             mode="max",
             max_t=settings.num_updates,
             grace_period=settings.eval_every,
-            reduction_factor=REDUCTION,
+            reduction_factor=REDUCTION_FACTOR,
         )
         for report in reports:
             trial = SimpleNamespace(trial_id=report["trial_id"])
-            value = math.nan if report[METRIC] is None else report[METRIC]
+            value = math.nan if report[OBJECTIVE] is None else report[OBJECTIVE]
             ASHAScheduler.on_trial_add(self, None, trial)
-            ASHAScheduler.on_trial_result(self, None, trial, {TIME: report[TIME], METRIC: value})
+            ASHAScheduler.on_trial_result(self, None, trial, {TIME_KEY: report[TIME_KEY], OBJECTIVE: value})
 
 
-class Population(Stoppable, FIFOScheduler):
+class PbtScheduler(StoppableScheduler, FIFOScheduler):
     """Population-based training (Jaderberg et al. 2017, appendix A.1).
 
     After every evaluation the worst quarter of the members continues as clones of the best one, with other values.
@@ -95,7 +95,7 @@ class Population(Stoppable, FIFOScheduler):
     or has ended. Tune's own `PopulationBasedTraining` waits for those, and forgets its clones when it is killed.
     """
 
-    def __init__(self, trials: Trials, stopping: Stopping, settings: Settings, axes: Sequence[Axis]) -> None:
+    def __init__(self, trials: Trials, stopping: StopRequested, settings: Settings, axes: Sequence[Axis]) -> None:
         """Takes the members, what tells whether to stop, the settings of all members, and what is searched."""
         super().__init__(trials, stopping)
         self._axes = axes
@@ -107,7 +107,7 @@ class Population(Stoppable, FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Lets a member wait where it was evaluated."""
         decision = super().on_trial_result(tune_controller, trial, result)
-        return decision if result[TIME] % self._every else self.PAUSE
+        return decision if result[TIME_KEY] % self._every else self.PAUSE
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Returns the member that is furthest behind; once all are as far as each other, compares them first."""
@@ -118,7 +118,7 @@ class Population(Stoppable, FIFOScheduler):
             if member.status == Trial.PENDING:
                 return member
         waiting = [member for member in members if member.status == Trial.PAUSED]
-        done = {member: member.last_result.get(TIME, 0) for member in members}
+        done = {member: member.last_result.get(TIME_KEY, 0) for member in members}
         furthest = max(done.values(), default=0)
         if len(waiting) == len(members) and furthest > self._compared and min(done.values()) == furthest:
             self._compare(waiting)
@@ -129,8 +129,8 @@ class Population(Stoppable, FIFOScheduler):
     def _compare(self, members: Sequence[Trial]) -> None:
         """Makes the worst members clones of the best; those without a figure are neither."""
         ranked = sorted(
-            (member for member in members if math.isfinite(member.last_result[METRIC])),
-            key=lambda member: member.last_result[METRIC],
+            (member for member in members if math.isfinite(member.last_result[OBJECTIVE])),
+            key=lambda member: member.last_result[OBJECTIVE],
         )
         count = min(math.ceil(len(ranked) * QUANTILE), len(ranked) // 2)
         for worse in ranked[:count]:
@@ -142,11 +142,11 @@ class Population(Stoppable, FIFOScheduler):
         return {**values, **{axis.key: self._move(axis, values[axis.key]) for axis in self._axes}}
 
     def _move(self, axis: Axis, value: Any) -> Any:
-        if self._random.random() < RESAMPLE:
+        if self._random.random() < RESAMPLE_PROBABILITY:
             return axis.domain(grid=False).sample(random_state=self._random)
         if axis.scale is None:
             index = axis.values.index(value) + int(self._random.choice((-1, 1)))
             return axis.values[min(max(index, 0), len(axis.values) - 1)]
         low, high = axis.values
-        moved = value * float(self._random.choice(FACTORS))
+        moved = value * float(self._random.choice(PERTURBATION_FACTORS))
         return min(max(round(moved) if isinstance(value, int) else moved, low), high)

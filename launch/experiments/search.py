@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from cory_env.pickled import display_name
 from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED, TIME, Axis, points, read_axes, unique_kinds
+from launch.experiments.space import SEED_KEY, TIME_KEY, Axis, points, read_axes, unique_kinds
 from launch.run_folder.journal import Journal, atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
@@ -27,12 +27,12 @@ from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
-SEARCH = "search.yaml"
-ORIGIN = "# cory tune"
-LOG = "log.txt"
-REPORTS = "reports.jsonl"
-RESULTS = "results.csv"
-STATE = "experiment_state-*.json"
+SEARCH_FILE = "search.yaml"
+HEADER_PREFIX = "# cory tune"
+LOG_FILE = "log.txt"
+REPORTS_FILE = "reports.jsonl"
+RESULTS_FILE = "results.csv"
+STATE_PATTERN = "experiment_state-*.json"
 """What Tune resumes from."""
 
 
@@ -73,7 +73,7 @@ class Search(NamedTuple):
             from ray import tune
 
             first = self.settings.seed
-            drawn[SEED] = tune.grid_search(list(range(first, first + seeds)))
+            drawn[SEED_KEY] = tune.grid_search(list(range(first, first + seeds)))
         return {**self.settings.model_dump(), **drawn}
 
     @property
@@ -85,7 +85,7 @@ class Search(NamedTuple):
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`; its first line is the command."""
         values = {**self.options, "settings": self.settings.model_dump()}
-        atomic_write(folder / SEARCH, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
+        atomic_write(folder / SEARCH_FILE, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
 
     @classmethod
     def read(cls, folder: Path) -> "Search":
@@ -94,9 +94,9 @@ class Search(NamedTuple):
         Raises:
             CommandError: there is none, or another version wrote it.
         """
-        file = folder / SEARCH
-        if not file.is_file() or not file.read_bytes().startswith(ORIGIN.encode()):
-            raise CommandError(f"{folder} is not a search's folder: it has no {SEARCH} of `cory tune --out DIR`.")
+        file = folder / SEARCH_FILE
+        if not file.is_file() or not file.read_bytes().startswith(HEADER_PREFIX.encode()):
+            raise CommandError(f"{folder} is not a search's folder: it has no {SEARCH_FILE} of `cory tune --out DIR`.")
         try:
             values = read_yaml(file.read_text(encoding="utf-8"), "it")
             return cls(make_settings(values.pop("settings")), read_axes(values.pop("over")), **values)
@@ -124,14 +124,14 @@ def resolve_start(search: Search) -> Search:
     return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
 
 
-def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
+def create_search_folder(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
     """Makes a search's folder; returns the lock on it.
 
     Raises:
         CommandError: something other than a search that never began is there already.
     """
     make_folder(folder)
-    is_free = (folder / SEARCH).exists() or all(entry.name == LOCK for entry in folder.iterdir())
+    is_free = (folder / SEARCH_FILE).exists() or all(entry.name == LOCK for entry in folder.iterdir())
     if is_resumable(folder) or not is_free:
         hint = f"Continue it by `{resume_command(folder)}`, or name" if is_resumable(folder) else "Name"
         raise CommandError(f"{folder} is not empty. {hint} another folder with --out.")
@@ -142,7 +142,7 @@ def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
 
 def is_resumable(folder: Path) -> bool:
     """Tells whether a folder has a search that can go on."""
-    return any(folder.glob(STATE))
+    return any(folder.glob(STATE_PATTERN))
 
 
 def check_same(folder: Path, search: Search) -> None:
@@ -172,7 +172,7 @@ def resume_command(folder: Path) -> str:
 
 def read_reports(folder: Path) -> list[dict[str, Any]]:
     """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
-    reports = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
+    reports = {(report["trial_id"], report[TIME_KEY]): report for report in Journal(folder / REPORTS_FILE).read()}
     return list(reports.values())
 
 

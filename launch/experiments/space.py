@@ -10,12 +10,12 @@ from launch.console.errors import CommandError
 from policies.settings.settings import METADATA, Settings, SettingsError, make_settings, nearest_key, settings_in
 from policies.settings.yaml12 import Value, scalar, to_cli, write_yaml
 
-SEED = "seed"
-TIME = "updates"
+SEED_KEY = "seed"
+TIME_KEY = "updates"
 """The setting that ends a trial, and the name under which it reports how far it is."""
-METRIC = "combined_reward"
+OBJECTIVE = "combined_reward"
 """What trials report as their objective."""
-LOG, UNIFORM = "log", "uniform"
+LOG_SCALE, UNIFORM_SCALE = "log", "uniform"
 
 
 class Axis(NamedTuple):
@@ -32,7 +32,7 @@ class Axis(NamedTuple):
         """The axis as it is written on the command line."""
         if self.scale is not None:
             return f"{self.key}={self.scale}:{self.values[0]}:{self.values[1]}"
-        return f"{self.key}={','.join(map(exact_value, self.values))}"
+        return f"{self.key}={','.join(map(to_axis_text, self.values))}"
 
     def domain(self, *, grid: bool) -> Any:
         """The axis for Tune: a list is a grid, or something to draw from."""
@@ -41,8 +41,8 @@ class Axis(NamedTuple):
         if self.scale is None:
             return tune.grid_search(list(self.values)) if grid else tune.choice(list(self.values))
         low, high = self.values
-        whole = _is_whole(self.key)
-        if self.scale == LOG:  # Tune leaves the upper end of a range of whole numbers out
+        whole = _is_integer(self.key)
+        if self.scale == LOG_SCALE:  # Tune leaves the upper end of a range of whole numbers out
             return tune.lograndint(low, high + 1) if whole else tune.loguniform(low, high)
         return tune.randint(low, high + 1) if whole else tune.uniform(low, high)
 
@@ -66,11 +66,11 @@ def read_axes(words: Sequence[str]) -> list[Axis]:
             raise CommandError(f"--over {key}: trials that differ in it do not compare. Set {key}=X for all instead.")
         if key in axes:
             raise CommandError(f"--over names {key} twice. Name all its values at once.")
-        axes[key] = _range(word, key, text) if text.startswith((f"{LOG}:", f"{UNIFORM}:")) else _list(word, key, text)
+        axes[key] = _parse_range(word, key, text) if text.startswith((f"{LOG_SCALE}:", f"{UNIFORM_SCALE}:")) else _parse_list(word, key, text)
     return list(axes.values())
 
 
-def _list(word: str, key: str, text: str) -> Axis:
+def _parse_list(word: str, key: str, text: str) -> Axis:
     values = scalar(f"[{text}]", lists=True)
     if not isinstance(values, list):
         raise CommandError(f"--over {word} is no list of values as in YAML: quote texts with special characters.")
@@ -79,21 +79,21 @@ def _list(word: str, key: str, text: str) -> Axis:
     return Axis(key, tuple(values))
 
 
-def _range(word: str, key: str, text: str) -> Axis:
+def _parse_range(word: str, key: str, text: str) -> Axis:
     scale, *ends = text.split(":")
-    kind = int if _is_whole(key) else float
+    kind = int if _is_integer(key) else float
     try:
         low, high = map(kind, ends)
     except ValueError as error:
         numbers = "whole numbers" if kind is int else "numbers"
         raise CommandError(f"--over {word} is not a range; write {key}={scale}:LOW:HIGH, both {numbers}.") from error
-    if not (-math.inf if scale == UNIFORM else 0) < low < high < math.inf:
-        above = "above zero and " if scale == LOG else ""
+    if not (-math.inf if scale == UNIFORM_SCALE else 0) < low < high < math.inf:
+        above = "above zero and " if scale == LOG_SCALE else ""
         raise CommandError(f"--over {word}: LOW must be {above}below HIGH, and both finite.")
     return Axis(key, (low, high), scale)
 
 
-def _is_whole(key: str) -> bool:
+def _is_integer(key: str) -> bool:
     return Settings.model_fields[key].annotation in (int, int | None)
 
 
@@ -114,7 +114,7 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
         try:
             found.append(make_settings({**settings.model_dump(), **point}))
         except SettingsError as error:
-            raise CommandError(f"--over {show_point(point)}: {error}") from error
+            raise CommandError(f"--over {format_point(point)}: {error}") from error
     return found
 
 
@@ -124,7 +124,7 @@ def unique_kinds(found: Sequence[Settings]) -> list[Settings]:
     return list({repr([getattr(each, key) for key in keys]): each for each in found}.values())
 
 
-def show_point(point: Mapping[str, Value]) -> str:
+def format_point(point: Mapping[str, Value]) -> str:
     """Returns the values of a point as `key=value key=value`."""
     return " ".join(f"{key}={show_value(value)}" for key, value in point.items())
 
@@ -134,6 +134,6 @@ def show_value(value: Value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else display_name(to_cli(value))
 
 
-def exact_value(value: Value) -> str:
+def to_axis_text(value: Value) -> str:
     """Returns a value as it is written in the list of an axis, with all its digits."""
     return to_cli(value) if isinstance(value, int | float | None) else write_yaml([value], flow=True).strip()[1:-1]

@@ -36,16 +36,16 @@ from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import Value, read_yaml, to_cli
 
-_FOLDER = files("launch.experiments") / "studies"
-_SHARED = ("seed", "eval_kl_coef")
+_STUDIES_DIR = files("launch.experiments") / "studies"
+_STUDY_WIDE_SETTINGS = ("seed", "eval_kl_coef")
 """Settings that no arm may differ in: a study sets the seeds, and has one goal."""
 
 
-def _seeds(value: object) -> object:
+def _expand_seed_count(value: object) -> object:
     return list(range(value)) if type(value) is int else value
 
 
-Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_seeds), Field(min_length=1)]
+Seeds = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_expand_seed_count), Field(min_length=1)]
 """A count, for 0, 1, …; or a list."""
 
 
@@ -96,7 +96,7 @@ class Study(BaseModel, extra="forbid"):
 
     def words(self, arm: Arm, seed: int) -> list[str]:
         """Returns the words after `cory train` that give `settings`."""
-        return [self.base, *(word(*item) for item in {**self.shared, **arm.differs, "seed": seed}.items())]
+        return [self.base, *(to_cli_setting(*item) for item in {**self.shared, **arm.differs, "seed": seed}.items())]
 
     def arm_index(self, arm: Arm) -> int:
         """Returns an arm's number, in the order of the file."""
@@ -105,7 +105,7 @@ class Study(BaseModel, extra="forbid"):
 
 def studies() -> dict[str, str]:
     """Returns the names of the studies that are shipped, each with what it is about."""
-    shipped = {Path(file.name).stem: file for file in _FOLDER.iterdir() if file.name.endswith(".yaml")}
+    shipped = {Path(file.name).stem: file for file in _STUDIES_DIR.iterdir() if file.name.endswith(".yaml")}
     return {name: str(read_yaml(shipped[name].read_text("utf-8"), name)["about"]) for name in sorted(shipped)}
 
 
@@ -120,7 +120,7 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
         CommandError: there is no such study, or it is not as the module's docstring says.
     """
     where = where if where in studies() else expand_home(where)
-    file = _FOLDER / f"{where}.yaml" if where in studies() else Path(where)
+    file = _STUDIES_DIR / f"{where}.yaml" if where in studies() else Path(where)
     if not file.is_file():
         raise CommandError(f"There is no study `{where}`. There are: {', '.join(studies())}. Or name a .yaml.")
     changes = read_words(words)
@@ -130,7 +130,7 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
         raise CommandError(f"{where} is not UTF-8 text: {error}.") from error
     try:
         shared = {**entries.pop("settings", {}), **changes}
-        arms = _arms(entries.pop("arms"), entries.pop("seeds", 1))
+        arms = _complete_arms(entries.pop("arms"), entries.pop("seeds", 1))
         study = Study(name=Path(file.name).stem, shared=shared, arms=arms, **entries)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))} {each['input']!r}: {each['msg']}" for each in error.errors()]
@@ -147,7 +147,7 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
         )
     study.shared["eval_kl_coef"] = resolved.report_kl_coef
     for arm in study.arms.values():
-        _check(study, arm, where)
+        _check_arm(study, arm, where)
     labels = [arm.label for arm in study.arms.values()]
     if repeated := sorted({label for label in labels if labels.count(label) > 1}):
         raise CommandError(f"{where} has several arms with the label {', '.join(repeated)}. Give each its own.")
@@ -157,7 +157,7 @@ def load(where: str, words: Sequence[str] = ()) -> Study:
     return study
 
 
-def _arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, Any]]:
+def _complete_arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, Any]]:
     """Fills in what arms leave out: names, what they are held against, seeds, and how they differ from the first."""
     arms: dict[str, dict[str, Any]] = {}
     for name, entry in entries.items():
@@ -174,7 +174,7 @@ def _arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, Any]]:
     return arms
 
 
-def _check(study: Study, arm: Arm, where: str) -> None:
+def _check_arm(study: Study, arm: Arm, where: str) -> None:
     """Refuses an arm that differs from the one it is held against in more, or in less, than it says.
 
     Raises:
@@ -188,7 +188,7 @@ def _check(study: Study, arm: Arm, where: str) -> None:
     others = [name for name in (arm.against, *arm.also) if name is not None]
     if unknown := [name for name in others if name not in before]:
         raise CommandError(f"{where}, arm {arm.name}: {', '.join(unknown)} is no arm before it.")
-    if shared := sorted({*_SHARED} & arm.changes.keys()):
+    if shared := sorted({*_STUDY_WIDE_SETTINGS} & arm.changes.keys()):
         raise CommandError(f"{where}, arm {arm.name} sets {', '.join(shared)}, which all arms have in common.")
     against = study.settings(study.arms[arm.against], 0) if arm.against else _resolve(study.base, study.shared)
     changes, said = sorted(set(changed_settings(against, settings)) - {"seed"}), sorted(arm.changes)
@@ -200,7 +200,7 @@ def _check(study: Study, arm: Arm, where: str) -> None:
         )
 
 
-def word(key: str, value: Value) -> str:
+def to_cli_setting(key: str, value: Value) -> str:
     """Returns a setting as `key=value`, which `configuration.read_words` reads back."""
     return f"{key}={to_cli(value)}"
 

@@ -26,9 +26,9 @@ from launch.experiments.results import (
     Status,
     StudyRun,
     final_figures,
-    read_one,
+    read_result,
     result_file,
-    rounded,
+    round_significant,
 )
 from launch.experiments.study import Arm, Study
 from launch.run_folder import final
@@ -40,14 +40,14 @@ from launch.run_folder.status import divergence
 from launch.training.training import COLLAPSED
 from policies.settings.settings import changed_settings
 
-FAILURES = 2
+MAX_FAILURES = 2
 """How often a run continues from its latest checkpoint after processes that it needs have died."""
-STOPPED = tuple(128 + number for number in SIGNALS)
+SIGNAL_EXIT_CODES = tuple(128 + number for number in SIGNALS)
 """Exit codes of a run that a signal stopped."""
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class StudyJob:
     """A run of a study, done or to be done."""
 
     study: Study
@@ -97,7 +97,7 @@ class Job:
         """
         if not self.result.exists():
             return None
-        run = read_one(self.result)
+        run = read_result(self.result)
         changes = set(changed_settings(run.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
         if changes:
             raise CommandError(
@@ -116,7 +116,7 @@ class Job:
         return None if lock_holder(self.run) else try_lock(self.run.with_suffix(".lock"))
 
 
-class Ended(NamedTuple):
+class ProcessResult(NamedTuple):
     """How the process of a run ended."""
 
     code: int
@@ -124,7 +124,7 @@ class Ended(NamedTuple):
     """What it printed."""
 
 
-def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] | None = None) -> list[Job]:
+def list_jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] | None = None) -> list[StudyJob]:
     """Returns all runs of some arms in the order in which they are done.
 
     That is by tier, and then seed by seed, so that whatever is done so far can be compared.
@@ -135,11 +135,11 @@ def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] |
         arms: of the study.
         seeds: these alone; None: each arm's own.
     """
-    found = [Job(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
+    found = [StudyJob(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
     return sorted(found, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
 
 
-class Trainer:
+class TrainProcess:
     """Runs `cory train` in a process of its own, and passes the first Ctrl-C, SIGTERM or SIGHUP on to it.
 
     The run then finishes its update and saves itself; another Ctrl-C or SIGTERM aborts the run at once.
@@ -152,9 +152,9 @@ class Trainer:
         self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
 
-    def train(self, job: Job, options: Sequence[str] = ()) -> Ended:
+    def train(self, job: StudyJob, options: Sequence[str] = ()) -> ProcessResult:
         """Does a run that this process has claimed, or continues it, with more options of `cory train`."""
-        options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *options]
+        options = ["--out", str(job.run), "--continue", "--max-failures", str(MAX_FAILURES), "--quiet", *options]
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
             before = output.seek(0, os.SEEK_END)
             # In a session of its own, so that Ctrl-C reaches it once, from here.
@@ -170,7 +170,7 @@ class Trainer:
             code = self._wait(self._process)
             self._process = None
             output.seek(before)
-            return Ended(code, output.read())
+            return ProcessResult(code, output.read())
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         while True:
@@ -186,7 +186,7 @@ class Trainer:
             self._process.send_signal(self.interrupts.requested)
 
 
-def collect(job: Job, ended: Ended) -> StudyRun:
+def collect_result(job: StudyJob, ended: ProcessResult) -> StudyRun:
     """Makes the result of a run from its folder.
 
     Raises:
@@ -195,7 +195,7 @@ def collect(job: Job, ended: Ended) -> StudyRun:
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
     lines = run.updates()
     last = final.read(run.final)
-    status, reason = _status(run, ended)
+    status, reason = _run_status(run, ended)
     trained = [line for line in lines if "policy" in line]
     cost = Cost(
         tokens=sum(line["tokens"] for line in trained),
@@ -212,14 +212,14 @@ def collect(job: Job, ended: Ended) -> StudyRun:
         versions=versions(),
         hardware=hardware(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        cost=cast(Cost, rounded(cost)),
+        cost=cast(Cost, round_significant(cost)),
         metrics=lines,
-        samples=cast(list[SampleLine], rounded([line for line in run.samples.read() if line["held_out"]])),
+        samples=cast(list[SampleLine], round_significant([line for line in run.samples.read() if line["held_out"]])),
         final=None if last is None or status == "diverged" else final_figures(last, settings.policy_ids),
     )
 
 
-def _status(run: Run, ended: Ended) -> tuple[Status, str | None]:
+def _run_status(run: Run, ended: ProcessResult) -> tuple[Status, str | None]:
     """Returns how a run ended, and why.
 
     Raises:

@@ -15,11 +15,11 @@ from launch.cluster import placement, session
 from launch.console import output
 from launch.display.terminal import ProgressPrinter
 from launch.experiments.callbacks import ProgressCallback, StopCallback, TrackerCallback
-from launch.experiments.outcome import collect_results
-from launch.experiments.schedulers import Asha, Fifo, Population, Reports, Stopping
-from launch.experiments.search import LOG, REPORTS, Search, check_room, is_resumable, read_reports
-from launch.experiments.space import METRIC, TIME, points
-from launch.experiments.trials import Locate, Trials
+from launch.experiments.outcome import trials_frame
+from launch.experiments.schedulers import AshaScheduler, FifoScheduler, PbtScheduler, TrialReports, StopRequested
+from launch.experiments.search import LOG_FILE, REPORTS_FILE, Search, check_room, is_resumable, read_reports
+from launch.experiments.space import OBJECTIVE, TIME_KEY, points
+from launch.experiments.trials import ResolvePaths, Trials
 from launch.run_folder.journal import Journal
 from policies.cory import Cory, CoryConfig
 from policies.settings.processes import cpus, processes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run_search(
-    search: Search, folder: Path, locate: Locate, voice: ProgressPrinter, stop: StopCallback, debug: bool
+    search: Search, folder: Path, locate: ResolvePaths, voice: ProgressPrinter, stop: StopCallback, debug: bool
 ) -> "pd.DataFrame":
     """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
 
@@ -55,7 +55,7 @@ def run_search(
     largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
     with contextlib.ExitStack() as stack:
         if not debug:
-            stack.enter_context(output.redirect_output(folder / LOG))
+            stack.enter_context(output.redirect_output(folder / LOG_FILE))
         stack.enter_context(voice)
         voice.stage("Starting Ray")
         stack.enter_context(session.ray_session(largest, debug))
@@ -63,7 +63,7 @@ def run_search(
         if session.UNCHECKED not in os.environ:
             check_room(checked, placement.alive_nodes())
         voice.stage("Running trials")
-        reports = Journal(folder / REPORTS, TIME)
+        reports = Journal(folder / REPORTS_FILE, TIME_KEY)
         reports.cut_after(search.settings.num_updates)  # what a kill left of a line
         trials = Trials(folder, search.settings, [axis.key for axis in search.axes], locate)
         scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
@@ -72,7 +72,7 @@ def run_search(
         space = CoryConfig().cory(**search.space())
         callbacks = [ProgressCallback(reports, voice, trials), TrackerCallback(folder)]
         ended = run_trials(Cory, space, folder, search, scheduler, stop, callbacks)
-        return collect_results(ended, trials, search.axes, stop.statuses)
+        return trials_frame(ended, trials, search.axes, stop.statuses)
 
 
 def run_trials(
@@ -100,7 +100,7 @@ def run_trials(
 
     def has_ended(trial_id: str, result: dict[str, Any]) -> bool:
         done[trial_id] += 1  # here, as it is called before the scheduler decides
-        return bool(result[TIME] >= settings.num_updates)
+        return bool(result[TIME_KEY] >= settings.num_updates)
 
     return tune.run(
         trainable,
@@ -126,11 +126,11 @@ def run_trials(
     ).trials
 
 
-def make_scheduler(search: Search, trials: Trials, stopping: Stopping, reports: Reports = ()) -> TrialScheduler:
+def make_scheduler(search: Search, trials: Trials, stopping: StopRequested, reports: TrialReports = ()) -> TrialScheduler:
     """Returns the scheduler of a search, which resumes after these reports."""
     if search.scheduler == "pbt":
-        return Population(trials, stopping, search.settings, search.axes)
-    return Asha(trials, stopping, search.settings, reports) if search.scheduler == "asha" else Fifo(trials, stopping)
+        return PbtScheduler(trials, stopping, search.settings, search.axes)
+    return AshaScheduler(trials, stopping, search.settings, reports) if search.scheduler == "asha" else FifoScheduler(trials, stopping)
 
 
 def optuna_search(search: Search) -> Any:
@@ -138,7 +138,7 @@ def optuna_search(search: Search) -> Any:
     from ray.tune.search.optuna import OptunaSearch
 
     space = {"cory_settings": {axis.key: axis.domain(grid=False) for axis in search.axes}}
-    return OptunaSearch(OptunaSearch.convert_search_space(space), metric=METRIC, mode="max", seed=search.settings.seed)
+    return OptunaSearch(OptunaSearch.convert_search_space(space), metric=OBJECTIVE, mode="max", seed=search.settings.seed)
 
 
 def trial_name(trial: Trial) -> str:

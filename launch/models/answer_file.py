@@ -11,13 +11,13 @@ from launch.console.errors import CommandError, make_folder
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.models.trained import PolicySet
-from launch.models.trained_chain import AT_ONCE, TrainedChain
+from launch.models.trained_chain import MAX_BATCH_SIZE, TrainedChain
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.locks import try_lock
 from launch.run_folder.storage import check_location
 
 
-def check_free(out: Path) -> None:
+def check_output_free(out: Path) -> None:
     """Refuses a place for answers that is taken.
 
     Raises:
@@ -30,7 +30,7 @@ def check_free(out: Path) -> None:
         raise CommandError(f"{out} is there already: remove it, or name another file with --out.")
 
 
-def answer_file(
+def write_answers(
     trained: PolicySet, chain: TrainedChain, queries: Sequence[Query], out: Path, *, samples: int = 1, bar: bool = True
 ) -> None:
     """Answers queries into a new file: a row per query and sample, in order.
@@ -50,7 +50,7 @@ def answer_file(
         GenerationError, EngineStartError: the engine failed.
     """
     prompt_refs = [(query, sample) for query in queries for sample in range(samples)]
-    size = AT_ONCE[chain.backend]
+    size = MAX_BATCH_SIZE[chain.backend]
     work = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
     identity = {
         "run": trained.place,

@@ -30,12 +30,12 @@ from policies.models.model_names import model_path
 from policies.models.stored_weights import StoredWeights
 from policies.settings.settings import Settings, Tokenizers
 
-Tensors = Callable[[str], Tensor]
+TensorLoader = Callable[[str], Tensor]
 """Gives a tensor by its name in a model."""
 SHARD_BYTES = 5_000_000_000
 """Of one file, which is in memory while it is written."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_FORMAT = {"format": "pt"}
+_SAFETENSORS_METADATA = {"format": "pt"}
 
 
 def choose_policy(trained: PolicySet, name: str | None) -> str:
@@ -55,10 +55,10 @@ def export_warnings(trained: PolicySet, policy: str) -> list[str]:
     Raises:
         CommandError: the model or its tokenizer is gone.
     """
-    return [f"At update {trained.update}, {text}" for text in _health(trained, policy)] + trained.changes()
+    return [f"At update {trained.update}, {text}" for text in _health_warnings(trained, policy)] + trained.changes()
 
 
-def _health(trained: PolicySet, policy: str) -> list[str]:
+def _health_warnings(trained: PolicySet, policy: str) -> list[str]:
     return [warning["text"] for warning in trained.lines[-1].get("health", []) if warning["subject"] == policy]
 
 
@@ -102,7 +102,7 @@ def write(trained: PolicySet, policy: str, out: Path, dtype: str = "fp32", merge
     sampling = generation_config(settings, tokenizers, policy if policy in tokenizers else settings.policy_ids[0])
     is_adapter = settings.lora is not None and not merge
     whole = None if is_adapter else merged_model(trained, policy)
-    card = model_card(trained, policy, _health(trained, policy), adapter=is_adapter)
+    card = model_card(trained, policy, _health_warnings(trained, policy), adapter=is_adapter)
     try:
         with atomic_dir(out) as folder:
             tokenizer.save_pretrained(folder)
@@ -124,7 +124,7 @@ def write(trained: PolicySet, policy: str, out: Path, dtype: str = "fp32", merge
         raise
 
 
-def merged_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, Tensors]:
+def merged_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, TensorLoader]:
     """Returns the base model with the base's own configuration, on the meta device, and a policy's weights for it.
 
     Those are fp32, by the model's names, each made when it is asked for. An adapter is merged into its base.
@@ -168,7 +168,7 @@ def merged_model(trained: PolicySet, policy: str) -> tuple[PreTrainedModel, Tens
     return model, make
 
 
-def _base_tensors(path: str, trust_remote_code: bool, model: PreTrainedModel) -> Tensors:
+def _base_tensors(path: str, trust_remote_code: bool, model: PreTrainedModel) -> TensorLoader:
     """What gives a model's initial tensors, fp32: from its files, or, where those have another form, from memory."""
     stored = StoredWeights(path)
     names = stored.names(model)
@@ -187,7 +187,7 @@ def _fp32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def write_weights(model: PreTrainedModel, tensors: Tensors, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+def write_weights(model: PreTrainedModel, tensors: TensorLoader, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Writes a model's weights as `save_pretrained` does, but file by file, so that they are never all in memory.
 
     Args:
@@ -215,7 +215,7 @@ def write_weights(model: PreTrainedModel, tensors: Tensors, folder: Path, shard_
     for number, names in enumerate(files, start=1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else SAFE_WEIGHTS_NAME
         stored = revert_weight_conversion(model, {name: tensors(name).to(state[name].dtype) for name in names})
-        save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / file, _FORMAT)
+        save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / file, _SAFETENSORS_METADATA)
         index |= dict.fromkeys(stored, file)
         del stored  # before the next file's tensors are made
     if len(files) > 1:
@@ -247,7 +247,7 @@ def save_adapter(trained: PolicySet, policy: str, folder: Path, dtype: torch.dty
     config.inference_mode = True
     config.save_pretrained(folder)
     tensors = {name: torch.tensor(array).to(dtype) for name, array in peft_names(weights).items()}
-    save_file(tensors, folder / "adapter_model.safetensors", _FORMAT)
+    save_file(tensors, folder / "adapter_model.safetensors", _SAFETENSORS_METADATA)
 
 
 def generation_config(settings: Settings, tokenizers: Tokenizers, policy: str) -> GenerationConfig:

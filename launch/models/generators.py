@@ -17,7 +17,7 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
 
-COLDEST = 1e-4
+MIN_TEMPERATURE = 1e-4
 """The temperature that stands for 0: always the likeliest token, without a division by zero."""
 
 

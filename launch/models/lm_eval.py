@@ -27,9 +27,9 @@ from policies.models.model_names import model_path
 if TYPE_CHECKING:
     from rich.table import Table
 
-BASE = "base"
-BATCH = 16
-ARROWS: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
+BASE_LABEL = "base"
+BATCH_SIZE = 16
+DIRECTION_ARROWS: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
 """By whether higher is better."""
 
 
@@ -87,7 +87,7 @@ def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet:
             "--lm-eval-tasks-folder names a folder with others."
         )
     models = dict.fromkeys(trained.settings.models.values())
-    bases = {BASE if len(models) == 1 else f"{BASE} {name}": name for name in models}
+    bases = {BASE_LABEL if len(models) == 1 else f"{BASE_LABEL} {name}": name for name in models}
     batches = Batches(out / "results.jsonl", suite.identity(trained), (*bases, *trained.settings.policy_ids))
 
     def run(label: str) -> dict[str, object]:
@@ -96,20 +96,20 @@ def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet:
             path = model_path(bases[label]) if label in bases else str(Path(folder) / "model")
             if label not in bases:
                 write(trained, label, Path(path), merge=trained.settings.lora is not None)
-            results = _run(path, trained.settings.trust_remote_code, suite, manager)
-        return {"model": label, **json.loads(json.dumps(results, default=_plain))}
+            results = _run_harness(path, trained.settings.trust_remote_code, suite, manager)
+        return {"model": label, **json.loads(json.dumps(results, default=_to_json_value))}
 
     with ProgressPrinter(console, len(batches.work), done=batches.done, quiet=quiet, bar=False) as voice:
         batches.run(run, voice)
     return {results["model"]: results for results in batches.results}
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """Returns what JSON has for a value of another kind."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _run(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict[str, Any]:
+def _run_harness(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict[str, Any]:
     import lm_eval
 
     results = lm_eval.simple_evaluate(
@@ -118,7 +118,7 @@ def _run(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict
         tasks=list(suite.tasks),
         task_manager=manager,
         limit=suite.limit,
-        batch_size=BATCH,
+        batch_size=BATCH_SIZE,
         device="cuda" if torch.cuda.is_available() else "cpu",
         log_samples=False,
     )
@@ -143,7 +143,7 @@ def results_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
             errors = [model["results"][task].get(f"{metric}_stderr,{filtered}") for model in results.values()]
             if metric.endswith("_stderr") or not all(isinstance(value, int | float) for value in values):
                 continue
-            name = f"{metric if filtered == 'none' else f'{metric} ({filtered})'} {ARROWS[better.get(metric)]}"
+            name = f"{metric if filtered == 'none' else f'{metric} ({filtered})'} {DIRECTION_ARROWS[better.get(metric)]}"
             cells = [
                 f"{value:.4f}" + (f" ± {error:.4f}" if isinstance(error, int | float) else "")
                 for value, error in zip(values, errors, strict=True)

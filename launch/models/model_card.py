@@ -21,7 +21,7 @@ from policies.models.model_names import AVERAGE, model_path
 from policies.settings.settings import Settings, settings_in
 from policies.settings.yaml12 import write_yaml
 
-TEMPLATE = Path(__file__).with_suffix(".md")
+CARD_TEMPLATE = Path(__file__).with_suffix(".md")
 """The card's text, as a Jinja template."""
 
 
@@ -38,7 +38,7 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
     system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
     card = ModelCard.from_template(
         _header(settings, base, adapter),
-        template_path=str(TEMPLATE),
+        template_path=str(CARD_TEMPLATE),
         s=settings,
         policy=policy,
         run=trained.name,
@@ -59,7 +59,7 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
         prompts=_prompts(trained),
         results=_results(trained, policy),
         origin=_block(without_code(trained.origin)),
-        settings=_block(write_yaml(_training(settings)), "yaml"),
+        settings=_block(write_yaml(_training_settings(settings)), "yaml"),
     )
     return str(card)
 
@@ -70,7 +70,7 @@ def base_path(trained: PolicySet, policy: str) -> str:
     return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
-def _training(settings: Settings) -> dict[str, object]:
+def _training_settings(settings: Settings) -> dict[str, object]:
     """Returns the settings that say what was learned, without those that are unset."""
     told = settings_in("task", "policy", "sampling", "learning")
     return {name: value for name, value in settings.public_dict().items() if name in told and value is not None}

@@ -200,7 +200,7 @@ def open_trained(place: str | Path, wanted: str | None = None) -> PolicySet:
         settings=settings,
         update=update,
         lines=lines,
-        policy_ids=_next_players(settings, lines[-1]),
+        policy_ids=_next_policy_ids(settings, lines[-1]),
         place=run.shown(run.path),
         name=run.path.resolve().name,
         origin="\n".join(line.removeprefix("# ") for line in commands if line.startswith("# ")),
@@ -211,7 +211,7 @@ def open_trained(place: str | Path, wanted: str | None = None) -> PolicySet:
     )
 
 
-def _next_players(settings: Settings, line: Update) -> tuple[str, ...]:
+def _next_policy_ids(settings: Settings, line: Update) -> tuple[str, ...]:
     mapping = RoleMapping(settings.roles, settings.policy_ids)
     if "roles" in line:  # else it is before the first update
         mapping = mapping.with_pioneer(line["roles"][settings.roles[0]])

@@ -15,7 +15,7 @@ from cory_env.tasks import Query
 from cory_env.tasks.task import placeholders
 from launch.console.errors import CommandError
 from launch.display.texts import visible
-from launch.models.generators import COLDEST, load_generator
+from launch.models.generators import MIN_TEMPERATURE, load_generator
 from launch.models.trained import PolicySet
 from launch.run_folder.records import RawResponse, RawSample
 from launch.run_folder.sources import task_without_queries
@@ -30,7 +30,7 @@ from policies.rollout.prompt_sampling import PromptRef
 if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
 
-AT_ONCE = {"vllm": 256, "transformers": 32}
+MAX_BATCH_SIZE = {"vllm": 256, "transformers": 32}
 """Responses that are generated at the same time, at most."""
 
 
@@ -87,7 +87,7 @@ class TrainedChain:
         """
         self.chain = chain_of(trained, policy_ids)
         self.policy_ids = policy_ids
-        self.temperature = max(temperature, COLDEST)
+        self.temperature = max(temperature, MIN_TEMPERATURE)
         self.seed = seed
         self.backend = backend
         self._trained = trained
@@ -101,7 +101,7 @@ class TrainedChain:
             EngineStartError: vLLM could not start.
             ModelError: there is no base model any more.
         """
-        return load_generator(self._trained, tuple(dict.fromkeys(self.policy_ids)), self.backend, AT_ONCE[self.backend])
+        return load_generator(self._trained, tuple(dict.fromkeys(self.policy_ids)), self.backend, MAX_BATCH_SIZE[self.backend])
 
     @property
     def columns(self) -> set[str]:
@@ -142,7 +142,7 @@ class TrainedChain:
             QueryTooLong: a query's prompt is longer than `max_prompt_tokens`.
             GenerationError: the engine failed.
         """
-        if len(prompt_refs) > (size := AT_ONCE[self.backend]):
+        if len(prompt_refs) > (size := MAX_BATCH_SIZE[self.backend]):
             batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
             return [answered for batch in batches for answered in self.answer_all(batch)]
 

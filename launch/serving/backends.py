@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from launch.models.generators import COLDEST
+from launch.models.generators import MIN_TEMPERATURE
 from launch.serving.request_queue import Backend, GenerationRequest
 from policies.generation.generator import Sampling
 from policies.generation.token_stream import StepStreamer
@@ -37,11 +37,11 @@ class TransformersBackend:
         self._waiting = [request for request in [*self._waiting, *new] if not request.done]
         if not self._waiting:
             return False
-        kind = policy, temperature, stop_token_ids = _kind(self._waiting[0])
-        batch = [request for request in self._waiting if _kind(request) == kind][: self._at_once]
+        kind = policy, temperature, stop_token_ids = _batch_key(self._waiting[0])
+        batch = [request for request in self._waiting if _batch_key(request) == kind][: self._at_once]
         self._waiting = [request for request in self._waiting if request not in batch]
         sampling = Sampling(
-            max(temperature, COLDEST),
+            max(temperature, MIN_TEMPERATURE),
             max(request.max_tokens for request in batch),
             [request.seed for request in batch],
             stop_token_ids,
@@ -57,11 +57,11 @@ class TransformersBackend:
                     if token in stop_token_ids or length >= request.max_tokens:
                         request.finish()
             if all(request.done for request in batch):
-                raise _AllDone
+                raise _BatchFinished
 
         try:
             self._generator.generate([request.prompt for request in batch], policy, sampling, StepStreamer(put))
-        except _AllDone:
+        except _BatchFinished:
             pass
         except Exception as error:  # those that wait for another batch may go on
             for request in batch:
@@ -73,11 +73,11 @@ class TransformersBackend:
         self._generator.close()
 
 
-def _kind(request: GenerationRequest) -> tuple[str, float, tuple[int, ...]]:
+def _batch_key(request: GenerationRequest) -> tuple[str, float, tuple[int, ...]]:
     return request.policy_id, request.temperature, tuple(request.stop_token_ids)
 
 
-class _AllDone(Exception):
+class _BatchFinished(Exception):
     """Nobody waits for more of a batch."""
 
 

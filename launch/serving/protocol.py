@@ -71,7 +71,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Request(BaseModel):
+class ApiRequest(BaseModel):
     """What both kinds of request have. Other fields would change the response, so they are refused, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
@@ -105,7 +105,7 @@ class Request(BaseModel):
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
-class Part(BaseModel):
+class ContentPart(BaseModel):
     """A part of a message."""
 
     type: Literal["text"] = "text"
@@ -117,7 +117,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[Part], BeforeValidator(lambda value: [Part(text=value)] if isinstance(value, str) else value)
+        list[ContentPart], BeforeValidator(lambda value: [ContentPart(text=value)] if isinstance(value, str) else value)
     ]
 
     @property
@@ -126,14 +126,14 @@ class ChatMessage(BaseModel):
         return "".join(part.text for part in self.content)
 
 
-class ChatRequest(Request):
+class ChatRequest(ApiRequest):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     logprobs: Literal[False] = False  # of completions it is a number, and 0 asks for some
 
 
-class CompletionRequest(Request):
+class CompletionRequest(ApiRequest):
     """`POST /v1/completions`."""
 
     prompt: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-Item = list[int] | Exception | None
+QueueItem = list[int] | Exception | None
 """New tokens; what kept the response from being written; or None: it has ended."""
 
 
@@ -25,7 +25,7 @@ class GenerationRequest:
     max_tokens: int
     seed: int
     stop_token_ids: Sequence[int]
-    put: Callable[[Item], None] = field(default=lambda item: None)
+    put: Callable[[QueueItem], None] = field(default=lambda item: None)
     done: bool = False
     """Nobody waits for more of it."""
 
@@ -71,9 +71,9 @@ class RequestQueue:
             Exception: the backend's.
         """
         loop = asyncio.get_running_loop()
-        items: asyncio.Queue[Item] = asyncio.Queue()
+        items: asyncio.Queue[QueueItem] = asyncio.Queue()
 
-        def put(item: Item) -> None:
+        def put(item: QueueItem) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(items.put_nowait, item)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
-from launch.serving.protocol import ChatRequest, Request, RequestError
+from launch.serving.protocol import ChatRequest, ApiRequest, RequestError
 from launch.serving.request_queue import GenerationRequest, RequestQueue
 from policies.generation.generator import EVALUATION_STREAM, sampling_seed
 from policies.generation.token_stream import Detokenizer
@@ -55,13 +55,13 @@ class Choice:
     completion_tokens: int = 0
 
 
-Piece = tuple[Choice, str]
+TextDelta = tuple[Choice, str]
 """A piece of a choice's text; the first one is empty, and the drafts are complete then."""
 
 
-async def respond(
+async def stream_choices(
     queue: RequestQueue, model: ServedModel, params: SamplingParams, choices: Sequence[Choice]
-) -> AsyncGenerator[Piece, None]:
+) -> AsyncGenerator[TextDelta, None]:
     """Lets a model write all choices at once, as `cory generate` does; yields their last responses in pieces.
 
     Closing the generator cancels what is not written.
@@ -71,13 +71,13 @@ async def respond(
         PromptError: a prompt does not fit, or holds a token that the model has no embedding for.
         Exception: of the queue. The first one ends all.
     """
-    pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+    pieces: asyncio.Queue[TextDelta | None] = asyncio.Queue()
 
     async def write() -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for choice in choices:
-                    group.create_task(_respond(queue, model, params, choice, pieces.put_nowait))
+                    group.create_task(_generate_choice(queue, model, params, choice, pieces.put_nowait))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -92,8 +92,8 @@ async def respond(
         task.cancel()
 
 
-async def _respond(
-    queue: RequestQueue, model: ServedModel, params: SamplingParams, choice: Choice, emit: Callable[[Piece], None]
+async def _generate_choice(
+    queue: RequestQueue, model: ServedModel, params: SamplingParams, choice: Choice, emit: Callable[[TextDelta], None]
 ) -> None:
     episode = ChainEpisode(model.chain, choice.query)
     for position, policy in enumerate(model.policies):
@@ -132,10 +132,10 @@ async def _respond(
     choice.finish_reason = "stop" if ended else "length"
 
 
-class Reply:
+class ResponseFormatter:
     """The shapes of the responses to a request, whole or in chunks."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ApiRequest) -> None:
         """Draws an id."""
         self._is_chat = isinstance(request, ChatRequest)
         self._head = {

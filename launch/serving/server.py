@@ -31,14 +31,14 @@ from launch.serving.protocol import (
     MAX_CHOICES,
     ChatRequest,
     CompletionRequest,
-    Request,
+    ApiRequest,
     RequestError,
     openai_error,
 )
 from launch.serving.request_queue import RequestQueue
-from launch.serving.responses import Choice, Piece, Reply, SamplingParams, ServedModel, respond
+from launch.serving.responses import Choice, TextDelta, ResponseFormatter, SamplingParams, ServedModel, stream_choices
 
-MAX_BODY = 2**20
+MAX_BODY_BYTES = 2**20
 """Bytes of a request: nobody else is answered while it is cut into tokens."""
 SHUTDOWN_SECONDS = 5
 """Time for the responses that are being written when the server ends."""
@@ -58,7 +58,7 @@ def make_app(
         api_key: what clients must bring; None or empty: nothing.
     """
     app = FastAPI(openapi_url=None)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     for kind in (HTTPException, RequestValidationError, PromptError, ChatError, TemplateError, Exception):
         app.add_exception_handler(kind, _error_response)
     created = int(time.time())
@@ -79,21 +79,21 @@ def make_app(
     def model_entry(name: str) -> dict[str, Any]:
         return {"id": find_model(name).name, "object": "model", "created": created, "owned_by": "cory"}
 
-    async def reply(http: fastapi.Request, request: Request, model: ServedModel, choices: Sequence[Choice]) -> Response:
+    async def reply(http: fastapi.Request, request: ApiRequest, model: ServedModel, choices: Sequence[Choice]) -> Response:
         params = SamplingParams(
             temperature=temperature if request.temperature is None else request.temperature,
             max_tokens=min(request.max_completion_tokens or request.max_tokens or limit, limit),
             seed=secrets.randbits(31) if request.seed is None else request.seed,
             stops=request.stop,
         )
-        pieces = respond(queue, model, params, choices)
+        pieces = stream_choices(queue, model, params, choices)
         if request.stream:
             first = await anext(pieces)  # what fails before is no stream, but an error
             headers = {"Cache-Control": "no-cache"}
             return StreamingResponse(_events(request, choices, first, pieces), 200, headers, "text/event-stream")
-        if not await _finish(pieces, http):
+        if not await _wait_for_completion(pieces, http):
             return Response(status_code=499)  # nobody reads it
-        return JSONResponse(Reply(request).whole(choices))
+        return JSONResponse(ResponseFormatter(request).whole(choices))
 
     router = fastapi.APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
 
@@ -112,7 +112,7 @@ def make_app(
     @router.post("/chat/completions")
     async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
         model = find_model(request.model)
-        text, history = query_of(request, model)
+        text, history = parse_conversation(request, model)
         choices = [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
         return await reply(http, request, model, choices)
 
@@ -132,7 +132,7 @@ def make_app(
     return app
 
 
-async def _finish(pieces: AsyncGenerator[Piece, None], http: fastapi.Request) -> bool:
+async def _wait_for_completion(pieces: AsyncGenerator[TextDelta, None], http: fastapi.Request) -> bool:
     """Lets the responses be written to their end; False if the client disconnects before, which cancels them."""
 
     async def write() -> None:
@@ -155,10 +155,10 @@ async def _finish(pieces: AsyncGenerator[Piece, None], http: fastapi.Request) ->
 
 
 async def _events(
-    request: Request, choices: Sequence[Choice], first: Piece, rest: AsyncGenerator[Piece, None]
+    request: ApiRequest, choices: Sequence[Choice], first: TextDelta, rest: AsyncGenerator[TextDelta, None]
 ) -> AsyncGenerator[str, None]:
     """Yields a stream's events; what goes wrong now is one too."""
-    reply = Reply(request)
+    reply = ResponseFormatter(request)
     yield _event(reply.chunk(*first))
     async with contextlib.aclosing(rest):
         try:
@@ -185,7 +185,7 @@ def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:
     return JSONResponse(body, status)
 
 
-def query_of(request: ChatRequest, model: ServedModel) -> tuple[str, tuple[Message, ...] | None]:
+def parse_conversation(request: ChatRequest, model: ServedModel) -> tuple[str, tuple[Message, ...] | None]:
     """Returns what a conversation asks: the last message's text, and the messages before it.
 
     Raises:

@@ -87,7 +87,7 @@ def test_an_answering_that_was_killed_goes_on_where_it_was_and_another_one_begin
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(trained_chain.AT_ONCE, "transformers", 2)
+    monkeypatch.setitem(trained_chain.MAX_BATCH_SIZE, "transformers", 2)
     whole, out, part = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", tmp_path / ".out.jsonl.part"
     assert asked(policies_run, source, whole, "--roles", "llm_1") == 0
 

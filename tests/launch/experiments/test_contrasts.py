@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launch.display.statistics import holm
-from launch.experiments.contrasts import Contrast, answers, contrasts_table
+from launch.experiments.contrasts import Contrast, evaluate_contrasts, contrasts_table
 from launch.experiments.results import StudyRun
 from launch.experiments.study import load
 from tests.launch.experiments.test_tables import lines
@@ -45,14 +45,14 @@ def test_contrasts_are_paired_by_seed_and_say_above_level_open_or_below() -> Non
         Contrast(arm="missing", against="base"),
         Contrast(arm="base", of="mean", against="same"),  # has no mean LLM
     ]
-    higher, last, same, wild = answers(asked, found)
+    higher, last, same, wild = evaluate_contrasts(asked, found)
     assert higher.difference.values == pytest.approx((0.5, 0.4, 0.6)) and higher.verdict == "above"
     assert last.difference.values == pytest.approx((-0.5, -0.6, -0.4)) and last.verdict == "below"
     assert same.difference.estimate.low == pytest.approx(-0.0248, abs=1e-3) and same.verdict == "open"
-    assert answers(asked, [*found[:6], *runs("same", [1.005, 2.0, 2.995])])[2].verdict == "level"
+    assert evaluate_contrasts(asked, [*found[:6], *runs("same", [1.005, 2.0, 2.995])])[2].verdict == "level"
     assert wild.verdict == "open"
     assert higher.p == last.p == 1.0  # 2 of 8 signs, six times
-    (alone,) = answers(asked[:1], [run for run in found if run.seed == 0])
+    (alone,) = evaluate_contrasts(asked[:1], [run for run in found if run.seed == 0])
     assert alone.verdict == "one seed" and alone.p is None
     shown = lines(contrasts_table([last, alone]))[2:]
     assert shown[0] == ["higher,", "last", "answer", "base", "3", "-0.500", "[-0.748,", "-0.252]", "1", "below"]
@@ -77,13 +77,13 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_asked_earlier() -> None:
         Contrast(arm="long", of="last", against="short", at="tokens"),
         Contrast(arm="short", against="short", at="tokens"),
     ]
-    long, same = answers(asked, [*trained("short", 10, 1.0), *trained("long", 15, 1.5)])
+    long, same = evaluate_contrasts(asked, [*trained("short", 10, 1.0), *trained("long", 15, 1.5)])
     # 40 tokens are all 4 updates of the one, and 2 of the other, of which the second was evaluated: 3.5 against 4.
     assert long.difference.values == pytest.approx((-0.5, -0.5, -0.5))
     assert same.difference.values == pytest.approx((0.0, 0.0, 0.0))
     stopped = trained("long", 15, 1.5)
     del stopped[0].metrics[2:]  # diverged
-    (left,) = answers(asked[:1], [*trained("short", 10, 1.0), *stopped])
+    (left,) = evaluate_contrasts(asked[:1], [*trained("short", 10, 1.0), *stopped])
     assert left.difference.seeds == (1, 2)
     shown = lines(contrasts_table([long]))[2]
     assert shown[:5] == ["long,", "last", "answer,", "equal", "tokens"]

@@ -10,7 +10,7 @@ import pytest
 from ray.tune.experiment import Trial
 from rich.console import Console
 
-from launch.experiments.outcome import collect_results, group_points, write_csv
+from launch.experiments.outcome import trials_frame, group_points, write_csv
 from launch.experiments.space import read_axes, show_value
 from launch.experiments.tables import points_table
 from launch.experiments.trials import Trials
@@ -90,7 +90,7 @@ def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
     known = trials(tmp_path, Settings(num_updates=9, stop_on_collapse=stop_on_collapse))
-    found = collect_results([trial], known, AXES, {}).iloc[0]
+    found = trials_frame([trial], known, AXES, {}).iloc[0]
     assert (found["status"], found["updates"], found["combined_reward"]) == (status, 3, 0.5)
 
 
@@ -103,7 +103,7 @@ def test_the_figures_of_a_trial_are_of_those_whose_combined_reward_was_the_goal(
     evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
     report = {"evaluation": evaluation, "last_response": {"task_reward": 2.0, "kl": 2.0}}
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
-    found = collect_results([trial], trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED}).iloc[0]
+    found = trials_frame([trial], trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED}).iloc[0]
     assert (found["task_reward"], found["kl"]) == (task_reward, task_reward)
 
 
@@ -116,6 +116,6 @@ def test_every_trial_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_search_that_ended_before_its_first_trial_has_a_file_too(tmp_path: Path) -> None:
-    nothing = collect_results([], trials(tmp_path, Settings()), AXES, {})
+    nothing = trials_frame([], trials(tmp_path, Settings()), AXES, {})
     write_csv(nothing, KEYS, tmp_path / "results.csv")
     assert (tmp_path / "results.csv").read_text().startswith("trial,exchange_period,lr,seed,status,updates,")

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from launch.console.errors import CommandError
-from launch.experiments.results import final_figures, read, result_file, rounded, write
+from launch.experiments.results import final_figures, read, result_file, round_significant, write
 from launch.experiments.study import load
-from launch.experiments.study_runs import Ended, Job, Trainer, collect
+from launch.experiments.study_runs import ProcessResult, StudyJob, TrainProcess, collect_result
 from launch.main import main
 from launch.run_folder import final
 from launch.run_folder.final import Final
@@ -25,10 +25,10 @@ UPDATES = 15
 RESPONSE = "a wonderful film. It has great performances. It features all"
 
 
-def job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> Job:
+def job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> StudyJob:
     """Returns a run of the shipped study that was recorded without training."""
     study = load("imdb")
-    found = Job(study, study.arms[arm], 3, folder)
+    found = StudyJob(study, study.arms[arm], 3, folder)
     settings = study.settings(found.arm, found.seed)
     run = record(found.run, settings, range(updates + 1))
     for update in range(0, updates + 1, 3):
@@ -66,11 +66,11 @@ def last_responses(settings: Settings, count: int) -> Final:
     )
 
 
-DONE = Ended(code=0, printed="")
+DONE = ProcessResult(code=0, printed="")
 
 
 def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(tmp_path: Path) -> None:
-    made = collect(job(tmp_path, updates=45), DONE)
+    made = collect_result(job(tmp_path, updates=45), DONE)
     file = tmp_path / "results" / "cory" / "seed_3.json"
     write(file, made)
     assert file.stat().st_size < 40_000
@@ -93,7 +93,7 @@ def test_a_result_is_read_back_as_it_was_written_and_is_small_enough_to_commit(t
 
 
 def test_a_result_holds_the_means_over_held_out_queries(tmp_path: Path) -> None:
-    made = collect(job(tmp_path), DONE).final
+    made = collect_result(job(tmp_path), DONE).final
     assert made is not None and made["queries"] == 500
     mean = 0.123456789 * 499 / 2
     assert made["policy"]["llm_2"]["kl"] == pytest.approx(1 + mean, rel=1e-4)
@@ -103,18 +103,18 @@ def test_a_result_holds_the_means_over_held_out_queries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ended", "reason"),
     [
-        (Ended(2, "x\nError: No room.\nUpdate 3 is saved.\n"), "No room."),
-        (Ended(1, "Traceback\nKeyError: 3\n"), "KeyError: 3"),
-        (Ended(-9, ""), "Its process was ended by SIGKILL."),
+        (ProcessResult(2, "x\nError: No room.\nUpdate 3 is saved.\n"), "No room."),
+        (ProcessResult(1, "Traceback\nKeyError: 3\n"), "KeyError: 3"),
+        (ProcessResult(-9, ""), "Its process was ended by SIGKILL."),
     ],
 )
-def test_a_run_that_failed_has_no_result_but_a_reason(tmp_path: Path, ended: Ended, reason: str) -> None:
+def test_a_run_that_failed_has_no_result_but_a_reason(tmp_path: Path, ended: ProcessResult, reason: str) -> None:
     with pytest.raises(CommandError, match=reason):
-        collect(job(tmp_path), ended)
+        collect_result(job(tmp_path), ended)
 
 
 def test_a_run_that_stop_on_collapse_ended_has_a_result(tmp_path: Path) -> None:
-    made = collect(job(tmp_path), DONE._replace(code=3))
+    made = collect_result(job(tmp_path), DONE._replace(code=3))
     assert (made.status, made.reason) == ("collapsed", "stop_on_collapse ended it after update 15.")
     assert made.final is not None
 
@@ -122,20 +122,20 @@ def test_a_run_that_stop_on_collapse_ended_has_a_result(tmp_path: Path) -> None:
 def test_a_gradient_that_was_not_finite_is_a_result(tmp_path: Path) -> None:
     one = job(tmp_path)
     (one.run / "refused_update_000016_llm_1.safetensors").touch()
-    made = collect(one, DONE._replace(code=2, printed="Error: The gradient of llm_1 is not finite.\n"))
+    made = collect_result(one, DONE._replace(code=2, printed="Error: The gradient of llm_1 is not finite.\n"))
     assert (made.status, made.reason) == ("diverged", "The gradient of llm_1 is not finite.")
     (one.run / "refused_update_000016_llm_1.safetensors").rename(one.run / "refused_update_000009_llm_1.safetensors")
     with pytest.raises(CommandError, match="No room"):  # it continued after that one
-        collect(one, DONE._replace(code=2, printed="Error: No room.\n"))
+        collect_result(one, DONE._replace(code=2, printed="Error: No room.\n"))
 
 
 def test_a_result_made_with_other_settings_is_refused(tmp_path: Path) -> None:
     one = job(tmp_path)
-    write(one.result, collect(one, DONE))
+    write(one.result, collect_result(one, DONE))
     assert one.read() == read(tmp_path)[0]
     study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
     with pytest.raises(CommandError, match="was made with other settings: lr"):
-        Job(study, study.arms["cory"], 3, tmp_path).read()
+        StudyJob(study, study.arms["cory"], 3, tmp_path).read()
 
 
 def test_a_run_that_another_process_still_trains_is_left_to_it(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_stopped_study_asks_its_run_to_stop_once_and_in_a_job_ray_does(
 ) -> None:
     if in_job:
         monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    trainer = Trainer(lambda: None)
+    trainer = TrainProcess(lambda: None)
     trainer.interrupts.requested = signal.SIGTERM
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
         trainer._process = run
@@ -219,11 +219,11 @@ def test_of_a_run_one_policy_of_which_has_no_figure_the_mean_is_not_that_of_the_
 
 def test_figures_are_rounded_to_significant_digits_and_what_is_not_finite_is_none() -> None:
     value = {"a": [0.000123456789, 123456.789, float("nan"), 3, "text", True, None]}
-    assert rounded(value) == {"a": [0.00012346, 123460.0, None, 3, "text", True, None]}
+    assert round_significant(value) == {"a": [0.00012346, 123460.0, None, 3, "text", True, None]}
 
 
 def test_a_result_s_command_gives_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = collect(job(tmp_path, "no-exchange"), DONE)
+    made = collect_result(job(tmp_path, "no-exchange"), DONE)
     words = made.command.split()
     assert words[:2] == ["cory", "train"]
     assert main([*words[1:], "--print-config"]) == 0

@@ -19,7 +19,7 @@ from launch.cluster.placement import make_node
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.experiments.callbacks import StopCallback
-from launch.experiments.schedulers import Fifo
+from launch.experiments.schedulers import FifoScheduler
 from launch.experiments.search import Search, check_room
 from launch.experiments.space import read_axes
 from launch.experiments.trials import Trials
@@ -144,7 +144,7 @@ def test_a_trial_that_begins_after_its_search_was_moved_has_the_folder_and_the_p
     base = Settings(task="custom", data="q.jsonl", reward="a:b")
     keys = ["lr", "data"]
     trials = Trials(after, base, keys, lambda settings: settings.model_copy(update={"data": f"/{settings.data}"}))
-    Fifo(trials, lambda: False).on_trial_add(None, trial)
+    FifoScheduler(trials, lambda: False).on_trial_add(None, trial)
     assert Path(trial.path) == after / trial.relative_logdir
     assert Path(shared.experiment_fs_path) == before  # Tune's own, which other trials have too
     assert trials.values == {"p_3": {"lr": 1e-4, "data": "other.jsonl", "seed": 3}}

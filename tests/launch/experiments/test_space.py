@@ -7,7 +7,7 @@ import pytest
 from ray.tune.experiment import Trial
 
 from launch.console.errors import CommandError
-from launch.experiments.schedulers import Asha, Population
+from launch.experiments.schedulers import AshaScheduler, PbtScheduler
 from launch.experiments.search import Search
 from launch.experiments.space import Axis, pin_objective, points, read_axes
 from launch.experiments.trials import Trials
@@ -117,7 +117,7 @@ def trials(tmp_path: Path) -> Trials:
 
 def test_values_of_clones_stay_in_their_range_and_are_moved_or_drawn(trials: Trials) -> None:
     axes = read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries_per_update=1,2,3"])
-    scheduler = Population(trials, lambda: False, SETTINGS, axes)
+    scheduler = PbtScheduler(trials, lambda: False, SETTINGS, axes)
     values: dict[str, Value] = {"lr": 9e-5, "exchange_period": 1, "queries_per_update": 2, "seed": 3}
     tried = [scheduler._explore(values) for _ in range(300)]
     assert all(one["seed"] == 3 for one in tried)
@@ -135,11 +135,11 @@ def test_a_search_that_resumes_judges_trials_by_those_from_before(trials: Trials
         for trial in range(5)
         for update in (1, 2, 3)
     ]
-    resumed = Asha(trials, lambda: False, SETTINGS, reports)
+    resumed = AshaScheduler(trials, lambda: False, SETTINGS, reports)
 
     def judge(reward: float) -> str:
         trial = Trial("Cory", stub=True, trial_id=f"new_{reward}", storage=storage(trials.folder))
         resumed.on_trial_add(None, trial)
         return resumed.on_trial_result(None, trial, {"updates": 3, "combined_reward": reward})
 
-    assert judge(2.5) == Asha.STOP and judge(3.5) == Asha.CONTINUE  # of 0, ..., 4 the best third stays
+    assert judge(2.5) == AshaScheduler.STOP and judge(3.5) == AshaScheduler.CONTINUE  # of 0, ..., 4 the best third stays

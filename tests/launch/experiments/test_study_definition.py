@@ -4,8 +4,8 @@ import pytest
 
 from launch.console.configuration import resolve
 from launch.console.errors import CommandError
-from launch.experiments.study import load, studies, word
-from launch.experiments.study_runs import jobs
+from launch.experiments.study import load, studies, to_cli_setting
+from launch.experiments.study_runs import list_jobs
 from policies.settings.settings import SettingsError, changed_settings
 
 SHIPPED = {name: load(name) for name in studies()}
@@ -150,7 +150,7 @@ def test_words_on_the_command_line_are_settings_of_all_arms(tmp_path: Path) -> N
 def test_a_word_is_read_back_as_the_value_it_was_made_of(value: str | int | float | bool | None) -> None:
     from launch.console.configuration import read_words
 
-    assert read_words([word("model", value)]) == {"model": value}
+    assert read_words([to_cli_setting("model", value)]) == {"model": value}
 
 
 def test_what_an_arm_needs_and_lacks_is_said_with_the_command_that_makes_it(
@@ -166,5 +166,5 @@ def test_what_an_arm_needs_and_lacks_is_said_with_the_command_that_makes_it(
 def test_runs_are_done_by_tier_and_then_seed_by_seed(tmp_path: Path) -> None:
     study = SHIPPED["imdb"]
     arms = [study.arms[name] for name in ("ppo-eta-1", "ppo", "cory")]
-    order = [(job.arm.name, job.seed) for job in jobs(study, tmp_path, arms, seeds=(0, 1))]
+    order = [(job.arm.name, job.seed) for job in list_jobs(study, tmp_path, arms, seeds=(0, 1))]
     assert order == [("cory", 0), ("ppo", 0), ("cory", 1), ("ppo", 1), ("ppo-eta-1", 0), ("ppo-eta-1", 1)]

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from launch.commands.study import _arms_table, _result_line, _summary_table
 from launch.experiments.study import load
-from launch.experiments.study_runs import jobs
+from launch.experiments.study_runs import list_jobs
 from tests.launch.results_of_studies import figures, keep, study_run
 
 
@@ -20,14 +20,14 @@ def lines(table: Table, width: int = 160) -> list[list[str]]:
 def test_arms_are_shown_with_what_they_differ_in_and_how_much_of_them_is_done(tmp_path: Path) -> None:
     study = load("imdb")
     keep(tmp_path, study_run("cory", 1, figures(1.0, 1.0)))
-    asked = jobs(study, tmp_path, [study.arms[name] for name in ("cory", "no-exchange", "ppo-lr-1e-3")])
+    asked = list_jobs(study, tmp_path, [study.arms[name] for name in ("cory", "no-exchange", "ppo-lr-1e-3")])
     assert lines(_arms_table(study, asked))[2:] == [
         ["cory", "1", "1", "of", "5"],
         ["no-exchange", "cory", "exchange_period=null", "1", "0", "of", "5"],
         ["ppo-lr-1e-3", "ppo", "lr=0.001", "2", "0", "of", "3"],
     ]
     whole = load("credit")
-    shown = lines(_arms_table(whole, jobs(whole, tmp_path, list(whole.arms.values()))), width=80)
+    shown = lines(_arms_table(whole, list_jobs(whole, tmp_path, list(whole.arms.values()))), width=80)
     assert set(whole.arms) <= {line[0] for line in shown if line}  # names stay whole
 
 

@@ -318,11 +318,11 @@ def test_a_run_with_chat_takes_conversations_and_any_other_a_single_message() ->
     task = Task(name="custom", train=[], test=[], reward="r:r", prompt_template="Q: {query}")
     model = ServedModel("llm_1", ("llm_1",), Chain(task, tokenizer, num_agents=1, chat=True))
     said = [{"role": "developer", "content": "Be kind."}, *user("Hi"), {"role": "assistant", "content": "Ho"}, *user()]
-    text, history = server.query_of(ChatRequest(model="llm_1", messages=said), model)
+    text, history = server.parse_conversation(ChatRequest(model="llm_1", messages=said), model)
     (prompt,) = model.chain.encode_first([Query(0, text, history=history)])
     assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
     with pytest.raises(RequestError, match="The last message must be the user's"):
-        server.query_of(ChatRequest(model="llm_1", messages=said[:-1]), model)
+        server.parse_conversation(ChatRequest(model="llm_1", messages=said[:-1]), model)
     tokenizer.chat_template = (
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ 'A:' if add_generation_prompt }}"
     )
