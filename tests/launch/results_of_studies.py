@@ -1,4 +1,4 @@
-"""Results of studies with figures that a test chooses, for what is computed from them."""
+"""Study results with given metrics, for tests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ START = {"task_reward": 0.0, "kl": 0.0, "combined_reward": 0.0, "response_length
 
 
 def figures(task_reward: float, kl: float, **others: float) -> dict[str, float | None]:
-    """Returns what is measured of a policy; η is 0.1."""
-    measured = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
-    return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **measured}
+    """Returns the metrics of a policy; η is 0.1."""
+    defaults = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
+    return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **defaults}
 
 
 def study_run(
@@ -32,35 +32,35 @@ def study_run(
     """Returns the result of a run.
 
     Args:
-        arm: its name.
-        seed: its seed.
-        policies: each one's figures after the last update.
-        curve: the held-out combined and task reward of all, at evaluations 5 updates apart.
-        training: the task reward of all in training.
-        status: how it ended.
+        arm: name of the arm.
+        seed: of the run.
+        policies: final metrics of each policy.
+        curve: held-out combined and task reward of all policies, every 5 updates.
+        training: task reward of all policies in each update.
+        status: of the run.
         arm_index: of the arm.
-        study: its name.
-        differs: from the preset imdb-tiny-paper.
+        study: name of the study.
+        differs: settings that differ from the preset imdb-tiny-paper.
     """
     updates = 5 * (len(curve) - 1)
     settings = make_settings(
         {**read_preset("imdb-tiny-paper"), "seed": seed, "num_updates": updates, "num_agents": len(policies), **differs}
     )
-    modules = settings.policy_ids
+    policy_ids = settings.policy_ids
     metrics: list[Any] = [
         {
-            "update": 1 + number,
-            "roles": dict(zip(settings.roles, modules, strict=True)),
-            "policy": {module: {"task_reward": value, "kl": 0.0} for module in modules},
+            "update": 1 + index,
+            "roles": dict(zip(settings.roles, policy_ids, strict=True)),
+            "policy": {policy_id: {"task_reward": value, "kl": 0.0} for policy_id in policy_ids},
         }
-        for number, value in enumerate(training)
+        for index, value in enumerate(training)
     ]
-    for number, value in enumerate(curve):
+    for index, value in enumerate(curve):
         held_out = {**START, "repetition": 0.0, "task_reward": value, "combined_reward": value}
-        metrics.append({"update": 5 * number, "evaluation": dict.fromkeys((*modules, "mean"), held_out)})
-    by_module = dict(zip(modules, policies, strict=True))
+        metrics.append({"update": 5 * index, "evaluation": dict.fromkeys((*policy_ids, "mean"), held_out)})
+    by_policy = dict(zip(policy_ids, policies, strict=True))
     mean = {name: sum(p[name] or 0.0 for p in policies) / len(policies) for name in policies[0]}
-    final = FinalFigures(update=updates, queries=500, policy=by_module, mean=dict(mean))
+    final = FinalFigures(update=updates, queries=500, policy=by_policy, mean=dict(mean))
     return StudyRun(
         study=study,
         arm=arm,

@@ -43,7 +43,7 @@ def uri_of(place: Path) -> str:
 
 def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path, policies_run: Run, home: Path) -> None:
     stored, own = open_trained(uri_of(bucket)), open_trained(policies_run.path)
-    assert (stored.update, stored.settings, stored.lines) == (5, own.settings, own.lines)
+    assert (stored.update, stored.settings, stored.metrics) == (5, own.settings, own.metrics)
     for name, array in own.weights("llm_2").items():
         np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
     assert stored.folder is not None and stored.run is not None
