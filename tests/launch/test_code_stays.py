@@ -68,7 +68,7 @@ def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
         for length in (4, 5)
     )
     kept.write(tmp_path, "cory tune")
-    with pytest.raises(CommandError, match=r"holds a search with reward=\['near', 'a:b'\]\. Ask for just"):
+    with pytest.raises(CommandError, match=r"contains a search with reward=\['near', 'a:b'\]\. Use these"):
         check_same(tmp_path, asked)
 
 

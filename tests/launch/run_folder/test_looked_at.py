@@ -128,7 +128,7 @@ def test_what_storage_lacks_is_told_by_its_uri(bucket: Path, capsys: pytest.Capt
         CommandError, match=rf"^{re.escape(uri)}/checkpoints/update_000006 has a damaged file .*--checkpoint: best"
     ):
         open_trained(uri, "6")
-    with pytest.raises(CommandError, match=rf"^{re.escape(uri)} has no policy `llm_3`"):
+    with pytest.raises(CommandError, match=rf"^Unknown policy `llm_3`\. {re.escape(uri)} has"):
         open_trained(uri, "5").named(["llm_3"])
     with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
         read_run(f"{uri}x")
