@@ -85,10 +85,10 @@ def _parse_list(option: str, key: str, text: str) -> Axis:
 
 
 def _parse_range(option: str, key: str, text: str) -> Axis:
-    scale, *ends = text.split(":")
+    scale, *bounds = text.split(":")
     number_type = int if _is_integer(key) else float
     try:
-        low, high = map(number_type, ends)
+        low, high = map(number_type, bounds)
     except ValueError as error:
         numbers = "integers" if number_type is int else "numbers"
         raise CommandError(f"--over {option} is not a range. Write {key}={scale}:LOW:HIGH, both {numbers}.") from error
