@@ -237,7 +237,7 @@ def _describe(search: "Search") -> str:
     settings = search.settings
     axes = " and ".join(axis.option for axis in search.axes)
     seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
-    subjects = {"bare": "mean of the policies", "chain": "the chain's last response", "mean": "the mean of the LLMs"}
+    subjects = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
     return (
         f"A search over {axes}: {search.trials} trials{seeds}, {count_noun(settings.num_updates, 'update')} of "
         f"{settings.queries_per_update} queries each.\n"

@@ -108,4 +108,4 @@ def contrasts_table(results: Sequence[ContrastResult]) -> Table:
 
 
 def _arm_label(arm: str, source: str) -> str:
-    return {"bare": arm, "last": f"{arm}, last response", "mean": f"{arm}, mean LLM"}[source]
+    return {"bare": arm, "last": f"{arm}, last answer", "mean": f"{arm}, mean LLM"}[source]

@@ -55,7 +55,7 @@ def test_contrasts_are_paired_by_seed_with_the_verdicts_above_level_open_and_bel
     (one_seed,) = evaluate_contrasts(contrasts[:1], [run for run in runs if run.seed == 0])
     assert one_seed.verdict == "one seed" and one_seed.p is None
     rows = lines(contrasts_table([last, one_seed]))[2:]
-    assert rows[0] == ["higher,", "last", "response", "base", "3", "-0.500", "[-0.748,", "-0.252]", "1", "below"]
+    assert rows[0] == ["higher,", "last", "answer", "base", "3", "-0.500", "[-0.748,", "-0.252]", "1", "below"]
     assert rows[1] == ["higher", "base", "1", "+0.500", "one", "seed"]
 
 
@@ -88,7 +88,7 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_evaluated_at_an_earlier_
     (result,) = evaluate_contrasts(contrasts[:1], [*runs_with_curves("short", 10, 1.0), *stopped])
     assert result.difference.seeds == (1, 2)
     row = lines(contrasts_table([long]))[2]
-    assert row[:5] == ["long,", "last", "response,", "equal", "tokens"]
+    assert row[:5] == ["long,", "last", "answer,", "equal", "tokens"]
 
 
 def test_contrasts_are_read_from_a_study_file(tmp_path: Path) -> None:
