@@ -67,8 +67,8 @@ def tune(
     (TPE, extra `optuna`) chooses each trial's values from the results of earlier trials; --samples sets the number of
     trials.
 
-    The objective is the held-out combined reward, task reward - eval_kl_coef * KL, averaged over the policies, or as
-    select_by says. eval_kl_coef is fixed before the search, so searching over kl_coef does not change the objective.
+    The objective is the held-out combined reward, task reward - eval_kl_coef * KL, averaged over the policies unless
+    select_by is set. eval_kl_coef is fixed before the search, so searching over kl_coef does not change the objective.
     On Ctrl-C, running trials finish their update and are saved. Checkpoints are pickles, which can run code: resume
     only your own searches.
 
