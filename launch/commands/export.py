@@ -1,4 +1,4 @@
-"""`cory export RUN --out DIR`: writes a trained policy as an ordinary Hugging Face folder, or PEFT adapter."""
+"""`cory export RUN --out DIR`: exports a trained policy as a Hugging Face model or PEFT adapter."""
 
 import sys
 from pathlib import Path
@@ -12,30 +12,30 @@ from launch.console.errors import CommandError
 
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(metavar="DIR", parser=local_path, help="A folder that is new, or empty.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=local_path, help="A new or empty folder.")],
     policy: Annotated[
         str | None,
-        typer.Option(metavar="P", help="Such as llm_1, or `mean`: the mean of all. Needed if there are several."),
+        typer.Option(metavar="P", help="Such as llm_1, or `mean` for the mean of all; required if there are several."),
     ] = None,
     checkpoint: Checkpoint = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapter into its base (weights=lora).")] = False,
-    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the weights.")] = "fp32",
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Data type of the weights.")] = "fp32",
     push: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Send it to the Hugging Face Hub as this model.")
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload to the Hugging Face Hub as this model.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: for its owner alone.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="With --push: create a private model.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a trained policy as a Hugging Face folder, or as a PEFT adapter.
+    """Export a trained policy as a Hugging Face model or PEFT adapter.
 
-    DIR gets the weights (safetensors), config, tokenizer, chat template, a generation config that samples as in
-    training, and a model card. `transformers` and `vllm serve DIR` load it as they load any model. What was trained
-    with weights=lora becomes a PEFT adapter, which is loaded onto its base; --merge makes a whole model of both.
+    DIR will contain the weights (safetensors), config, tokenizer, chat template, a generation config that samples as in
+    training, and a model card. `transformers` and `vllm serve DIR` load it like any other model. A run with
+    weights=lora exports a PEFT adapter; --merge merges it into its base model.
 
-    `--policy mean` is the model whose weights are the mean of all the run's LLMs, which evaluations call llm_mean. Of
-    adapters it has the mean of their products, so it has the rank of all of them together.
+    `--policy mean` exports the mean of the weights of all LLMs, called llm_mean in evaluations. For adapters it is the
+    mean of the products B A, whose rank is the sum of their ranks.
 
-    --push takes the token that `hf auth login` has kept, or HF_TOKEN; HF_ENDPOINT names another hub.
+    --push uses the token of `hf auth login` or HF_TOKEN; HF_ENDPOINT selects another hub.
 
     Examples:
       cory export runs/demo --policy llm_1 --out my-model
@@ -46,7 +46,7 @@ def export(
     """
     from launch.cluster import session
 
-    session.quiet_libraries(debug)  # before the libraries are imported
+    session.quiet_libraries(debug)  # before libraries are imported
     from launch.models.export import check_free_folder, choose_policy, export_warnings, write
     from launch.models.trained import open_trained
 
@@ -58,11 +58,11 @@ def export(
 
         hub_model = HubModel(push, private)
     trained = open_trained(run, checkpoint)
-    name = choose_policy(trained, policy)
-    for text in export_warnings(trained, name):
+    policy_id = choose_policy(trained, policy)
+    for text in export_warnings(trained, policy_id):
         print(f"Warning: {text}", file=sys.stderr)
-    write(trained, name, out, dtype, merge)
+    write(trained, policy_id, out, dtype, merge)
     megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
-    print(f"{out}: {name} after update {trained.update}, {dtype}, {megabytes:,.0f} MB.")
+    print(f"{out}: {policy_id} after update {trained.update}, {dtype}, {megabytes:,.0f} MB.")
     if push is not None:
-        print(hub_model.send(out, f"{name} after update {trained.update}, by cory-rllib"))
+        print(hub_model.upload(out, f"{policy_id} after update {trained.update}, by cory-rllib"))

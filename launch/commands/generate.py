@@ -1,4 +1,4 @@
-"""`cory generate RUN [QUERY]`: the trained chain at work, pioneer first, each response as it is written."""
+"""`cory generate RUN [QUERY]`: answers queries with the trained chain and streams the responses."""
 
 from __future__ import annotations
 
@@ -20,41 +20,40 @@ if TYPE_CHECKING:
 
 def generate(
     run: RunArgument,
-    query: Annotated[str | None, typer.Argument(help="What is asked.")] = None,
+    query: Annotated[str | None, typer.Argument(help="The query.")] = None,
     checkpoint: Checkpoint = None,
     roles: Annotated[
         str | None,
-        typer.Option(metavar="P,...", help="The policies in the order they answer. [default: as training left them]"),
+        typer.Option(metavar="P,...", help="Policies in chain order. [default: as after training]"),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, metavar="T", help="0: the likeliest token, always. [default: the run's]")
+        float | None, typer.Option(min=0, metavar="T", help="0: greedy decoding. [default: the run's]")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Answers to each query.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of sampling. [default: the run's]")] = None,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Answers per query.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Sampling seed. [default: the run's]")] = None,
     as_json: AsJson = False,
     source: Annotated[str | None, typer.Option("--in", metavar="FILE", help="Answer all rows of this file.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=local_path, help="With --in: write the answers here (.jsonl).")
+        Path | None, typer.Option(metavar="FILE", parser=local_path, help="With --in: output file (.jsonl).")
     ] = None,
     backend: Annotated[
-        Literal["vllm", "transformers"] | None, typer.Option(help="With --in. [default: vllm if it is installed]")
+        Literal["vllm", "transformers"] | None, typer.Option(help="With --in. [default: vllm if installed]")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Let the policies of a run answer queries, in the chain's order.
+    """Answer queries with the policies of a run, in chain order.
 
-    Without QUERY, queries are read from the standard input, one per line; at a terminal they are asked for. Of a run
-    with chat=true that is a conversation: each query continues what was said; /new begins another one.
+    Without QUERY, queries are read from standard input, one per line, or interactively at a terminal. If the run has
+    chat=true, interactive queries form a conversation; /new starts another one.
 
-    --in FILE answers all rows of a file of data into the file of --out, many at once: by vLLM if it is installed, and
-    never half a file. FILE?query_column=COLUMN names the column of the query (default: query), which may be a list of
-    messages
-    if the run has chat=true; other columns are copied, and fill in prompts that hold them. Killed or stopped, the same
-    command continues. A line of it: {"row": 0, "sample": 0, "query": ..., "responses": [{"role": ..., "policy": ...,
-    "text": ...}, ...]}; the last of the responses is the chain's.
+    --in FILE answers all rows of a data file in large batches, with vLLM if it is installed, and writes --out
+    atomically. FILE?query_column=COLUMN sets the query column (default: query), whose values may be lists of messages
+    if the run has chat=true. Other columns are copied, and fill prompt templates that contain them. After an
+    interruption, the same command continues. A line of the output: {"row": 0, "sample": 0, "query": ..., "responses":
+    [{"role": ..., "policy": ..., "text": ...}, ...]}; the last response is the chain's answer.
 
-    Only the policies' weights are read from the checkpoint, never its pickles. The base model is loaded as in training,
-    its own code included if the run has trust_remote_code.
+    Only the policies' weights are read from the checkpoint, no pickles. The base model is loaded as in training,
+    including its own code if the run has trust_remote_code=true.
 
     Examples:
       cory generate runs/demo "This movie"
@@ -66,7 +65,7 @@ def generate(
     from launch.cluster import session
 
     session.quiet_libraries(debug)
-    from launch.models.answer_file import answer_file, check_free
+    from launch.models.answer_file import check_output_free, write_answers
     from launch.models.generators import choose_backend
     from launch.models.trained import open_trained
     from launch.models.trained_chain import TrainedChain
@@ -74,11 +73,11 @@ def generate(
     if (source is None) != (out is None) or (source is not None and (query is not None or as_json)):
         raise CommandError("--in FILE requires --out FILE and excludes QUERY and --json; --out requires --in.")
     if backend is not None and source is None:
-        raise CommandError("--backend requires --in: single queries are answered by transformers.")
+        raise CommandError("--backend requires --in: single queries always use transformers.")
     if query is not None and not query.strip():
-        raise CommandError("The query is empty. Write what is asked, or leave it out to be asked for it.")
+        raise CommandError("The query is empty. Give a text, or omit QUERY to enter queries interactively.")
     if out is not None:
-        check_free(out)
+        check_output_free(out)
     trained = open_trained(run, checkpoint)
     settings = trained.settings
     policy_ids = trained.policy_ids if roles is None else trained.named(roles.split(","))
@@ -89,58 +88,58 @@ def generate(
     for change in trained.changes():
         print(f"Warning: {change}", file=sys.stderr)
     if source is None or out is None:
-        return _answer(chain, query, samples, as_json)
+        return _answer_queries(chain, query, samples, as_json)
     from cory_env.tasks.rows import read_queries
 
     queries = read_queries(source, chain.columns)
     chain.check(queries)
-    answer_file(trained, chain, queries, out, samples=samples, bar=not debug)
-    print(f"{out}: {len(queries) * samples:,} answers, by {engine}.")
+    write_answers(trained, chain, queries, out, samples=samples, bar=not debug)
+    print(f"{out}: {len(queries) * samples:,} answers, generated by {engine}.")
 
 
-def _answer(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:
-    """Answers the query, or what the user types at a terminal until Ctrl-D, or the lines of the standard input."""
+def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:
+    """Answers the query; or interactive queries until Ctrl-D; or the lines of standard input."""
     from cory_env.chain import PromptError
     from launch.models.trained_chain import TokenPrinter
 
-    is_asking = query is None and sys.stdin.isatty() and sys.stdout.isatty()
-    printer = None if as_json else TokenPrinter(sys.stdout, repeat=not is_asking)
+    is_interactive = query is None and sys.stdin.isatty() and sys.stdout.isatty()
+    printer = None if as_json else TokenPrinter(sys.stdout, print_query=not is_interactive)
     history: list[Message] | None = None
-    if is_asking and chain.chain.chat is not None:
+    if is_interactive and chain.chain.chat is not None:
         history = []
-        print("Each query continues what was said; /new begins anew.")
-    chain.generator  # noqa: B018 - loads the policies before anything is asked
-    for number, text in enumerate(_lines(is_asking) if query is None else [query]):
+        print("Each query continues the conversation; /new starts another one.")
+    chain.generator  # noqa: B018 - loads the policies before the first prompt
+    for number, text in enumerate(_read_queries(is_interactive) if query is None else [query]):
         if history is not None and text.strip() == "/new":
             history = []
             continue
         try:
             for sample in range(samples):
-                answered = chain.answer(number, text, printer, history=history, sample=sample)
+                answer = chain.answer(number, text, printer, history=history, sample=sample)
                 if as_json:
-                    print(json.dumps(answered), flush=True)
+                    print(json.dumps(answer), flush=True)
         except PromptError as error:
-            if not is_asking:
+            if not is_interactive:
                 raise
             print(error)
         except KeyboardInterrupt:
-            print()  # a response may be half written
+            print()  # ends the line of an unfinished response
             raise
         else:
             if history is not None:
                 history.append({"role": "user", "content": text})
-                history.append({"role": "assistant", "content": answered["responses"][-1]["text"]})
+                history.append({"role": "assistant", "content": answer["responses"][-1]["text"]})
 
 
-def _lines(is_asking: bool) -> Iterator[str]:
-    if is_asking:
-        import readline  # noqa: F401 - gives `input` arrow keys and a history
+def _read_queries(is_interactive: bool) -> Iterator[str]:
+    if is_interactive:
+        import readline  # noqa: F401 - adds arrow keys and a history to `input`
     while True:
         try:
-            line = input("query: " if is_asking else "")
+            line = input("query: " if is_interactive else "")
         except EOFError:
             return
         except UnicodeDecodeError as error:
-            raise CommandError(f"The standard input is not UTF-8 text: {error}.") from error
+            raise CommandError(f"Standard input is not UTF-8 text: {error}.") from error
         if line.strip():
             yield line

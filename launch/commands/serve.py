@@ -1,4 +1,4 @@
-"""`cory serve RUN`: trained policies, and their chain, behind an address that OpenAI's clients know."""
+"""`cory serve RUN`: serves trained policies and their chain with an OpenAI-compatible API."""
 
 import contextlib
 import os
@@ -13,38 +13,38 @@ import typer
 from launch.console.cli import Checkpoint, Debug, RunArgument
 from launch.console.errors import CommandError
 
-CHAIN = "chain"
-AT_ONCE = 32
-"""Responses that are generated at once; more wait."""
+CHAIN_MODEL = "chain"
+MAX_CONCURRENT = 32
+"""Maximum number of responses that are generated concurrently; further requests wait."""
 
 
 def serve(
     run: RunArgument,
     roles: Annotated[
         str | None,
-        typer.Option(metavar="P,...", help="The chain's policies in order, or one. [default: as training left them]"),
+        typer.Option(metavar="P,...", help="Policies in chain order, or one policy. [default: as after training]"),
     ] = None,
     checkpoint: Checkpoint = None,
-    host: Annotated[str, typer.Option(help="Where to listen; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1: only this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="What clients must bring. [default: $CORY_API_KEY, or nothing]")
+        str | None, typer.Option(metavar="KEY", help="Key that clients must send. [default: $CORY_API_KEY, or none]")
     ] = None,
     backend: Annotated[
-        Literal["vllm", "transformers"] | None, typer.Option(help="[default: vllm if it is installed]")
+        Literal["vllm", "transformers"] | None, typer.Option(help="[default: vllm if installed]")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Serve the policies of a run, and their chain, by OpenAI's API.
+    """Serve the policies of a run and their chain with an OpenAI-compatible API.
 
-    Clients find each policy, such as llm_1, under its name, and the chain as `chain`: its policies answer in turn, and
-    the last response is the answer; the earlier ones are its `drafts` (docs/serving.md).
+    Each policy is a model with its own name, such as llm_1. The model `chain` lets the policies respond in turn and
+    returns the last response; the earlier ones are its `drafts` (docs/serving.md).
 
       POST /v1/chat/completions   a query, or a conversation if the run has chat=true
-      POST /v1/completions        a policy continues a text as it is; the chain answers it as a query
+      POST /v1/completions        a policy continues the text; the chain takes it as a query
       GET  /v1/models, /health
 
-    Ctrl-C or SIGTERM ends it when the answers that are being written are done, which have 5 s.
+    Ctrl-C or SIGTERM stops the server after pending responses are finished, at most 5 s later.
 
     Examples:
       cory serve runs/demo
@@ -58,7 +58,7 @@ def serve(
     try:
         from launch.serving import server
     except ModuleNotFoundError as error:
-        raise CommandError(f"cory serve needs {error.name}. Run `pip install 'cory-rllib[serve]'`.") from error
+        raise CommandError(f"cory serve requires {error.name}. Run `pip install 'cory-rllib[serve]'`.") from error
     from launch.models.generators import choose_backend, load_generator
     from launch.models.trained import open_trained
     from launch.models.trained_chain import chain_of
@@ -74,24 +74,25 @@ def serve(
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise CommandError(
-            f"Cannot listen at {host}:{port}: {error.strerror}. Choose another --port or --host."
+            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --port or --host."
         ) from error
     with sock:
         models = {name: ServedModel(name, (name,), chain_of(policies, [name])) for name in names}
         if len(policy_ids) > 1:
-            models[CHAIN] = ServedModel(CHAIN, policy_ids, chain_of(policies, policy_ids))
+            models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, chain_of(policies, policy_ids))
         for change in policies.changes():
             print(f"Warning: {change}", file=sys.stderr)
-        print(f"{' then '.join(policy_ids)}, after update {policies.update} of {run}: loading.", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that load may swallow a KeyboardInterrupt
+        chain_text = " then ".join(policy_ids)
+        print(f"Loading {chain_text}, after update {policies.update} of {run}.", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # imported libraries may swallow a KeyboardInterrupt
         with contextlib.nullcontext() if debug else output.redirect_output(Path(os.devnull)):
-            generator = load_generator(policies, names, engine, AT_ONCE)
-            queue = RequestQueue(make_backend(generator, names, AT_ONCE))
+            generator = load_generator(policies, names, engine, MAX_CONCURRENT)
+            queue = RequestQueue(make_backend(generator, names, MAX_CONCURRENT))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
-        print(f"Serving {', '.join(models)} at {address} ({engine}). Ctrl-C ends it.", file=sys.stderr, flush=True)
+        print(f"Serving {', '.join(models)} at {address} ({engine}). Ctrl-C to stop.", file=sys.stderr, flush=True)
         app = server.make_app(queue, models, policies.settings.temperature, api_key or os.environ.get("CORY_API_KEY"))
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has ended
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises the signal after shutdown
             server.serve(app, sock)
         queue.close()

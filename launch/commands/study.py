@@ -1,4 +1,4 @@
-"""`cory study`: many trainings that are compared, arms over seeds, and a small file of results for each."""
+"""`cory study`: trains several configurations (arms) with several seeds and compares them."""
 
 from itertools import groupby
 from pathlib import Path
@@ -17,32 +17,33 @@ if TYPE_CHECKING:
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.results import StudyRun
     from launch.experiments.study import Study
-    from launch.experiments.study_runs import Job
+    from launch.experiments.study_runs import StudyJob
 
 
 def study(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|FILE ARM KEY=VALUE", help="A study; arms of it; settings of all arms."),
+        typer.Argument(metavar="NAME|FILE ARM KEY=VALUE", help="A study; some of its arms; settings of all arms."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", parser=local_path, help="The study's folder.")] = None,
-    tier: Annotated[int | None, typer.Option(min=1, metavar="N", help="The arms of one tier alone.")] = None,
+    tier: Annotated[int | None, typer.Option(min=1, metavar="N", help="Run only the arms of this tier.")] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N|N,N", help="Seeds of all arms: a count, or a list (of one: `3,`).")
+        str | None, typer.Option(metavar="N|N,N", help="Seeds of all arms: a count or a list (one seed: `3,`).")
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List the studies, or a study's arms and what is done of them; exit.")
+        bool, typer.Option("--list", help="List the studies, or a study's arms and their progress, and exit.")
     ] = False,
     allow_changes: AllowChanges = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
-    """Train arms that differ in what they say and in nothing else, over seeds, and compare them.
+    """Train several configurations (arms) with several seeds, and compare them.
 
-    What is done already is not done again, and a run that was stopped or failed continues, so the same command
-    continues a study. DIR/results/ARM/seed_N.json keeps of each run what tables and plots need; DIR/runs/ARM/seed_N is
-    its folder, which `cory watch` follows, and seed_N.txt beside it what it printed. The same command in several
-    terminals, or on several machines with the folder in common, shares the runs out.
+    Arms differ only in the settings they list. The same command continues a study: finished runs are skipped, and
+    stopped or failed runs resume. DIR/results/ARM/seed_N.json contains what tables and plots need of a run.
+    DIR/runs/ARM/seed_N is its run folder, which `cory watch` follows, and seed_N.txt beside it is its output. If the
+    same command runs in several terminals, or on several machines that share the folder, they divide the runs among
+    them.
 
     Examples:
       cory study --list
@@ -52,14 +53,14 @@ def study(
       cory study mine.yaml --out runs/mine
 
     Exit codes:
-      0 nothing is left to begin; 1 some runs failed; 2 a user error; 129, 130, 143 a signal stopped it.
+      0 no run is left to start; 1 some runs failed; 2 usage error; 129, 130, 143 stopped by a signal.
     """
     from launch.cluster import session
     from launch.console.errors import make_folder
     from launch.console.output import dup_stdout
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.study import load, studies
-    from launch.experiments.study_runs import jobs
+    from launch.experiments.study_runs import list_jobs
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.storage import check_location
     from launch.training.comparable import check_comparable, write_comparable
@@ -71,146 +72,152 @@ def study(
         print("\n".join(f"{name:<12}{about}" for name, about in studies().items()))
         return 0
     if not names:
-        raise CommandError("Name a study, such as imdb, or a file; `cory study --list` lists those that there are.")
+        raise CommandError("Missing study: give a name, such as imdb, or a file. `cory study --list` lists the names.")
     plan = load(names[0], [word for word in words or () if "=" in word])
-    named = names[1:] or list(plan.arms)
-    if unknown := [name for name in named if name not in plan.arms]:
-        raise CommandError(f"{plan.name} has no arm {', '.join(unknown)}. It has: {', '.join(plan.arms)}.")
-    arms = [arm for arm in plan.arms.values() if arm.name in named and tier in (None, arm.tier)]
+    arm_names = names[1:] or list(plan.arms)
+    if unknown := [name for name in arm_names if name not in plan.arms]:
+        raise CommandError(f"Unknown arm {', '.join(unknown)}. {plan.name} has: {', '.join(plan.arms)}.")
+    arms = [arm for arm in plan.arms.values() if arm.name in arm_names and tier in (None, arm.tier)]
     if out is None and not list_:
-        raise CommandError("Name the study's folder with --out. Results of earlier runs in it are kept.")
-    asked = jobs(plan, out or Path(), [arm for arm in arms if list_ or not arm.missing], _seeds(seeds))
-    if not asked:
-        raise CommandError(f"{plan.name} has no such arm, or what they need is missing: see `cory study --list`.")
+        raise CommandError("Set the study's folder with --out. Existing results in it are kept.")
+    jobs = list_jobs(plan, out or Path(), [arm for arm in arms if list_ or not arm.missing], _parse_seeds(seeds))
+    if not jobs:
+        raise CommandError(
+            f"No arm of {plan.name} matches, or their requirements are missing: see `cory study --list`."
+        )
     if list_ or out is None:
-        voice = ProgressPrinter(dup_stdout(), 0)
-        voice.print(plan.about)
-        voice.print(_arms_table(plan, asked))
+        progress = ProgressPrinter(dup_stdout(), 0)
+        progress.print(plan.about)
+        progress.print(_arms_table(plan, jobs))
         return 0
     check_location(str(out), "study")
     make_folder(out)
-    _describe_results(plan, out)
-    todo = [job for job in asked if job.read() is None]
-    voice = ProgressPrinter(dup_stdout(), len(asked), done=len(asked) - len(todo), quiet=quiet)
-    voice.print(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(asked)} runs to do")
+    _refresh_results(plan, out)
+    todo = [job for job in jobs if job.read() is None]
+    progress = ProgressPrinter(dup_stdout(), len(jobs), done=len(jobs) - len(todo), quiet=quiet)
+    progress.print(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(jobs)} runs to do")
     for arm in arms:
         if arm.missing is not None:
-            voice.print(f"Left out: {arm.missing}", True)
+            progress.print(f"Skipped: {arm.missing}", True)
     session.quiet_libraries(debug)
-    asked_for = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
+    arm_settings = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
     with locked(out / f".{SOURCES}.lock"):  # other processes may share the study
-        sources = check_comparable(out, asked_for, load_task, lambda text: voice.print(text, True), allow_changes)
+        sources = check_comparable(out, arm_settings, load_task, lambda text: progress.print(text, True), allow_changes)
         write_comparable(out, sources)
-    return _perform(todo, asked, voice, ["--allow-changes"] if allow_changes else [])
+    return _run_jobs(todo, jobs, progress, ["--allow-changes"] if allow_changes else [])
 
 
-def _describe_results(plan: "Study", folder: Path) -> None:
-    """Writes what the study says of its arms today, such as labels, into the results that are there.
+def _refresh_results(plan: "Study", folder: Path) -> None:
+    """Updates labels and other arm fields of existing results from the current study file.
 
     Raises:
-        CommandError: one was made with other settings, so it is no part of this study.
+        CommandError: a result was created with other settings, so it does not belong to this study.
     """
-    from launch.experiments.results import kept_results, write
-    from launch.experiments.study_runs import Job
+    from launch.experiments.results import read_available_results, write
+    from launch.experiments.study_runs import StudyJob
 
-    for run in kept_results(folder):
+    for run in read_available_results(folder):
         if run.arm in plan.arms:
-            job = Job(plan, plan.arms[run.arm], run.seed, folder)
-            if job.read() == run or (claim := job.claim()) is None:  # who does it writes what the study says today
+            job = StudyJob(plan, plan.arms[run.arm], run.seed, folder)
+            if job.read() == run or (claim := job.claim()) is None:  # the process that trains it writes current fields
                 continue
             with claim:
-                if (described := job.read()) is not None:
-                    write(job.result, described)
+                if (updated := job.read()) is not None:
+                    write(job.result, updated)
 
 
-def _perform(todo: "Sequence[Job]", asked: "Sequence[Job]", voice: "ProgressPrinter", options: "Sequence[str]") -> int:
-    """Does what is to be done and no other process does, and shows what was found.
+def _run_jobs(
+    todo: "Sequence[StudyJob]", jobs: "Sequence[StudyJob]", progress: "ProgressPrinter", options: "Sequence[str]"
+) -> int:
+    """Trains unfinished runs that no other process trains, and prints the results.
 
     Args:
-        todo: runs to be done.
-        asked: all runs that were asked for.
-        voice: tells of it.
-        options: more ones of `cory train`.
+        todo: unfinished runs.
+        jobs: all selected runs.
+        progress: prints the progress.
+        options: further options of `cory train`.
     """
     from launch.experiments.results import write
-    from launch.experiments.study_runs import STOPPED, Trainer, collect
+    from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
 
-    stopping = "Finishing this update, then saving. Ctrl-C again aborts at once."
-    trainer = Trainer(lambda: voice.print(stopping, True))
+    stop_message = "Finishing this update, then saving. Ctrl-C again aborts at once."
+    trainer = TrainProcess(lambda: progress.print(stop_message, True))
     failures: list[str] = []
-    elsewhere = stopped = 0
-    with voice, trainer.interrupts:
-        voice.begin()
+    num_claimed_elsewhere = stop_code = 0
+    with progress, trainer.interrupts:
+        progress.begin()
         for job in todo:
             claim = job.claim()
             if claim is None:
-                elsewhere += 1
+                num_claimed_elsewhere += 1
                 continue
             with claim:
-                if job.result.exists():  # another process did it meanwhile
-                    voice.advance()
+                if job.result.exists():  # another process has finished it in the meantime
+                    progress.advance()
                     continue
-                voice.stage(f"{job.arm.name}, seed {job.seed}")
-                ended = trainer.train(job, options)
-                requested = trainer.interrupts.requested is not None
-                if ended.code in STOPPED or (ended.code and requested):
-                    stopped = trainer.interrupts.exit_code if requested else ended.code
+                progress.stage(f"{job.arm.name}, seed {job.seed}")
+                process_result = trainer.train(job, options)
+                code, requested = process_result.code, trainer.interrupts.requested is not None
+                if code in SIGNAL_EXIT_CODES or (code and requested):
+                    stop_code = trainer.interrupts.exit_code if requested else code
                     break
                 try:
-                    run = collect(job, ended)
+                    run = collect_result(job, process_result)
                     write(job.result, run)
-                    voice.print(f"{_result_line(run)}  {voice.advance()}")
+                    progress.print(f"{_result_line(run)}  {progress.advance()}")
                 except CommandError as error:
                     failures.append(f"{job.arm.name}, seed {job.seed}, failed: {error}")
-                    voice.print(failures[-1])
+                    progress.print(failures[-1])
             if requested:
-                stopped = trainer.interrupts.exit_code
+                stop_code = trainer.interrupts.exit_code
                 break
-    done = _report(asked, voice)
+    done = _report_results(jobs, progress)
     for failure in failures:
-        voice.print(failure, True)
-    if stopped:
-        voice.print(f"Stopped: {done} of {len(asked)} runs are done. The same command continues.", True)
-        return stopped
-    if elsewhere:
-        voice.print(f"Nothing is left to begin: other processes of this study do {elsewhere} of the runs.", True)
+        progress.print(failure, True)
+    if stop_code:
+        progress.print(f"Stopped: {done} of {len(jobs)} runs are done. The same command continues.", True)
+        return stop_code
+    if num_claimed_elsewhere:
+        progress.print(f"No run is left to start. Other processes of this study train {num_claimed_elsewhere}.", True)
     return 1 if failures else 0
 
 
-def _report(asked: "Sequence[Job]", voice: "ProgressPrinter") -> int:
-    """Shows what was found, and returns of how many runs."""
+def _report_results(jobs: "Sequence[StudyJob]", progress: "ProgressPrinter") -> int:
+    """Prints the results; returns the number of finished runs."""
     from launch.display.tables import metric_format
-    from launch.experiments.contrasts import FIGURE, answers, contrasts_table
+    from launch.experiments.contrasts import CONTRAST_METRIC, contrasts_table, evaluate_contrasts
 
-    runs = [run for job in asked if (run := job.read()) is not None]
+    runs = [run for job in jobs if (run := job.read()) is not None]
     if runs:
-        voice.print()
-        voice.print(_summary_table(runs), True)
-        contrasts = asked[0].study.contrasts
-        if found := answers(contrasts, runs):
-            heading = metric_format(FIGURE).heading
-            voice.print(f"Contrasts, {heading}, paired by seed; p by sign flips, after Holm for {len(contrasts)}:")
-            voice.print(contrasts_table(found), True)
+        progress.print()
+        progress.print(_summary_table(runs), True)
+        contrasts = jobs[0].study.contrasts
+        if results := evaluate_contrasts(contrasts, runs):
+            heading = metric_format(CONTRAST_METRIC).heading
+            progress.print(
+                f"Contrasts of {heading}, paired by seed; p of sign-flip tests, Holm-corrected for {len(contrasts)}:"
+            )
+            progress.print(contrasts_table(results), True)
     return len(runs)
 
 
-def _arms_table(plan: "Study", asked: "Sequence[Job]") -> "Table":
-    """Returns what arms differ in, and how much of them is done."""
+def _arms_table(plan: "Study", jobs: "Sequence[StudyJob]") -> "Table":
+    """Returns a table of arms: their differences and the number of finished runs."""
     from launch.display.tables import table
-    from launch.experiments.study import word
+    from launch.experiments.study import to_cli_setting
 
-    made = table(["arm", "differs from", "in"], ["tier", "done"])
-    made.columns[2].no_wrap = False  # the names stay whole
+    arms_table = table(["arm", "differs from", "in"], ["tier", "done"])
+    arms_table.columns[2].no_wrap = False  # wrap the settings rather than the names
     for arm in plan.arms.values():
-        if own := [job for job in asked if job.arm is arm]:
-            changes = ", ".join(word(*item) for item in arm.changes.items())
-            done = sum(job.result.exists() for job in own)
-            made.add_row(arm.name, arm.against or "", changes, str(arm.tier), f"{done} of {len(own)}")
-    return made
+        if arm_jobs := [job for job in jobs if job.arm is arm]:
+            changes = ", ".join(to_cli_setting(*item) for item in arm.changes.items())
+            done = sum(job.result.exists() for job in arm_jobs)
+            arms_table.add_row(arm.name, arm.against or "", changes, str(arm.tier), f"{done} of {len(arm_jobs)}")
+    return arms_table
 
 
 def _result_line(run: "StudyRun") -> str:
-    """Returns what a run that has just ended found."""
+    """Returns a line with the metrics of a finished run."""
     from launch.display.tables import FINE, MAIN_METRICS, format_number, metric_format
 
     means = {} if run.final is None else run.final["mean"]
@@ -221,7 +228,7 @@ def _result_line(run: "StudyRun") -> str:
 
 
 def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
-    """Returns each arm's figures after training, over seeds."""
+    """Returns a table of each arm's final metrics, aggregated over seeds."""
     import pandas as pd
 
     from launch.display.tables import MAIN_METRICS
@@ -230,15 +237,13 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
 
     points = []
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm)), lambda run: run.arm):
-        arm = list(group)
-        metrics = metrics_of(arm)
-        frame = pd.DataFrame({key: at_end(key)(metrics) for key in MAIN_METRICS}).reindex(
-            [str(run.seed) for run in arm]
-        )
-        frame = frame.assign(
-            whole=True, seconds=[run.cost["seconds"] for run in arm], remark=[_remark(run) for run in arm]
-        )
-        points.append(([arm[0].label], frame))
+        arm_runs = list(group)
+        metrics = metrics_of(arm_runs)
+        frame = pd.DataFrame({key: at_end(key)(metrics) for key in MAIN_METRICS})
+        frame = frame.reindex([str(run.seed) for run in arm_runs])
+        seconds, remarks = [run.cost["seconds"] for run in arm_runs], [_remark(run) for run in arm_runs]
+        frame = frame.assign(complete=True, seconds=seconds, remark=remarks)
+        points.append(([arm_runs[0].label], frame))
     return points_table(["arm"], points)
 
 
@@ -252,11 +257,11 @@ def _remark(run: "StudyRun") -> str:
     return f"seed {run.seed} {'collapsed' if is_done else f'{run.status}, ended early'}" + f": {signs}" * bool(signs)
 
 
-def _seeds(text: str | None) -> tuple[int, ...] | None:
-    """Reads seeds as a count, or as a list."""
+def _parse_seeds(text: str | None) -> tuple[int, ...] | None:
+    """Parses --seeds: a count or a list."""
     if text is None:
         return None
     numbers = text.removesuffix(",").split(",")
     if not all(number.isdecimal() for number in numbers) or ("," not in text and not int(text)):
-        raise CommandError(f"--seeds {text} is neither a count, such as 5, nor seeds, such as 0,1,2 or 3,")
+        raise CommandError(f"Invalid --seeds {text}: give a count, such as 5, or a list, such as 0,1,2 or 3,")
     return tuple(dict.fromkeys(map(int, numbers))) if "," in text else tuple(range(int(text)))

@@ -1,1 +1,1 @@
-"""Many trainings that are compared: searches with Ray Tune, and studies of arms over seeds."""
+"""Hyperparameter searches with Ray Tune, and studies that compare configurations over seeds."""

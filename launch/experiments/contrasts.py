@@ -1,10 +1,10 @@
-"""The questions of a study, written down before its runs: which arm against which, in what, and what came out.
+"""Contrasts of a study: planned comparisons of two arms, written down before the runs, and their results.
 
 contrasts:
-  - {arm: one-llm, against: rloo}                   # each policy on the bare query
-  - {arm: two-llms, of: mean, against: rloo}        # the LLM whose weights are the mean of the others'
-  - {arm: one-llm, of: last, against: rloo}         # the chain's last answer; its KL is to the base on the bare query
-  - {arm: one-llm, against: rloo, at: tokens}       # when each had generated as many tokens as the other at most
+  - {arm: one-llm, against: rloo}                   # each policy alone on the bare query
+  - {arm: two-llms, of: mean, against: rloo}        # the LLM with the mean of all LLMs' weights
+  - {arm: one-llm, of: last, against: rloo}         # the chain's last response; KL from the base on the bare query
+  - {arm: one-llm, against: rloo, at: tokens}       # at equal generated tokens
 """
 
 from collections.abc import Sequence
@@ -20,85 +20,92 @@ from policies.models.model_names import AVERAGE
 if TYPE_CHECKING:
     from launch.experiments.results import StudyRun
 
-LEVEL = -0.02
-"""An arm is level with another one where the lower end of the interval of their difference is above this."""
-FIGURE = "combined_reward"
-_OF = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE, "")}
-"""What an arm is compared by: the policy and role of its figure in the data frame."""
+LEVEL_MARGIN = -0.02
+"""Two arms are level if the lower end of the confidence interval of their difference is above this."""
+CONTRAST_METRIC = "combined_reward"
+_FRAME_KEYS = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE, "")}
+"""Value of `of` to the policy and role of the metric in the data frame."""
 
 
 class Contrast(BaseModel, frozen=True, extra="forbid"):
-    """An arm against another one, by the combined reward."""
+    """A comparison of two arms by the combined reward."""
 
     arm: str
     against: str
     of: Literal["bare", "last", "mean"] = "bare"
-    """What of the arm: the policies' `bare` answers, the chain's `last`, or those of the `mean` of its LLMs."""
+    """Responses of `arm` to evaluate: each policy's on the `bare` query, the chain's `last`, or those of the LLM with
+    the `mean` weights."""
     against_of: Literal["bare", "last", "mean"] = "bare"
     at: Literal["end", "tokens"] = "end"
-    """`end`: after the last update. `tokens`: at each run's last held-out evaluation in training before it had
-    generated more tokens than the run of the other arm with the same seed did in all."""
+    """`end`: after the last update. `tokens`: at the run's last held-out evaluation before it had generated more tokens
+    than the other arm's run with the same seed generated in total."""
 
 
-class Answer(NamedTuple):
-    """What came out of a contrast."""
+class ContrastResult(NamedTuple):
+    """The result of a contrast."""
 
     contrast: Contrast
     difference: Difference
     p: float | None
-    """Of the sign-flip test, corrected for all contrasts of the study (Holm 1979); None for fewer than two pairs."""
+    """p-value of the sign-flip test, corrected for all contrasts of the study (Holm 1979); None for fewer than two
+    pairs."""
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
+        """The result in a word or two: `above`, `below`, `level`, `open` or `one seed`."""
         low, high = self.difference.estimate.low, self.difference.estimate.high
         if low is None or high is None:
             return "one seed"
         if low > 0 or high < 0:
             return "above" if low > 0 else "below"
-        return "level" if low > LEVEL else "open"
+        return "level" if low > LEVEL_MARGIN else "open"
 
 
-def answers(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[Answer]:
-    """Returns what runs say of those contrasts whose arms have a seed in common; p is corrected for all contrasts."""
+def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[ContrastResult]:
+    """Returns the results of those contrasts whose arms share a seed.
+
+    Args:
+        contrasts: of the study; p-values are corrected for all of them.
+        runs: results of the study's runs.
+    """
     import pandas as pd
 
-    from launch.experiments.measures import at_end, did_all_updates, generated, metrics_of, paired, within
+    from launch.experiments.measures import at_end, did_all_updates, metrics_of, paired, total_tokens, value_at_tokens
 
-    found = []
+    differences = []
     for contrast in contrasts:
-        sides = [[run for run in runs if run.arm == arm] for arm in (contrast.arm, contrast.against)]
-        figures = [_OF[contrast.of], _OF[contrast.against_of]]
+        arm_runs = [[run for run in runs if run.arm == arm] for arm in (contrast.arm, contrast.against)]
+        frame_keys = [_FRAME_KEYS[contrast.of], _FRAME_KEYS[contrast.against_of]]
         if contrast.at == "tokens":
-            one, other = (metrics_of(run for run in side if did_all_updates(run)) for side in sides)
-            totals = [metrics.by_seed(generated) for metrics in (one, other)]
-            fewer = pd.concat(totals).groupby(level=0).min().to_dict()
-            measures = [within(FIGURE, *figure, fewer) for figure in figures]
+            frames = [metrics_of(run for run in group if did_all_updates(run)) for group in arm_runs]
+            totals = [metrics.by_seed(total_tokens) for metrics in frames]
+            token_limits = pd.concat(totals).groupby(level=0).min().to_dict()
+            measures = [value_at_tokens(CONTRAST_METRIC, *keys, token_limits) for keys in frame_keys]
         else:
-            one, other = map(metrics_of, sides)
-            measures = [at_end(FIGURE, *figure) for figure in figures]
-        difference = paired(*(side.by_seed(measure) for side, measure in zip((one, other), measures, strict=True)))
+            frames = [metrics_of(group) for group in arm_runs]
+            measures = [at_end(CONTRAST_METRIC, *keys) for keys in frame_keys]
+        difference = paired(*(metrics.by_seed(measure) for metrics, measure in zip(frames, measures, strict=True)))
         if difference is not None:
-            found.append((contrast, difference))
-    corrected = holm([difference.p for _, difference in found], len(contrasts))
-    return [Answer(*pair, p) for pair, p in zip(found, corrected, strict=True)]
+            differences.append((contrast, difference))
+    corrected = holm([difference.p for _, difference in differences], len(contrasts))
+    return [ContrastResult(*pair, p) for pair, p in zip(differences, corrected, strict=True)]
 
 
-def contrasts_table(found: Sequence[Answer]) -> Table:
-    """Returns what came of a study's contrasts: differences with their 95 % intervals, and p corrected for them all."""
-    made = table(["arm", "against"], ["seeds", "difference", "p", ""])
-    for answer in found:
-        contrast, difference, p = answer
-        made.add_row(
-            _side(contrast.arm, contrast.of) + ", equal tokens" * (contrast.at == "tokens"),
-            _side(contrast.against, contrast.against_of),
+def contrasts_table(results: Sequence[ContrastResult]) -> Table:
+    """Returns a table of contrasts: differences with their 95 % intervals, and the corrected p."""
+    contrast_table = table(["arm", "against"], ["seeds", "difference", "p", ""])
+    for result in results:
+        contrast, difference, p = result
+        contrast_table.add_row(
+            _arm_label(contrast.arm, contrast.of) + ", equal tokens" * (contrast.at == "tokens"),
+            _arm_label(contrast.against, contrast.against_of),
             str(len(difference.seeds)),
             difference.estimate.shown("{:+.3f}"),
             "" if p is None else f"{p:.2g}",
-            answer.verdict,
+            result.verdict,
         )
-    return made
+    return contrast_table
 
 
-def _side(arm: str, of: str) -> str:
-    return {"bare": arm, "last": f"{arm}, last answer", "mean": f"{arm}, mean LLM"}[of]
+def _arm_label(arm: str, source: str) -> str:
+    return {"bare": arm, "last": f"{arm}, last answer", "mean": f"{arm}, mean LLM"}[source]

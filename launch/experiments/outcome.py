@@ -1,4 +1,4 @@
-"""What a search found: how each trial ended, and its points, the combinations of values, best first."""
+"""Results of a search: how each trial ended, and the points (combinations of values), best first."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
 from launch.display.tables import FINE, format_number
-from launch.experiments.space import METRIC, SEED, TIME, Axis, exact_value
+from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, Axis, to_axis_text
 from launch.run_folder.journal import atomic_write
 
 if TYPE_CHECKING:
@@ -16,89 +16,99 @@ if TYPE_CHECKING:
 
     from launch.experiments.trials import Trials
 
-DONE, COLLAPSED, STOPPED, FAILED, UNFINISHED = "done", "collapsed", "stopped early", "failed", "unfinished"
-WHOLE = (DONE, COLLAPSED)
-"""Trials whose figures are of their end; those that a scheduler stopped are not comparable with them."""
-FIGURES = (METRIC, "task_reward", "kl")
-"""Held out, as `select_by` says, with the search's fixed `eval_kl_coef`, at the last evaluation."""
+STATUS_DONE, STATUS_COLLAPSED, STATUS_STOPPED, STATUS_FAILED, STATUS_UNFINISHED = (
+    "done",
+    "collapsed",
+    "stopped early",
+    "failed",
+    "unfinished",
+)
+COMPLETE_STATUSES = (STATUS_DONE, STATUS_COLLAPSED)
+"""Statuses of trials that ran to their end. Trials stopped by a scheduler are not comparable with them."""
+OUTCOME_METRICS = (OBJECTIVE, "task_reward", "kl")
+"""Held-out metrics of the last evaluation, of the policies that `select_by` names and with the pinned
+`eval_kl_coef`."""
 
 
-def collect_results(
-    ended: "Sequence[Trial]", trials: "Trials", axes: Sequence[Axis], statuses: Mapping[str, str]
+def trials_frame(
+    tune_trials: "Sequence[Trial]", trials: "Trials", axes: Sequence[Axis], statuses: Mapping[str, str]
 ) -> "pd.DataFrame":
-    """Returns how a search's trials ended, a row each: name, searched values (under PBT the last ones), and figures.
+    """Returns a data frame with one row per trial: name, searched values (under PBT the last ones), status, metrics.
 
     Args:
-        ended: as Tune leaves them.
-        trials: what is known of them.
-        axes: what was searched.
-        statuses: of trials, by their id, before Tune ended and called all of them finished.
+        tune_trials: as Tune leaves them.
+        trials: the search's values and settings of each trial.
+        axes: the searched settings.
+        statuses: trial id to status, from before Tune stopped and marked all trials as terminated.
     """
     import pandas as pd
 
-    keys = dict.fromkeys([*(axis.key for axis in axes), SEED])
-    columns = ["trial", *keys, "status", TIME, *FIGURES, "exchanges", "seconds", "reason"]
-    rows = [_row(trial, statuses.get(trial.trial_id, trial.status), trials) for trial in ended]
+    keys = dict.fromkeys([*(axis.key for axis in axes), SEED_KEY])
+    columns = ["trial", *keys, "status", TIME_KEY, *OUTCOME_METRICS, "exchanges", "seconds", "reason"]
+    rows = [_trial_row(trial, statuses.get(trial.trial_id, trial.status), trials) for trial in tune_trials]
     frame = pd.DataFrame(rows, columns=columns, dtype=object).sort_values("trial", ignore_index=True)
-    return frame.astype(dict.fromkeys([*FIGURES, "seconds"], float))
+    return frame.astype(dict.fromkeys([*OUTCOME_METRICS, "seconds"], float))
 
 
-def _row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
+def _trial_row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
     settings = trials.settings.model_copy(update=trials.values[trial.trial_id])
     last = trial.last_result or {}
-    report, done, why = last.get("cory", {}), last.get(TIME, 0), ""
+    report, done, reason = last.get("cory", {}), last.get(TIME_KEY, 0), ""
     if status == trial.ERROR:
-        error = trial.get_pickled_error()
-        status, why = FAILED, describe_error(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
+        error, status = trial.get_pickled_error(), STATUS_FAILED
+        reason = describe_error(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
     elif status != trial.TERMINATED:
-        status = UNFINISHED
+        status = STATUS_UNFINISHED
     elif done >= settings.num_updates:
-        status = DONE
-    else:  # a warning that stood when a scheduler stopped the trial is not why it ended
-        status = COLLAPSED if report.get("collapsed") and settings.stop_on_collapse else STOPPED
+        status = STATUS_DONE
+    else:  # a trial may show a collapse warning although a scheduler stopped it
+        status = STATUS_COLLAPSED if report.get("collapsed") and settings.stop_on_collapse else STATUS_STOPPED
     return {
         "trial": str(trial),
         **trials.values[trial.trial_id],
         "status": status,
-        TIME: done,
+        TIME_KEY: done,
         **(settings.selection_metrics(report) if "evaluation" in report else {}),
-        METRIC: last.get(METRIC),
+        OBJECTIVE: last.get(OBJECTIVE),
         "exchanges": report.get("exchanges", 0),
         "seconds": last.get("time_total_s", 0.0),
-        "reason": why,
+        "reason": reason,
     }
 
 
-def group_points(trials: "pd.DataFrame", keys: Sequence[str], apart: bool = False) -> "list[pd.DataFrame]":
-    """Groups trials by their values: complete points by their mean, best first, then the others likewise.
+def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = False) -> "list[pd.DataFrame]":
+    """Groups trials by their values; complete points come first, each part ordered by mean objective, best first.
 
-    A point is complete if all its trials are `whole`: ran to their end and were evaluated there. Else its mean is that
-    of the seeds that were lucky, so no other point's compares with it.
+    A point is complete if all its trials are: they ran to their end and were evaluated there. The mean of an incomplete
+    point covers only its lucky seeds, so it is not comparable with others.
 
     Args:
-        trials: of `collect_results`.
+        trials: as `trials_frame` returns them.
         keys: the searched settings.
-        apart: each trial is a point of its own, as under PBT, where clones are no independent trials.
+        separate: each trial is its own point, as under PBT, where clones are not independent trials.
+
+    Returns:
+        A frame per point, with the columns `complete` and `remark` added.
     """
-    whole = trials["status"].isin(WHOLE) & trials[METRIC].notna()
-    trials = trials.assign(whole=whole, remark=[_remark(trial) for _, trial in trials.iterrows()])
-    by = trials["trial"] if apart else trials[list(keys)].map(repr).agg(" ".join, axis="columns")
+    complete = trials["status"].isin(COMPLETE_STATUSES) & trials[OBJECTIVE].notna()
+    trials = trials.assign(complete=complete, remark=[_remark(trial) for _, trial in trials.iterrows()])
+    point_ids = trials["trial"] if separate else trials[list(keys)].map(repr).agg(" ".join, axis="columns")
 
     def rank(point: "pd.DataFrame") -> tuple[bool, float]:
-        values = point.loc[point["whole"], METRIC]
-        return bool(point["whole"].all()), values.mean() if len(values) else -math.inf
+        values = point.loc[point["complete"], OBJECTIVE]
+        return bool(point["complete"].all()), values.mean() if len(values) else -math.inf
 
-    return sorted((point for _, point in trials.groupby(by, sort=False)), key=rank, reverse=True)
+    return sorted((point for _, point in trials.groupby(point_ids, sort=False)), key=rank, reverse=True)
 
 
 def _remark(trial: Mapping[str, Any]) -> str:
-    if trial["status"] in (STOPPED, COLLAPSED):
-        reached = format_number(trial[METRIC], FINE[METRIC])
-        return f"{trial['trial']} {trial['status']} at update {trial[TIME]}, {reached}"
-    return "" if trial["status"] == DONE else f"{trial['trial']} {trial['status']}"
+    if trial["status"] in (STATUS_STOPPED, STATUS_COLLAPSED):
+        objective = format_number(trial[OBJECTIVE], FINE[OBJECTIVE])
+        return f"{trial['trial']} {trial['status']} at update {trial[TIME_KEY]}, {objective}"
+    return "" if trial["status"] == STATUS_DONE else f"{trial['trial']} {trial['status']}"
 
 
 def write_csv(trials: "pd.DataFrame", keys: Sequence[str], file: Path) -> None:
-    """Writes a line per trial; what is not known is empty."""
-    exact = {key: trials[key].map(exact_value) for key in keys}
-    atomic_write(file, trials.assign(**exact).to_csv(index=False, lineterminator="\n"))
+    """Writes one line per trial; missing values are empty."""
+    axis_texts = {key: trials[key].map(to_axis_text) for key in keys}
+    atomic_write(file, trials.assign(**axis_texts).to_csv(index=False, lineterminator="\n"))

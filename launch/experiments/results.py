@@ -1,6 +1,6 @@
-"""The results of a study, a small file per run that can be committed: `DIR/results/ARM/seed_N.json`.
+"""The results of a study: one small file per run, `DIR/results/ARM/seed_N.json`, which can be committed.
 
-Everything that tables and plots need of a run is in its file, so a study may go on on other days and machines.
+Each file contains everything that tables and plots need, so a study can continue later or on other machines.
 """
 
 import json
@@ -17,81 +17,81 @@ from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, m
 from policies.settings.settings import Settings, make_settings, settings_in
 
 Status = Literal["done", "collapsed", "diverged"]
-"""`collapsed`: ended by `stop_on_collapse`; `diverged`: ended by a gradient that was not finite. Both are results."""
+"""`collapsed`: stopped by `stop_on_collapse`. `diverged`: stopped by a non-finite gradient. Both count as results."""
 
-DIGITS, FEWER = 5, 3
-"""Significant digits of figures; of seconds."""
+SIGNIFICANT_DIGITS, SECONDS_DIGITS = 5, 3
+"""Significant digits of metrics, and of seconds."""
 NO_MATTER = settings_in("computing", "writing")
-"""Settings that may differ between the machines on which a study goes on."""
-_POLICY = (
+"""Settings that may differ between the machines that run a study."""
+_POLICY_METRICS = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
-"""What is kept of a policy's training, where there is such a figure; the combined reward follows."""
-_LINE = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_response", "health")
+"""Training metrics to store per policy, if present. The combined reward is derived from them."""
+_LINE_KEYS = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_response", "health")
 
 
 class Cost(TypedDict):
-    """What a run took."""
+    """Cost of a run."""
 
     tokens: int
-    """Response tokens of all agents in training."""
+    """Number of response tokens that all agents generated in training."""
     seconds: float
-    """Of all updates, without start, evaluations and checkpoints."""
+    """Duration of all updates, without startup, evaluations and checkpoints."""
 
 
 class FinalFigures(TypedDict):
-    """The evaluation after the last update: each policy alone, on the bare held-out queries."""
+    """Metrics after the last update: each policy alone, on the bare held-out queries."""
 
     update: int
     queries: int
-    """0 where it is not known."""
+    """Number of queries; 0 if unknown."""
     policy: dict[str, Figures]
-    """Means over the queries."""
+    """Policy id to means over the queries."""
     mean: Figures
-    """Of the policies."""
+    """Mean over the policies."""
     last_response: NotRequired[Figures]
-    """Of the chain on the same queries, a mean over the orders of its policies; `kl` is to the base on the bare
-    query."""
+    """Metrics of the chain's last response to the same queries, averaged over the orders of its policies; `kl` is from
+    the base on the bare query."""
     influence: NotRequired[FinalInfluence]
 
 
 class StudyRun(NamedTuple):
-    """One run of a study."""
+    """The result of one run of a study."""
 
     study: str
     arm: str
     label: str
     tier: int
     arm_index: int
-    """The arm's number in the study, 0 first."""
+    """Index of the arm in the study."""
     against: str | None
-    """The arm that this one is compared with."""
+    """The arm to compare with."""
     differs: dict[str, Value]
-    """The settings in which it differs from the study's first arm."""
+    """Settings that differ from the study's first arm."""
     seed: int
     status: Status
     reason: str | None
-    """Why it is not `done`."""
+    """Why the status is not `done`."""
     settings: Settings
     command: str
     versions: dict[str, str]
     hardware: Hardware
     date: str
-    """When it ended, ISO 8601, UTC."""
+    """End of the run, ISO 8601, UTC."""
     cost: Cost
     metrics: list[Update]
-    """As in `metrics.jsonl`, with fewer keys; line 0 is the held-out evaluation before training."""
+    """As in `metrics.jsonl`, with fewer keys; entry 0 is the held-out evaluation before training."""
     samples: list[SampleLine]
-    """Those of `samples.jsonl` to held-out queries, before and after training."""
+    """The lines of `samples.jsonl` for held-out queries, before and after training."""
     final: FinalFigures | None
-    """None where the run ended before its last evaluation."""
+    """None if the run ended before its last evaluation."""
     also: Sequence[str] = ()
-    """More arms that its figures are compared with."""
+    """Other arms to compare with."""
 
 
 def result_file(folder: Path, arm: str, seed: int) -> Path:
-    """Returns where a run's result belongs."""
+    """Returns the path of a run's result."""
     return folder / "results" / arm / f"seed_{seed}.json"
 
 
@@ -99,47 +99,47 @@ def read(folder: Path) -> list[StudyRun]:
     """Reads all results in a study's folder, ordered by tier, arm and seed.
 
     Raises:
-        CommandError: there are none, or one cannot be read.
+        CommandError: there are no results, or one cannot be read.
     """
-    runs = kept_results(folder)
+    runs = read_available_results(folder)
     if not runs:
-        raise CommandError(f"{folder} holds no results of a study. `cory study NAME --out {folder}` makes some.")
+        raise CommandError(f"{folder} contains no study results. Create them with `cory study NAME --out {folder}`.")
     return sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm, run.seed))
 
 
-def kept_results(folder: Path) -> list[StudyRun]:
-    """Reads whatever results are in a study's folder, none perhaps, in any order.
+def read_available_results(folder: Path) -> list[StudyRun]:
+    """Reads all results in a study's folder, if any, in any order.
 
     Raises:
-        CommandError: one cannot be read.
+        CommandError: a result cannot be read.
     """
-    return [read_one(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
+    return [read_result(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
 
 
-def read_one(file: Path) -> StudyRun:
+def read_result(file: Path) -> StudyRun:
     """Reads the result of one run.
 
-    What the file leaves out because it follows is filled in: combined rewards of training, and the figures of roles.
-    What earlier versions kept and this one does not is dropped.
+    Derived values that the file omits are computed: combined rewards in training, and the metrics per role. Unknown
+    keys, which older versions wrote, are ignored.
 
     Raises:
-        CommandError: it is damaged, another version wrote it, or it is of another run than its name says.
+        CommandError: the file is damaged or has another format, or its arm and seed do not match its path.
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         entries = {key: entries[key] for key in StudyRun._fields if key in entries}
         run = StudyRun(**{**entries, "settings": make_settings(entries["settings"])})
-        _fill_in(run)
+        _add_derived_metrics(run)
         if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
-            raise ValueError(f"it is of arm {run.arm}, seed {run.seed}")
+            raise ValueError(f"it belongs to arm {run.arm}, seed {run.seed}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CommandError(
-            f"{file} cannot be read as a study's result: {error!r}. Remove it, and `cory study` does that run again."
+            f"{file} is not a valid study result: {error!r}. Remove it to let `cory study` repeat the run."
         ) from error
     return run
 
 
-def _fill_in(run: StudyRun) -> None:
+def _add_derived_metrics(run: StudyRun) -> None:
     for line in run.metrics:
         if "policy" in line:
             for figures in [*line["policy"].values(), *line.get("role", {}).values()]:
@@ -148,62 +148,67 @@ def _fill_in(run: StudyRun) -> None:
                     None if reward is None or kl is None else reward - run.settings.report_kl_coef * kl
                 )
             if "role" not in line:
-                line["role"] = {role: line["policy"][module] for role, module in line["roles"].items()}
+                line["role"] = {role: line["policy"][policy_id] for role, policy_id in line["roles"].items()}
 
 
 def write(file: Path, run: StudyRun) -> None:
-    """Writes a result, in one step; a line of the file per update, so that versions of it can be compared.
+    """Writes a result atomically, with one line per update so that diffs are readable.
 
-    Of the metrics it keeps what tables and plots need and what does not follow from the rest.
+    Metrics that tables and plots do not need, or that can be derived, are omitted.
     """
-    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": list(map(_kept_line, run.metrics))}
+    entries = {**run._asdict(), "settings": run.settings.model_dump(), "metrics": list(map(_compact_line, run.metrics))}
     lines = []
     for key, value in entries.items():
-        rows = [_compact(row) for row in value] if key in ("metrics", "samples") else None
-        lines.append(f'"{key}": ' + ("[\n  " + ",\n  ".join(rows) + "\n ]" if rows else _compact(value)))
+        rows = [_compact_json(row) for row in value] if key in ("metrics", "samples") else None
+        lines.append(f'"{key}": ' + ("[\n  " + ",\n  ".join(rows) + "\n ]" if rows else _compact_json(value)))
     file.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(file, "{\n " + ",\n ".join(lines) + "\n}\n")
 
 
-def _compact(value: object) -> str:
+def _compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _kept_line(line: Update) -> Update:
-    kept: dict[str, Any] = {key: line[key] for key in _LINE if key in line}  # type: ignore[literal-required]
+def _compact_line(line: Update) -> Update:
+    compact: dict[str, Any] = {key: line[key] for key in _LINE_KEYS if key in line}  # type: ignore[literal-required]
     if "seconds" in line:
-        kept["seconds"] = rounded(line["seconds"], FEWER)
+        compact["seconds"] = round_significant(line["seconds"], SECONDS_DIGITS)
     if line.get("collapsed"):
-        kept["collapsed"] = True
-    apart = len(line.get("roles", {})) == len(line.get("policy", {}))  # a role's figures are its policy's
-    for key in ("policy",) if apart else ("policy", "role"):
+        compact["collapsed"] = True
+    one_role_each = len(line.get("roles", {})) == len(line.get("policy", {}))  # role metrics equal policy metrics
+    for key in ("policy",) if one_role_each else ("policy", "role"):
         if key in line:
             groups = line["policy"] if key == "policy" else line["role"]
-            kept[key] = {
-                member: {name: figures[name] for name in _POLICY if name in figures}
+            compact[key] = {
+                member: {name: figures[name] for name in _POLICY_METRICS if name in figures}
                 for member, figures in groups.items()
             }
-    return cast(Update, rounded(kept))
+    return cast(Update, round_significant(compact))
 
 
-def final_figures(final: Final, modules: Sequence[str]) -> FinalFigures:
-    """Returns what results keep of the last responses of a run with these policies."""
-    policy = {module: _means(responses) for module, responses in final["policy"].items()}
-    made = FinalFigures(
+def final_figures(final: Final, policy_ids: Sequence[str]) -> FinalFigures:
+    """Returns the mean metrics of a run's final evaluation.
+
+    Args:
+        final: the responses of the final evaluation.
+        policy_ids: of the run.
+    """
+    policy = {policy_id: _means(responses) for policy_id, responses in final["policy"].items()}
+    figures = FinalFigures(
         update=final["update"],
         queries=max(map(len, final["policy"].values()), default=0),
         policy=policy,
-        mean=mean_over_policies([policy.get(module, {}) for module in modules]),
+        mean=mean_over_policies([policy.get(policy_id, {}) for policy_id in policy_ids]),
     )
     if "last_response" in final:
-        made["last_response"] = mean_over_policies([_means(each) for each in final["last_response"].values()])
+        figures["last_response"] = mean_over_policies([_means(group) for group in final["last_response"].values()])
     if "influence" in final:
-        made["influence"] = final["influence"]
-    return cast(FinalFigures, rounded(made))
+        figures["influence"] = final["influence"]
+    return cast(FinalFigures, round_significant(figures))
 
 
 def _means(responses: Sequence[Evaluation]) -> Figures:
-    """Returns the mean of each figure over those responses that have it."""
+    """Returns the mean of each metric over the responses that have it."""
     means: Figures = {}
     for name in responses[0]["metrics"]:
         values = [value for response in responses if (value := response["metrics"][name]) is not None]
@@ -211,11 +216,11 @@ def _means(responses: Sequence[Evaluation]) -> Figures:
     return means
 
 
-def rounded(value: object, digits: int = DIGITS) -> object:
-    """Returns `value` with all its fractions rounded to so many significant digits; NaN and infinity become None."""
+def round_significant(value: object, digits: int = SIGNIFICANT_DIGITS) -> object:
+    """Rounds all floats in `value`, recursively, to a number of significant digits; NaN and infinity become None."""
     value = to_json(value)
     if isinstance(value, dict):
-        return {key: rounded(entry, digits) for key, entry in value.items()}
+        return {key: round_significant(entry, digits) for key, entry in value.items()}
     if isinstance(value, list):
-        return [rounded(entry, digits) for entry in value]
+        return [round_significant(entry, digits) for entry in value]
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value

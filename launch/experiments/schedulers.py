@@ -1,4 +1,4 @@
-"""Schedulers for Tune that decide only right after an evaluation, and let a search be stopped and resumed."""
+"""Tune schedulers that decide only right after an evaluation, and support stopping and resuming a search."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,128 +9,146 @@ import numpy as np
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 
-from launch.experiments.space import METRIC, TIME, Axis
+from launch.experiments.space import OBJECTIVE, TIME_KEY, Axis
 from launch.experiments.trials import Trials
 from policies.settings.settings import Settings
 from policies.settings.yaml12 import Value
 
-REDUCTION = 3
-"""ASHA lets the best third go on at each rung."""
+REDUCTION_FACTOR = 3
+"""ASHA: the best third continues at each rung."""
 QUANTILE = 0.25
-"""PBT: the share of members that become clones, and of those that are cloned."""
-RESAMPLE = 0.25
-"""PBT: how often a clone's value is drawn anew; else it moves by a step."""
-FACTORS = (0.8, 1.2)
-"""PBT: a step in a range."""
+"""PBT: share of members that become clones, and of members that are cloned."""
+RESAMPLE_PROBABILITY = 0.25
+"""PBT: probability of resampling a clone's value instead of perturbing it."""
+PERTURBATION_FACTORS = (0.8, 1.2)
+"""PBT: factors that perturb a value of a range."""
 
 
-Stopping = Callable[[], bool]
-"""Tells whether a search is asked to stop."""
-Reports = Sequence[Mapping[str, Any]]
-"""What trials reported, in the order of time."""
+StopRequested = Callable[[], bool]
+"""Returns whether the search should stop."""
+TrialReports = Sequence[Mapping[str, Any]]
+"""Reports of trials, in chronological order."""
 
 
-class Stoppable:
-    """For a scheduler: pauses trials after their update, which saves them, once the search is asked to stop."""
+class StoppableScheduler:
+    """Mixin for schedulers: once the search should stop, pauses each trial after its update, which saves the trial."""
 
-    def __init__(self, trials: Trials, stopping: Stopping, **arguments: Any) -> None:
-        """Takes the trials, what tells whether to stop, and the scheduler's own arguments."""
+    def __init__(self, trials: Trials, stop_requested: StopRequested, **arguments: Any) -> None:
+        """Creates the scheduler.
+
+        Args:
+            trials: of the search.
+            stop_requested: returns whether the search should stop.
+            arguments: of the scheduler that this class is mixed into.
+        """
         super().__init__(**arguments)
         self.trials = trials
-        self.stopping = stopping
+        self.stop_requested = stop_requested
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Takes a trial, new or of a search that resumes."""
+        """Registers a trial, new or restored."""
         self.trials.add(trial)
         super().on_trial_add(tune_controller, trial)  # type: ignore[misc]
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Decides how a trial continues."""
+        """Returns whether a trial continues, pauses or stops."""
         decision: str = super().on_trial_result(tune_controller, trial, result)  # type: ignore[misc]
-        return FIFOScheduler.PAUSE if decision == FIFOScheduler.CONTINUE and self.stopping() else decision
+        return FIFOScheduler.PAUSE if decision == FIFOScheduler.CONTINUE and self.stop_requested() else decision
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Returns the trial to start next."""
-        return None if self.stopping() else super().choose_trial_to_run(tune_controller)  # type: ignore[misc]
+        return None if self.stop_requested() else super().choose_trial_to_run(tune_controller)  # type: ignore[misc]
 
 
-class Fifo(Stoppable, FIFOScheduler):
-    """Lets all trials run to their end."""
+class FifoScheduler(StoppableScheduler, FIFOScheduler):
+    """Runs all trials to their end."""
 
 
-class Asha(Stoppable, ASHAScheduler):
-    """Stops trials that are worse than others were after as many updates: rungs at eval_every times 1, 3, 9, ..."""
+class AshaScheduler(StoppableScheduler, ASHAScheduler):
+    """ASHA (Li et al. 2020): stops trials that are worse than others at the same update.
 
-    def __init__(self, trials: Trials, stopping: Stopping, settings: Settings, reports: Reports = ()) -> None:
-        """Sets the rungs.
+    The rungs are at `eval_every` times 1, 3, 9, and so on.
+    """
+
+    def __init__(
+        self, trials: Trials, stop_requested: StopRequested, settings: Settings, reports: TrialReports = ()
+    ) -> None:
+        """Creates the scheduler and restores its rungs.
 
         Args:
             trials: of the search.
-            stopping: tells whether the search is asked to stop.
+            stop_requested: returns whether the search should stop.
             settings: of all trials.
-            reports: of a search that resumes, in the order of time. Tune forgets its rungs when it is killed.
+            reports: of the search so far, in chronological order. Tune loses its rungs when it is killed.
         """
         super().__init__(
             trials,
-            stopping,
-            time_attr=TIME,
-            metric=METRIC,
+            stop_requested,
+            time_attr=TIME_KEY,
+            metric=OBJECTIVE,
             mode="max",
             max_t=settings.num_updates,
             grace_period=settings.eval_every,
-            reduction_factor=REDUCTION,
+            reduction_factor=REDUCTION_FACTOR,
         )
         for report in reports:
             trial = SimpleNamespace(trial_id=report["trial_id"])
-            value = math.nan if report[METRIC] is None else report[METRIC]
+            value = math.nan if report[OBJECTIVE] is None else report[OBJECTIVE]
             ASHAScheduler.on_trial_add(self, None, trial)
-            ASHAScheduler.on_trial_result(self, None, trial, {TIME: report[TIME], METRIC: value})
+            ASHAScheduler.on_trial_result(self, None, trial, {TIME_KEY: report[TIME_KEY], OBJECTIVE: value})
 
 
-class Population(Stoppable, FIFOScheduler):
+class PbtScheduler(StoppableScheduler, FIFOScheduler):
     """Population-based training (Jaderberg et al. 2017, appendix A.1).
 
-    After every evaluation the worst quarter of the members continues as clones of the best one, with other values.
-    Members wait for each other there, so that all are compared after as many updates. Nobody waits for one that failed,
-    or has ended. Tune's own `PopulationBasedTraining` waits for those, and forgets its clones when it is killed.
+    After every evaluation the worst quarter of the members continues as clones of the best quarter, with perturbed
+    values. Members wait for each other at the evaluation, so that all are compared at the same update. They do not wait
+    for failed or finished members. Tune's own `PopulationBasedTraining` does, and loses its clones when it is killed.
     """
 
-    def __init__(self, trials: Trials, stopping: Stopping, settings: Settings, axes: Sequence[Axis]) -> None:
-        """Takes the members, what tells whether to stop, the settings of all members, and what is searched."""
-        super().__init__(trials, stopping)
+    def __init__(self, trials: Trials, stop_requested: StopRequested, settings: Settings, axes: Sequence[Axis]) -> None:
+        """Creates the scheduler.
+
+        Args:
+            trials: the members of the population.
+            stop_requested: returns whether the search should stop.
+            settings: of all members.
+            axes: the searched settings.
+        """
+        super().__init__(trials, stop_requested)
         self._axes = axes
-        self._every = settings.eval_every
-        self._compared = 0
-        """The update after which members were compared last."""
+        self._eval_every = settings.eval_every
+        self._compared_update = 0
+        """The update of the last comparison."""
         self._random = np.random.default_rng(settings.seed)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Lets a member wait where it was evaluated."""
+        """Pauses a member after an evaluation."""
         decision = super().on_trial_result(tune_controller, trial, result)
-        return decision if result[TIME] % self._every else self.PAUSE
+        return decision if result[TIME_KEY] % self._eval_every else self.PAUSE
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Returns the member that is furthest behind; once all are as far as each other, compares them first."""
-        if self.stopping():
+        """Returns the member with the fewest updates. When all members are at the same update, compares them first."""
+        if self.stop_requested():
             return None
         members = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
         for member in members:
             if member.status == Trial.PENDING:
                 return member
         waiting = [member for member in members if member.status == Trial.PAUSED]
-        done = {member: member.last_result.get(TIME, 0) for member in members}
+        done = {member: member.last_result.get(TIME_KEY, 0) for member in members}
         furthest = max(done.values(), default=0)
-        if len(waiting) == len(members) and furthest > self._compared and min(done.values()) == furthest:
-            self._compare(waiting)
-            self._compared = furthest
-        due = [member for member in waiting if done[member] <= self._compared or done[member] < furthest]
+        if len(waiting) == len(members) and furthest > self._compared_update and min(done.values()) == furthest:
+            self._exploit(waiting)
+            self._compared_update = furthest
+        due = [member for member in waiting if done[member] <= self._compared_update or done[member] < furthest]
         return min(due, key=lambda member: done[member], default=None)
 
-    def _compare(self, members: Sequence[Trial]) -> None:
-        """Makes the worst members clones of the best; those without a figure are neither."""
+    def _exploit(self, members: Sequence[Trial]) -> None:
+        """Replaces the worst members by clones of the best; members without a finite objective are left alone."""
         ranked = sorted(
-            (member for member in members if math.isfinite(member.last_result[METRIC])),
-            key=lambda member: member.last_result[METRIC],
+            (member for member in members if math.isfinite(member.last_result[OBJECTIVE])),
+            key=lambda member: member.last_result[OBJECTIVE],
         )
         count = min(math.ceil(len(ranked) * QUANTILE), len(ranked) // 2)
         for worse in ranked[:count]:
@@ -138,15 +156,15 @@ class Population(Stoppable, FIFOScheduler):
             self.trials.clone(donor, worse, self._explore(self.trials.values[donor.trial_id]))
 
     def _explore(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns a donor's values, those that are searched moved by a step or drawn anew."""
-        return {**values, **{axis.key: self._move(axis, values[axis.key]) for axis in self._axes}}
+        """Returns a donor's values, with the searched ones perturbed or resampled."""
+        return {**values, **{axis.key: self._perturb(axis, values[axis.key]) for axis in self._axes}}
 
-    def _move(self, axis: Axis, value: Any) -> Any:
-        if self._random.random() < RESAMPLE:
+    def _perturb(self, axis: Axis, value: Any) -> Any:
+        if self._random.random() < RESAMPLE_PROBABILITY:
             return axis.domain(grid=False).sample(random_state=self._random)
         if axis.scale is None:
             index = axis.values.index(value) + int(self._random.choice((-1, 1)))
             return axis.values[min(max(index, 0), len(axis.values) - 1)]
         low, high = axis.values
-        moved = value * float(self._random.choice(FACTORS))
-        return min(max(round(moved) if isinstance(value, int) else moved, low), high)
+        perturbed = value * float(self._random.choice(PERTURBATION_FACTORS))
+        return min(max(round(perturbed) if isinstance(value, int) else perturbed, low), high)

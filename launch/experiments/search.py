@@ -1,11 +1,11 @@
 """A search over settings, and its folder.
 
-search.yaml       what is searched, by which command
-trial_00000/ ...  a folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
-reports.jsonl     a line per update of a trial; after a kill some stand twice
-log.txt           what libraries printed in the driver
-results.csv       a line per trial
-best.yaml         every setting of the best point, for `cory train`
+search.yaml       the definition of the search, and the command that started it
+trial_00000/ ...  one folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
+reports.jsonl     one line per update of a trial; after a kill some updates occur twice
+log.txt           output of libraries in the driver
+results.csv       one line per trial
+best.yaml         all settings of the best point, for `cory train`
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from cory_env.pickled import display_name
 from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED, TIME, Axis, points, read_axes, unique_kinds
+from launch.experiments.space import SEED_KEY, TIME_KEY, Axis, points, read_axes, unique_kinds
 from launch.run_folder.journal import Journal, atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
@@ -27,31 +27,32 @@ from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
-SEARCH = "search.yaml"
-ORIGIN = "# cory tune"
-LOG = "log.txt"
-REPORTS = "reports.jsonl"
-RESULTS = "results.csv"
-STATE = "experiment_state-*.json"
-"""What Tune resumes from."""
+SEARCH_FILE = "search.yaml"
+HEADER_PREFIX = "# cory tune"
+LOG_FILE = "log.txt"
+REPORTS_FILE = "reports.jsonl"
+RESULTS_FILE = "results.csv"
+STATE_PATTERN = "experiment_state-*.json"
+"""Files from which Tune resumes."""
 
 
 class Search(NamedTuple):
-    """What is searched."""
+    """The definition of a search."""
 
     settings: Settings
-    """Of every trial, but for what is searched. Their `eval_kl_coef` is set, so the goal stands still."""
+    """Settings of every trial, except the searched ones. `eval_kl_coef` is set, so that the objective is fixed."""
     axes: list[Axis]
     scheduler: str | None
     samples: int
     seeds: int
     concurrent: int | None
     algorithm: str | None = None
-    """`optuna`: what a trial tries is chosen by how those before it ended; None: all lists, and random draws."""
+    """`optuna`: Optuna suggests values from the results of earlier trials. None: grid over lists, random samples of
+    ranges."""
 
     @property
     def trials(self) -> int:
-        """How many there will be."""
+        """Number of trials."""
         if self.scheduler == "pbt" or self.algorithm is not None:
             return self.samples
         count = self.samples * self.seeds
@@ -60,63 +61,64 @@ class Search(NamedTuple):
         return count
 
     def space(self) -> dict[str, Any]:
-        """The settings of trials, search spaces among them.
+        """Returns the settings of trials with Tune's search spaces in them.
 
-        Members of a population differ in their seeds too: else two with the same values would be the same run twice.
+        Members of a population also differ in their seeds. Otherwise two members with the same values would be the same
+        run.
         """
         if self.algorithm is not None:
-            return self.settings.model_dump()  # the algorithm puts its values in
+            return self.settings.model_dump()  # the algorithm inserts its values
         population_based = self.scheduler == "pbt"
-        drawn = {axis.key: axis.domain(grid=not population_based) for axis in self.axes}
+        domains = {axis.key: axis.domain(grid=not population_based) for axis in self.axes}
         seeds = self.samples if population_based else self.seeds
         if seeds > 1:
             from ray import tune
 
             first = self.settings.seed
-            drawn[SEED] = tune.grid_search(list(range(first, first + seeds)))
-        return {**self.settings.model_dump(), **drawn}
+            domains[SEED_KEY] = tune.grid_search(list(range(first, first + seeds)))
+        return {**self.settings.model_dump(), **domains}
 
     @property
     def options(self) -> dict[str, Any]:
-        """All but the settings, as `search.yaml` and messages name it."""
+        """All fields except the settings, as named in `search.yaml` and messages."""
         names = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
-        return {"over": [axis.word for axis in self.axes], **{name: getattr(self, name) for name in names}}
+        return {"over": [axis.option for axis in self.axes], **{name: getattr(self, name) for name in names}}
 
     def write(self, folder: Path, origin: str) -> None:
-        """Writes `search.yaml`; its first line is the command."""
+        """Writes `search.yaml`, whose first line is the command that started the search."""
         values = {**self.options, "settings": self.settings.model_dump()}
-        atomic_write(folder / SEARCH, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
+        atomic_write(folder / SEARCH_FILE, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
 
     @classmethod
     def read(cls, folder: Path) -> "Search":
         """Reads a search's `search.yaml`.
 
         Raises:
-            CommandError: there is none, or another version wrote it.
+            CommandError: the file does not exist or has another format.
         """
-        file = folder / SEARCH
-        if not file.is_file() or not file.read_bytes().startswith(ORIGIN.encode()):
-            raise CommandError(f"{folder} is not a search's folder: it has no {SEARCH} of `cory tune --out DIR`.")
+        file = folder / SEARCH_FILE
+        if not file.is_file() or not file.read_bytes().startswith(HEADER_PREFIX.encode()):
+            raise CommandError(f"{folder} is not the folder of a search: it contains no {SEARCH_FILE} of `cory tune`.")
         try:
             values = read_yaml(file.read_text(encoding="utf-8"), "it")
             return cls(make_settings(values.pop("settings")), read_axes(values.pop("over")), **values)
         except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
-            raise CommandError(f"{file} cannot be read as a search: {error}") from error
+            raise CommandError(f"{file} is not a valid search: {error}") from error
 
 
 def resolve_start(search: Search) -> Search:
-    """Names the checkpoint that trials start from, where `start_from` is a run: a later one may become its best.
+    """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search.
 
     Raises:
-        CommandError: there is none, or it is in storage.
-        SettingsError: its policies do not fit those of a trial.
+        CommandError: the run has no checkpoint, or it is a URI.
+        SettingsError: its policies do not match those of a trial.
     """
     kinds = unique_kinds(points(search.settings, search.axes))
     for settings in kinds:
         if settings.start_from is not None and is_uri(settings.start_from):
             raise CommandError(
-                f"start_from={settings.start_from} is a URI, and trials start from a folder, which all nodes must "
-                "share. Copy that run there, and name the folder."
+                f"start_from={settings.start_from} is a URI, but trials require a folder that all nodes share. Copy "
+                "the run to such a folder."
             )
     starts = [starting_policies(settings) for settings in kinds]
     if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
@@ -124,16 +126,16 @@ def resolve_start(search: Search) -> Search:
     return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
 
 
-def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
-    """Makes a search's folder; returns the lock on it.
+def create_search_folder(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
+    """Creates a search's folder and writes `search.yaml`; returns the lock on the folder.
 
     Raises:
-        CommandError: something other than a search that never began is there already.
+        CommandError: the folder is not empty, and not that of a search that never started.
     """
     make_folder(folder)
-    is_free = (folder / SEARCH).exists() or all(entry.name == LOCK for entry in folder.iterdir())
+    is_free = (folder / SEARCH_FILE).exists() or all(entry.name == LOCK for entry in folder.iterdir())
     if is_resumable(folder) or not is_free:
-        hint = f"Continue it by `{resume_command(folder)}`, or name" if is_resumable(folder) else "Name"
+        hint = f"Continue it with `{resume_command(folder)}`, or choose" if is_resumable(folder) else "Choose"
         raise CommandError(f"{folder} is not empty. {hint} another folder with --out.")
     lock = lock_folder(folder)
     search.write(folder, origin)
@@ -141,27 +143,29 @@ def create(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
 
 
 def is_resumable(folder: Path) -> bool:
-    """Tells whether a folder has a search that can go on."""
-    return any(folder.glob(STATE))
+    """Returns whether a folder contains a search that can be resumed."""
+    return any(folder.glob(STATE_PATTERN))
 
 
 def check_same(folder: Path, search: Search) -> None:
-    """Refuses to continue another search than was asked for.
+    """Checks that a folder contains the requested search.
 
     Raises:
-        CommandError: the folder's differs, in what the message names.
+        CommandError: the search in the folder differs; the message names the differences.
     """
-    before = Search.read(folder)
-    old, new = before.options, search.options
+    stored = Search.read(folder)
+    old, new = stored.options, search.options
     changes = [f"{key}={old[key]}" for key in old if old[key] != new[key]]
-    start, kept = search.settings.start_from, before.settings.model_dump()
-    for key in changed_settings(before.settings, search.settings):
-        # The search keeps a checkpoint of the run that it starts from.
-        if key != "start_from" or not start or not Path(str(kept[key])).is_relative_to(Path(start).resolve()):
-            changes.append(f"{key}={display_name(to_cli(kept[key]))}")
+    start, stored_settings = search.settings.start_from, stored.settings.model_dump()
+    for key in changed_settings(stored.settings, search.settings):
+        old_value = stored_settings[key]
+        # `resolve_start` replaced the run by one of its checkpoints.
+        if key != "start_from" or not start or not Path(str(old_value)).is_relative_to(Path(start).resolve()):
+            changes.append(f"{key}={display_name(to_cli(old_value))}")
     if changes:
         raise CommandError(
-            f"{folder} holds a search with {', '.join(changes)}. Ask for just that, or name another folder with --out."
+            f"{folder} contains a search with {', '.join(changes)}. Use these values, or choose another folder with "
+            "--out."
         )
 
 
@@ -171,21 +175,21 @@ def resume_command(folder: Path) -> str:
 
 
 def read_reports(folder: Path) -> list[dict[str, Any]]:
-    """Returns what trials reported, in the order of time; of an update that was done twice, the last report."""
-    reports = {(report["trial_id"], report[TIME]): report for report in Journal(folder / REPORTS).read()}
+    """Returns the reports of all trials in chronological order, with only the last report of a repeated update."""
+    reports = {(report["trial_id"], report[TIME_KEY]): report for report in Journal(folder / REPORTS_FILE).read()}
     return list(reports.values())
 
 
 def check_room(settings: Sequence[Settings], nodes: Sequence[placement.Node], beside: Sequence[Process] = ()) -> None:
-    """Refuses trials of which not even one has room; Tune would wait for it without a word.
+    """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently.
 
     Args:
-        settings: of trials, the largest among them.
+        settings: of trials, including the largest.
         nodes: of the cluster.
         beside: processes that run beside the trials.
 
     Raises:
-        CommandError: a trial asks for more than there is.
+        CommandError: a trial requires more than the cluster has.
     """
     for trial in settings:
         placement.check_placement([*beside, *processes(trial, trial=True)], nodes)

@@ -1,4 +1,4 @@
-"""What a search varies: `--over key=values`, and seeds."""
+"""The search space: `--over key=values`, and seeds."""
 
 import itertools
 import math
@@ -10,130 +10,135 @@ from launch.console.errors import CommandError
 from policies.settings.settings import METADATA, Settings, SettingsError, make_settings, nearest_key, settings_in
 from policies.settings.yaml12 import Value, scalar, to_cli, write_yaml
 
-SEED = "seed"
-TIME = "updates"
-"""The setting that ends a trial, and the name under which it reports how far it is."""
-METRIC = "combined_reward"
-"""What trials report as their objective."""
-LOG, UNIFORM = "log", "uniform"
+SEED_KEY = "seed"
+TIME_KEY = "updates"
+"""Key of the number of completed updates in a trial's results."""
+OBJECTIVE = "combined_reward"
+"""Key of the objective in a trial's results."""
+LOG_SCALE, UNIFORM_SCALE = "log", "uniform"
 
 
 class Axis(NamedTuple):
-    """One setting that a search varies: over a list of values, or over a range."""
+    """One dimension of a search: a setting with a list of values, or with a range."""
 
     key: str
     values: tuple[Any, ...]
-    """All values of a list; the two ends of a range."""
+    """The values of a list, or the two ends of a range."""
     scale: str | None = None
-    """`log` or `uniform` of a range; None of a list."""
+    """`log` or `uniform` for a range; None for a list."""
 
     @property
-    def word(self) -> str:
-        """The axis as it is written on the command line."""
+    def option(self) -> str:
+        """The axis as a value of `--over`."""
         if self.scale is not None:
             return f"{self.key}={self.scale}:{self.values[0]}:{self.values[1]}"
-        return f"{self.key}={','.join(map(exact_value, self.values))}"
+        return f"{self.key}={','.join(map(to_axis_text, self.values))}"
 
     def domain(self, *, grid: bool) -> Any:
-        """The axis for Tune: a list is a grid, or something to draw from."""
+        """Returns the axis as a Tune search space.
+
+        Args:
+            grid: search a list as a grid; otherwise sample from it.
+        """
         from ray import tune
 
         if self.scale is None:
             return tune.grid_search(list(self.values)) if grid else tune.choice(list(self.values))
         low, high = self.values
-        whole = _is_whole(self.key)
-        if self.scale == LOG:  # Tune leaves the upper end of a range of whole numbers out
-            return tune.lograndint(low, high + 1) if whole else tune.loguniform(low, high)
-        return tune.randint(low, high + 1) if whole else tune.uniform(low, high)
+        is_integer = _is_integer(self.key)
+        if self.scale == LOG_SCALE:  # Tune excludes the upper end of an integer range
+            return tune.lograndint(low, high + 1) if is_integer else tune.loguniform(low, high)
+        return tune.randint(low, high + 1) if is_integer else tune.uniform(low, high)
 
 
-def read_axes(words: Sequence[str]) -> list[Axis]:
-    """Reads `key=1,2,null`, `key=log:1e-6:1e-4` and `key=uniform:0:1`.
+def read_axes(options: Sequence[str]) -> list[Axis]:
+    """Parses values of `--over`: `key=1,2,null`, `key=log:1e-6:1e-4` or `key=uniform:0:1`.
 
     Raises:
-        CommandError: a word is none of these, or names a setting that there is not, or that is not to be searched.
+        CommandError: an option is invalid, or its setting is unknown or cannot be searched.
     """
     axes: dict[str, Axis] = {}
-    for word in words:
-        key, _, text = word.partition("=")
+    for option in options:
+        key, _, text = option.partition("=")
         if not text:
             raise CommandError(
-                f"--over {word} names no values; write key=1,2,5 or key=log:1e-6:1e-4 or key=uniform:0:1."
+                f"--over {option} has no values. Write key=1,2,5 or key=log:1e-6:1e-4 or key=uniform:0:1."
             )
         if key not in Settings.model_fields:
             raise CommandError(f"Unknown setting `{key}` in --over.{nearest_key(key, list(Settings.model_fields))}")
         if not METADATA[key].search:
-            raise CommandError(f"--over {key}: trials that differ in it do not compare. Set {key}=X for all instead.")
+            raise CommandError(f"--over {key}: trials that differ in it are not comparable. Set {key}=X for all.")
         if key in axes:
-            raise CommandError(f"--over names {key} twice. Name all its values at once.")
-        axes[key] = _range(word, key, text) if text.startswith((f"{LOG}:", f"{UNIFORM}:")) else _list(word, key, text)
+            raise CommandError(f"--over {key} is given twice. Put all values into one --over.")
+        is_range = text.startswith((f"{LOG_SCALE}:", f"{UNIFORM_SCALE}:"))
+        axes[key] = _parse_range(option, key, text) if is_range else _parse_list(option, key, text)
     return list(axes.values())
 
 
-def _list(word: str, key: str, text: str) -> Axis:
+def _parse_list(option: str, key: str, text: str) -> Axis:
     values = scalar(f"[{text}]", lists=True)
     if not isinstance(values, list):
-        raise CommandError(f"--over {word} is no list of values as in YAML: quote texts with special characters.")
+        raise CommandError(f"--over {option} is not a valid YAML list. Quote texts with special characters.")
     if len(set(map(repr, values))) < len(values):
-        raise CommandError(f"--over {word} names a value twice.")
+        raise CommandError(f"--over {option} contains a value twice.")
     return Axis(key, tuple(values))
 
 
-def _range(word: str, key: str, text: str) -> Axis:
-    scale, *ends = text.split(":")
-    kind = int if _is_whole(key) else float
+def _parse_range(option: str, key: str, text: str) -> Axis:
+    scale, *bounds = text.split(":")
+    number_type = int if _is_integer(key) else float
     try:
-        low, high = map(kind, ends)
+        low, high = map(number_type, bounds)
     except ValueError as error:
-        numbers = "whole numbers" if kind is int else "numbers"
-        raise CommandError(f"--over {word} is not a range; write {key}={scale}:LOW:HIGH, both {numbers}.") from error
-    if not (-math.inf if scale == UNIFORM else 0) < low < high < math.inf:
-        above = "above zero and " if scale == LOG else ""
-        raise CommandError(f"--over {word}: LOW must be {above}below HIGH, and both finite.")
+        numbers = "integers" if number_type is int else "numbers"
+        raise CommandError(f"--over {option} is not a range. Write {key}={scale}:LOW:HIGH, both {numbers}.") from error
+    if not (-math.inf if scale == UNIFORM_SCALE else 0) < low < high < math.inf:
+        above = "above zero and " if scale == LOG_SCALE else ""
+        raise CommandError(f"--over {option}: LOW must be {above}below HIGH, and both finite.")
     return Axis(key, (low, high), scale)
 
 
-def _is_whole(key: str) -> bool:
+def _is_integer(key: str) -> bool:
     return Settings.model_fields[key].annotation in (int, int | None)
 
 
 def pin_objective(settings: Settings) -> Settings:
-    """Fixes the combined reward at its KL weight before a search, which may vary `kl_coef`, but not its own goal."""
+    """Sets `eval_kl_coef` to its current value, so that searching over `kl_coef` does not change the objective."""
     return make_settings({**settings.model_dump(), "eval_kl_coef": settings.report_kl_coef})
 
 
 def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
-    """Returns the settings at all combinations of listed values and ends of ranges.
+    """Returns the settings at all combinations of list values and range ends.
 
     Raises:
-        CommandError: settings cannot have a value of the search, or not together with the others.
+        CommandError: a value is invalid, or conflicts with others.
     """
-    found = []
+    settings_list = []
     for values in itertools.product(*(axis.values for axis in axes)):
         point = dict(zip((axis.key for axis in axes), values, strict=True))
         try:
-            found.append(make_settings({**settings.model_dump(), **point}))
+            settings_list.append(make_settings({**settings.model_dump(), **point}))
         except SettingsError as error:
-            raise CommandError(f"--over {show_point(point)}: {error}") from error
-    return found
+            raise CommandError(f"--over {format_point(point)}: {error}") from error
+    return settings_list
 
 
-def unique_kinds(found: Sequence[Settings]) -> list[Settings]:
-    """Returns of many settings those that differ in what is asked, who answers, or how: one of each kind."""
+def unique_kinds(settings_list: Sequence[Settings]) -> list[Settings]:
+    """Removes settings that are equal in all task, policy and sampling settings; keeps one of each kind."""
     keys = sorted(settings_in("task", "policy", "sampling"))
-    return list({repr([getattr(each, key) for key in keys]): each for each in found}.values())
+    return list({repr([getattr(settings, key) for key in keys]): settings for settings in settings_list}.values())
 
 
-def show_point(point: Mapping[str, Value]) -> str:
-    """Returns the values of a point as `key=value key=value`."""
+def format_point(point: Mapping[str, Value]) -> str:
+    """Formats a point as `key=value key=value`."""
     return " ".join(f"{key}={show_value(value)}" for key, value in point.items())
 
 
 def show_value(value: Value) -> str:
-    """Returns a value as it is written on the command line, numbers with four digits at most, a reward without code."""
+    """Formats a value as on the command line, with up to four significant digits and without pickled code."""
     return f"{value:.4g}" if isinstance(value, float) else display_name(to_cli(value))
 
 
-def exact_value(value: Value) -> str:
-    """Returns a value as it is written in the list of an axis, with all its digits."""
+def to_axis_text(value: Value) -> str:
+    """Formats a value as in the list of an axis, with all digits."""
     return to_cli(value) if isinstance(value, int | float | None) else write_yaml([value], flow=True).strip()[1:-1]

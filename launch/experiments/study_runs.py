@@ -1,9 +1,9 @@
-"""The runs of a study: each a `cory train` of its own, and then a small file of results.
+"""The runs of a study: each is a separate `cory train` process that results in a small file.
 
-DIR/results/ARM/seed_N.json   what is kept of a run that ended (launch/experiments/results.py)
-DIR/runs/ARM/seed_N/          its folder
-DIR/runs/ARM/seed_N.txt       what it printed
-DIR/runs/ARM/seed_N.lock      who does it, so that several processes can share a study
+DIR/results/ARM/seed_N.json   the result of a finished run (launch/experiments/results.py)
+DIR/runs/ARM/seed_N/          its run folder
+DIR/runs/ARM/seed_N.txt       its output
+DIR/runs/ARM/seed_N.lock      held by the process that trains it, so that several processes can share a study
 """
 
 import datetime
@@ -26,9 +26,9 @@ from launch.experiments.results import (
     Status,
     StudyRun,
     final_figures,
-    read_one,
+    read_result,
     result_file,
-    rounded,
+    round_significant,
 )
 from launch.experiments.study import Arm, Study
 from launch.run_folder import final
@@ -40,45 +40,45 @@ from launch.run_folder.status import divergence
 from launch.training.training import COLLAPSED
 from policies.settings.settings import changed_settings
 
-FAILURES = 2
-"""How often a run continues from its latest checkpoint after processes that it needs have died."""
-STOPPED = tuple(128 + number for number in SIGNALS)
-"""Exit codes of a run that a signal stopped."""
+MAX_FAILURES = 2
+"""Number of times that a run restarts from its latest checkpoint after one of its processes died."""
+SIGNAL_EXIT_CODES = tuple(128 + number for number in SIGNALS)
+"""Exit codes of a run that was stopped by a signal."""
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """A run of a study, done or to be done."""
+class StudyJob:
+    """A run of a study, finished or not."""
 
     study: Study
     arm: Arm
     seed: int
     folder: Path
-    """The study's."""
+    """Folder of the study."""
 
     @property
     def result(self) -> Path:
-        """The file of its results."""
+        """Path of the result file."""
         return result_file(self.folder, self.arm.name, self.seed)
 
     @property
     def run(self) -> Path:
-        """Its run's folder."""
+        """Path of the run folder."""
         return self.folder / "runs" / self.arm.name / f"seed_{self.seed}"
 
     @property
     def output(self) -> Path:
-        """What it printed."""
+        """Path of the file with its output."""
         return self.run.with_suffix(".txt")
 
     @property
     def words(self) -> list[str]:
-        """The words after `cory train`, without the folder."""
+        """Arguments of `cory train`, without the folder."""
         return self.study.words(self.arm, self.seed)
 
     @property
-    def described(self) -> dict[str, Any]:
-        """What its result says of the arm, as the study has it: entries of `StudyRun`."""
+    def arm_fields(self) -> dict[str, Any]:
+        """The fields of `StudyRun` that describe the study and the arm."""
         return {
             "study": self.study.name,
             "label": self.arm.label,
@@ -90,74 +90,78 @@ class Job:
         }
 
     def read(self) -> StudyRun | None:
-        """Reads its result, if it has one; what the study says of the arm, such as its label, is as it says today.
+        """Reads the result, if there is one; fields such as the label come from the current study file.
 
         Raises:
-            CommandError: it was made with other settings.
+            CommandError: the result was created with other settings.
         """
         if not self.result.exists():
             return None
-        run = read_one(self.result)
+        run = read_result(self.result)
         changes = set(changed_settings(run.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
         if changes:
             raise CommandError(
-                f"{self.result} was made with other settings: {', '.join(sorted(changes))}. Remove it, or name another "
-                "folder with --out."
+                f"{self.result} was created with other settings: {', '.join(sorted(changes))}. Remove it, or choose "
+                "another folder with --out."
             )
-        return run._replace(**self.described)
+        return run._replace(**self.arm_fields)
 
     def claim(self) -> ExitStack | None:
-        """Takes the run for this process, until what is returned is closed.
+        """Locks the run for this process.
 
         Returns:
-            None where another process does it, or a training that a killed study has left still goes on.
+            The lock, or None if another process trains the run. It may be a `cory train` that outlived a killed study.
         """
         self.run.parent.mkdir(parents=True, exist_ok=True)
         return None if lock_holder(self.run) else try_lock(self.run.with_suffix(".lock"))
 
 
-class Ended(NamedTuple):
-    """How the process of a run ended."""
+class ProcessResult(NamedTuple):
+    """The exit code and output of a run's process."""
 
     code: int
-    printed: str
-    """What it printed."""
+    output: str
 
 
-def jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] | None = None) -> list[Job]:
-    """Returns all runs of some arms in the order in which they are done.
+def list_jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[int] | None = None) -> list[StudyJob]:
+    """Returns the runs of some arms in the order of execution.
 
-    That is by tier, and then seed by seed, so that whatever is done so far can be compared.
+    They are ordered by tier and then by seed, so that arms can be compared before the study is complete.
 
     Args:
-        study: what the arms are of.
-        folder: the study's.
+        study: the study.
+        folder: of the study.
         arms: of the study.
-        seeds: these alone; None: each arm's own.
+        seeds: of all arms; None for each arm's own.
     """
-    found = [Job(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
-    return sorted(found, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
+    jobs = [StudyJob(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
+    return sorted(jobs, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
 
 
-class Trainer:
-    """Runs `cory train` in a process of its own, and passes the first Ctrl-C, SIGTERM or SIGHUP on to it.
+class TrainProcess:
+    """Runs `cory train` in a subprocess and forwards the first Ctrl-C, SIGTERM or SIGHUP to it.
 
-    The run then finishes its update and saves itself; another Ctrl-C or SIGTERM aborts the run at once.
+    The run then finishes its update and saves a checkpoint. Another Ctrl-C or SIGTERM aborts the run at once.
     """
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        """Takes what tells the user, once, that a request to stop was heard."""
-        self.interrupts = Interrupts(self._pass_on)
+    def __init__(self, on_interrupt: Callable[[], None]) -> None:
+        """Creates the runner; `on_interrupt` is called once, at the first signal."""
+        self.interrupts = Interrupts(self._forward_signal)
         self.interrupts.training = True
-        self._tell = tell
+        self._on_interrupt = on_interrupt
         self._process: subprocess.Popen[bytes] | None = None
 
-    def train(self, job: Job, options: Sequence[str] = ()) -> Ended:
-        """Does a run that this process has claimed, or continues it, with more options of `cory train`."""
-        options = ["--out", str(job.run), "--continue", "--max-failures", str(FAILURES), "--quiet", *options]
+    def train(self, job: StudyJob, options: Sequence[str] = ()) -> ProcessResult:
+        """Starts or continues a run that this process has claimed.
+
+        Args:
+            job: the run.
+            options: further options of `cory train`.
+        """
+        options = ["--out", str(job.run), "--continue", "--max-failures", str(MAX_FAILURES), "--quiet", *options]
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
-            before = output.seek(0, os.SEEK_END)
-            # In a session of its own, so that Ctrl-C reaches it once, from here.
+            start = output.seek(0, os.SEEK_END)
+            # In its own session, so that it receives Ctrl-C only once, from this process.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cory_rllib", "train", *job.words, *options],
                 stdout=output,
@@ -165,12 +169,12 @@ class Trainer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            if self.interrupts.requested is not None:  # it came before there was a process to pass it on to
+            if self.interrupts.requested is not None:  # the signal came before the process was started
                 self._process.send_signal(self.interrupts.requested)
             code = self._wait(self._process)
             self._process = None
-            output.seek(before)
-            return Ended(code, output.read())
+            output.seek(start)
+            return ProcessResult(code, output.read())
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         while True:
@@ -179,30 +183,32 @@ class Trainer:
             except KeyboardInterrupt:  # the second signal
                 process.send_signal(signal.SIGINT)
 
-    def _pass_on(self) -> None:
-        """Hands the first signal on to the run; a job that is stopped has it from Ray, and a second one would abort."""
-        self._tell()
+    def _forward_signal(self) -> None:
+        """Forwards the first signal to the run, except in a Ray job, where Ray signals it; a second one would abort."""
+        self._on_interrupt()
         if self._process is not None and self.interrupts.requested is not None and IN_JOB not in os.environ:
             self._process.send_signal(self.interrupts.requested)
 
 
-def collect(job: Job, ended: Ended) -> StudyRun:
-    """Makes the result of a run from its folder.
+def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
+    """Creates the result of a run from its folder.
 
     Raises:
-        CommandError: the run failed, so it has none; the message says why.
+        CommandError: the run failed; the message contains the reason.
     """
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
     lines = run.updates()
-    last = final.read(run.final)
-    status, reason = _status(run, ended)
-    trained = [line for line in lines if "policy" in line]
+    final_responses = final.read(run.final)
+    status, reason = _run_status(run, process_result)
+    training_lines = [line for line in lines if "policy" in line]
     cost = Cost(
-        tokens=sum(line["tokens"] for line in trained),
-        seconds=sum(line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in trained),
+        tokens=sum(line["tokens"] for line in training_lines),
+        seconds=sum(line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in training_lines),
     )
+    if status == "diverged":
+        final_responses = None
     return StudyRun(
-        **job.described,
+        **job.arm_fields,
         arm=job.arm.name,
         seed=job.seed,
         status=status,
@@ -212,25 +218,26 @@ def collect(job: Job, ended: Ended) -> StudyRun:
         versions=versions(),
         hardware=hardware(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        cost=cast(Cost, rounded(cost)),
+        cost=cast(Cost, round_significant(cost)),
         metrics=lines,
-        samples=cast(list[SampleLine], rounded([line for line in run.samples.read() if line["held_out"]])),
-        final=None if last is None or status == "diverged" else final_figures(last, settings.policy_ids),
+        samples=cast(list[SampleLine], round_significant([line for line in run.samples.read() if line["held_out"]])),
+        final=None if final_responses is None else final_figures(final_responses, settings.policy_ids),
     )
 
 
-def _status(run: Run, ended: Ended) -> tuple[Status, str | None]:
-    """Returns how a run ended, and why.
+def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | None]:
+    """Returns the status of a run and the reason, if it is not `done`.
 
     Raises:
-        CommandError: it failed.
+        CommandError: the run failed.
     """
-    if ended.code == 0:
+    code = process_result.code
+    if code == 0:
         return "done", None
-    if ended.code == COLLAPSED:
+    if code == COLLAPSED:
         return "collapsed", f"stop_on_collapse ended it after update {run.updates()[-1]['update']}."
-    lines = [line for line in ended.printed.splitlines() if line.strip()] or [f"exit code {ended.code}"]
+    lines = [line for line in process_result.output.splitlines() if line.strip()] or [f"exit code {code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])
-    if ended.code > 0 and divergence(run):
+    if code > 0 and divergence(run):
         return "diverged", reason
-    raise CommandError(reason if ended.code > 0 else f"Its process was ended by {signal.Signals(-ended.code).name}.")
+    raise CommandError(reason if code > 0 else f"Its process was killed by {signal.Signals(-code).name}.")

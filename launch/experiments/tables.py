@@ -1,4 +1,4 @@
-"""The table of many trainings, in which searches and studies end: a row per point, over its seeds."""
+"""The results table of searches and studies: one row per point, aggregated over seeds."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 def points_table(keys: Sequence[str], points: "Iterable[tuple[Sequence[str], pd.DataFrame]]") -> Table:
-    """Returns a row per point: the mean of each figure over its whole runs, ± half its 95 % interval.
+    """Returns a table with one row per point: the mean of each metric over complete runs, ± half its 95 % interval.
 
     Args:
-        keys: headings of the columns that tell points apart.
-        points: what stands in these columns, and the point's runs: a row each, with `whole`, the figures of `MAIN`,
-            `seconds`, and a `remark` or nothing.
+        keys: headings of the columns that identify a point.
+        points: the cells of these columns, and a frame of the point's runs with the columns `complete`, each of
+            `MAIN_METRICS`, `seconds` and `remark` (may be empty).
     """
-    made = table(keys, ["seeds", *(metric_format(key).heading for key in MAIN_METRICS), "minutes"])
-    made.add_column("")
+    results_table = table(keys, ["seeds", *(metric_format(key).heading for key in MAIN_METRICS), "minutes"])
+    results_table.add_column("")
     for cells, runs in points:
-        whole = runs[runs["whole"]]
-        made.add_row(
+        complete = runs[runs["complete"]]
+        results_table.add_row(
             *cells,
-            f"{len(whole)}" if len(whole) == len(runs) else f"{len(whole)} of {len(runs)}",
-            *(_mean(whole[key].astype(float), FINE[key]) for key in MAIN_METRICS),
+            f"{len(complete)}" if len(complete) == len(runs) else f"{len(complete)} of {len(runs)}",
+            *(_format_mean(complete[key].astype(float), FINE[key]) for key in MAIN_METRICS),
             f"{runs['seconds'].mean() / 60:.1f}",
             ", ".join(filter(None, runs["remark"])),
         )
-    return made
+    return results_table
 
 
-def _mean(values: "pd.Series[float]", pattern: str) -> str:
+def _format_mean(values: "pd.Series[float]", pattern: str) -> str:
     mean, low, _, n = mean_ci(values)
     if not n:
         return "-"

@@ -1,4 +1,4 @@
-"""Runs the trials of a search in Ray Tune, from the first one to the last."""
+"""Runs the trials of a search in Ray Tune."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ from launch.cluster import placement, session
 from launch.console import output
 from launch.display.terminal import ProgressPrinter
 from launch.experiments.callbacks import ProgressCallback, StopCallback, TrackerCallback
-from launch.experiments.outcome import collect_results
-from launch.experiments.schedulers import Asha, Fifo, Population, Reports, Stopping
-from launch.experiments.search import LOG, REPORTS, Search, check_room, is_resumable, read_reports
-from launch.experiments.space import METRIC, TIME, points
-from launch.experiments.trials import Locate, Trials
+from launch.experiments.outcome import trials_frame
+from launch.experiments.schedulers import AshaScheduler, FifoScheduler, PbtScheduler, StopRequested, TrialReports
+from launch.experiments.search import LOG_FILE, REPORTS_FILE, Search, check_room, is_resumable, read_reports
+from launch.experiments.space import OBJECTIVE, TIME_KEY, points
+from launch.experiments.trials import ResolvePaths, Trials
 from launch.run_folder.journal import Journal
 from policies.cory import Cory, CoryConfig
 from policies.settings.processes import cpus, processes
@@ -29,50 +29,56 @@ if TYPE_CHECKING:
 
 
 def run_search(
-    search: Search, folder: Path, locate: Locate, voice: ProgressPrinter, stop: StopCallback, debug: bool
+    search: Search,
+    folder: Path,
+    resolve_paths: ResolvePaths,
+    progress: ProgressPrinter,
+    stop: StopCallback,
+    debug: bool,
 ) -> "pd.DataFrame":
-    """Runs all trials in a locked folder, or those that are left, as far as the budget goes.
+    """Runs all remaining trials of a search within the budget.
 
     Args:
-        search: what is searched.
-        folder: its folder.
-        locate: finds the files that settings name.
-        voice: shows what happens.
-        stop: what ends it; its interrupts are entered.
+        search: the definition of the search.
+        folder: of the search, locked by the caller.
+        resolve_paths: replaces the paths in settings by their current locations.
+        progress: prints the progress.
+        stop: stops the search; its interrupts have been entered.
         debug: show libraries' logs.
 
     Returns:
-        The trials so far (`collect_results`): finished, failed, or neither where the search was stopped or the budget
-        is spent.
+        The trials so far (`trials_frame`): finished, failed, or unfinished if the search was stopped or the budget is
+        exhausted.
 
     Raises:
-        CommandError: a trial asks for more than Ray has.
+        CommandError: a trial requires more resources than Ray has.
     """
-    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths in settings are the user's
+    # Relative paths in settings refer to the user's working directory.
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # the interrupts have it
-    checked = points(search.settings, search.axes)
-    largest = max((processes(settings, trial=True) for settings in checked), key=cpus)
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `stop.interrupts` handles SIGINT
+    point_settings = points(search.settings, search.axes)
+    largest = max((processes(settings, trial=True) for settings in point_settings), key=cpus)
     with contextlib.ExitStack() as stack:
         if not debug:
-            stack.enter_context(output.redirect_output(folder / LOG))
-        stack.enter_context(voice)
-        voice.stage("Starting Ray")
+            stack.enter_context(output.redirect_output(folder / LOG_FILE))
+        stack.enter_context(progress)
+        progress.stage("Starting Ray")
         stack.enter_context(session.ray_session(largest, debug))
-        stop.interrupts.install()  # Ray took SIGTERM
+        stop.interrupts.install()  # Ray has replaced the SIGTERM handler
         if session.UNCHECKED not in os.environ:
-            check_room(checked, placement.alive_nodes())
-        voice.stage("Running trials")
-        reports = Journal(folder / REPORTS, TIME)
-        reports.cut_after(search.settings.num_updates)  # what a kill left of a line
-        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], locate)
+            check_room(point_settings, placement.alive_nodes())
+        progress.stage("Running trials")
+        reports = Journal(folder / REPORTS_FILE, TIME_KEY)
+        reports.cut_after(search.settings.num_updates)  # drops a line that a kill left incomplete
+        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], resolve_paths)
         scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
-        voice.begin()
+        progress.begin()
         stop.interrupts.training = True
         space = CoryConfig().cory(**search.space())
-        callbacks = [ProgressCallback(reports, voice, trials), TrackerCallback(folder)]
-        ended = run_trials(Cory, space, folder, search, scheduler, stop, callbacks)
-        return collect_results(ended, trials, search.axes, stop.statuses)
+        callbacks = [ProgressCallback(reports, progress, trials), TrackerCallback(folder)]
+        tune_trials = run_trials(Cory, space, folder, search, scheduler, stop, callbacks)
+        return trials_frame(tune_trials, trials, search.axes, stop.statuses)
 
 
 def run_trials(
@@ -84,23 +90,23 @@ def run_trials(
     stop: StopCallback,
     callbacks: Sequence[tune.Callback] = (),
 ) -> list[Trial]:
-    """Lets Tune run trials, or continue those of a folder, whose path may have changed.
+    """Runs trials with Tune, or resumes those of a folder, which may have been moved.
 
-    Not by a `Tuner`, whose `restore` takes the callbacks and the scheduler from a file.
+    This uses `tune.run` because `Tuner.restore` loads the callbacks and the scheduler from a file.
     """
     settings, folder = search.settings, folder.resolve()
     population_based = search.scheduler == "pbt"
     random_search = BasicVariantGenerator(
-        constant_grid_search=not population_based,  # what is drawn is drawn once for all points, so for all seeds
+        constant_grid_search=not population_based,  # all points, and so all seeds, share the sampled values
         random_state=settings.seed,
         max_concurrent=search.concurrent or 0,
     )
 
-    done = stop.done  # not `stop`: Tune pickles the function below
+    done = stop.done  # not `stop`, because Tune pickles the function below
 
     def has_ended(trial_id: str, result: dict[str, Any]) -> bool:
-        done[trial_id] += 1  # here, as it is called before the scheduler decides
-        return bool(result[TIME] >= settings.num_updates)
+        done[trial_id] += 1  # counted here, because Tune calls this before the scheduler decides
+        return bool(result[TIME_KEY] >= settings.num_updates)
 
     return tune.run(
         trainable,
@@ -126,21 +132,34 @@ def run_trials(
     ).trials
 
 
-def make_scheduler(search: Search, trials: Trials, stopping: Stopping, reports: Reports = ()) -> TrialScheduler:
-    """Returns the scheduler of a search, which resumes after these reports."""
+def make_scheduler(
+    search: Search, trials: Trials, stop_requested: StopRequested, reports: TrialReports = ()
+) -> TrialScheduler:
+    """Creates the scheduler of a search.
+
+    Args:
+        search: the definition of the search.
+        trials: of the search.
+        stop_requested: returns whether the search should stop.
+        reports: of the search so far, in chronological order.
+    """
     if search.scheduler == "pbt":
-        return Population(trials, stopping, search.settings, search.axes)
-    return Asha(trials, stopping, search.settings, reports) if search.scheduler == "asha" else Fifo(trials, stopping)
+        return PbtScheduler(trials, stop_requested, search.settings, search.axes)
+    if search.scheduler == "asha":
+        return AshaScheduler(trials, stop_requested, search.settings, reports)
+    return FifoScheduler(trials, stop_requested)
 
 
 def optuna_search(search: Search) -> Any:
-    """Returns Optuna's tree-structured Parzen estimator."""
+    """Creates a searcher that uses Optuna's tree-structured Parzen estimator (TPE)."""
     from ray.tune.search.optuna import OptunaSearch
 
     space = {"cory_settings": {axis.key: axis.domain(grid=False) for axis in search.axes}}
-    return OptunaSearch(OptunaSearch.convert_search_space(space), metric=METRIC, mode="max", seed=search.settings.seed)
+    return OptunaSearch(
+        OptunaSearch.convert_search_space(space), metric=OBJECTIVE, mode="max", seed=search.settings.seed
+    )
 
 
 def trial_name(trial: Trial) -> str:
-    """Returns the name of a trial, and of its folder: `trial_00003`."""
+    """Returns the name of a trial and its folder, such as `trial_00003`."""
     return f"trial_{trial.trial_id.rpartition('_')[2]}"

@@ -1,1 +1,1 @@
-"""Trained policies in use: read from a checkpoint, asked, exported."""
+"""Loading, running and exporting trained policies."""

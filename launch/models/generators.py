@@ -1,4 +1,4 @@
-"""What generates with trained policies, in this process: each is loaded once."""
+"""Loads trained policies into a generator in this process."""
 
 from __future__ import annotations
 
@@ -17,43 +17,49 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
 
-COLDEST = 1e-4
-"""The temperature that stands for 0: always the likeliest token, without a division by zero."""
+MIN_TEMPERATURE = 1e-4
+"""Replaces a temperature of 0: greedy decoding without a division by zero."""
 
 
 def choose_backend(backend: str | None, settings: Settings) -> str:
-    """Returns what generates with a run's policies: `vllm` or `transformers`, or what was asked for.
+    """Returns the generation backend for a run's policies: `vllm` or `transformers`.
+
+    Args:
+        backend: the user's choice; None for vLLM if possible.
+        settings: of the run.
 
     Raises:
-        CommandError: vLLM was asked for, but cannot.
+        CommandError: vLLM was requested but cannot be used.
     """
-    quantised = settings.quantization != "none"
-    if backend == "vllm" and quantised:
-        raise CommandError("vLLM does not load a base that is quantised as in training. Use --backend transformers.")
+    is_quantized = settings.quantization != "none"
+    if backend == "vllm" and is_quantized:
+        raise CommandError(
+            f"--backend vllm conflicts with quantization={settings.quantization}. Use --backend transformers."
+        )
     if backend == "vllm" and not vllm_installed():
         raise CommandError("vLLM is not installed. Run `pip install 'cory-rllib[vllm]'`.")
-    return backend or ("vllm" if vllm_installed() and not quantised else "transformers")
+    return backend or ("vllm" if vllm_installed() and not is_quantized else "transformers")
 
 
 def load_generator(
-    trained: PolicySet, policies: Sequence[str], backend: str, at_once: int
+    trained: PolicySet, policy_ids: Sequence[str], backend: str, max_sequences: int
 ) -> TransformersGenerator | VLLMGenerator:
-    """Loads policies.
+    """Loads policies into a generator.
 
     Args:
-        trained: whose they are.
-        policies: their names, each once.
+        trained: the policies.
+        policy_ids: which to load, without duplicates.
         backend: `transformers` or `vllm`.
-        at_once: responses that a vLLM engine writes at the same time, at most.
+        max_sequences: maximum number of responses that a vLLM engine generates concurrently.
 
     Raises:
-        CommandError: the checkpoint or the base model is not as it was, or vLLM has no place for all weights.
+        CommandError: the checkpoint or the base model has changed, or vLLM cannot load some weights.
         EngineStartError: vLLM could not start.
-        ModelError: there is no base model any more.
+        ModelError: a base model was not found.
     """
     settings = trained.settings
-    models = {policy: model_path(trained.base(policy)) for policy in policies}
-    weights = {policy: trained.weights(policy) for policy in policies}
+    models = {policy_id: model_path(trained.base(policy_id)) for policy_id in policy_ids}
+    weights = {policy_id: trained.weights(policy_id) for policy_id in policy_ids}
     cuda = torch.cuda.is_available() and not (backend == "vllm" and vllm_build() == "cpu")
     common: dict[str, Any] = {
         "dtype": settings.dtype,
@@ -62,27 +68,27 @@ def load_generator(
         "lora": settings.lora,
     }
     if backend == "transformers":
-        longest = settings.max_prompt_tokens + settings.max_response_tokens
-        hf_generator = TransformersGenerator(models, **common, quantization=settings.quantization, longest=longest)
-        for policy in policies:
-            trained.check_base(policy, weights[policy], hf_generator.own[policy])
-            hf_generator.load(policy, weights[policy], trained.update)
+        max_length = settings.max_prompt_tokens + settings.max_response_tokens
+        hf_generator = TransformersGenerator(models, **common, quantization=settings.quantization, longest=max_length)
+        for policy_id in policy_ids:
+            trained.check_base(policy_id, weights[policy_id], hf_generator.own[policy_id])
+            hf_generator.load(policy_id, weights[policy_id], trained.update)
         return hf_generator
     from policies.generation.vllm_generator import VLLMGenerator
 
-    for policy in policies:  # before engines start, which takes long
-        trained.check_base(policy, weights[policy], trainable(trained.meta_model(policy)))
+    for policy_id in policy_ids:  # before the slow start of engines
+        trained.check_base(policy_id, weights[policy_id], trainable(trained.meta_model(policy_id)))
     generator = VLLMGenerator(
         models,
         **common,
         max_prompt_tokens=settings.max_prompt_tokens,
         max_response_tokens=settings.max_response_tokens,
-        max_sequences=at_once,
+        max_sequences=max_sequences,
         tensor_parallel_size=settings.tensor_parallel_size,
     )
-    for policy in policies:
-        if stale := generator.load(policy, weights[policy], trained.update).stale:
+    for policy_id in policy_ids:
+        if stale := generator.load(policy_id, weights[policy_id], trained.update).stale:
             raise CommandError(
-                f"vLLM has no place for some weights of {policy}, such as {stale[0]}. Use --backend transformers."
+                f"vLLM cannot load some weights of {policy_id}, such as {stale[0]}. Use --backend transformers."
             )
     return generator

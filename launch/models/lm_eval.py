@@ -1,6 +1,6 @@
-"""EleutherAI's lm-evaluation-harness on the policies of a run and the untouched base, in one table.
+"""Evaluates the policies of a run and their base model with EleutherAI's lm-evaluation-harness.
 
-Each model's results are a line of `results.jsonl`, from which a killed evaluation goes on at the next one.
+Each model's results are a line of `results.jsonl`; an interrupted evaluation continues with the next model.
 """
 
 from __future__ import annotations
@@ -27,89 +27,89 @@ from policies.models.model_names import model_path
 if TYPE_CHECKING:
     from rich.table import Table
 
-BASE = "base"
-BATCH = 16
-ARROWS: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
-"""By whether higher is better."""
+BASE_LABEL = "base"
+BATCH_SIZE = 16
+DIRECTION_ARROWS: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
+"""Whether higher is better, to the arrow in the table."""
 
 
 class Suite(NamedTuple):
-    """What is measured."""
+    """The tasks of an evaluation."""
 
     tasks: tuple[str, ...]
     folder: Path | None
-    """With task files (YAML) beside those that the harness brings."""
+    """Folder with additional task files (YAML)."""
     limit: int | None
-    """Only so many documents of each task."""
+    """Maximum number of documents per task."""
 
     def identity(self, trained: PolicySet) -> dict[str, Any]:
-        """All that the results depend on, as JSON."""
+        """Returns everything that the results depend on, as JSON."""
         files = sorted(self.folder.rglob("*")) if self.folder is not None else []
         return {
             "tasks": self.tasks,
             "files": [(str(file), zlib.crc32(file.read_bytes())) for file in files if file.is_file()],
             "limit": self.limit,
             "models": trained.settings.models,
-            "update": trained.lines[-1],
+            "update": trained.metrics[-1],
         }
 
     def fingerprint(self, trained: PolicySet) -> str:
-        """A short name of the identity."""
+        """Returns a short hash of the identity."""
         digest = hashlib.sha256(json.dumps(self.identity(trained), sort_keys=True).encode()).hexdigest()
         return f"lm-eval-{digest[:8]}"
 
 
 def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet: bool) -> dict[str, dict[str, Any]]:
-    """Measures the base and every policy, each as `cory export` writes it, with an adapter merged into its base.
+    """Evaluates the base model and every policy. Policies are exported first, with adapters merged.
 
     Args:
-        trained: whose the policies are.
-        suite: what is measured.
-        out: the evaluation's folder; it may have results of some models.
-        console: shows which model is next.
-        quiet: show nothing.
+        trained: the policies.
+        suite: the tasks.
+        out: the evaluation's folder; it may contain results of some models.
+        console: for progress messages.
+        quiet: print no progress.
 
     Returns:
-        By model what the harness says: `results` (by task the metrics and their standard errors), versions and so on.
+        Model label to the output of the harness: `results` (metrics and standard errors by task), versions, and more.
 
     Raises:
-        CommandError: the harness is not installed, there is no such task, the base is quantised, or the folder has
-            results of something else.
+        CommandError: the harness is not installed, a task is unknown, the base is quantized, or the folder contains
+            results of another evaluation.
     """
     try:
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError as error:
-        raise CommandError("--lm-eval needs the package lm-eval. Run `pip install 'lm-eval>=0.4.13'`.") from error
+        raise CommandError("--lm-eval requires the package lm-eval. Run `pip install 'lm-eval>=0.4.13'`.") from error
     manager = TaskManager(include_path=None if suite.folder is None else str(suite.folder))
     if unknown := [task for task in suite.tasks if not manager.match_tasks([task])]:
         raise CommandError(
-            f"The harness knows no task {', '.join(unknown)}. `lm-eval ls tasks` lists its own; "
-            "--lm-eval-tasks-folder names a folder with others."
+            f"Unknown lm-eval task {', '.join(unknown)}. `lm-eval ls tasks` lists the built-in tasks; add your own "
+            "with --lm-eval-tasks-folder."
         )
     models = dict.fromkeys(trained.settings.models.values())
-    bases = {BASE if len(models) == 1 else f"{BASE} {name}": name for name in models}
+    bases = {BASE_LABEL if len(models) == 1 else f"{BASE_LABEL} {name}": name for name in models}
     batches = Batches(out / "results.jsonl", suite.identity(trained), (*bases, *trained.settings.policy_ids))
 
     def run(label: str) -> dict[str, object]:
-        voice.stage(f"Measuring {label}")
+        progress.stage(f"Evaluating {label}")
         with tempfile.TemporaryDirectory(prefix="cory-export-") as folder:
             path = model_path(bases[label]) if label in bases else str(Path(folder) / "model")
             if label not in bases:
                 write(trained, label, Path(path), merge=trained.settings.lora is not None)
-            results = _run(path, trained.settings.trust_remote_code, suite, manager)
-        return {"model": label, **json.loads(json.dumps(results, default=_plain))}
+            results = _run_harness(path, trained.settings.trust_remote_code, suite, manager)
+        return {"model": label, **json.loads(json.dumps(results, default=_to_json_value))}
 
-    with ProgressPrinter(console, len(batches.work), done=batches.done, quiet=quiet, bar=False) as voice:
-        batches.run(run, voice)
+    with ProgressPrinter(console, len(batches.work), done=batches.done, quiet=quiet, bar=False) as progress:
+        batches.run(run, progress)
     return {results["model"]: results for results in batches.results}
 
 
-def _plain(value: object) -> object:
-    """Returns what JSON has for a value of another kind."""
+def _to_json_value(value: object) -> object:
+    """Converts a value that JSON does not support."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _run(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict[str, Any]:
+def _run_harness(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict[str, Any]:
     import lm_eval
 
     results = lm_eval.simple_evaluate(
@@ -118,32 +118,33 @@ def _run(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict
         tasks=list(suite.tasks),
         task_manager=manager,
         limit=suite.limit,
-        batch_size=BATCH,
+        batch_size=BATCH_SIZE,
         device="cuda" if torch.cuda.is_available() else "cpu",
         log_samples=False,
     )
-    kept = ("results", "versions", "n-shot", "n-samples", "higher_is_better", "configs")
-    return {name: results[name] for name in kept if name in results}
+    keys = ("results", "versions", "n-shot", "n-samples", "higher_is_better", "configs")
+    return {key: results[key] for key in keys if key in results}
 
 
 def results_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns the table of all models, a row per task and metric that is a number for all of them.
+    """Returns a table with a column per model, and a row per task and metric that is numeric for all models.
 
-    Values have their standard error, where the harness gives one; an arrow says where better is.
+    Values include the standard error, if available. An arrow shows the direction of improvement.
     """
     rows = table(["task", "documents", "metric"], list(results))
     first = next(iter(results.values()))
     for task, metrics in first["results"].items():
         samples = first.get("n-samples", {}).get(task, {})
         documents = " of ".join(str(samples[name]) for name in ("effective", "original") if name in samples)
-        better = first.get("higher_is_better", {}).get(task) or {}
+        higher_is_better = first.get("higher_is_better", {}).get(task) or {}
         for key in metrics:
-            metric, _, filtered = key.partition(",")
+            metric, _, filter_name = key.partition(",")
             values = [model["results"][task].get(key) for model in results.values()]
-            errors = [model["results"][task].get(f"{metric}_stderr,{filtered}") for model in results.values()]
+            errors = [model["results"][task].get(f"{metric}_stderr,{filter_name}") for model in results.values()]
             if metric.endswith("_stderr") or not all(isinstance(value, int | float) for value in values):
                 continue
-            name = f"{metric if filtered == 'none' else f'{metric} ({filtered})'} {ARROWS[better.get(metric)]}"
+            arrow = DIRECTION_ARROWS[higher_is_better.get(metric)]
+            name = f"{metric if filter_name == 'none' else f'{metric} ({filter_name})'} {arrow}"
             cells = [
                 f"{value:.4f}" + (f" ± {error:.4f}" if isinstance(error, int | float) else "")
                 for value, error in zip(values, errors, strict=True)

@@ -1,4 +1,4 @@
-"""The model card of an exported policy: what it is, how to ask it, what it reached, and how it was trained."""
+"""The model card of an exported policy: description, usage, results and training settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.utils import cached_file
 
-from cory_env.pickled import display_name as without_code
+from cory_env.pickled import display_name
 from launch.display.tables import format_metric, metric_format
 from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
@@ -21,34 +21,34 @@ from policies.models.model_names import AVERAGE, model_path
 from policies.settings.settings import Settings, settings_in
 from policies.settings.yaml12 import write_yaml
 
-TEMPLATE = Path(__file__).with_suffix(".md")
-"""The card's text, as a Jinja template."""
+CARD_TEMPLATE = Path(__file__).with_suffix(".md")
+"""Jinja template of the card."""
 
 
-def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bool = False) -> str:
-    """Returns the card as Markdown, with the header that model hubs read.
+def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter: bool = False) -> str:
+    """Returns the card as Markdown, with the metadata header of model hubs.
 
     Args:
-        trained: what the policy is of.
-        policy: one of its policies, or the `AVERAGE` of them.
-        warnings: the health warnings that stood for it.
-        adapter: it is an adapter alone, without its base.
+        trained: the policies.
+        policy_id: one of the run's, or `AVERAGE`.
+        warnings: health warnings of the policy.
+        adapter: the export is an adapter without its base.
     """
-    settings, base, lora = trained.settings, trained.base(policy), trained.lora(policy)
+    settings, base, lora = trained.settings, trained.base(policy_id), trained.lora(policy_id)
     system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
     card = ModelCard.from_template(
         _header(settings, base, adapter),
-        template_path=str(TEMPLATE),
+        template_path=str(CARD_TEMPLATE),
         s=settings,
-        policy=policy,
+        policy_id=policy_id,
         run=trained.name,
         base_model=Path(base).name if Path(base).is_dir() else base,
-        base_path=base_path(trained, policy),
+        base_path=base_path(trained, policy_id),
         updates=trained.update,
         version=own_version(),
-        llms=settings.policy_ids,
-        teams=len(settings.policy_ids) // settings.num_agents,
-        is_mean=policy == AVERAGE,
+        policy_ids=settings.policy_ids,
+        num_teams=len(settings.policy_ids) // settings.num_agents,
+        is_mean=policy_id == AVERAGE,
         warnings=warnings,
         adapter=adapter,
         lora=lora,
@@ -57,32 +57,32 @@ def model_card(trained: PolicySet, policy: str, warnings: list[str], adapter: bo
         rank_limit=room(lora) if lora and lora.rank <= MOST else None,
         messages=[*system, {"role": "user", "content": "PROMPT"}],
         prompts=_prompts(trained),
-        results=_results(trained, policy),
-        origin=_block(without_code(trained.origin)),
-        settings=_block(write_yaml(_training(settings)), "yaml"),
+        results=_results(trained, policy_id),
+        command=_block(display_name(trained.command)),
+        settings=_block(write_yaml(_training_settings(settings)), "yaml"),
     )
     return str(card)
 
 
-def base_path(trained: PolicySet, policy: str) -> str:
-    """Returns where a policy's base is: a hub id, or a folder whatever folder one is in."""
-    path = model_path(trained.base(policy))
+def base_path(trained: PolicySet, policy_id: str) -> str:
+    """Returns the base model of a policy: a hub id, or an absolute path."""
+    path = model_path(trained.base(policy_id))
     return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
-def _training(settings: Settings) -> dict[str, object]:
-    """Returns the settings that say what was learned, without those that are unset."""
-    told = settings_in("task", "policy", "sampling", "learning")
-    return {name: value for name, value in settings.public_dict().items() if name in told and value is not None}
+def _training_settings(settings: Settings) -> dict[str, object]:
+    """Returns the settings that affect the trained policy, without unset ones."""
+    names = settings_in("task", "policy", "sampling", "learning")
+    return {name: value for name, value in settings.public_dict().items() if name in names and value is not None}
 
 
 def _header(settings: Settings, model: str, adapter: bool) -> ModelCardData:
-    named = model == model_path(model) and not Path(model).is_dir()  # no name of ours: a hub id
+    is_hub_id = model == model_path(model) and not Path(model).is_dir()  # neither a bundled model nor a folder
     base = _base_card(model)
     return ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        base_model=model if named else None,
+        base_model=model if is_hub_id else None,
         license=base.license,
         language=base.language,
         tags=["cory", "multi-agent", "ppo" if settings.critic else settings.advantage, "reinforcement-learning"],
@@ -90,7 +90,7 @@ def _header(settings: Settings, model: str, adapter: bool) -> ModelCardData:
 
 
 def _base_card(model: str) -> ModelCardData:
-    """Returns the header of the base model's own card, empty where it has none that can be read."""
+    """Returns the metadata of the base model's card; empty if there is none or it cannot be parsed."""
     file = cached_file(
         model_path(model),
         "README.md",
@@ -104,7 +104,7 @@ def _base_card(model: str) -> ModelCardData:
 
 
 def _prompts(trained: PolicySet) -> str:
-    """Returns the templates that the policy was trained with; those of a task are known only where its data is."""
+    """Returns the prompt templates of training, or a reference to the task if its data is not available here."""
     settings = trained.settings
     try:
         task = task_without_queries(trained.sources) or settings.make_task()
@@ -116,17 +116,17 @@ def _prompts(trained: PolicySet) -> str:
     return "\n\n".join(f"As {role}:\n{_block(text)}" for role, text in prompts.items())
 
 
-def _results(trained: PolicySet, policy: str) -> str:
-    """Returns the policy's figures: alone on held-out queries, before and after, and in its last update."""
+def _results(trained: PolicySet, policy_id: str) -> str:
+    """Returns a table of the policy's metrics: held-out before and after training, and in the last update."""
     columns: dict[str, Figures] = {}
-    evaluated = [line for line in trained.lines if policy in line.get("evaluation", {})]
+    evaluated = [line for line in trained.metrics if policy_id in line.get("evaluation", {})]
     for line in (evaluated[0], evaluated[-1]) if evaluated else ():
-        columns[f"held-out, update {line['update']}"] = line["evaluation"][policy]
-    last = trained.lines[-1]
-    if policy in last.get("policy", {}):
-        columns[f"training, update {last['update']}"] = last["policy"][policy]
+        columns[f"held-out, update {line['update']}"] = line["evaluation"][policy_id]
+    last = trained.metrics[-1]
+    if policy_id in last.get("policy", {}):
+        columns[f"training, update {last['update']}"] = last["policy"][policy_id]
     if not columns:
-        return "None: the run did not evaluate it (eval_average=true does). `cory evaluate FOLDER` can."
+        return "None: training did not evaluate this policy. Set eval_average=true in training, or use `cory evaluate`."
     heading = ["", *columns]
     rows = [
         [metric_format(key).heading, *(format_metric(key, figures[key]) for figures in columns.values())]
@@ -137,6 +137,6 @@ def _results(trained: PolicySet, policy: str) -> str:
 
 
 def _block(text: str, language: str = "") -> str:
-    """Returns a block of code, between fences that are longer than any in the text."""
-    fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
+    """Returns a fenced code block, with fences longer than any run of backticks in the text."""
+    fence = "`" * max([3, *(len(backticks) + 1 for backticks in re.findall("`+", text))])
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"

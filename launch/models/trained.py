@@ -1,7 +1,7 @@
-"""Trained policies: of a run, read from one of its checkpoints without Ray, or of an algorithm in memory.
+"""Trained policies, read from a checkpoint without Ray or from an algorithm in memory.
 
-Resuming unpickles parts of a checkpoint, which can run any code in it. Here only a policy's weights are read, which are
-no pickle.
+Only the policies' weights are read, which are not pickled. Resuming a run, in contrast, unpickles parts of the
+checkpoint, which can run arbitrary code.
 """
 
 from __future__ import annotations
@@ -37,158 +37,159 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicySet:
-    """What was learned by some update."""
+    """The policies of a run after some update."""
 
     settings: Settings
     update: int
-    """The updates that had been done."""
-    lines: Sequence[Update]
-    """The metrics up to that update, as far as they are known; the last line is its own."""
+    """Number of completed updates."""
+    metrics: Sequence[Update]
+    """Metrics up to that update, as far as available; the last entry belongs to the update."""
     policy_ids: tuple[str, ...]
-    """The policies in the order in which the chain's next query would have been answered."""
-    place: str
-    """How a user finds whose policies they are: a run's folder or URI."""
+    """Policy ids in chain order, as the next update would have assigned the roles."""
+    location: str
+    """The run's folder or URI, for messages."""
     name: str
-    """What they are of, in a word."""
-    origin: str
-    """What made them, in lines."""
-    read: Callable[[str], Weights]
-    """Reads the weights of an LLM, as `weights` says."""
+    """Short name of the run."""
+    command: str
+    """The commands that started and continued the run, one per line."""
+    read_weights: Callable[[str], Weights]
+    """Reads the weights of a policy other than `AVERAGE`."""
     sources: Sources | None = None
-    """What the run was made from; None: not known."""
+    """The inputs of the run; None if unknown."""
     run: Run | None = None
     folder: Path | None = None
-    """The checkpoint; None: they are an algorithm's."""
+    """The checkpoint; None for the policies of an algorithm in memory."""
 
     @property
-    def policies(self) -> tuple[str, ...]:
-        """The names of its policies; with several LLMs that started from one model, also `AVERAGE`, their mean."""
-        modules = self.settings.policy_ids
-        return (*modules, AVERAGE) if len(modules) > 1 and len(set(self.settings.models.values())) == 1 else modules
+    def available_policy_ids(self) -> tuple[str, ...]:
+        """All policy ids, including `AVERAGE` if there are several LLMs that started from the same model."""
+        policy_ids, models = self.settings.policy_ids, self.settings.models
+        return (*policy_ids, AVERAGE) if len(policy_ids) > 1 and len(set(models.values())) == 1 else policy_ids
 
     @property
-    def names(self) -> str:
-        """The names of its policies, as users give them."""
-        return ", ".join("mean" if policy == AVERAGE else policy for policy in self.policies)
+    def available_names(self) -> str:
+        """The names of all policies for users, separated by commas."""
+        return ", ".join("mean" if policy_id == AVERAGE else policy_id for policy_id in self.available_policy_ids)
 
     def named(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns policies by the names that users give them; `mean` is `AVERAGE`.
+        """Returns the policy ids for users' names; `mean` stands for `AVERAGE`.
 
         Raises:
-            CommandError: one has no such name; names those that there are.
+            CommandError: a name is unknown.
         """
-        policies = tuple(AVERAGE if name.strip() == "mean" else name.strip() for name in names)
-        for name, policy in zip(names, policies, strict=True):
-            if policy not in self.policies:
-                raise CommandError(f"{self.place} has no policy `{name.strip()}`. Its policies are: {self.names}.")
-        return policies
+        policy_ids = tuple(AVERAGE if name.strip() == "mean" else name.strip() for name in names)
+        for name, policy_id in zip(names, policy_ids, strict=True):
+            if policy_id not in self.available_policy_ids:
+                raise CommandError(f"Unknown policy `{name.strip()}`. {self.location} has: {self.available_names}.")
+        return policy_ids
 
-    def weights(self, policy: str) -> Weights:
-        """The weights of a policy, without its value head, by Hugging Face names; each is read when it is asked for.
+    def weights(self, policy_id: str) -> Weights:
+        """Returns the weights of a policy, without its value head, by Hugging Face names. They are read lazily.
 
-        Those of `AVERAGE` are the mean of all; its adapter has the mean of their products, and more rank than they.
+        The weights of `AVERAGE` are the mean over all policies. With LoRA, the mean of the products B A is represented
+        by an adapter of higher rank.
 
         Raises:
-            CommandError: the checkpoint is gone, or holds anything but arrays there.
+            CommandError: the checkpoint has been removed, or is not a valid weights file.
         """
-        if policy == AVERAGE:
-            weights = [self.weights(module) for module in self.settings.policy_ids]
+        if policy_id == AVERAGE:
+            weights = [self.weights(member) for member in self.settings.policy_ids]
             return mean_weights(weights) if self.settings.lora is None else concat_lora(weights)
-        return self.read(policy)
+        return self.read_weights(policy_id)
 
-    def lora(self, policy: str) -> Lora | None:
-        """What the adapter of a policy is like; None: there is none."""
+    def lora(self, policy_id: str) -> Lora | None:
+        """Returns the adapter configuration of a policy; None if all weights were trained."""
         lora = self.settings.lora
-        return concat_lora_config(lora, len(self.settings.policy_ids)) if lora and policy == AVERAGE else lora
+        return concat_lora_config(lora, len(self.settings.policy_ids)) if lora and policy_id == AVERAGE else lora
 
-    def base(self, policy: str) -> str:
-        """The name of the model that a policy started from; that of an `AVERAGE` is everyone's."""
+    def base(self, policy_id: str) -> str:
+        """Returns the name of the base model of a policy."""
         models = self.settings.models
-        return models[self.settings.policy_ids[0] if policy == AVERAGE else policy]
+        return models[self.settings.policy_ids[0] if policy_id == AVERAGE else policy_id]
 
     def changes(self) -> list[str]:
-        """Returns a sentence on each model, tokenizer and chat template that is not what the policies learned with.
+        """Returns a sentence for each model, tokenizer and chat template that has changed since training.
 
         Raises:
-            CommandError: there is no model, or no tokenizer with it.
+            CommandError: a model or its tokenizer was not found.
         """
         if self.sources is None:
             return []
         try:
-            now = llms_of(self.settings, self.settings.make_tokenizers())
+            current_llms = llms_of(self.settings, self.settings.make_tokenizers())
         except ValueError as error:
             raise CommandError(" ".join(str(error).split())) from error
-        return [f"{change.text}." for change in compare_llms(self.sources, self.settings, now)]
+        return [f"{change.text}." for change in compare_llms(self.sources, self.settings, current_llms)]
 
-    def meta_model(self, policy: str) -> PreTrainedModel:
-        """Returns the model of a policy, with its adapter, without the memory for weights.
+    def meta_model(self, policy_id: str) -> PreTrainedModel:
+        """Returns the model of a policy on the meta device, with its adapter.
 
         Raises:
-            ModelError: there is no base model any more.
+            ModelError: the base model was not found.
         """
-        from policies.models.adapters import add_lora  # brings transformers along
+        from policies.models.adapters import add_lora  # imports transformers
         from policies.models.language_model import meta_model
 
-        model = meta_model(model_path(self.base(policy)), self.settings.trust_remote_code)
-        lora = self.lora(policy)
+        model = meta_model(model_path(self.base(policy_id)), self.settings.trust_remote_code)
+        lora = self.lora(policy_id)
         return cast("PreTrainedModel", model.requires_grad_(True)) if lora is None else add_lora(model, lora)
 
-    def check_base(self, policy: str, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
-        """Refuses a base model that is not the one that training started from.
+    def check_base(self, policy_id: str, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
+        """Checks that weights match the parameters of the base model.
 
         Args:
-            policy: one of the run's, or the `AVERAGE` of them.
-            weights: its.
-            parameters: those that they are for, of the base, or of a new adapter on it (`trainable`).
+            policy_id: one of the run's, or `AVERAGE`.
+            weights: of the policy.
+            parameters: trainable parameters of the base model, or of a new adapter on it (`trainable`).
 
         Raises:
-            CommandError: they have other names or shapes.
+            CommandError: names or shapes differ.
         """
         if shapes(weights) != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
             raise CommandError(
-                f"The model {self.base(policy)} is not the one that {self.place} started from: the trained weights "
-                "have other names or shapes. Put that model back."
+                f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
+                "other names or shapes. Restore the original model."
             )
 
 
 def trainable(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the parameters that training changes, by name."""
+    """Returns the trainable parameters of a model by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def policies_of(algorithm: Cory) -> PolicySet:
-    """Returns what an algorithm has learned by now; weights are fetched from the learners when they are asked for."""
+    """Returns the current policies of an algorithm. Weights are fetched from the learners lazily."""
     report = {key: value for key, value in algorithm.report.items() if key != "samples"}
     return PolicySet(
         settings=algorithm.settings,
         update=algorithm.updates,
-        lines=[cast(Update, to_json(report or {"update": algorithm.updates}))],
+        metrics=[cast(Update, to_json(report or {"update": algorithm.updates}))],
         policy_ids=tuple(algorithm.mapping.as_dict().values()),
-        place="The algorithm",
+        location="The algorithm",
         name=algorithm.settings.task,
-        origin=f"an algorithm in Python  # {in_words()}",
-        read=algorithm.weights,
+        command=f"an algorithm in Python  # {in_words()}",
+        read_weights=algorithm.weights,
     )
 
 
-def open_trained(place: str | Path, wanted: str | None = None) -> PolicySet:
-    """Opens a checkpoint of a run, which may go on training meanwhile.
+def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicySet:
+    """Opens a checkpoint of a run. The run may still be training.
 
     Args:
-        place: the run's folder, or its URI.
-        wanted: `best`, `latest` or an update's number; None: the best, or the latest where none was evaluated.
+        location: the run's folder or URI.
+        checkpoint: `best`, `latest` or the number of an update; None for the best, or the latest if none was evaluated.
 
     Raises:
-        CommandError: no such run or checkpoint, one that is damaged, or one that the run's metrics do not know.
+        CommandError: the run or checkpoint was not found, is damaged, or has no entry in the run's metrics.
         StorageError: storage cannot be read.
-        FormatError: another version wrote it in another format.
+        FormatError: the run has another format version.
     """
-    run = read_run(place)
-    update, folder = run.checkpoints.choose(wanted, POLICIES)
-    lines = [line for line in run.updates() if line["update"] <= update]
-    if not lines or lines[-1]["update"] != update:
+    run = read_run(location)
+    update, folder = run.checkpoints.choose(checkpoint, POLICIES)
+    metrics = [line for line in run.updates() if line["update"] <= update]
+    if not metrics or metrics[-1]["update"] != update:
         raise CommandError(
-            f"{run.shown(run.metrics.path)} has no line of update {update}, whose checkpoint was asked for."
+            f"{run.shown(run.metrics.path)} has no entry for update {update}, the update of the requested checkpoint."
         )
     sources = Sources.read(run.path)
     settings = run.settings()
@@ -199,36 +200,36 @@ def open_trained(place: str | Path, wanted: str | None = None) -> PolicySet:
     return PolicySet(
         settings=settings,
         update=update,
-        lines=lines,
-        policy_ids=_next_players(settings, lines[-1]),
-        place=run.shown(run.path),
+        metrics=metrics,
+        policy_ids=_next_policy_ids(settings, metrics[-1]),
+        location=run.shown(run.path),
         name=run.path.resolve().name,
-        origin="\n".join(line.removeprefix("# ") for line in commands if line.startswith("# ")),
-        read=lambda llm: _read_weights(folder, llm),
+        command="\n".join(line.removeprefix("# ") for line in commands if line.startswith("# ")),
+        read_weights=lambda policy_id: _read_weights(folder, policy_id),
         sources=sources,
         run=run,
         folder=folder,
     )
 
 
-def _next_players(settings: Settings, line: Update) -> tuple[str, ...]:
+def _next_policy_ids(settings: Settings, line: Update) -> tuple[str, ...]:
     mapping = RoleMapping(settings.roles, settings.policy_ids)
-    if "roles" in line:  # else it is before the first update
+    if "roles" in line:  # not before the first update
         mapping = mapping.with_pioneer(line["roles"][settings.roles[0]])
         mapping = mapping.rotated() if line["exchanged"] else mapping
     return tuple(mapping.as_dict().values())
 
 
-def _read_weights(checkpoint: Path, llm: str) -> Weights:
+def _read_weights(checkpoint: Path, policy_id: str) -> Weights:
     from policies.learning.stored_policy import read
 
-    folder = checkpoint / POLICIES / llm
+    folder = checkpoint / POLICIES / policy_id
     try:
         state = read(str(folder))
     except (FileNotFoundError, safetensors.SafetensorError) as error:
         if folder.is_dir():
-            raise CommandError(f"{folder} does not hold a policy's weights: {error}. It was not read.") from error
-        # It was removed by the run itself, which keeps the last few and the best.
-        raise CommandError(f"{checkpoint} was removed meanwhile. Try again.") from error
+            raise CommandError(f"{folder} does not contain valid weights: {error}.") from error
+        # The run itself removes old checkpoints; it keeps the last few and the best.
+        raise CommandError(f"{checkpoint} was removed by the running training. Try again.") from error
     names = {name.removeprefix("lm."): shape for name, shape in shapes(state).items() if name.startswith("lm.")}
     return LazyWeights(names, lambda name: state[f"lm.{name}"])

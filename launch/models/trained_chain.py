@@ -1,4 +1,4 @@
-"""The chain of a run's trained policies, in this process: queries in, each role's response out; many at once or one."""
+"""The chain of a run's trained policies in this process: answers queries one by one or in batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cory_env.tasks import Query
 from cory_env.tasks.task import placeholders
 from launch.console.errors import CommandError
 from launch.display.texts import visible
-from launch.models.generators import COLDEST, load_generator
+from launch.models.generators import MIN_TEMPERATURE, load_generator
 from launch.models.trained import PolicySet
 from launch.run_folder.records import RawResponse, RawSample
 from launch.run_folder.sources import task_without_queries
@@ -30,38 +30,38 @@ from policies.rollout.prompt_sampling import PromptRef
 if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
 
-AT_ONCE = {"vllm": 256, "transformers": 32}
-"""Responses that are generated at the same time, at most."""
+MAX_BATCH_SIZE = {"vllm": 256, "transformers": 32}
+"""Maximum number of concurrently generated responses, by backend."""
 
 
 class TokenPrinter:
-    """Prints `role (policy): response`, piece by piece; only a terminal gets colours."""
+    """Prints `role (policy): response` while it is generated, with colours only on a terminal."""
 
-    def __init__(self, output: TextIO, *, repeat: bool) -> None:
-        """Notes where to, and whether to `repeat` the query before the responses."""
+    def __init__(self, output: TextIO, *, print_query: bool) -> None:
+        """Creates the printer; `print_query` prints each query before its responses."""
         self._output = output
-        self._repeat = repeat
-        self._begun = False
+        self._print_query = print_query
+        self._has_text = False
 
     def query(self, text: str) -> None:
-        """Begins with a query."""
-        if self._repeat:
+        """Starts the output for a query."""
+        if self._print_query:
             typer.secho(visible(text), self._output, italic=True)
 
-    def turn(self, role: str, policy: str) -> None:
-        """Begins a response."""
-        typer.secho(f"{role} ({policy}): ", self._output, dim=True, nl=False)
-        self._begun = False
+    def turn(self, role: str, policy_id: str) -> None:
+        """Starts a response."""
+        typer.secho(f"{role} ({policy_id}): ", self._output, dim=True, nl=False)
+        self._has_text = False
 
     def print(self, text: str) -> None:
-        """Goes on with the response; spaces that it starts with are left out."""
-        text = text if self._begun else text.lstrip()
-        self._begun = self._begun or bool(text)
-        typer.echo(visible(text), self._output, nl=False)  # what a model writes must not steer the terminal
+        """Prints more text of the response, without leading whitespace of the response."""
+        text = text if self._has_text else text.lstrip()
+        self._has_text = self._has_text or bool(text)
+        typer.echo(visible(text), self._output, nl=False)  # model output must not contain terminal control codes
 
 
 class TrainedChain:
-    """Answers queries, sampled as in training: one after another with `transformers`, or many at once."""
+    """Answers queries with a chain of policies, sampled as in training."""
 
     def __init__(
         self,
@@ -71,23 +71,23 @@ class TrainedChain:
         seed: int,
         backend: str = "transformers",
     ) -> None:
-        """Notes who answers; the policies are loaded when they are first needed.
+        """Creates the chain. The policies are loaded lazily.
 
         Args:
-            trained: whose they are.
-            policy_ids: policies of the run, in the order they answer; the chain is as long.
+            trained: the policies.
+            policy_ids: in chain order; their number is the length of the chain.
             temperature: of sampling.
-            seed: of sampling; with the run's own and its temperature, query n gets the responses that evaluation
-                samples for held-out query n.
-            backend: `transformers`, or `vllm` for `answer_all` alone.
+            seed: of sampling. With the run's seed and temperature, query n gets the same responses as held-out query n
+                in an evaluation.
+            backend: `transformers`, or `vllm`, which supports only `answer_all`.
 
         Raises:
-            CommandError: the checkpoint or the task's data is not as it was.
-            ModelError: there is no base model any more.
+            CommandError: the checkpoint or the task's data has changed.
+            ModelError: a base model was not found.
         """
         self.chain = chain_of(trained, policy_ids)
         self.policy_ids = policy_ids
-        self.temperature = max(temperature, COLDEST)
+        self.temperature = max(temperature, MIN_TEMPERATURE)
         self.seed = seed
         self.backend = backend
         self._trained = trained
@@ -97,67 +97,68 @@ class TrainedChain:
         """The loaded policies.
 
         Raises:
-            CommandError: the checkpoint or the base model is not as it was.
+            CommandError: the checkpoint or the base model has changed.
             EngineStartError: vLLM could not start.
-            ModelError: there is no base model any more.
+            ModelError: a base model was not found.
         """
-        return load_generator(self._trained, tuple(dict.fromkeys(self.policy_ids)), self.backend, AT_ONCE[self.backend])
+        return load_generator(
+            self._trained, tuple(dict.fromkeys(self.policy_ids)), self.backend, MAX_BATCH_SIZE[self.backend]
+        )
 
     @property
     def columns(self) -> set[str]:
-        """The columns of data that the prompts hold beside the query."""
+        """The data columns that the prompt templates contain, except the query."""
         task, templates = self.chain.task, [self.chain.task.prompt_template]
         if len(self.chain.roles) > 1 and self.chain.knowledge_transfer:
             templates += [task.observer_template, task.reference_separator]
         return set().union(*map(placeholders, templates)) - {"query", "reference"}
 
     def check(self, queries: Sequence[Query]) -> None:
-        """Refuses queries of which a role's prompt does not fit, even without any reference.
+        """Checks that prompts can be built for all queries, with empty references.
 
         Raises:
-            PromptError: names the first.
-            TemplateError: a prompt holds a column that a query lacks.
-            CommandError: one is a conversation, but the policies were trained without a chat template.
+            PromptError: a prompt is too long; the message names the first such query.
+            TemplateError: a query lacks a column of the prompt template.
+            CommandError: a query is a conversation, but the policies were trained without a chat template.
         """
         for query in queries:
             if query.history is not None and self.chain.chat is None:
                 raise CommandError(
                     f"Row {query.id + 1} is a conversation, but this run was trained without a chat template "
-                    "(chat=false). Give it plain texts."
+                    "(chat=false). Use plain texts."
                 )
             ChainEpisode(self.chain, query).prompt_ids()
-            for reader in dict.fromkeys(self.chain.at[1:]):
-                reader.build_prompt(query, [[]])
+            for position_chain in dict.fromkeys(self.chain.at[1:]):
+                position_chain.build_prompt(query, [[]])
 
     def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[RawSample]:
-        """Lets the chain answer many queries at once, each at its own pace.
+        """Answers many queries concurrently.
 
         Args:
-            prompt_refs: queries, and which sample of their answers each is.
+            prompt_refs: queries with the index of the sample.
 
         Returns:
-            In the same order.
+            The responses, in the same order.
 
         Raises:
             QueryTooLong: a query's prompt is longer than `max_prompt_tokens`.
             GenerationError: the engine failed.
         """
-        if len(prompt_refs) > (size := AT_ONCE[self.backend]):
+        if len(prompt_refs) > (size := MAX_BATCH_SIZE[self.backend]):
             batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
-            return [answered for batch in batches for answered in self.answer_all(batch)]
+            return [answer for batch in batches for answer in self.answer_all(batch)]
 
-        def ask(index: int, playing: ChainState) -> Request:
-            prompt_ref, episode, responses = playing
+        def make_request(index: int, state: ChainState) -> Request:
+            prompt_ref, episode, responses = state
             position = len(responses)
             sampling = self._sampling(prompt_ref.query, position, prompt_ref.sample)
             return Request(index, self.policy_ids[position], episode.prompt_ids(), sampling)
 
         episodes = [(PromptRef(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in prompt_refs]
-        game = ChainScheduler(
-            episodes, 1, ask, lambda episodes: None
-        )  # no prompt waits for rewards: `chain_of` refuses those
-        self.generator.run_requests(game.start(), game.follow)
-        return [self._answered(playing.episode) for playing in game.chains]
+        # No prompt depends on rewards, because `chain_of` rejects such chains.
+        scheduler = ChainScheduler(episodes, 1, make_request, lambda episodes: None)
+        self.generator.run_requests(scheduler.start(), scheduler.follow)
+        return [self._raw_sample(state.episode) for state in scheduler.chains]
 
     def answer(
         self,
@@ -168,17 +169,17 @@ class TrainedChain:
         history: Sequence[Message] | None = None,
         sample: int = 0,
     ) -> RawSample:
-        """Lets the chain answer a query.
+        """Answers a query.
 
         Args:
-            number: of the query; another number draws other samples.
-            text: what is asked.
-            printer: tells of the responses while they are written.
-            history: what was said before, where that is a conversation.
-            sample: which of the query's answers it is.
+            number: of the query; part of the sampling seed.
+            text: the query.
+            printer: prints the responses while they are generated.
+            history: earlier messages of the conversation.
+            sample: index of the sample; part of the sampling seed.
 
         Raises:
-            QueryTooLong: a role's prompt is longer than `max_prompt_tokens`; nothing is told then.
+            QueryTooLong: a role's prompt is longer than `max_prompt_tokens`; nothing is printed then.
             CommandError: there is a history, but the policies were trained without a chat template.
         """
         query = Query(number, text, history=None if history is None else tuple(history))
@@ -187,17 +188,17 @@ class TrainedChain:
             return self.answer_all([(query, sample)])[0]
         printer.query(text)
         episode = ChainEpisode(self.chain, query)
-        for position, (role, policy) in enumerate(zip(self.chain.roles, self.policy_ids, strict=True)):
-            printer.turn(role, policy)
+        for position, (role, policy_id) in enumerate(zip(self.chain.roles, self.policy_ids, strict=True)):
+            printer.turn(role, policy_id)
             chain = self.chain.at[position]
             detokenizer = Detokenizer(chain.decode_whole, chain.stops)
             streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))
             (response,) = cast(TransformersGenerator, self.generator).generate(
-                [episode.prompt_ids()], policy, self._sampling(number, position, sample), streamer
+                [episode.prompt_ids()], policy_id, self._sampling(number, position, sample), streamer
             )
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
             printer.print(f"{detokenizer.end()}\n")
-        return self._answered(episode)
+        return self._raw_sample(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
         seed = sampling_seed(self.seed, EVALUATION_STREAM, query, position, sample)
@@ -205,11 +206,11 @@ class TrainedChain:
             self.temperature, self.chain.max_response_tokens, [seed], self.chain.at[position].stop_token_ids
         )
 
-    def _answered(self, episode: ChainEpisode) -> RawSample:
+    def _raw_sample(self, episode: ChainEpisode) -> RawSample:
         responses = zip(self.chain.roles, self.policy_ids, episode.completions, strict=True)
         return RawSample(
             query=episode.query.raw,
-            responses=[RawResponse(role=role, policy=policy, text=text) for role, policy, text in responses],
+            responses=[RawResponse(role=role, policy=policy_id, text=text) for role, policy_id, text in responses],
         )
 
 
@@ -218,29 +219,28 @@ def _print_tokens(printer: TokenPrinter, detokenizer: Detokenizer, tokens: list[
 
 
 def chain_of(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
-    """Returns the chain that policies of a run play, as they read and write it.
+    """Creates the environment's chain for policies of a run, with their tokenizers.
 
     Args:
-        trained: whose they are.
-        policy_ids: in the order they answer.
+        trained: the policies.
+        policy_ids: in chain order.
 
     Raises:
-        CommandError: the task's data is not as it was, or one of the policies cannot answer.
-        ModelError: there is no base model any more.
+        CommandError: the task's data has changed, or a policy cannot be used in the chain.
+        ModelError: a base model was not found.
     """
     settings = trained.settings
     task, tokenizers = load_task(settings, task_without_queries(trained.sources))
     if settings.knowledge_transfer and settings.observed == "best" and len(policy_ids) > 2:
         raise CommandError(
-            "From the third one on, the policies of this run see the best of the earlier responses, and which one "
-            f"that is only the reward can tell. Let fewer answer: --roles {','.join(policy_ids[:2])}."
+            "observed=best requires rewards, which are not computed here, if a chain has more than two policies. Use "
+            f"--roles {','.join(policy_ids[:2])}."
         )
     if settings.lora is not None and AVERAGE in policy_ids:
         raise CommandError(
-            "The mean of adapters has a higher rank than they, so it cannot answer here. Write it with `cory "
-            "export --policy mean`, or name policies of the run with --roles."
+            "The mean of adapters cannot be used here, because it has a higher rank. Export it with `cory export "
+            "--policy mean`, or choose other policies with --roles."
         )
-    readers = [
-        policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids
-    ]  # the mean is no LLM
-    return settings.make_chain(task, tokenizers, readers)
+    # The mean has no tokenizer of its own.
+    tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
+    return settings.make_chain(task, tokenizers, tokenizer_ids)

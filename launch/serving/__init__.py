@@ -1,1 +1,1 @@
-"""Trained policies behind an address that clients of OpenAI's know."""
+"""An OpenAI-compatible server for trained policies."""

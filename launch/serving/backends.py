@@ -1,4 +1,4 @@
-"""What generates under the request queue: vLLM's engines step by step, or batches by `transformers`."""
+"""Generation backends of the request queue: vLLM engines step by step, or `transformers` batch by batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from launch.models.generators import COLDEST
+from launch.models.generators import MIN_TEMPERATURE
 from launch.serving.request_queue import Backend, GenerationRequest
 from policies.generation.generator import Sampling
 from policies.generation.token_stream import StepStreamer
@@ -16,54 +16,63 @@ if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
 
 
-def make_backend(generator: TransformersGenerator | VLLMGenerator, policies: Sequence[str], at_once: int) -> Backend:
-    """Returns the backend of a generator that holds some policies; of `transformers`, `at_once` bounds a batch."""
+def make_backend(
+    generator: TransformersGenerator | VLLMGenerator, policy_ids: Sequence[str], max_batch_size: int
+) -> Backend:
+    """Creates the backend of a generator.
+
+    Args:
+        generator: has loaded the policies.
+        policy_ids: of the loaded policies.
+        max_batch_size: of `transformers`.
+    """
     if isinstance(generator, TransformersGenerator):
-        return TransformersBackend(generator, at_once)
-    return VLLMBackend(generator, policies)
+        return TransformersBackend(generator, max_batch_size)
+    return VLLMBackend(generator, policy_ids)
 
 
 class TransformersBackend:
-    """One batch after another: of requests to one policy at one temperature."""
+    """Generates batch by batch; the requests of a batch share policy, temperature and stop tokens."""
 
-    def __init__(self, generator: TransformersGenerator, at_once: int) -> None:
-        """Takes what generates; at most `at_once` responses are a batch."""
+    def __init__(self, generator: TransformersGenerator, max_batch_size: int) -> None:
+        """Creates the backend; a batch has at most `max_batch_size` responses."""
         self._generator = generator
-        self._at_once = at_once
+        self._max_batch_size = max_batch_size
         self._waiting: list[GenerationRequest] = []
 
     def step(self, new: Sequence[GenerationRequest]) -> bool:
-        """See `Backend.step`: writes the batch that the longest waiting request is in."""
+        """See `Backend.step`. Generates the batch of the request that has waited longest."""
         self._waiting = [request for request in [*self._waiting, *new] if not request.done]
         if not self._waiting:
             return False
-        kind = policy, temperature, stop_token_ids = _kind(self._waiting[0])
-        batch = [request for request in self._waiting if _kind(request) == kind][: self._at_once]
+        key = policy_id, temperature, stop_token_ids = _batch_key(self._waiting[0])
+        batch = [request for request in self._waiting if _batch_key(request) == key][: self._max_batch_size]
         self._waiting = [request for request in self._waiting if request not in batch]
         sampling = Sampling(
-            max(temperature, COLDEST),
+            max(temperature, MIN_TEMPERATURE),
             max(request.max_tokens for request in batch),
             [request.seed for request in batch],
             stop_token_ids,
         )
         length = 0
 
-        def put(tokens: list[int]) -> None:
+        def on_tokens(tokens: list[int]) -> None:
             nonlocal length
             length += 1
             for request, token in zip(batch, tokens, strict=True):
                 if not request.done:
-                    request.put([token])
+                    request.emit([token])
                     if token in stop_token_ids or length >= request.max_tokens:
                         request.finish()
             if all(request.done for request in batch):
-                raise _AllDone
+                raise _BatchFinished
 
         try:
-            self._generator.generate([request.prompt for request in batch], policy, sampling, StepStreamer(put))
-        except _AllDone:
+            prompts = [request.prompt for request in batch]
+            self._generator.generate(prompts, policy_id, sampling, StepStreamer(on_tokens))
+        except _BatchFinished:
             pass
-        except Exception as error:  # those that wait for another batch may go on
+        except Exception as error:  # requests of other batches continue
             for request in batch:
                 request.finish(error)
         return bool(self._waiting)
@@ -73,32 +82,32 @@ class TransformersBackend:
         self._generator.close()
 
 
-def _kind(request: GenerationRequest) -> tuple[str, float, tuple[int, ...]]:
+def _batch_key(request: GenerationRequest) -> tuple[str, float, tuple[int, ...]]:
     return request.policy_id, request.temperature, tuple(request.stop_token_ids)
 
 
-class _AllDone(Exception):
-    """Nobody waits for more of a batch."""
+class _BatchFinished(Exception):
+    """All requests of a batch are done."""
 
 
 class VLLMBackend:
-    """An engine per policy, or one for all adapters; each step of one brings a token of every response it writes."""
+    """Runs one engine per policy, or one for all adapters. An engine step adds a token to each of its responses."""
 
-    def __init__(self, generator: VLLMGenerator, policies: Sequence[str]) -> None:
-        """Takes what generates, and the policies it holds."""
+    def __init__(self, generator: VLLMGenerator, policy_ids: Sequence[str]) -> None:
+        """Creates the backend of a generator that has loaded these policies."""
         from policies.generation import vllm_lora
 
         self._generator = generator
         self._adapters = (
             {}
             if generator.lora is None
-            else {policy: vllm_lora.request(policy, number) for number, policy in enumerate(policies, start=1)}
+            else {policy_id: vllm_lora.request(policy_id, index) for index, policy_id in enumerate(policy_ids, start=1)}
         )
         self._requests: dict[str, dict[str, GenerationRequest]] = {engine: {} for engine in generator.engines}
         self._ids = count()
 
     def step(self, new: Sequence[GenerationRequest]) -> bool:
-        """See `Backend.step`: one step of each engine that has something to do."""
+        """See `Backend.step`. Runs one step of each engine that has requests."""
         for request in new:
             self._add(request)
         for engine, requests in self._requests.items():
@@ -109,7 +118,7 @@ class VLLMBackend:
                     request.finish(error)
                 ids = list(requests)
                 requests.clear()
-                if engine not in self._generator.engines:  # it died, and no other could be started
+                if engine not in self._generator.engines:  # it died and could not be restarted
                     raise
                 self._generator.engines[engine].llm_engine.abort_request(ids)
         return any(self._requests.values())
@@ -131,7 +140,7 @@ class VLLMBackend:
             if (request := requests.get(output.request_id)) is None:
                 continue
             if tokens := list(output.outputs[0].token_ids):
-                request.put(tokens)
+                request.emit(tokens)
             if output.finished:
                 del requests[output.request_id]
                 request.finish()
@@ -148,12 +157,13 @@ class VLLMBackend:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        policy, key = request.policy_id, str(next(self._ids))
+        policy_id, key = request.policy_id, str(next(self._ids))
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
         try:
-            with self._generator.watched(policy) as llm:
-                llm.llm_engine.add_request(key, prompt, params, lora_request=self._adapters.get(policy))
-        except ValueError as error:  # vLLM refuses this request alone
+            with self._generator.watched(policy_id) as llm:
+                llm.llm_engine.add_request(key, prompt, params, lora_request=self._adapters.get(policy_id))
+        except ValueError as error:  # vLLM rejects only this request
             request.finish(error)
             return
-        self._requests[policy if policy in self._requests else next(iter(self._requests))][key] = request
+        engine = policy_id if policy_id in self._requests else next(iter(self._requests))
+        self._requests[engine][key] = request

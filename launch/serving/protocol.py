@@ -1,4 +1,4 @@
-"""OpenAI's API: what clients may ask for, and the errors they get."""
+"""OpenAI's API: request models and errors."""
 
 from __future__ import annotations
 
@@ -22,21 +22,28 @@ from cory_env.chat import ChatError
 from cory_env.tasks.task import TemplateError
 
 MAX_CHOICES = 64
-"""Responses to one request."""
+"""Maximum number of responses per request."""
 
 
 class RequestError(HTTPException):
-    """A request that cannot be answered."""
+    """An invalid request."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        """Takes what the client is told."""
+        """Creates the error.
+
+        Args:
+            message: for the client.
+            status: HTTP status.
+            param: name of the invalid parameter.
+            code: OpenAI's error code.
+        """
         super().__init__(status, message)
         self.param = param
         self.code = code
 
 
 def openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Returns an error's HTTP status, and OpenAI's error object."""
+    """Returns the HTTP status and OpenAI's error object for an exception."""
     if isinstance(error, RequestValidationError):
         error = _validation_error(error.errors()[0])
     elif isinstance(error, PromptError | ChatError | TemplateError):
@@ -54,10 +61,10 @@ def _validation_error(error: dict[str, Any]) -> RequestError:
         return RequestError("The body must be a JSON object.", param="body")
     param = ".".join(map(str, path))
     if error["type"] in ("extra_forbidden", "literal_error") and len(path) == 1:
-        message = f"{param}={error['input']!r} is not supported: policies are sampled by temperature alone. Omit it."
+        message = f"{param}={error['input']!r} is not supported: sampling uses temperature only. Omit it."
         return RequestError(message, param=param, code="unsupported_parameter")
     if path[-1] == "content" and error["input"] is None:
-        return RequestError(f"{param} is null: send the text of the message.", param=param)
+        return RequestError(f"{param} is null. Send the text of the message.", param=param)
     return RequestError(f"{param}: {error['msg']}.", param=param)
 
 
@@ -66,13 +73,13 @@ def _as_list(value: Any) -> Any:
 
 
 class StreamOptions(BaseModel):
-    """How to stream."""
+    """Options of a streamed response."""
 
     include_usage: bool = False
 
 
-class Request(BaseModel):
-    """What both kinds of request have. Other fields would change the response, so they are refused, not ignored."""
+class ApiRequest(BaseModel):
+    """Common fields of requests. Other fields would change the response, so they are rejected rather than ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -83,11 +90,11 @@ class Request(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     seed: NonNegativeInt | None = None
     stop: Annotated[list[str], BeforeValidator(_as_list), AfterValidator(lambda stops: [*filter(None, stops)])] = []
-    """Texts before which a response ends; empty ones, which every response begins with, are left out."""
+    """Texts that end a response and are not part of it. Empty ones are dropped, as they would match immediately."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
-    # Clients send these too. They change no response, or have only the value that changes none.
+    # Clients send these too. They do not affect the response, or only the neutral value is allowed.
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -101,39 +108,39 @@ class Request(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, body: Any) -> Any:
-        """Leaves out what is null, as clients that send all they have mean it."""
+        """Drops null fields: clients that send all fields mean unset."""
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
-class Part(BaseModel):
-    """A part of a message."""
+class ContentPart(BaseModel):
+    """A part of a message's content."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class ChatMessage(BaseModel):
-    """A turn of a conversation."""
+    """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[Part], BeforeValidator(lambda value: [Part(text=value)] if isinstance(value, str) else value)
+        list[ContentPart], BeforeValidator(lambda value: [ContentPart(text=value)] if isinstance(value, str) else value)
     ]
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The concatenated parts."""
         return "".join(part.text for part in self.content)
 
 
-class ChatRequest(Request):
-    """`POST /v1/chat/completions`."""
+class ChatRequest(ApiRequest):
+    """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    logprobs: Literal[False] = False  # of completions it is a number, and 0 asks for some
+    logprobs: Literal[False] = False  # not in ApiRequest: for completions it is a number, and 0 requests logprobs
 
 
-class CompletionRequest(Request):
-    """`POST /v1/completions`."""
+class CompletionRequest(ApiRequest):
+    """Body of `POST /v1/completions`."""
 
     prompt: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]

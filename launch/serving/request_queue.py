@@ -1,4 +1,4 @@
-"""Takes requests from an event loop to the one thread that has the engines to itself, and tokens back."""
+"""A queue between an event loop, which submits requests, and the thread that runs the engines."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-Item = list[int] | Exception | None
-"""New tokens; what kept the response from being written; or None: it has ended."""
+QueueItem = list[int] | Exception | None
+"""New tokens, the error that ended the response, or None at its end."""
 
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """One response to one prompt."""
+    """A request for one response to one prompt."""
 
     policy_id: str
     prompt: Sequence[int]
     temperature: float
-    """0: the likeliest token, always."""
+    """0: greedy decoding."""
     max_tokens: int
     seed: int
     stop_token_ids: Sequence[int]
-    put: Callable[[Item], None] = field(default=lambda item: None)
+    emit: Callable[[QueueItem], None] = field(default=lambda item: None)
+    """Receives the tokens and the end of the response."""
     done: bool = False
-    """Nobody waits for more of it."""
+    """The response is finished or cancelled."""
 
     def finish(self, error: Exception | None = None) -> None:
-        """Says, once, that there is no more."""
+        """Ends the response, unless it is done already."""
         if not self.done:
             self.done = True
-            self.put(error)
+            self.emit(error)
 
 
 class Backend(Protocol):
-    """What generates, in one thread."""
+    """A generation backend, used from one thread."""
 
     def step(self, new: Sequence[GenerationRequest]) -> bool:
-        """Takes more requests and does a part of the work: an engine's step, or a batch.
+        """Adds requests and performs one unit of work: an engine step, or a batch.
 
         Returns:
-            Whether something is left to do.
+            Whether requests are left.
         """
         ...
 
@@ -53,31 +54,31 @@ class Backend(Protocol):
 
 
 class RequestQueue:
-    """Runs a backend in a thread of its own."""
+    """Runs a backend in its own thread."""
 
     def __init__(self, backend: Backend) -> None:
         """Starts the thread."""
         self._backend = backend
         self._new: queue.SimpleQueue[GenerationRequest | None] = queue.SimpleQueue()
         self.healthy = True
-        """Whether the backend did its last step without an error."""
+        """Whether the backend's last step succeeded."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[int], None]:
-        """Yields a response's tokens as they come. Closing the generator cancels the request.
+        """Yields the tokens of a response as they are generated. Closing the generator cancels the request.
 
         Raises:
-            Exception: the backend's.
+            Exception: any error of the backend.
         """
         loop = asyncio.get_running_loop()
-        items: asyncio.Queue[Item] = asyncio.Queue()
+        items: asyncio.Queue[QueueItem] = asyncio.Queue()
 
-        def put(item: Item) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        def emit(item: QueueItem) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
-        request.put = put
+        request.emit = emit
         self._new.put(request)
         try:
             while (item := await items.get()) is not None:
@@ -88,7 +89,7 @@ class RequestQueue:
             request.done = True
 
     def close(self) -> None:
-        """Lets the thread end after its present step, and frees the models."""
+        """Stops the thread after its current step and frees the models."""
         self._new.put(None)
         self._thread.join()
         self._backend.close()
@@ -105,7 +106,7 @@ class RequestQueue:
             pending = [request for request in pending if not request.done] + new
             try:
                 busy, self.healthy = self._backend.step(new), True
-            except Exception as error:  # those who wait are told, and others may come
+            except Exception as error:  # pending requests fail; later ones may succeed
                 busy, self.healthy = False, False
                 for request in pending:
                     request.finish(error)

@@ -1,4 +1,4 @@
-"""The responses to one request: the policies of a model answer a query in turn, or one continues a text."""
+"""Responses to a request: the policies of a chain respond to a query in turn, or one policy continues a text."""
 
 from __future__ import annotations
 
@@ -13,94 +13,100 @@ from typing import Any, NamedTuple
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
-from launch.serving.protocol import ChatRequest, Request, RequestError
+from launch.serving.protocol import ApiRequest, ChatRequest, RequestError
 from launch.serving.request_queue import GenerationRequest, RequestQueue
 from policies.generation.generator import EVALUATION_STREAM, sampling_seed
 from policies.generation.token_stream import Detokenizer
 
 
 class ServedModel(NamedTuple):
-    """What clients know as a model: a policy, or the chain."""
+    """A model of the API: a single policy or a chain of policies."""
 
     name: str
-    policies: tuple[str, ...]
-    """In the order they answer."""
+    policy_ids: tuple[str, ...]
+    """Ids in the order of the chain."""
     chain: Chain
 
 
 class SamplingParams(NamedTuple):
-    """How a request wants its responses."""
+    """Sampling parameters of a request."""
 
     temperature: float
     max_tokens: int
-    """Of the last response; drafts have the run's limit."""
+    """Limit of the last response; drafts have the run's limit."""
     seed: int
     stops: Sequence[str]
 
 
 @dataclass
 class Choice:
-    """A response while it is written."""
+    """A response and its state during generation."""
 
     index: int
     query: Query
-    """Its number draws the samples."""
+    """Its id is part of the sampling seed."""
     prompt: Sequence[int] | None = None
-    """Token ids to continue as they are; None: the query is put into the run's template."""
+    """Token ids to continue without a template; None: the run's template is applied to the query."""
     drafts: list[dict[str, str]] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
     prompt_tokens: int = 0
-    """Of all prompts, those of the drafts too."""
+    """Total over all prompts, including those of the drafts."""
     completion_tokens: int = 0
 
 
-Piece = tuple[Choice, str]
-"""A piece of a choice's text; the first one is empty, and the drafts are complete then."""
+TextDelta = tuple[Choice, str]
+"""A choice and new text. The first delta of a choice is empty and comes when its drafts are complete."""
 
 
-async def respond(
+async def stream_choices(
     queue: RequestQueue, model: ServedModel, params: SamplingParams, choices: Sequence[Choice]
-) -> AsyncGenerator[Piece, None]:
-    """Lets a model write all choices at once, as `cory generate` does; yields their last responses in pieces.
+) -> AsyncGenerator[TextDelta, None]:
+    """Generates all choices concurrently, with the same samples as `cory generate`, and yields the text as deltas.
 
-    Closing the generator cancels what is not written.
+    Deltas contain only the last response of the chain. Closing the generator cancels unfinished choices.
+
+    Args:
+        queue: generates the tokens.
+        model: a policy or a chain.
+        params: sampling parameters.
+        choices: to generate; they are updated in place.
 
     Raises:
         RequestError: a prompt is empty.
-        PromptError: a prompt does not fit, or holds a token that the model has no embedding for.
-        Exception: of the queue. The first one ends all.
+        PromptError: a prompt is too long, or contains a token without an embedding.
+        Exception: the first error of the queue, which cancels all choices.
     """
-    pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+    deltas: asyncio.Queue[TextDelta | None] = asyncio.Queue()
 
-    async def write() -> None:
+    async def generate_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for choice in choices:
-                    group.create_task(_respond(queue, model, params, choice, pieces.put_nowait))
+                    group.create_task(_generate_choice(queue, model, params, choice, deltas.put_nowait))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            pieces.put_nowait(None)
+            deltas.put_nowait(None)
 
-    task = asyncio.create_task(write())
+    task = asyncio.create_task(generate_all())
     try:
-        while (piece := await pieces.get()) is not None:
-            yield piece
+        while (delta := await deltas.get()) is not None:
+            yield delta
         await task
     finally:
         task.cancel()
 
 
-async def _respond(
-    queue: RequestQueue, model: ServedModel, params: SamplingParams, choice: Choice, emit: Callable[[Piece], None]
+async def _generate_choice(
+    queue: RequestQueue, model: ServedModel, params: SamplingParams, choice: Choice, emit: Callable[[TextDelta], None]
 ) -> None:
     episode = ChainEpisode(model.chain, choice.query)
-    for position, policy in enumerate(model.policies):
-        is_last = position == len(model.policies) - 1
+    for position, policy_id in enumerate(model.policy_ids):
+        is_last = position == len(model.policy_ids) - 1
         chain = model.chain.at[position]
         request = GenerationRequest(
-            policy,
+            policy_id,
             episode.prompt_ids() if choice.prompt is None else choice.prompt,
             params.temperature,
             params.max_tokens if is_last else chain.max_response_tokens,
@@ -116,27 +122,27 @@ async def _respond(
         async with aclosing(queue.generate(request)) as steps:
             async for new in steps:
                 tokens += new
-                if is_last and (piece := detokenizer.add(new)):
-                    emit((choice, piece))
+                if is_last and (text := detokenizer.add(new)):
+                    emit((choice, text))
                 if detokenizer.stopped:
                     break
         choice.completion_tokens += len(tokens)
         if not is_last:
             episode.respond({"tokens": tokens, "length": len(tokens)})
             role = model.chain.roles[position]
-            choice.drafts.append({"role": role, "policy": policy, "content": episode.completions[-1]})
-    if piece := detokenizer.end():
-        emit((choice, piece))
+            choice.drafts.append({"role": role, "policy": policy_id, "content": episode.completions[-1]})
+    if text := detokenizer.end():
+        emit((choice, text))
     choice.text = detokenizer.text
-    ended = detokenizer.stopped or (tokens and tokens[-1] in request.stop_token_ids)
-    choice.finish_reason = "stop" if ended else "length"
+    is_stopped = detokenizer.stopped or (tokens and tokens[-1] in request.stop_token_ids)
+    choice.finish_reason = "stop" if is_stopped else "length"
 
 
-class Reply:
-    """The shapes of the responses to a request, whole or in chunks."""
+class ResponseFormatter:
+    """Formats the responses to a request as OpenAI's objects, complete or in chunks."""
 
-    def __init__(self, request: Request) -> None:
-        """Draws an id."""
+    def __init__(self, request: ApiRequest) -> None:
+        """Generates the id of the response."""
         self._is_chat = isinstance(request, ChatRequest)
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -144,30 +150,36 @@ class Reply:
             "model": request.model,
         }
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Returns what is not streamed."""
+    def complete(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Returns the response of a request that is not streamed."""
         entries = [
-            {**self._entry(choice, "message", choice.text, opens=True), "finish_reason": choice.finish_reason}
+            {**self._entry(choice, "message", choice.text, is_first=True), "finish_reason": choice.finish_reason}
             for choice in choices
         ]
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": entries, "usage": _usage(choices)}
 
-    def chunk(self, choice: Choice, piece: str | None) -> dict[str, Any]:
-        """Returns a piece of a choice; the empty one opens it and brings the drafts, None ends it."""
-        entry = self._entry(choice, "delta", piece, opens=piece == "")
-        return self._chunk({**entry, "finish_reason": choice.finish_reason if piece is None else None})
+    def chunk(self, choice: Choice, text: str | None) -> dict[str, Any]:
+        """Returns a chunk with new text of a choice.
+
+        Args:
+            choice: the choice.
+            text: empty for the first chunk of the choice, which contains the drafts; None for the last.
+        """
+        entry = self._entry(choice, "delta", text, is_first=text == "")
+        return self._chunk({**entry, "finish_reason": choice.finish_reason if text is None else None})
 
     def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Returns the chunk after all choices."""
+        """Returns the final chunk, which contains the token counts."""
         return {**self._chunk(), "usage": _usage(choices)}
 
-    def _entry(self, choice: Choice, chat_field: str, text: str | None, opens: bool) -> dict[str, Any]:
-        drafts = {"drafts": choice.drafts} if opens and choice.drafts else {}
+    def _entry(self, choice: Choice, chat_field: str, text: str | None, is_first: bool) -> dict[str, Any]:
+        drafts = {"drafts": choice.drafts} if is_first and choice.drafts else {}
         if not self._is_chat:
             return {"index": choice.index, "text": text or "", **drafts}
         content = {} if text is None else {"content": text}
-        return {"index": choice.index, chat_field: {**({"role": "assistant"} if opens else {}), **content, **drafts}}
+        role = {"role": "assistant"} if is_first else {}
+        return {"index": choice.index, chat_field: {**role, **content, **drafts}}
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
@@ -175,5 +187,10 @@ class Reply:
 
 
 def _usage(choices: Sequence[Choice]) -> dict[str, int]:
-    read, written = sum(choice.prompt_tokens for choice in choices), sum(choice.completion_tokens for choice in choices)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    prompt_tokens = sum(choice.prompt_tokens for choice in choices)
+    completion_tokens = sum(choice.completion_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

@@ -1,4 +1,4 @@
-"""An HTTP server that speaks OpenAI's API: models, chat completions, completions; streams as server-sent events."""
+"""An HTTP server with OpenAI's API: models, chat completions and completions, streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from cory_env.tasks import Query
 from cory_env.tasks.task import TemplateError
 from launch.serving.protocol import (
     MAX_CHOICES,
+    ApiRequest,
     ChatRequest,
     CompletionRequest,
-    Request,
     RequestError,
     openai_error,
 )
 from launch.serving.request_queue import RequestQueue
-from launch.serving.responses import Choice, Piece, Reply, SamplingParams, ServedModel, respond
+from launch.serving.responses import Choice, ResponseFormatter, SamplingParams, ServedModel, TextDelta, stream_choices
 
-MAX_BODY = 2**20
-"""Bytes of a request: nobody else is answered while it is cut into tokens."""
+MAX_BODY_BYTES = 2**20
+"""Maximum size of a request: tokenizing it blocks all other requests."""
 SHUTDOWN_SECONDS = 5
-"""Time for the responses that are being written when the server ends."""
+"""Time for pending responses to finish at shutdown."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,51 +49,53 @@ logger = logging.getLogger(__name__)
 def make_app(
     queue: RequestQueue, models: Mapping[str, ServedModel], temperature: float, api_key: str | None
 ) -> FastAPI:
-    """Returns the application that answers clients of some policies and of their chain.
+    """Creates the web application.
 
     Args:
-        queue: generates.
-        models: by the names that clients know them by.
-        temperature: where a request says none.
-        api_key: what clients must bring; None or empty: nothing.
+        queue: generates the tokens.
+        models: model name to model.
+        temperature: default of requests.
+        api_key: key that clients must send; None or empty for no authentication.
     """
     app = FastAPI(openapi_url=None)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     for kind in (HTTPException, RequestValidationError, PromptError, ChatError, TemplateError, Exception):
         app.add_exception_handler(kind, _error_response)
     created = int(time.time())
     limit = next(iter(models.values())).chain.max_response_tokens
 
     def check_key(key: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]) -> None:
-        sent = "" if key is None else key.credentials
-        if api_key and not hmac.compare_digest(sent.encode(errors="replace"), api_key.encode()):
-            message = "The API key is missing or wrong. Send the server's as `Authorization: Bearer KEY`."
+        client_key = "" if key is None else key.credentials
+        if api_key and not hmac.compare_digest(client_key.encode(errors="replace"), api_key.encode()):
+            message = "The API key is missing or invalid. Send it as `Authorization: Bearer KEY`."
             raise RequestError(message, status=401, code="invalid_api_key")
 
     def find_model(name: str) -> ServedModel:
         if name not in models:
-            message = f"There is no model `{name}`. This server has: {', '.join(models)}."
+            message = f"Unknown model `{name}`. This server has: {', '.join(models)}."
             raise RequestError(message, status=404, param="model", code="model_not_found")
         return models[name]
 
     def model_entry(name: str) -> dict[str, Any]:
         return {"id": find_model(name).name, "object": "model", "created": created, "owned_by": "cory"}
 
-    async def reply(http: fastapi.Request, request: Request, model: ServedModel, choices: Sequence[Choice]) -> Response:
+    async def respond(
+        http: fastapi.Request, request: ApiRequest, model: ServedModel, choices: Sequence[Choice]
+    ) -> Response:
         params = SamplingParams(
             temperature=temperature if request.temperature is None else request.temperature,
             max_tokens=min(request.max_completion_tokens or request.max_tokens or limit, limit),
             seed=secrets.randbits(31) if request.seed is None else request.seed,
             stops=request.stop,
         )
-        pieces = respond(queue, model, params, choices)
+        deltas = stream_choices(queue, model, params, choices)
         if request.stream:
-            first = await anext(pieces)  # what fails before is no stream, but an error
+            first = await anext(deltas)  # an error before the first delta gets an HTTP error status
             headers = {"Cache-Control": "no-cache"}
-            return StreamingResponse(_events(request, choices, first, pieces), 200, headers, "text/event-stream")
-        if not await _finish(pieces, http):
-            return Response(status_code=499)  # nobody reads it
-        return JSONResponse(Reply(request).whole(choices))
+            return StreamingResponse(_events(request, choices, first, deltas), 200, headers, "text/event-stream")
+        if not await _wait_for_completion(deltas, http):
+            return Response(status_code=499)  # the client has disconnected
+        return JSONResponse(ResponseFormatter(request).complete(choices))
 
     router = fastapi.APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
 
@@ -112,9 +114,9 @@ def make_app(
     @router.post("/chat/completions")
     async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
         model = find_model(request.model)
-        text, history = query_of(request, model)
+        text, history = parse_conversation(request, model)
         choices = [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
-        return await reply(http, request, model, choices)
+        return await respond(http, request, model, choices)
 
     @router.post("/completions")
     async def complete(http: fastapi.Request, request: CompletionRequest) -> Response:
@@ -123,55 +125,55 @@ def make_app(
         if len(texts) > MAX_CHOICES:
             raise RequestError(f"A request may have at most {MAX_CHOICES} responses.", param="prompt")
         choices = [Choice(index, Query(index, text)) for index, text in enumerate(texts)]
-        if len(model.policies) == 1:  # the chain makes its prompts of queries
+        if len(model.policy_ids) == 1:  # a chain needs the query to build its prompts
             for choice, text in zip(choices, texts, strict=True):
                 choice.prompt = encode_prompt(model, text)
-        return await reply(http, request, model, choices)
+        return await respond(http, request, model, choices)
 
     app.include_router(router)
     return app
 
 
-async def _finish(pieces: AsyncGenerator[Piece, None], http: fastapi.Request) -> bool:
-    """Lets the responses be written to their end; False if the client disconnects before, which cancels them."""
+async def _wait_for_completion(deltas: AsyncGenerator[TextDelta, None], http: fastapi.Request) -> bool:
+    """Waits for the end of all responses; cancels them and returns False if the client disconnects."""
 
-    async def write() -> None:
-        async for _ in pieces:
+    async def consume() -> None:
+        async for _ in deltas:
             pass
 
-    async def disconnect() -> None:
+    async def wait_for_disconnect() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    writing, leaving = asyncio.create_task(write()), asyncio.create_task(disconnect())
+    generation, disconnection = asyncio.create_task(consume()), asyncio.create_task(wait_for_disconnect())
     try:
-        await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if finished := writing.done():
-            writing.result()  # raises what went wrong
-        return finished
+        await asyncio.wait((generation, disconnection), return_when=asyncio.FIRST_COMPLETED)
+        if is_complete := generation.done():
+            generation.result()  # raises its exception
+        return is_complete
     finally:
-        writing.cancel()
-        leaving.cancel()
+        generation.cancel()
+        disconnection.cancel()
 
 
 async def _events(
-    request: Request, choices: Sequence[Choice], first: Piece, rest: AsyncGenerator[Piece, None]
+    request: ApiRequest, choices: Sequence[Choice], first: TextDelta, deltas: AsyncGenerator[TextDelta, None]
 ) -> AsyncGenerator[str, None]:
-    """Yields a stream's events; what goes wrong now is one too."""
-    reply = Reply(request)
-    yield _event(reply.chunk(*first))
-    async with contextlib.aclosing(rest):
+    """Yields the events of a stream. An error becomes an event, because the HTTP status has been sent."""
+    formatter = ResponseFormatter(request)
+    yield _event(formatter.chunk(*first))
+    async with contextlib.aclosing(deltas):
         try:
-            async for choice, piece in rest:
-                yield _event(reply.chunk(choice, piece))
+            async for choice, text in deltas:
+                yield _event(formatter.chunk(choice, text))
         except Exception as error:
             logger.exception("A stream ended early.")
             yield _event(openai_error(error)[1])
             return
     for choice in choices:
-        yield _event(reply.chunk(choice, None))
+        yield _event(formatter.chunk(choice, None))
     if request.stream_options.include_usage:
-        yield _event(reply.usage_chunk(choices))
+        yield _event(formatter.usage_chunk(choices))
     yield "data: [DONE]\n\n"
 
 
@@ -180,57 +182,58 @@ def _event(data: dict[str, Any]) -> str:
 
 
 def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:
-    """Returns OpenAI's error object; of a failure uvicorn logs the traceback."""
+    """Returns OpenAI's error object. For server errors uvicorn logs the traceback."""
     status, body = openai_error(error)
     return JSONResponse(body, status)
 
 
-def query_of(request: ChatRequest, model: ServedModel) -> tuple[str, tuple[Message, ...] | None]:
-    """Returns what a conversation asks: the last message's text, and the messages before it.
+def parse_conversation(request: ChatRequest, model: ServedModel) -> tuple[str, tuple[Message, ...] | None]:
+    """Returns the text of the last message, and the messages before it.
 
     Raises:
-        RequestError: the last message is not the user's, or the model takes no messages before it.
+        RequestError: the last message is not the user's, or the model does not support earlier messages.
     """
-    *before, last = request.messages
+    *history, last = request.messages
     if last.role != "user":
-        raise RequestError("The last message must be the user's.", param="messages")
-    if before and model.chain.at[0].chat is None:
-        message = "These policies were trained without a chat template (chat=false): send one message, the user's."
+        raise RequestError("The last message must have the role user.", param="messages")
+    if history and model.chain.at[0].chat is None:
+        message = "These policies were trained without a chat template (chat=false). Send a single user message."
         raise RequestError(message, param="messages")
-    history = [
+    messages = [
         Message(role="system" if message.role == "developer" else message.role, content=message.text)
-        for message in before
+        for message in history
     ]
-    return last.text, tuple(history) or None
+    return last.text, tuple(messages) or None
 
 
 def encode_prompt(model: ServedModel, text: str) -> list[int]:
-    """Returns the token ids of a prompt as it is, without the run's template.
+    """Tokenizes a prompt without applying the run's template.
 
     Raises:
-        RequestError: it is too long, or has a token that the model has no embedding for.
+        RequestError: the prompt is too long, or contains a token without an embedding.
     """
     chain = model.chain
     tokens: list[int] = chain.tokenizer(text)["input_ids"]
     if len(tokens) > chain.max_prompt_tokens:
         message = (
-            f"The prompt has {len(tokens)} tokens, but this run takes at most {chain.max_prompt_tokens}. Shorten it."
+            f"The prompt has {len(tokens)} tokens, but this run allows at most {chain.max_prompt_tokens}. Shorten it."
         )
         raise RequestError(message, param="prompt", code="context_length_exceeded")
     if max(tokens, default=0) >= chain.num_embeddings:
-        raise RequestError("The prompt holds a token that the model has no embedding for.", param="prompt")
+        raise RequestError("The prompt contains a token without an embedding in the model.", param="prompt")
     return tokens
 
 
 def serve(app: FastAPI, sock: socket.socket) -> None:
-    """Serves until Ctrl-C or SIGTERM; responses that are being written then have `SHUTDOWN_SECONDS`.
+    """Serves until Ctrl-C or SIGTERM, then waits up to `SHUTDOWN_SECONDS` for pending responses.
 
     Args:
-        app: answers.
-        sock: listens already.
+        app: the application.
+        sock: a listening socket.
 
     Raises:
-        KeyboardInterrupt: always, as uvicorn repeats the signal when it has ended; SIGTERM must raise it too.
+        KeyboardInterrupt: always, because uvicorn re-raises the signal after shutdown. The caller's handler of SIGTERM
+            must raise it too.
     """
     config = uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""Made-up results of studies, for tests of statistics, tables and reports."""
+"""Study results with given metrics, for tests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ START = {"task_reward": 0.0, "kl": 0.0, "combined_reward": 0.0, "response_length
 
 
 def figures(task_reward: float, kl: float, **others: float) -> dict[str, float | None]:
-    """Returns the metrics of a policy, with a KL coefficient of 0.1."""
-    other_metrics = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
-    return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **other_metrics}
+    """Returns the metrics of a policy; η is 0.1."""
+    defaults = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
+    return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **defaults}
 
 
 def study_run(
@@ -34,9 +34,9 @@ def study_run(
     Args:
         arm: name of the arm.
         seed: of the run.
-        policies: each policy's final metrics.
-        curve: held-out combined and task reward of all policies, at evaluations 5 updates apart.
-        training: task reward of all policies in training.
+        policies: final metrics of each policy.
+        curve: held-out combined and task reward of all policies, every 5 updates.
+        training: task reward of all policies in each update.
         status: of the run.
         arm_index: of the arm.
         study: name of the study.
@@ -49,15 +49,15 @@ def study_run(
     policy_ids = settings.policy_ids
     metrics: list[Any] = [
         {
-            "update": 1 + number,
+            "update": 1 + index,
             "roles": dict(zip(settings.roles, policy_ids, strict=True)),
             "policy": {policy_id: {"task_reward": value, "kl": 0.0} for policy_id in policy_ids},
         }
-        for number, value in enumerate(training)
+        for index, value in enumerate(training)
     ]
-    for number, value in enumerate(curve):
-        evaluation = {**START, "repetition": 0.0, "task_reward": value, "combined_reward": value}
-        metrics.append({"update": 5 * number, "evaluation": dict.fromkeys((*policy_ids, "mean"), evaluation)})
+    for index, value in enumerate(curve):
+        held_out = {**START, "repetition": 0.0, "task_reward": value, "combined_reward": value}
+        metrics.append({"update": 5 * index, "evaluation": dict.fromkeys((*policy_ids, "mean"), held_out)})
     by_policy = dict(zip(policy_ids, policies, strict=True))
     mean = {name: sum(p[name] or 0.0 for p in policies) / len(policies) for name in policies[0]}
     final = FinalFigures(update=updates, queries=500, policy=by_policy, mean=dict(mean))

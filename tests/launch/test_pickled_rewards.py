@@ -71,7 +71,7 @@ def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Pa
         for length in (4, 5)
     )
     stored.write(tmp_path, "cory tune")
-    with pytest.raises(CommandError, match=r"holds a search with reward=\['near', 'a:b'\]\. Ask for just"):
+    with pytest.raises(CommandError, match=r"contains a search with reward=\['near', 'a:b'\]\. Use these"):
         check_same(tmp_path, requested)
 
 

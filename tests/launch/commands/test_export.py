@@ -1,4 +1,4 @@
-"""`cory export`: a folder that plain `transformers` loads, all of it or nothing, and a card that says what it is."""
+"""`cory export`: atomic folders that plain `transformers` loads, and their model cards."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ from tests.launch.conftest import read_policy, record, write_policies
 TEXT = "This movie is a wonderful film, and I liked it."
 
 
-def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_training_gave(
+def test_an_export_loaded_by_plain_transformers_has_the_log_probabilities_of_training(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "models" / "out"
@@ -44,11 +44,11 @@ def test_plain_transformers_loads_it_and_gives_the_log_probabilities_that_traini
         rows = make_rows([tokens[:4]], [tokens[4:]], [[0.0] * len(tokens[4:])], [0.0], [True])
         expected = module._forward(rows)["action_logp"][0]
         logits = model(torch.tensor([tokens])).logits[0, 3:-1] / model.generation_config.temperature
-    found = logits.log_softmax(-1).gather(1, torch.tensor(tokens[4:])[:, None]).squeeze(1)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    logprobs = logits.log_softmax(-1).gather(1, torch.tensor(tokens[4:])[:, None]).squeeze(1)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
 
 
-def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_training_did(tmp_path: Path) -> None:
+def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_in_training(tmp_path: Path) -> None:
     base = tmp_path / "base"
     tokenizer = load_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
@@ -78,7 +78,7 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     assert generation.eos_token_id == [tokenizer.eos_token_id, 5, 7, tokenizer.convert_tokens_to_ids("<|end|>")]
     assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 1.5, 0, 1.0)
     assert generation.repetition_penalty in (None, 1.0)
-    assert (out / "additional_chat_templates").stat().st_mode & 0o777 == 0o755  # others may look into it
+    assert (out / "additional_chat_templates").stat().st_mode & 0o777 == 0o755  # readable by others
     chat = AutoTokenizer.from_pretrained(out)
     messages = [{"role": "user", "content": "Hello"}]
     assert chat.apply_chat_template(messages, tokenize=False).endswith("<Hello<|end|>")
@@ -87,13 +87,13 @@ def test_it_keeps_the_bases_dropout_and_chat_template_and_stops_and_samples_as_t
     assert "{'role': 'system', 'content': 'Be kind.'}" in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert code
-    shown: dict[str, Any] = {}
-    exec(code[1].replace("FOLDER", str(out)), shown)
-    assert chat.decode(shown["inputs"]["input_ids"][0]) == "2019<Be kind.<|end|><PROMPT<|end|><"
+    namespace: dict[str, Any] = {}
+    exec(code[1].replace("FOLDER", str(out)), namespace)
+    assert chat.decode(namespace["inputs"]["input_ids"][0]) == "2019<Be kind.<|end|><PROMPT<|end|><"
     assert "As pioneer:\n````\nWrite\n```python\n{query}\n```\n````\n" in card
 
 
-def test_the_card_names_base_task_results_and_commands_and_its_example_runs(
+def test_the_card_contains_base_task_results_and_commands_and_a_working_example(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -115,41 +115,42 @@ def test_the_card_names_base_task_results_and_commands_and_its_example_runs(
     assert capsys.readouterr().out.startswith("This movie")
 
 
-def test_a_policy_that_was_collapsing_is_exported_with_a_warning_there_and_in_the_card(
+def test_a_collapsing_policy_is_exported_with_a_printed_warning_and_one_in_the_card(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = policies_run.updates()
-    sick = {"signature": "repetition", "subject": "llm_1", "text": "llm_1 repeats itself: 61%.", "updates": 4}
+    health_warning = {"signature": "repetition", "subject": "llm_1", "text": "llm_1 repeats itself: 61%.", "updates": 4}
     run = Run(tmp_path / "run")
     run.path.mkdir()
     (run.path / "checkpoints").symlink_to(policies_run.path / "checkpoints")
     (run.path / "config.yaml").write_text((policies_run.path / "config.yaml").read_text())
     for line in lines:
-        run.metrics.append({**line, "health": [sick] if line["update"] == 6 else []})
-    for policy, checkpoint, warned in (("llm_1", "6", True), ("llm_1", "5", False), ("llm_2", "6", False)):
-        out = tmp_path / f"{policy}-{checkpoint}"
-        assert main(["export", str(run.path), "--policy", policy, "--checkpoint", checkpoint, "--out", str(out)]) == 0
-        assert ("Warning: At update 6, llm_1 repeats itself: 61%." in capsys.readouterr().err) == warned
-        assert ("**Warning.** llm_1 repeats itself: 61%." in (out / "README.md").read_text()) == warned
+        run.metrics.append({**line, "health": [health_warning] if line["update"] == 6 else []})
+    for policy_id, checkpoint, has_warning in (("llm_1", "6", True), ("llm_1", "5", False), ("llm_2", "6", False)):
+        out = tmp_path / f"{policy_id}-{checkpoint}"
+        words = ["--policy", policy_id, "--checkpoint", checkpoint, "--out", str(out)]
+        assert main(["export", str(run.path), *words]) == 0
+        assert ("Warning: At update 6, llm_1 repeats itself: 61%." in capsys.readouterr().err) == has_warning
+        assert ("**Warning.** llm_1 repeats itself: 61%." in (out / "README.md").read_text()) == has_warning
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
+def test_an_adapter_is_exported_alone_or_merged_into_its_base(
     adapters_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], merge: bool
 ) -> None:
     out = tmp_path / "out"
     assert main(["export", str(adapters_run.path), "--policy", "llm_2", "--out", str(out), *["--merge"] * merge]) == 0
     assert (out / "adapter_model.safetensors").is_file() != merge
     assert (out / "model.safetensors").is_file() == merge
-    kind = AutoModelForCausalLM if merge else AutoPeftModelForCausalLM
-    model, tokenizer = kind.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    model_class = AutoModelForCausalLM if merge else AutoPeftModelForCausalLM
+    model, tokenizer = model_class.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     trained = open_trained(adapters_run.path)
     module = read_policy(trained.folder, trained.settings, "llm_2")
     tokens = torch.tensor([tokenizer(TEXT)["input_ids"]])
     with torch.no_grad():
-        found, base = model(tokens).logits, module.policy.reference()(tokens).logits
-        torch.testing.assert_close(found, module.policy.lm(tokens).logits, atol=1e-4, rtol=0)
-    assert (found - base).abs().max() > 0.1
+        logits, base_logits = model(tokens).logits, module.policy.reference()(tokens).logits
+        torch.testing.assert_close(logits, module.policy.lm(tokens).logits, atol=1e-4, rtol=0)
+    assert (logits - base_logits).abs().max() > 0.1
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["library_name"] == ("transformers" if merge else "peft")
     assert ("--enable-lora --max-lora-rank 8" in card) != merge
@@ -159,13 +160,13 @@ def test_an_adapter_is_exported_for_its_base_or_merged_into_it(
     assert capsys.readouterr().out.startswith("This movie")
 
 
-@pytest.mark.parametrize(("policy", "width", "base"), [("llm_1", 256, "imdb-gpt2-tiny"), ("llm_2", 64, "small")])
-def test_each_llm_is_exported_with_its_own_models_configuration_and_named_after_it(
-    two_models_run: Run, tmp_path: Path, policy: str, width: int, base: str
+@pytest.mark.parametrize(("policy_id", "width", "base"), [("llm_1", 256, "imdb-gpt2-tiny"), ("llm_2", 64, "small")])
+def test_each_llm_is_exported_with_the_configuration_and_name_of_its_own_base(
+    two_models_run: Run, tmp_path: Path, policy_id: str, width: int, base: str
 ) -> None:
-    assert main(["export", str(two_models_run.path), "--policy", policy, "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", str(two_models_run.path), "--policy", policy_id, "--out", str(tmp_path / "out")]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    weights = open_trained(two_models_run.path).weights(policy)
+    weights = open_trained(two_models_run.path).weights(policy_id)
     assert model.config.n_embd == width
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, torch.tensor(weights[name]), atol=0, rtol=0)
@@ -173,15 +174,15 @@ def test_each_llm_is_exported_with_its_own_models_configuration_and_named_after_
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(TEXT)["input_ids"] == load_tokenizer()(TEXT)["input_ids"]
 
 
-def test_llms_of_different_models_have_no_mean(
+def test_llms_with_different_base_models_have_no_mean(
     two_models_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words, told in (
-        ([], "Which policy? Name one of: llm_1, llm_2.\n"),
-        (["--policy", "mean"], "no policy `mean`. Its policies are: llm_1, llm_2."),
+    for words, message in (
+        ([], "Missing --policy. Use one of: llm_1, llm_2.\n"),
+        (["--policy", "mean"], f"Unknown policy `mean`. {two_models_run.path} has: llm_1, llm_2."),
     ):
         assert main(["export", str(two_models_run.path), *words, "--out", str(tmp_path / "out")]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -206,13 +207,15 @@ def test_the_mean_of_all_policies_is_exported(
     assert any(not torch.equal(models["mean"][key], start) for key, start in base.items())
     card = (tmp_path / "mean" / "README.md").read_text()
     assert "# llm_mean of run\n" in card and "It is the mean of the weights of llm_1, llm_2, which started" in card
-    assert "None: the run did not evaluate it" in card
-    alone = (tmp_path / "2" / "README.md").read_text()
-    assert "It is the mean" not in alone and "| held-out, update 0 |" in alone
+    assert "None: training did not evaluate this policy" in card
+    card = (tmp_path / "2" / "README.md").read_text()
+    assert "It is the mean" not in card and "| held-out, update 0 |" in card
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, tmp_path: Path, merge: bool) -> None:
+def test_the_mean_of_adapters_adds_the_mean_of_their_weight_updates(
+    adapters_run: Run, tmp_path: Path, merge: bool
+) -> None:
     out = tmp_path / "out"
     words = ["--policy", "mean", "--out", str(out)]
     assert main(["export", str(adapters_run.path), *words, *["--merge"] * merge]) == 0
@@ -220,26 +223,26 @@ def test_the_mean_of_adapters_adds_the_mean_of_what_they_add(adapters_run: Run, 
     tokens = torch.tensor([AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]])
     trained = open_trained(adapters_run.path)
     plain = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER)
-    merged = [make for _, make in (merged_model(trained, policy) for policy in ("llm_1", "llm_2"))]
-    start = plain.state_dict()
-    plain.load_state_dict({key: start[key] + 0.5 * sum(each(key) - start[key] for each in merged) for key in start})
+    loaders = [loader for _, loader in (merged_model(trained, policy_id) for policy_id in ("llm_1", "llm_2"))]
+    base = plain.state_dict()
+    plain.load_state_dict({key: base[key] + 0.5 * sum(load(key) - base[key] for load in loaders) for key in base})
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=1e-3, rtol=0)
     card = (out / "README.md").read_text()
-    assert "what the adapters add to the base (the mean of the products B A) of llm_1, llm_2" in card
+    assert "the mean of the adapters' weight updates (the mean of the products B A) of llm_1, llm_2" in card
     if not merge:
         assert "--max-lora-rank 8" in card and '"r": 8' in (out / "adapter_config.json").read_text()
 
 
-def test_a_merged_adapter_is_what_peft_merges(adapters_run: Run, tmp_path: Path) -> None:
+def test_a_merged_adapter_equals_one_merged_by_peft(adapters_run: Run, tmp_path: Path) -> None:
     for name, words in {"adapter": [], "merged": ["--merge"]}.items():
         assert main(["export", str(adapters_run.path), "--policy", "llm_1", "--out", str(tmp_path / name), *words]) == 0
     expected = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").merge_and_unload().state_dict()
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    state = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def test_an_adapter_of_a_quantised_base_is_not_merged(
+def test_merging_an_adapter_of_a_quantized_base_is_rejected(
     adapters_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(tmp_path / "run")
@@ -249,29 +252,29 @@ def test_an_adapter_of_a_quantised_base_is_not_merged(
     config = re.sub(r"gpus_per_(runner|learner): 0(\.0)?", r"gpus_per_\1: 0.5", config)
     (run.path / "config.yaml").write_text(config)
     assert main(["export", str(run.path), "--policy", "llm_1", "--out", str(tmp_path / "out"), "--merge"]) == 2
-    assert "The adapter was trained on a base in nf4." in capsys.readouterr().err
+    assert "--merge conflicts with quantization=nf4" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "message"),
     [
-        (["--out", "new", "--policy", "llm_1", "--merge"], "there is no adapter to merge. Leave out merge."),
-        (["--out", "new"], "Which policy? Name one of: llm_1, llm_2, mean."),
-        (["--out", "new", "--policy", "llm_9"], "no policy `llm_9`. Its policies are: llm_1, llm_2, mean."),
+        (["--out", "new", "--policy", "llm_1", "--merge"], "--merge requires an adapter, but"),
+        (["--out", "new"], "Missing --policy. Use one of: llm_1, llm_2, mean."),
+        (["--out", "new", "--policy", "llm_9"], "Unknown policy `llm_9`."),
         (["--out", "new", "--policy", "llm_1", "--checkpoint", "7"], "no checkpoint `7`. It has: best (5), latest (6)"),
-        (["--out", "full", "--policy", "llm_1"], "full is not a new folder"),
-        (["--out", "file", "--policy", "llm_1"], "file is not a new folder"),
+        (["--out", "full", "--policy", "llm_1"], "full is not a new or empty folder"),
+        (["--out", "file", "--policy", "llm_1"], "file is not a new or empty folder"),
         (["--out", "file/deep", "--policy", "llm_1"], "cannot be created: File exists"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(
+def test_an_invalid_export_is_rejected_and_leaves_no_files(
     policies_run: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    what: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
@@ -279,20 +282,22 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     assert main(["export", str(policies_run.path), *words]) == 2
-    message = capsys.readouterr().err
-    assert what in message and len(message.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_llm_alone_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_llm_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(num_agents=1)
     run = record(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     assert main(["export", str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
-    assert "no policy `mean`. Its policies are: llm_1." in capsys.readouterr().err
+    assert f"Unknown policy `mean`. {tmp_path / 'run'} has: llm_1." in capsys.readouterr().err
 
 
-def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_model_that_has_changed_since_training_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = tmp_path / "base"
     load_tokenizer().save_pretrained(base)
     GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2)).save_pretrained(base)
@@ -301,10 +306,10 @@ def test_a_model_that_has_changed_since_is_refused(tmp_path: Path, capsys: pytes
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=2, n_head=2)).save_pretrained(base)
     assert main(["export", str(run.path), "--out", str(tmp_path / "out")]) == 2
-    assert "is not the one that" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "has changed since" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_leaves_nothing_of_it(policies_run: Run, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_leaves_no_files(policies_run: Run, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(disk / "out")]) == 2
     message = capsys.readouterr().err
     assert f"{disk / 'out'}" in message and "No space left on device" in message

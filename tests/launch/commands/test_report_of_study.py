@@ -170,5 +170,5 @@ def test_a_damaged_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.parent.mkdir(parents=True)
     file.write_text("{")
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "out.html")]) == 2
-    assert "seed_0.json cannot be read as a study's result" in capsys.readouterr().err
+    assert "seed_0.json is not a valid study result" in capsys.readouterr().err
     assert not (tmp_path / "out.html").exists()

@@ -1,4 +1,4 @@
-"""Exported policies behind `vllm serve`, asked as any client asks: the tests that start a real server."""
+"""Exported policies with a real `vllm serve` process and its HTTP API."""
 
 import contextlib
 import json
@@ -34,11 +34,11 @@ SMALL = ("--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str
 
 @contextlib.contextmanager
 def serve(folder: Path, *words: str) -> Iterator[str]:
-    """Yields the address of a server that is started in a folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    # As `vllm serve`, whose command line wants a distribution that is called vllm, which the CPU build is not.
+    """Starts a server in a folder and yields its address."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = str(sock.getsockname()[1])
+    # Equivalent to `vllm serve`, whose command requires a distribution named vllm; the CPU build has another name.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", port]
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
@@ -51,7 +51,7 @@ def serve(folder: Path, *words: str) -> Iterator[str]:
         )
     try:
         address = f"http://127.0.0.1:{port}"
-        while not answers(f"{address}/health"):
+        while not is_healthy(f"{address}/health"):
             assert server.poll() is None, (folder / "log").read_text()[-3000:]
             time.sleep(0.5)
         yield address
@@ -60,13 +60,13 @@ def serve(folder: Path, *words: str) -> Iterator[str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(timeout=30)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # what it left of its own processes
+            os.killpg(server.pid, signal.SIGKILL)  # remaining child processes
 
 
-def answers(address: str) -> bool:
+def is_healthy(address: str) -> bool:
     try:
-        with urllib.request.urlopen(address, timeout=5) as reply:
-            return bool(reply.status == 200)
+        with urllib.request.urlopen(address, timeout=5) as response:
+            return bool(response.status == 200)
     except (urllib.error.URLError, ConnectionError):
         return False
 
@@ -74,30 +74,32 @@ def answers(address: str) -> bool:
 def complete(address: str, **fields: object) -> str:
     body = json.dumps({"model": "llm_1", "prompt": PROMPT, "max_tokens": 8, **fields}).encode()
     request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return str(json.load(reply)["choices"][0]["text"])
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(json.load(response)["choices"][0]["text"])
 
 
-def likeliest(model: Any, folder: Path) -> str:
-    """What transformers answers at temperature 0."""
+def greedy(model: Any, folder: Path) -> str:
+    """Returns the greedy response of transformers."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens = tokenizer(PROMPT)["input_ids"]
-    answer = model.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)[0, len(tokens) :]
-    return str(tokenizer.decode(answer, skip_special_tokens=True))
+    response = model.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)[0, len(tokens) :]
+    return str(tokenizer.decode(response, skip_special_tokens=True))
 
 
 @pytest.mark.slow
-def test_vllm_serves_a_policy_and_answers_as_transformers_does(policies_run: Run, tmp_path: Path) -> None:
+def test_vllm_serves_an_exported_policy_with_the_same_responses_as_transformers(
+    policies_run: Run, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
     with serve(tmp_path, "--model", "out", "--served-model-name", "llm_1") as address:
-        assert complete(address, temperature=0) == likeliest(AutoModelForCausalLM.from_pretrained(out), out)
+        assert complete(address, temperature=0) == greedy(AutoModelForCausalLM.from_pretrained(out), out)
     log = (tmp_path / "log").read_text()
-    assert "'temperature': 0.7" in log and "'top_k': 0" in log  # what it samples by where a client says nothing
+    assert "'temperature': 0.7" in log and "'top_k': 0" in log  # the default sampling parameters
 
 
 @pytest.mark.slow
-def test_vllm_serves_an_adapter_on_its_base_as_the_card_says(tmp_path: Path) -> None:
+def test_vllm_serves_an_adapter_with_the_command_of_the_card(tmp_path: Path) -> None:
     base, out = tmp_path / "base", tmp_path / "out"
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     config = LlamaConfig(vocab_size=4096, num_attention_heads=2, max_position_embeddings=128, **shape)
@@ -109,7 +111,7 @@ def test_vllm_serves_an_adapter_on_its_base_as_the_card_says(tmp_path: Path) -> 
     assert command is not None
     words = command[1].replace("NAME", "llm_1").replace("FOLDER", "out").split()
     with serve(tmp_path, "--model", *words) as address:
-        adapted = complete(address, temperature=0)
-        alone = complete(address, temperature=0, model=str(base))
-    assert adapted == likeliest(AutoPeftModelForCausalLM.from_pretrained(out), out) != alone
-    assert alone == likeliest(LlamaForCausalLM.from_pretrained(base), base)
+        adapter_text = complete(address, temperature=0)
+        base_text = complete(address, temperature=0, model=str(base))
+    assert adapter_text == greedy(AutoPeftModelForCausalLM.from_pretrained(out), out) != base_text
+    assert base_text == greedy(LlamaForCausalLM.from_pretrained(base), base)

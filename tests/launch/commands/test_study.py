@@ -1,4 +1,4 @@
-"""`cory study` end to end: arms that train, fail, diverge, are stopped, and go on."""
+"""`cory study` end to end: arms that train, fail, diverge, are stopped, and resume."""
 
 import json
 import os
@@ -46,46 +46,46 @@ TWO = f"{STUDY}  cory: {{label: CORY}}\n{BROKEN}  absent: {{lr: 1.0, needs: {{no
 CHANGED = f"  cory: {{label: Both}}\n  new: {{lr: 1.0}}\n{BROKEN}"
 
 
-def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
+def test_a_study_trains_missing_runs_and_stores_their_results(
     cory_forked: Cory, cory_here: Cory, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     (tmp_path / "mine.yaml").write_text(TWO)
     result = cory_forked("study", "mine.yaml", "--out", "study", **cluster)
     assert result.returncode == 1, result.stderr + result.stdout
-    assert "Left out: absent needs nowhere, which is not there. Make it: make it" in result.stdout
+    assert "Skipped: absent requires nowhere, which does not exist. Create it with: make it" in result.stdout
     assert "broken, seed 0, failed: " in result.stdout and "It is broken." in result.stdout
     (trained,) = read(tmp_path / "study")
     assert trained.status == "done"
     assert trained.final is not None and trained.final["queries"] == 18
-    for module in ("llm_1", "llm_2"):
-        assert trained.final["policy"][module]["response_length"] is not None
+    for policy_id in ("llm_1", "llm_2"):
+        assert trained.final["policy"][policy_id]["response_length"] is not None
     assert [line["update"] for line in trained.metrics] == [0, 1, 2]
     assert trained.cost["seconds"] > 0.0
     run = tmp_path / "study" / "runs" / "cory" / "seed_0"
-    # The evaluations in training asked other held-out queries than the last one.
-    asked = {sample["query"] for sample in trained.samples if sample["held_out"]}
+    # Evaluations during training use other held-out queries than the final one.
+    queries = {sample["query"] for sample in trained.samples if sample["held_out"]}
     final = json.loads((run / "final.json").read_text())
-    assert asked and asked.isdisjoint(response["prompt"] for response in final["policy"]["llm_1"])
+    assert queries and queries.isdisjoint(response["prompt"] for response in final["policy"]["llm_1"])
     assert (run / "checkpoints" / "update_000002").is_dir()
 
     before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
     again = cory_here("study", "mine.yaml", "--out", "study", "cory", "--seeds", "0,")
     assert again.returncode == 0 and "CORY" in again.stdout
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
-    taken = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
-    assert taken is not None
-    with taken:
-        elsewhere = cory_here("study", "mine.yaml", "--out", "study", "broken")
-    assert "other processes of this study do 1 of the runs" in elsewhere.stdout
+    lock = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
+    assert lock is not None
+    with lock:
+        second = cory_here("study", "mine.yaml", "--out", "study", "broken")
+    assert "Other processes of this study train 1." in second.stdout
 
-    # What the file says of arms may change; their settings may not.
+    # Labels of arms may change, but not their settings.
     (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
     assert cory_here("study", "mine.yaml", "--out", "study", "cory").returncode == 0
     (trained,) = read(tmp_path / "study")
     assert trained.label == "Both"
-    other = cory_here("study", "mine.yaml", "lr=1e-3", "--out", "study")
-    assert other.returncode == 2 and "was made with other settings: lr" in other.stderr
+    changed = cory_here("study", "mine.yaml", "lr=1e-3", "--out", "study")
+    assert changed.returncode == 2 and "was created with other settings: lr" in changed.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,23 +93,23 @@ def test_a_study_trains_what_is_missing_and_keeps_what_it_found(
     [
         (["--out", "s3://bucket/study"], "s3://bucket/study is a URI, but must be a path"),
         (["--out", "taken"], "taken cannot be created"),
-        (["--out", "new", "--seeds", "00"], "--seeds 00 is neither a count, such as 5, nor seeds"),
+        (["--out", "new", "--seeds", "00"], "Invalid --seeds 00: give a count"),
     ],
 )
-def test_a_study_s_words_that_cannot_be_are_refused_in_a_sentence(
+def test_invalid_arguments_of_a_study_are_rejected(
     cory_here: Cory, tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "taken").touch()
-    refused = cory_here("study", "imdb", "cory", *words)
-    assert refused.returncode == 2 and message in refused.stderr
+    result = cory_here("study", "imdb", "cory", *words)
+    assert result.returncode == 2 and message in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
-def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_along(
+def test_in_a_ray_job_output_folders_must_be_absolute_and_persistent(
     policies_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    for command, what, words in (
+    for command, output, words in (
         ("study", "study", ["imdb", "--out", "here"]),
         ("export", "model", [str(policies_run.path), "--policy", "llm_1", "--out", "here"]),
         ("evaluate", "evaluation", [str(policies_run.path), "--out", "here"]),
@@ -117,9 +117,7 @@ def test_in_a_job_results_are_kept_where_the_jobs_folder_does_not_take_them_alon
         ("report", "report", [str(policies_run.path), "--out", "/tmp/report.html", "--png", "here"]),
     ):
         assert main([command, *words]) == 2
-        assert (
-            f"Error: The {what}'s folder here is relative, and a Ray job's working directory" in capsys.readouterr().err
-        )
+        assert f"Error: The {output}'s folder here is relative, and a Ray job's" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -136,13 +134,14 @@ def test_two_processes_share_a_study(cory: Cory, tmp_path: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0), errors + second.stderr
     assert "cory, seed 0" in output and "cory, seed 0" not in second.stdout
     assert "ppo, seed 0" in second.stdout and "ppo, seed 0" not in output
-    found = read(tmp_path / "study")
-    assert [(run.arm, run.seed) for run in found] == [(arm, seed) for arm in ("cory", "ppo", "warm") for seed in (0, 1)]
-    assert all(run.status == "done" for run in found)
+    study_runs = read(tmp_path / "study")
+    expected = [(arm, seed) for arm in ("cory", "ppo", "warm") for seed in (0, 1)]
+    assert [(run.arm, run.seed) for run in study_runs] == expected
+    assert all(run.status == "done" for run in study_runs)
 
 
 @pytest.mark.slow
-def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Path) -> None:
+def test_a_stopped_study_resumes(cory: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     settings = STUDY.replace("num_updates: 2", "num_updates: 4")
     (tmp_path / "mine.yaml").write_text(settings + "  cory: {}\n  wild: {lr: 1.0e+30, grad_clip: null}\n")
@@ -168,6 +167,6 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(cory: Cory, tmp_path: Pat
     assert wild.reason is not None and "is not finite" in wild.reason
     assert "seed 0 diverged, ended early" in result.stdout
 
-    # What is left of a run's checkpoints is enough for its policies to be used.
+    # The remaining checkpoints of a run suffice to use its policies.
     exported = cory("export", "study/runs/cory/seed_0", "--policy", "llm_2", "--out", "llm_2")
     assert exported.returncode == 0, exported.stderr

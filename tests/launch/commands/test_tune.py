@@ -1,4 +1,4 @@
-"""`cory tune` end to end: its driver killed, continued, a trial that fails; and what it refuses."""
+"""`cory tune` end to end: a killed driver, resuming, failing trials, and invalid arguments."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_ev
 
 
 @pytest.mark.slow
-def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial_that_fails_stops_no_other(
+def test_a_search_resumes_in_a_moved_folder_after_a_kill_and_a_failed_trial_does_not_stop_others(
     cory: Cory, tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
@@ -49,12 +49,13 @@ def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial
     while line := process.stdout.readline():
         if line.split()[:2] == ["trial_00000", "2/3"]:
             break
-    assert line, process.stderr.read()  # it ended before
+    assert line, process.stderr.read()  # the process has ended too early
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
 
-    assert "Continue it by `cory tune --resume found`" in refused(cory(*command))
-    assert "holds a search with over=['lr=0.0001,1e+30']." in refused(cory(*command, "--over", "seed=1", "--continue"))
+    assert "Continue it with `cory tune --resume found`" in error_line(cory(*command))
+    changed = cory(*command, "--over", "seed=1", "--continue")
+    assert "contains a search with over=['lr=0.0001,1e+30']." in error_line(changed)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "found").rename(tmp_path / "elsewhere" / "moved")
     moved = tmp_path / "elsewhere" / "moved"
@@ -73,16 +74,16 @@ def test_a_search_whose_driver_was_killed_goes_on_where_it_was_moved_and_a_trial
     again = cory(*command, "--continue")
     assert again.returncode == 1 and "trial_00001  continues from trial_00001 after update 1" in again.stdout
 
-    of_good = [report for report in read_reports(moved) if report["trial"] == "trial_00000"]
-    assert [report["updates"] for report in of_good] == [1, 2, 3]
-    assert [report["cory"]["roles"]["pioneer"] for report in of_good] == ["llm_1", "llm_2", "llm_1"]
-    assert float(good["combined_reward"]) == of_good[-1]["combined_reward"]
+    reports = [report for report in read_reports(moved) if report["trial"] == "trial_00000"]
+    assert [report["updates"] for report in reports] == [1, 2, 3]
+    assert [report["cory"]["roles"]["pioneer"] for report in reports] == ["llm_1", "llm_2", "llm_1"]
+    assert float(good["combined_reward"]) == reports[-1]["combined_reward"]
     assert yaml.safe_load((moved / "best.yaml").read_text())["lr"] == 1e-4
     assert json.loads((moved / "trial_00000" / "params.json").read_text())["cory_settings"]["lr"] == 1e-4
 
 
 @pytest.mark.slow
-def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_better(cory: Cory, tmp_path: Path) -> None:
+def test_in_a_population_a_clone_continues_with_the_weights_and_roles_of_its_donor(cory: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     settings = (*SEARCH, "lr=1e-3", "num_updates=3", "eval_every=2", "keep_checkpoints=3")
     population = ("--over", "clip_ratio=uniform:0.1:0.3", "--scheduler", "pbt", "--samples", "2")
@@ -94,7 +95,7 @@ def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_bet
     )
     worse, better = sorted(second, key=lambda trial: float(second[trial]["combined_reward"]))
     assert second[worse]["combined_reward"] < second[better]["combined_reward"]
-    # With one step per batch `clip_ratio` changes nothing, so the clone does what its donor did, with the donor's seed.
+    # With one step per batch `clip_ratio` has no effect, so the clone trains exactly like its donor.
     for key in ("roles", "exchanges", "policy", "evaluation"):
         assert third[worse]["cory"][key] == third[better]["cory"][key], key
     assert third[worse]["cory"]["exchanges"] == 3
@@ -104,53 +105,53 @@ def test_in_a_population_the_worse_goes_on_with_the_weights_and_roles_of_the_bet
 
 
 def params(trial: Path) -> dict[str, Any]:
-    """The settings with which a trial ended."""
-    found: dict[str, Any] = json.loads((trial / "params.json").read_text())["cory_settings"]
-    return found
+    """Returns the settings with which a trial ended."""
+    settings: dict[str, Any] = json.loads((trial / "params.json").read_text())["cory_settings"]
+    return settings
 
 
-def test_a_search_goes_on_only_as_it_was(tmp_path: Path) -> None:
-    asked = Search(
+def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
+    search = Search(
         pin_objective(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None
     )
-    asked.write(tmp_path, "cory tune")
+    search.write(tmp_path, "cory tune")
     assert not is_resumable(tmp_path)
     (tmp_path / "experiment_state-1.json").touch()
     assert is_resumable(tmp_path)
-    check_same(tmp_path, asked)  # no digit is lost on the way
-    dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search filled in
-    asked._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
-    check_same(tmp_path, asked._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
-    asked.write(tmp_path, "cory tune")
-    with pytest.raises(CommandError, match=r"holds a search with over=\['lr=0\.000123456,0\.0001'\], seeds=2\. Ask"):
-        check_same(tmp_path, asked._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
-    with pytest.raises(CommandError, match="holds a search with queries_per_update=256, minibatch_size=256"):
+    check_same(tmp_path, search)  # all digits are preserved
+    dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search has set it
+    search._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
+    check_same(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
+    search.write(tmp_path, "cory tune")
+    with pytest.raises(CommandError, match=r"contains a search with over=\['lr=0\.000123456,0\.0001'\], seeds=2\. Use"):
+        check_same(tmp_path, search._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
+    with pytest.raises(CommandError, match="contains a search with queries_per_update=256, minibatch_size=256"):
         check_same(
             tmp_path,
-            asked._replace(
+            search._replace(
                 settings=pin_objective(Settings(queries_per_update=8, minibatch_size=8, backend="transformers"))
             ),
         )
 
 
 @pytest.mark.parametrize("option", ["--out", "--resume"])
-def test_a_search_in_storage_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_in_storage_is_rejected(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", option, "s3://bucket/search"]) == 2
     assert "s3://bucket/search is a URI, but must be a path" in capsys.readouterr().err
 
 
-def refused(result: "subprocess.CompletedProcess[str]") -> str:
-    """The one sentence that a mistake is answered with."""
+def error_line(result: "subprocess.CompletedProcess[str]") -> str:
+    """Returns the one-line error message of a command."""
     assert result.returncode == 2 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
     return result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ((), "Nothing to search"),
         (("--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
-        (("--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples is for ranges"),
+        (("--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples requires a range in --over"),
         (("--over", "seed=1,2", "--seeds", "2"), "conflicts with --over seed"),
         (
             ("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"),
@@ -162,11 +163,11 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
         (
             ("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),
-            "it needs one eval_every, below num_updates=45",
+            "it requires one eval_every below num_updates=45",
         ),
         (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (("--over", "max_prompt_tokens=64,5"), "4000 of 4000 queries of train do not fit max_prompt_tokens = 5"),
-        (("--over", "select_by=bare,chain"), "trials that differ in it do not compare"),
+        (("--over", "select_by=bare,chain"), "trials that differ in it are not comparable"),
         (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (
             ("--over", "lora_target_modules=c_attn,q_proj", "weights=lora"),
@@ -174,20 +175,20 @@ def refused(result: "subprocess.CompletedProcess[str]") -> str:
         ),
         (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
         (("--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
-        (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, and trials start"),
-        (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it do not compare"),
-        (("--over", "eval_every=5,9", "--scheduler", "asha"), "it needs one eval_every, below num_updates=45"),
-        (("--resume", "taken"), "has no search.yaml"),
+        (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, but trials req"),
+        (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it are not comparable"),
+        (("--over", "eval_every=5,9", "--scheduler", "asha"), "it requires one eval_every below num_updates=45"),
+        (("--resume", "taken"), "contains no search.yaml"),
         (
             ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--continue"),
-            "--resume continues a search as it was: besides it, only --max-updates, --max-minutes, --allow-changes,",
+            "--resume can only be combined with --max-updates, --max-minutes, --allow-changes,",
         ),
-        (("--over", "lr=1e-5", "--continue"), "--continue needs the search's folder"),
+        (("--over", "lr=1e-5", "--continue"), "--continue requires --out, the folder of the search."),
     ],
 )
-def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
+def test_an_invalid_search_is_rejected_in_one_line_and_creates_no_folder(
     words: tuple[str, ...],
-    says: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -197,47 +198,49 @@ def test_a_search_that_cannot_be_is_one_sentence_and_no_folder(
     (tmp_path / "taken" / "file").touch()
     assert main(["tune", *(["backend=transformers"] if "--resume" not in words else []), *words]) == 2
     error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
     assert not (tmp_path / "taken" / LOCK).exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
-        ((), "it requires --samples and conflicts with"),
+        ((), "--search optuna requires --samples"),
         (("--samples", "4", "--seeds", "2"), "conflicts with --scheduler pbt and --seeds"),
     ],
 )
-def test_a_search_by_optuna_that_cannot_be_is_refused(words: tuple[str, ...], says: str) -> None:
+def test_an_invalid_search_with_optuna_is_rejected(words: tuple[str, ...], message: str) -> None:
     pytest.importorskip("optuna")
-    with pytest.raises(CommandError, match=re.escape(says)):
+    with pytest.raises(CommandError, match=re.escape(message)):
         read_search(
             parsed("tune", ["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words])
         )
 
 
-def test_optuna_chooses_from_ranges_and_lists_and_is_kept_with_the_search(tmp_path: Path) -> None:
+def test_optuna_samples_ranges_and_lists_and_is_stored_with_the_search(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     axes = ["--over", "lr=log:1e-5:1e-1", "--over", "num_epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
     search, _ = read_search(parsed("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"]))
     assert search.trials == 9
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search
-    tried, best = [], optuna_search(search)
+    suggestions, searcher = [], optuna_search(search)
     for number in range(40):
-        found = best.suggest(str(number))["cory_settings"]
-        tried.append(found)
-        best.on_trial_complete(str(number), {"combined_reward": -abs(math.log10(found["lr"]) + 2)})
-    assert {each["exchange_period"] for each in tried} == {1, 5, None}
-    assert {each["num_epochs"] for each in tried} == {1, 2, 3}
-    assert all(1e-5 <= each["lr"] <= 1e-1 for each in tried)
-    far = [sum(abs(math.log10(each["lr"]) + 2) for each in part) for part in (tried[:10], tried[-10:])]
-    assert far[1] < 0.75 * far[0]  # it learns where the best is
+        settings = searcher.suggest(str(number))["cory_settings"]
+        suggestions.append(settings)
+        searcher.on_trial_complete(str(number), {"combined_reward": -abs(math.log10(settings["lr"]) + 2)})
+    assert {settings["exchange_period"] for settings in suggestions} == {1, 5, None}
+    assert {settings["num_epochs"] for settings in suggestions} == {1, 2, 3}
+    assert all(1e-5 <= settings["lr"] <= 1e-1 for settings in suggestions)
+    first, last = (
+        sum(abs(math.log10(settings["lr"]) + 2) for settings in part) for part in (suggestions[:10], suggestions[-10:])
+    )
+    assert last < 0.75 * first  # later suggestions are closer to the optimum
 
 
 @pytest.mark.slow
-def test_a_search_by_optuna_stops_at_its_budget_and_goes_on(cory: Cory, tmp_path: Path) -> None:
+def test_a_search_with_optuna_stops_at_its_budget_and_resumes(cory: Cory, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     words = ("--over", "lr=log:1e-4:1e-2", "--search", "optuna", "--samples", "2", "--concurrent", "1")
@@ -245,7 +248,7 @@ def test_a_search_by_optuna_stops_at_its_budget_and_goes_on(cory: Cory, tmp_path
     offline = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
     first = cory("tune", *settings, *words, "--max-updates", "3", "--out", "found", **offline)
     assert first.returncode == 0, first.stderr
-    assert "The budget is spent after 3 updates. Continue with:\n  cory tune --resume found" in first.stdout
+    assert "The budget is exhausted after 3 updates. Continue with:\n  cory tune --resume found" in first.stdout
     second = cory("tune", "--resume", "found", **offline)
     assert second.returncode == 0, second.stderr
     with (tmp_path / "found" / "results.csv").open() as file:

@@ -1,4 +1,4 @@
-"""Every setting that population-based training may change is in effect in a clone, whatever its donor's was."""
+"""Every setting that population-based training may change takes effect in a clone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DONOR: dict[str, Any] = {
     **{"num_updates": 9, "eval_every": 9, "exchange_period": 1, "minibatch_size": 4, "micro_batch_size": 8, "lr": 1e-3},
     **{"kl_control": "adaptive", "kl_horizon": 8, "eval_kl_coef": 0.3, "average_period": 2},
 }
-"""Whose KL coefficient moves, whose roles are exchanged at once, and whose LLMs are averaged by the end."""
+"""Settings with which the KL coefficient changes, roles are exchanged in every update, and weights are averaged."""
 CHANGED: dict[str, Any] = {
     **{
         "exchange_period": 2,
@@ -32,21 +32,21 @@ CHANGED: dict[str, Any] = {
     **{"gamma": 0.5, "lam": 0.5, "clip_ratio": 0.01, "value_clip": 0.01, "value_coef": 1.0, "grad_clip": 0.01},
     **{"average_period": 3, "average_tau": 0.5, "weight_decay": 0.5, "clip_ratio_high": 0.01},
 }
-"""A value that each such setting is changed to."""
+"""The clone's value of each setting that may change."""
 
 
-def test_every_setting_that_may_change_in_a_clone_is_tried() -> None:
-    assert CHANGED.keys() == {name for name, known in METADATA.items() if known.clone}
+def test_all_settings_that_may_change_in_a_clone_are_covered() -> None:
+    assert CHANGED.keys() == {name for name, metadata in METADATA.items() if metadata.clone}
 
 
-def become(checkpoint: Path, **changes: Any) -> tuple[Any, ...]:
-    """Restores a clone as Tune does; returns what two updates make of it: its roles, and a checksum of its weights."""
+def train_clone(checkpoint: Path, **changes: Any) -> tuple[Any, ...]:
+    """Restores a clone as Tune does and trains two updates; returns its roles and a checksum of its weights."""
     clone = CoryConfig().cory(**{**TINY, **DONOR, **changes}).build_algo()
     try:
         clone.restore(str(checkpoint))
         for _ in range(2):
             clone.train()
-        arrays = [array for module in clone.settings.policy_ids for array in clone.weights(module).values()]
+        arrays = [array for policy_id in clone.settings.policy_ids for array in clone.weights(policy_id).values()]
         return clone.mapping.rotation, clone.exchanges, zlib.crc32(b"".join(array.tobytes() for array in arrays))
     finally:
         clone.stop()
@@ -54,21 +54,21 @@ def become(checkpoint: Path, **changes: Any) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def unchanged(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[Any, ...]]]:
-    """A donor's checkpoint, and what becomes of a clone with its settings, by how the KL coefficient is controlled."""
+    """A donor's checkpoint, and for each kl_control the result of a clone with the donor's settings."""
     folder = tmp_path_factory.mktemp("donor")
     donor = CoryConfig().cory(**{**TINY, **DONOR}).build_algo()
     for _ in range(2):
         donor.train()
     donor.save(str(folder))
     donor.stop()
-    return folder, {control: become(folder, kl_control=control) for control in ("adaptive", "fixed")}
+    return folder, {control: train_clone(folder, kl_control=control) for control in ("adaptive", "fixed")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_setting_that_is_changed_in_a_clone_is_in_effect(
+def test_a_changed_setting_takes_effect_in_a_clone(
     unchanged: tuple[Path, dict[str, tuple[Any, ...]]], name: str
 ) -> None:
-    checkpoint, usual = unchanged
-    control = "fixed" if name == "kl_coef" else "adaptive"  # where a controller would go on with the donor's
-    assert become(checkpoint, kl_control=control, **{name: CHANGED[name]}) != usual[control]
+    checkpoint, unchanged_results = unchanged
+    control = "fixed" if name == "kl_coef" else "adaptive"  # a controller would continue with the donor's kl_coef
+    assert train_clone(checkpoint, kl_control=control, **{name: CHANGED[name]}) != unchanged_results[control]

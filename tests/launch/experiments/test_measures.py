@@ -20,11 +20,11 @@ ONE, TWO = figures(1.0, 4.0), figures(2.0, 8.0)
 
 
 def value(measure: Measure, run: StudyRun) -> float:
-    """A measure of one run, NaN if it has none."""
+    """Returns a measure of one run; NaN if it is missing."""
     return metrics_of([run]).by_seed(measure).get(run.seed, math.nan)
 
 
-def test_a_run_s_figure_is_the_mean_over_its_policies_and_the_best_that_of_the_highest_combined_reward() -> None:
+def test_the_value_of_a_run_is_the_mean_over_its_policies() -> None:
     run = study_run("cory", 0, ONE, TWO)
     assert value(at_end("task_reward"), run) == 1.5
     assert math.isnan(value(at_end("kl"), study_run("cory", 0, ONE, TWO, status="diverged")))
@@ -33,35 +33,35 @@ def test_a_run_s_figure_is_the_mean_over_its_policies_and_the_best_that_of_the_h
 def test_the_area_under_a_curve_is_its_mean_height() -> None:
     run = study_run("ppo", 0, ONE, curve=(0.0, 2.0, 1.0))
     assert value(area, run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
-    assert math.isnan(value(area, run._replace(metrics=run.metrics[:2])))  # it ended early
+    assert math.isnan(value(area, run._replace(metrics=run.metrics[:2])))  # the run ended early
 
 
 def test_runs_are_compared_with_those_of_the_same_seed() -> None:
     cory = [study_run("cory", seed, figures(1.0 + seed, 0.0), figures(3.0 + seed, 0.0)) for seed in (0, 1, 3)]
     ppo = [study_run("ppo", seed, figures(float(seed), 0.0)) for seed in (3, 1, 2)]
-    one, other, third = (metrics_of(runs).by_seed(at_end("task_reward")) for runs in (cory, ppo, ppo[2:]))
-    found = paired(one, other)
-    assert found is not None
-    assert found.seeds == (1, 3) and found.values == (2.0, 2.0)
-    assert paired(one, third) is None
+    first, second, disjoint = (metrics_of(runs).by_seed(at_end("task_reward")) for runs in (cory, ppo, ppo[2:]))
+    difference = paired(first, second)
+    assert difference is not None
+    assert difference.seeds == (1, 3) and difference.values == (2.0, 2.0)
+    assert paired(first, disjoint) is None
 
 
-def test_collapse_is_found_by_health_s_limits_in_either_policy() -> None:
+def test_collapse_of_any_policy_is_detected_by_the_health_limits() -> None:
     assert collapse(study_run("cory", 0, ONE, TWO)) == []
     repeating = study_run("cory", 0, ONE, figures(2.0, 8.0, repetition=0.21))
     assert [(sign.signature, sign.subject) for sign in collapse(repeating)] == [("repetition", "llm_2")]
-    far = study_run("ppo", 0, figures(2.0, 20.1))  # of 10 tokens: 2.01 nats each
-    endless = study_run("ppo", 1, figures(2.0, 8.0, eos_rate=0.09))  # 0.2 before training
-    assert [sign.signature for run in (far, endless) for sign in collapse(run)] == ["kl", "eos"]
+    high_kl = study_run("ppo", 0, figures(2.0, 20.1))  # 2.01 nats per token, with 10 tokens
+    no_eos = study_run("ppo", 1, figures(2.0, 8.0, eos_rate=0.09))  # 0.2 before training
+    assert [sign.signature for run in (high_kl, no_eos) for sign in collapse(run)] == ["kl", "eos"]
     diverged = study_run("ppo", 2, ONE, status="diverged")
     healthy = study_run("ppo", 4, figures(2.0, 19.9, eos_rate=0.11, repetition=0.2))
-    assert collapses([far, endless, diverged, healthy]) == 3
+    assert collapses([high_kl, no_eos, diverged, healthy]) == 3
 
 
-def test_runs_of_before_repetition_was_measured_show_no_sign() -> None:
+def test_old_results_without_repetition_show_no_signs_of_collapse() -> None:
     old = study_run("cory", 0, ONE, figures(2.0, 20.1))
     assert old.final and collapse(old)
     for evaluation in (old.final["policy"], *(line["evaluation"] for line in old.metrics if "evaluation" in line)):
-        for found in evaluation.values():
-            found.pop("repetition", None)
+        for metrics in evaluation.values():
+            metrics.pop("repetition", None)
     assert collapse(old) == []

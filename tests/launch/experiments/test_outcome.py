@@ -1,4 +1,4 @@
-"""What a search says in the end: points, intervals and the file."""
+"""The results of a search: points, intervals and the file."""
 
 import csv
 import math
@@ -10,7 +10,7 @@ import pytest
 from ray.tune.experiment import Trial
 from rich.console import Console
 
-from launch.experiments.outcome import collect_results, group_points, write_csv
+from launch.experiments.outcome import group_points, trials_frame, write_csv
 from launch.experiments.space import read_axes, show_value
 from launch.experiments.tables import points_table
 from launch.experiments.trials import Trials
@@ -33,7 +33,7 @@ def result(number: int, period: int | None, seed: int, combined: float, status: 
         "kl": 2.0,
         "exchanges": 0,
         "seconds": 90.0,
-        "reason": "No room, no luck." if status == "failed" else "",
+        "reason": "Out of memory." if status == "failed" else "",
     }
 
 
@@ -53,19 +53,20 @@ RESULTS["exchange_period"] = pd.Series([1, 5, None, 1, 5, None, 1, 5], dtype=obj
 
 
 def means(points: list[pd.DataFrame]) -> list[float]:
-    return [point.loc[point["whole"], "combined_reward"].mean() for point in points]
+    return [point.loc[point["complete"], "combined_reward"].mean() for point in points]
 
 
-def test_points_are_means_over_their_seeds_and_one_whose_seeds_did_not_all_finish_is_not_the_best() -> None:
+def test_complete_points_are_ordered_by_mean_before_incomplete_points() -> None:
     points = group_points(RESULTS, KEYS)
     assert [point.iloc[0]["exchange_period"] for point in points] == [1, 5, None]
     assert means(points) == pytest.approx([0.2, 0.5, math.nan], nan_ok=True)
-    assert [(point["whole"].sum(), point["whole"].all()) for point in points] == [(3, True), (2, False), (0, False)]
-    apart = group_points(RESULTS, KEYS, apart=True)
-    assert means(apart)[:2] == [0.6, 0.4] and len(apart) == len(RESULTS)
+    counts = [(point["complete"].sum(), point["complete"].all()) for point in points]
+    assert counts == [(3, True), (2, False), (0, False)]
+    separate = group_points(RESULTS, KEYS, separate=True)
+    assert means(separate)[:2] == [0.6, 0.4] and len(separate) == len(RESULTS)
 
 
-def test_the_table_says_what_failed_and_what_was_stopped() -> None:
+def test_the_table_shows_failed_and_stopped_trials() -> None:
     points = [([*map(show_value, point.iloc[0][KEYS])], point) for point in group_points(RESULTS, KEYS)]
     console = Console(width=170)
     with console.capture() as capture:
@@ -76,46 +77,48 @@ def test_the_table_says_what_failed_and_what_was_stopped() -> None:
     assert " ".join(last).endswith("trial_00002 failed, trial_00005 stopped early at update 3, +0.900")
 
 
-def trials(folder: Path, settings: Settings) -> Trials:
-    made = Trials(folder, settings, KEYS, lambda settings: settings)
-    made.values["t"] = {"seed": 0, "exchange_period": 5, "lr": 1e-5}
-    return made
+def make_trials(folder: Path, settings: Settings) -> Trials:
+    trials = Trials(folder, settings, KEYS, lambda settings: settings)
+    trials.values["t"] = {"seed": 0, "exchange_period": 5, "lr": 1e-5}
+    return trials
 
 
 @pytest.mark.parametrize(("stop_on_collapse", "status"), [(True, "collapsed"), (False, "stopped early")])
-def test_a_trial_that_a_scheduler_stopped_is_not_whole_because_a_warning_stood(
+def test_a_trial_with_a_collapse_warning_counts_as_collapsed_only_with_stop_on_collapse(
     stop_on_collapse: bool, status: str, tmp_path: Path
 ) -> None:
     trial = Trial("cory", stub=True, trial_id="t")
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    known = trials(tmp_path, Settings(num_updates=9, stop_on_collapse=stop_on_collapse))
-    found = collect_results([trial], known, AXES, {}).iloc[0]
-    assert (found["status"], found["updates"], found["combined_reward"]) == (status, 3, 0.5)
+    trials = make_trials(tmp_path, Settings(num_updates=9, stop_on_collapse=stop_on_collapse))
+    row = trials_frame([trial], trials, AXES, {}).iloc[0]
+    assert (row["status"], row["updates"], row["combined_reward"]) == (status, 3, 0.5)
 
 
 @pytest.mark.parametrize(("select_by", "task_reward"), [("bare", 1.0), ("chain", 2.0), ("mean", 3.0)])
-def test_the_figures_of_a_trial_are_of_those_whose_combined_reward_was_the_goal(
-    select_by: str, task_reward: float, tmp_path: Path
-) -> None:
+def test_the_metrics_of_a_trial_are_those_of_select_by(select_by: str, task_reward: float, tmp_path: Path) -> None:
     settings = make_settings({"select_by": select_by, "eval_average": True, "backend": "transformers"})
     trial = Trial("cory", stub=True, trial_id="t")
     evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
     report = {"evaluation": evaluation, "last_response": {"task_reward": 2.0, "kl": 2.0}}
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
-    found = collect_results([trial], trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED}).iloc[0]
-    assert (found["task_reward"], found["kl"]) == (task_reward, task_reward)
+    row = trials_frame([trial], make_trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED}).iloc[0]
+    assert (row["task_reward"], row["kl"]) == (task_reward, task_reward)
 
 
-def test_every_trial_is_in_the_file(tmp_path: Path) -> None:
+def test_the_file_contains_every_trial(tmp_path: Path) -> None:
     write_csv(RESULTS, KEYS, tmp_path / "results.csv")
     lines = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [line["trial"] for line in lines] == list(RESULTS["trial"])
     assert [line["exchange_period"] for line in lines][:3] == ["1", "5", "null"]
-    assert (lines[2]["status"], lines[2]["combined_reward"], lines[2]["reason"]) == ("failed", "", "No room, no luck.")
+    assert (lines[2]["status"], lines[2]["combined_reward"], lines[2]["reason"]) == (
+        "failed",
+        "",
+        "Out of memory.",
+    )
 
 
-def test_a_search_that_ended_before_its_first_trial_has_a_file_too(tmp_path: Path) -> None:
-    nothing = collect_results([], trials(tmp_path, Settings()), AXES, {})
-    write_csv(nothing, KEYS, tmp_path / "results.csv")
+def test_a_search_without_trials_has_a_file_too(tmp_path: Path) -> None:
+    empty = trials_frame([], make_trials(tmp_path, Settings()), AXES, {})
+    write_csv(empty, KEYS, tmp_path / "results.csv")
     assert (tmp_path / "results.csv").read_text().startswith("trial,exchange_period,lr,seed,status,updates,")

@@ -19,7 +19,7 @@ from launch.cluster.placement import make_node
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.experiments.callbacks import StopCallback
-from launch.experiments.schedulers import Fifo
+from launch.experiments.schedulers import FifoScheduler
 from launch.experiments.search import Search, check_room
 from launch.experiments.space import read_axes
 from launch.experiments.trials import Trials
@@ -31,34 +31,30 @@ __all__ = ["ray_session"]
 
 
 class Climb(tune.Trainable):
-    """Worth its learning rate in every update; the one with 0.4 fails in the fourth."""
+    """Each update adds the learning rate to the reward. A trial with the learning rate 0.4 fails in update 4."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Takes the settings."""
         self.settings = config["cory_settings"]
-        self.selection_score = 0.0
+        self.reward = 0.0
 
     def step(self) -> dict[str, Any]:
-        """One update."""
         if self.settings["lr"] == 0.4 and self.iteration == 3:
-            raise RuntimeError("This one fails.")
-        self.selection_score += self.settings["lr"]
-        return {"updates": self.iteration + 1, "combined_reward": self.selection_score}
+            raise RuntimeError("This trial fails.")
+        self.reward += self.settings["lr"]
+        return {"updates": self.iteration + 1, "combined_reward": self.reward}
 
     def save_checkpoint(self, folder: str) -> None:
-        """Writes all that it is."""
-        (Path(folder) / "worth").write_text(str(self.selection_score))
+        (Path(folder) / "reward").write_text(str(self.reward))
 
     def load_checkpoint(self, folder: str) -> None:
-        """Takes up what was written."""
-        self.selection_score = float((Path(folder) / "worth").read_text())
+        self.reward = float((Path(folder) / "reward").read_text())
 
 
-def climb(
+def run_climb(
     folder: Path,
     search: Search,
     space: dict[str, Any],
-    *more: tune.Callback,
+    *callbacks: tune.Callback,
     interrupts: Interrupts | None = None,
     trainable: Any = Climb,
 ) -> tuple[list[Trial], StopCallback]:
@@ -67,41 +63,41 @@ def climb(
     trials = Trials(folder, search.settings, [axis.key for axis in search.axes], lambda settings: settings)
     stop = StopCallback(interrupts or Interrupts(lambda: None))
     scheduler = make_scheduler(search, trials, stop.requested)
-    return run_trials(trainable, space, folder, search, scheduler, stop, more), stop
+    return run_trials(trainable, space, folder, search, scheduler, stop, callbacks), stop
 
 
-def population(samples: int, **settings: Any) -> Search:
+def pbt_search(samples: int, **settings: Any) -> Search:
     axes = read_axes(["lr=uniform:0.001:1"])
     return Search(Settings(**settings), axes, "pbt", samples, seeds=1, concurrent=None)
 
 
 @pytest.mark.slow
-def test_the_worst_continues_as_the_best_and_nobody_waits_for_a_trial_that_failed(
+def test_the_worst_member_becomes_a_clone_of_the_best_and_members_do_not_wait_for_a_failed_trial(
     ray_session: None, tmp_path: Path
 ) -> None:
     space = {"seed": 0, "lr": tune.grid_search([0.5, 0.4, 0.01])}
-    trials, _ = climb(
+    trials, _ = run_climb(
         tmp_path / "climb",
-        population(3, num_updates=8, eval_every=2),
+        pbt_search(3, num_updates=8, eval_every=2),
         {"cory_settings": space},
-        trainable=tune.with_resources(Climb, {"cpu": 2}),  # there is room for two of the three
+        trainable=tune.with_resources(Climb, {"cpu": 2}),  # two of the three trials fit at a time
     )
     assert [(trial.status, trial.last_result["updates"]) for trial in trials] == [
         ("TERMINATED", 8),
         ("ERROR", 3),
         ("TERMINATED", 8),
     ]
-    updates, worth = reported(trials[2])
+    updates, rewards = read_progress(trials[2])
     assert updates == list(range(1, 9))
-    assert worth[:2] == pytest.approx([0.01, 0.02])
-    drawn = worth[3] - worth[2]
-    assert drawn != 0.01 and 0.001 <= drawn <= 1
-    assert worth[2] == pytest.approx(2 * 0.5 + drawn)  # the first one's after two updates, and one with its own rate
+    assert rewards[:2] == pytest.approx([0.01, 0.02])
+    new_lr = rewards[3] - rewards[2]
+    assert new_lr != 0.01 and 0.001 <= new_lr <= 1
+    assert rewards[2] == pytest.approx(2 * 0.5 + new_lr)  # the donor's reward after two updates, plus one own update
 
 
-def reported(trial: Any) -> tuple[list[int], list[float]]:
-    """The updates that a trial reported, and their worth."""
-    with Path(trial.path, "progress.csv").open() as file:  # result.json loses lines where a trial was paused
+def read_progress(trial: Any) -> tuple[list[int], list[float]]:
+    """Returns the updates that a trial reported, and their rewards."""
+    with Path(trial.path, "progress.csv").open() as file:  # result.json loses lines when a trial is paused
         reports = list(csv.DictReader(file))
     return [int(report["updates"]) for report in reports], [float(report["combined_reward"]) for report in reports]
 
@@ -111,18 +107,18 @@ def storage(folder: Path) -> StorageContext:
 
 
 def member(folder: Path, seed: int, lr: float) -> Trial:
-    """A trial of a search in a folder, as Tune makes it."""
+    """Creates a trial of a search as Tune does."""
     params = {"cory_settings/lr": lr, "cory_settings/seed": seed}
-    made = Trial("Climb", stub=True, trial_id=f"p_{seed}", storage=storage(folder), evaluated_params=params)
-    made.init_local_path()
-    return made
+    trial = Trial("Climb", stub=True, trial_id=f"p_{seed}", storage=storage(folder), evaluated_params=params)
+    trial.init_local_path()
+    return trial
 
 
 def save(trial: Trial, update: int) -> None:
-    """Gives a trial a checkpoint."""
+    """Adds a checkpoint to a trial."""
     folder = Path(trial.path, f"checkpoint_{update}")
     folder.mkdir(parents=True)
-    (folder / "of").write_text(str(trial))
+    (folder / "owner").write_text(str(trial))
     metrics = {"updates": update, "combined_reward": trial.config["cory_settings"]["lr"]}
     trial.on_checkpoint(_TrainingResult(Checkpoint.from_directory(str(folder)), metrics))
     trial.run_metadata.last_result = metrics
@@ -133,7 +129,7 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StorageContext, "experiment_driver_staging_path", str(tmp_path / "staging"))
 
 
-def test_a_trial_that_begins_after_its_search_was_moved_has_the_folder_and_the_paths_of_now(
+def test_a_trial_that_starts_after_its_search_was_moved_has_the_current_folder_and_paths(
     tmp_path: Path, staged: None
 ) -> None:
     before, after = tmp_path / "before", tmp_path / "there" / "after"
@@ -144,79 +140,79 @@ def test_a_trial_that_begins_after_its_search_was_moved_has_the_folder_and_the_p
     base = Settings(task="custom", data="q.jsonl", reward="a:b")
     keys = ["lr", "data"]
     trials = Trials(after, base, keys, lambda settings: settings.model_copy(update={"data": f"/{settings.data}"}))
-    Fifo(trials, lambda: False).on_trial_add(None, trial)
+    FifoScheduler(trials, lambda: False).on_trial_add(None, trial)
     assert Path(trial.path) == after / trial.relative_logdir
-    assert Path(shared.experiment_fs_path) == before  # Tune's own, which other trials have too
+    assert Path(shared.experiment_fs_path) == before  # Tune's storage, which other trials share
     assert trials.values == {"p_3": {"lr": 1e-4, "data": "other.jsonl", "seed": 3}}
     settings = trial.config["cory_settings"]
     assert (settings["lr"], settings["seed"], settings["data"]) == (1e-4, 3, "/other.jsonl")
 
 
-def test_a_clone_keeps_its_values_and_its_checkpoint_wherever_its_search_resumes(tmp_path: Path, staged: None) -> None:
+def test_a_clone_keeps_its_values_and_its_checkpoint_when_its_search_resumes(tmp_path: Path, staged: None) -> None:
     folder, settings = tmp_path / "search", Settings()
 
     def add(*members: Trial) -> Trials:
         trials = Trials(folder, settings, ["lr"], lambda settings: settings)
-        for one in members:
-            trials.add(one)
+        for trial in members:
+            trials.add(trial)
         return trials
 
     worse, better = member(folder, 0, 0.01), member(folder, 1, 0.5)
     trials = add(worse, better)
     assert trials.origin(worse) is None
-    for one in (worse, better):
-        save(one, 2)
+    for trial in (worse, better):
+        save(trial, 2)
     assert trials.origin(worse) == str(worse)
     trials.clone(better, worse, {"lr": 0.6, "seed": 1})
     assert worse.config["cory_settings"]["lr"] == 0.6
     assert trials.origin(worse) == str(better)
-    assert Path(worse.checkpoint.path, "of").read_text() == str(better)
+    assert Path(worse.checkpoint.path, "owner").read_text() == str(better)
     assert Path(worse.checkpoint.path).parent == Path(worse.path)  # so it moves along with the search
     worse.set_config({"cory_settings": {"lr": 0.01}})  # as Tune does when it resumes
-    again = add(worse)
-    assert again.values["p_0"] == {"lr": 0.6, "seed": 1} and again.origin(worse) == str(better)
+    resumed = add(worse)
+    assert resumed.values["p_0"] == {"lr": 0.6, "seed": 1} and resumed.origin(worse) == str(better)
     save(worse, 3)
-    again = add(worse)
-    assert again.values["p_0"] == {"lr": 0.6, "seed": 1} and again.origin(worse) == str(worse)
-    killed = member(folder, 0, 0.01)  # before Tune had noted the clone
+    resumed = add(worse)
+    assert resumed.values["p_0"] == {"lr": 0.6, "seed": 1} and resumed.origin(worse) == str(worse)
+    killed = member(folder, 0, 0.01)  # before Tune stored the clone
     killed.set_config({"cory_settings": {"lr": 0.01}})
     save(killed, 2)
     assert add(killed).values["p_0"] == {"lr": 0.01, "seed": 0}
 
 
 @pytest.mark.slow
-def test_a_search_that_is_stopped_saves_its_trials_and_resumes_in_another_folder_with_its_clones_as_they_were(
+def test_a_stopped_search_saves_its_trials_and_resumes_in_another_folder_with_its_clones(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNE_DISABLE_SIGINT_HANDLER", "1")
     interrupts = Interrupts(lambda: None)
 
-    class Ask(tune.Callback):
-        """Asks to stop before the first update of the clone, which begins after the third."""
+    class RequestStop(tune.Callback):
+        """Requests a stop before the first update of the clone, which starts after update 3."""
 
         def on_trial_start(self, iteration: int, trials: Sequence[Any], trial: Any, **_: Any) -> None:
             if trial.trial_id.endswith("_00001") and trial.checkpoint is not None:
                 interrupts.requested = signal.SIGINT
 
     space = {"lr": tune.grid_search([0.5, 0.01]), "seed": 0}
-    whole = {"cory_settings": space, "callbacks_class": Climb}  # as RLlib's settings hold classes
-    search = population(2, num_updates=8, eval_every=3, checkpoint_every=100)
-    _, stop = climb(tmp_path / "climb", search, whole, Ask(), interrupts=interrupts)
+    config = {"cory_settings": space, "callbacks_class": Climb}  # RLlib's settings contain classes too
+    search = pbt_search(2, num_updates=8, eval_every=3, checkpoint_every=100)
+    _, stop = run_climb(tmp_path / "climb", search, config, RequestStop(), interrupts=interrupts)
     assert len(stop.statuses) == 2 and "TERMINATED" not in stop.statuses.values()
 
     moved = tmp_path / "elsewhere"
     (tmp_path / "climb").rename(moved)
-    trials, _ = climb(moved, search, whole)
+    trials, _ = run_climb(moved, search, config)
     assert not (tmp_path / "climb").exists()
     (clone,) = [trial for trial in trials if trial.trial_id.endswith("_00001")]
-    updates, worth = reported(clone)
+    updates, rewards = read_progress(clone)
     assert updates == list(range(1, 9))
-    drawn = worth[3] - 3 * 0.5
-    assert worth[:3] == pytest.approx([0.01, 0.02, 0.03]) and drawn != pytest.approx(0.01)
-    assert worth[5] - worth[4] == pytest.approx(worth[4] - worth[3]) == pytest.approx(drawn)
+    new_lr = rewards[3] - 3 * 0.5
+    assert rewards[:3] == pytest.approx([0.01, 0.02, 0.03]) and new_lr != pytest.approx(0.01)
+    assert rewards[5] - rewards[4] == pytest.approx(rewards[4] - rewards[3]) == pytest.approx(new_lr)
 
 
-def test_a_search_that_ray_has_no_room_for_is_refused() -> None:
+def test_a_search_that_does_not_fit_on_the_cluster_is_rejected() -> None:
     nodes = [make_node("a", {"CPU": 3.0}), make_node("b", {"CPU": 1.0})]
     settings = Settings(backend="transformers", num_runners=0)
     check_room([settings], nodes)

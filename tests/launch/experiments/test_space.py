@@ -1,4 +1,4 @@
-"""`--over`, and what a search is before it starts."""
+"""`--over`, and the definition of a search."""
 
 from pathlib import Path
 from typing import cast
@@ -7,7 +7,7 @@ import pytest
 from ray.tune.experiment import Trial
 
 from launch.console.errors import CommandError
-from launch.experiments.schedulers import Asha, Population
+from launch.experiments.schedulers import AshaScheduler, PbtScheduler
 from launch.experiments.search import Search
 from launch.experiments.space import Axis, pin_objective, points, read_axes
 from launch.experiments.trials import Trials
@@ -19,10 +19,10 @@ from tests.policies.settings.test_yaml12 import AWKWARD
 SETTINGS = Settings(num_updates=9, eval_every=1, kl_coef=0.1)
 
 
-def test_lists_and_ranges_are_read_and_written_back() -> None:
-    words = ["exchange_period=1,5,null", "lr=log:1e-06:0.0001", "kl_coef=uniform:0.0:0.5", "chat=true,false"]
-    words.append("model=[small, large],large")
-    axes = read_axes(words)
+def test_lists_and_ranges_are_parsed_and_formatted_back() -> None:
+    options = ["exchange_period=1,5,null", "lr=log:1e-06:0.0001", "kl_coef=uniform:0.0:0.5", "chat=true,false"]
+    options.append("model=[small, large],large")
+    axes = read_axes(options)
     assert axes == [
         Axis("exchange_period", (1, 5, None)),
         Axis("lr", (1e-6, 1e-4), "log"),
@@ -30,37 +30,37 @@ def test_lists_and_ranges_are_read_and_written_back() -> None:
         Axis("chat", (True, False)),
         Axis("model", (["small", "large"], "large")),
     ]
-    assert [axis.word for axis in axes] == words
+    assert [axis.option for axis in axes] == options
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("options", "message"),
     [
         (["exchange_perod=1,2"], "Unknown setting `exchange_perod` in --over. Did you mean `exchange_period`?"),
-        (["lr"], "names no values"),
-        (["lr="], "names no values"),
-        (["lr=log:1e-6"], "is not a range; write lr=log:LOW:HIGH"),
+        (["lr"], "has no values"),
+        (["lr="], "has no values"),
+        (["lr=log:1e-6"], "is not a range. Write lr=log:LOW:HIGH"),
         (["lr=log:low:high"], "is not a range"),
         (["lr=log:0:1"], "LOW must be above zero and below HIGH"),
         (["lr=uniform:2:1"], "LOW must be below HIGH"),
         (["lr=uniform:0:inf"], "LOW must be below HIGH, and both finite"),
-        (["exchange_period=uniform:0.5:3"], "both whole numbers"),
-        (["lr=1e-5,0.00001"], "names a value twice"),
-        (["lr=1e-5", "lr=1e-4"], "names lr twice"),
+        (["exchange_period=uniform:0.5:3"], "both integers"),
+        (["lr=1e-5,0.00001"], "contains a value twice"),
+        (["lr=1e-5", "lr=1e-4"], "--over lr is given twice"),
         (["num_updates=10,20"], "trials that differ in it"),
-        (["model=[a,b"], "is no list of values as in YAML"),
+        (["model=[a,b"], "is not a valid YAML list"),
         (["eval_kl_coef=0,1"], "trials that differ in it"),
     ],
 )
-def test_what_is_no_search_is_one_sentence(words: list[str], says: str) -> None:
+def test_an_invalid_axis_is_rejected_with_a_one_line_message(options: list[str], message: str) -> None:
     with pytest.raises(CommandError) as error:
-        read_axes(words)
-    assert says in str(error.value) and "\n" not in str(error.value)
+        read_axes(options)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_every_point_of_a_search_must_be_settings() -> None:
-    good = read_axes(["num_agents=1,2", "minibatch_size=64,128"])
-    assert len(points(SETTINGS, good)) == 4
+def test_every_point_of_a_search_must_have_valid_settings() -> None:
+    valid_axes = read_axes(["num_agents=1,2", "minibatch_size=64,128"])
+    assert len(points(SETTINGS, valid_axes)) == 4
     with pytest.raises(CommandError, match="--over exchange_period=0: Setting `exchange_period`=0: Input should be"):
         points(SETTINGS, read_axes(["exchange_period=5,0"]))
     with pytest.raises(
@@ -75,37 +75,37 @@ def test_every_point_of_a_search_must_be_settings() -> None:
         points(Settings(average_period=5), read_axes(["num_agents=1,2"]))
 
 
-def test_the_goal_is_fixed_at_the_kl_coef_from_before_the_search() -> None:
-    for trial in points(pin_objective(SETTINGS), read_axes(["kl_coef=0,0.9"])):
-        assert trial.report_kl_coef == 0.1
+def test_the_objective_keeps_the_kl_coef_from_before_the_search() -> None:
+    for settings in points(pin_objective(SETTINGS), read_axes(["kl_coef=0,0.9"])):
+        assert settings.report_kl_coef == 0.1
 
 
-def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_search_is_read_back_unchanged(tmp_path: Path) -> None:
     axes = read_axes(["exchange_period=1,2,null", "lr=log:1e-6:1e-4"])
     search = Search(pin_objective(SETTINGS), axes, "asha", samples=2, seeds=3, concurrent=None)
     assert search.trials == 18
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search
-    with pytest.raises(CommandError, match="has no search"):
+    with pytest.raises(CommandError, match="is not the folder of a search"):
         Search.read(tmp_path.parent)
 
 
-def test_a_text_with_a_comma_is_one_value_in_quotes() -> None:
+def test_a_quoted_text_with_a_comma_is_one_value() -> None:
     (axis,) = read_axes(["""lora_target_modules='q_proj,v_proj', "it's, k",o_proj,null"""])
     assert axis.values == ("q_proj,v_proj", "it's, k", "o_proj", None)
-    (again,) = read_axes([axis.word])
-    assert again == axis
+    (parsed,) = read_axes([axis.option])
+    assert parsed == axis
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_a_search_comes_back_whatever_its_texts_hold(text: str, tmp_path: Path) -> None:
+def test_a_search_with_awkward_texts_is_read_back_unchanged(text: str, tmp_path: Path) -> None:
     axes = [Axis("stop", (text, "other", None)), Axis("lr", (1e-6, 0.1), "log")]
     search = Search(SETTINGS.model_copy(update={"prompt": text}), axes, None, samples=2, seeds=1, concurrent=None)
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search
 
 
-def test_whole_numbers_are_drawn_from_a_range_with_both_ends() -> None:
+def test_integers_are_sampled_from_a_range_including_both_ends() -> None:
     (axis,) = read_axes(["exchange_period=uniform:1:3"])
     assert {axis.domain(grid=True).sample() for _ in range(200)} == {1, 2, 3}
 
@@ -115,31 +115,32 @@ def trials(tmp_path: Path) -> Trials:
     return Trials(tmp_path, SETTINGS, [], lambda settings: settings)
 
 
-def test_values_of_clones_stay_in_their_range_and_are_moved_or_drawn(trials: Trials) -> None:
+def test_values_of_clones_stay_in_their_range_and_are_perturbed_or_resampled(trials: Trials) -> None:
     axes = read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries_per_update=1,2,3"])
-    scheduler = Population(trials, lambda: False, SETTINGS, axes)
+    scheduler = PbtScheduler(trials, lambda: False, SETTINGS, axes)
     values: dict[str, Value] = {"lr": 9e-5, "exchange_period": 1, "queries_per_update": 2, "seed": 3}
-    tried = [scheduler._explore(values) for _ in range(300)]
-    assert all(one["seed"] == 3 for one in tried)
-    assert {one["queries_per_update"] for one in tried} == {1, 2, 3}
-    assert {one["exchange_period"] for one in tried} == {1, 2, 3}
-    rates = [float(cast(float, one["lr"])) for one in tried]
+    explored = [scheduler._explore(values) for _ in range(300)]
+    assert all(point["seed"] == 3 for point in explored)
+    assert {point["queries_per_update"] for point in explored} == {1, 2, 3}
+    assert {point["exchange_period"] for point in explored} == {1, 2, 3}
+    rates = [float(cast(float, point["lr"])) for point in explored]
     assert all(1e-6 <= rate <= 1e-4 for rate in rates)
-    moved = {rate for rate in rates if rates.count(rate) > 1}
-    assert moved == {9e-5 * 0.8, 1e-4} and 30 < len(set(rates) - moved) < 130  # a quarter is drawn
+    perturbed = {rate for rate in rates if rates.count(rate) > 1}
+    assert perturbed == {9e-5 * 0.8, 1e-4} and 30 < len(set(rates) - perturbed) < 130  # a quarter is resampled
 
 
-def test_a_search_that_resumes_judges_trials_by_those_from_before(trials: Trials) -> None:
+def test_asha_compares_trials_of_a_resumed_search_with_earlier_ones(trials: Trials) -> None:
     reports = [
         {"trial_id": f"t_{trial}", "updates": update, "combined_reward": float(trial)}
         for trial in range(5)
         for update in (1, 2, 3)
     ]
-    resumed = Asha(trials, lambda: False, SETTINGS, reports)
+    scheduler = AshaScheduler(trials, lambda: False, SETTINGS, reports)
 
-    def judge(reward: float) -> str:
+    def decide(reward: float) -> str:
         trial = Trial("Cory", stub=True, trial_id=f"new_{reward}", storage=storage(trials.folder))
-        resumed.on_trial_add(None, trial)
-        return resumed.on_trial_result(None, trial, {"updates": 3, "combined_reward": reward})
+        scheduler.on_trial_add(None, trial)
+        return scheduler.on_trial_result(None, trial, {"updates": 3, "combined_reward": reward})
 
-    assert judge(2.5) == Asha.STOP and judge(3.5) == Asha.CONTINUE  # of 0, ..., 4 the best third stays
+    # The best third of 0, ..., 4 continues.
+    assert decide(2.5) == AshaScheduler.STOP and decide(3.5) == AshaScheduler.CONTINUE

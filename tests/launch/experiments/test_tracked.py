@@ -1,4 +1,4 @@
-"""What trackers are told of the trials of a search: a run each, in one group, several of them at once."""
+"""Trials of a search are logged to experiment trackers as concurrent runs of one group."""
 
 import json
 import subprocess
@@ -22,22 +22,22 @@ class Trial:
         return self.trial_id
 
 folder = pathlib.Path(sys.argv[1])
-tracked, trials = TrackerCallback(folder), [Trial("trial_0"), Trial("trial_1")]
+callback, trials = TrackerCallback(folder), [Trial("trial_0"), Trial("trial_1")]
 lines = [json.loads(line) for line in sys.stdin]
 for line in lines:
     for trial in trials:
         (folder / str(trial)).mkdir(exist_ok=True, parents=True)
-        tracked.on_trial_result(1, trials, trial, {"cory": line})
-tracked.on_trial_error(1, trials, trials[0])
+        callback.on_trial_result(1, trials, trial, {"cory": line})
+callback.on_trial_error(1, trials, trials[0])
 for trial in trials[1:]:
-    tracked.on_trial_result(1, trials, trial, {"cory": {**lines[-1], "update": 3}})
-tracked.on_experiment_end(trials)
+    callback.on_trial_result(1, trials, trial, {"cory": {**lines[-1], "update": 3}})
+callback.on_experiment_end(trials)
 """
 
 
-def test_trials_at_the_same_time_are_runs_of_one_group_and_one_that_fails_ends_no_other(tmp_path: Path) -> None:
+def test_concurrent_trials_are_runs_of_one_group_and_a_failed_trial_does_not_close_others(tmp_path: Path) -> None:
     updates = record(tmp_path / "run", Settings(num_updates=12), updates=range(3)).updates()[1:]
-    written = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", TRIALS, str(tmp_path / "search")],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},
         input="".join(json.dumps(line) + "\n" for line in updates),
@@ -45,11 +45,11 @@ def test_trials_at_the_same_time_are_runs_of_one_group_and_one_that_fails_ends_n
         text=True,
         timeout=150,
     )
-    assert (written.returncode, written.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (0, "")
     for trial, code in (("trial_0", 1), ("trial_1", 0)):
         folder = tmp_path / "search" / trial
         (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-        kept = record_in(file, "run").run
-        assert (kept.project, kept.run_group, kept.display_name) == ("cory", "search", trial)
+        wandb_run = record_in(file, "run").run
+        assert (wandb_run.project, wandb_run.run_group, wandb_run.display_name) == ("cory", "search", trial)
         assert exit_code_in(file) == code
         assert file.read_bytes().count(b"policy/llm_1/kl") >= 3 - code

@@ -1,4 +1,4 @@
-"""Weights are written as `save_pretrained` writes them, but file by file."""
+"""Weights are written like `save_pretrained`, but file by file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {
 
 
 def models() -> dict[str, PreTrainedModel]:
-    """One of each kind: tied or not, and of a family whose files hold other tensors than the model has."""
+    """Models with and without tied weights, and of a family whose files have other tensors than the model."""
     torch.manual_seed(0)
     return {
         "GPT-2": GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=LAYERS, n_head=2)),
@@ -44,44 +44,46 @@ def models() -> dict[str, PreTrainedModel]:
     }
 
 
-class Watched:
-    """Gives copies of a model's tensors, and counts the bytes of those that are still held."""
+class CountingLoader:
+    """Returns copies of a model's tensors and counts the bytes of the copies in memory."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.state = model.state_dict()
-        self.held = self.most = 0
+        self.current_bytes = self.peak_bytes = 0
 
     def __call__(self, name: str) -> torch.Tensor:
         tensor = self.state[name].clone()
-        self.held += tensor.nbytes
-        self.most = max(self.most, self.held)
-        weakref.finalize(tensor.untyped_storage(), self._let_go, tensor.nbytes)
+        self.current_bytes += tensor.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        weakref.finalize(tensor.untyped_storage(), self._release, tensor.nbytes)
         return tensor
 
-    def _let_go(self, size: int) -> None:
-        self.held -= size
+    def _release(self, size: int) -> None:
+        self.current_bytes -= size
 
 
 @pytest.mark.parametrize("kind", ["GPT-2", "tied Llama", "Mixtral"])
 @pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, 20_000])
-def test_weights_are_those_of_save_pretrained_and_no_more_than_a_file_of_them_is_held(
+def test_weights_equal_those_of_save_pretrained_with_at_most_one_file_in_memory(
     tmp_path: Path, kind: str, shard_bytes: int
 ) -> None:
     models()[kind].save_pretrained(tmp_path / "base")
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).to(torch.bfloat16)
-    whole.save_pretrained(tmp_path / "whole")
-    hollow, watched = load_language_model(str(tmp_path / "base"), device="meta").to(torch.bfloat16), Watched(whole)
-    (tmp_path / "found").mkdir()
-    write_weights(hollow, watched, tmp_path / "found", shard_bytes)
-    hollow.config.save_pretrained(tmp_path / "found")
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "found").state_dict()
-    assert found.keys() == watched.state.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in watched.state.items())
-    files = list((tmp_path / "found").glob("*.safetensors"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "expected")
+    meta_model = load_language_model(str(tmp_path / "base"), device="meta").to(torch.bfloat16)
+    loader = CountingLoader(model)
+    (tmp_path / "out").mkdir()
+    write_weights(meta_model, loader, tmp_path / "out", shard_bytes)
+    meta_model.config.save_pretrained(tmp_path / "out")
+    state = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert state.keys() == loader.state.keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in loader.state.items())
+    files = list((tmp_path / "out").glob("*.safetensors"))
     if shard_bytes == SHARD_BYTES:
-        assert [file.read_bytes() for file in files] == [(tmp_path / "whole" / "model.safetensors").read_bytes()]
+        assert [file.read_bytes() for file in files] == [(tmp_path / "expected" / "model.safetensors").read_bytes()]
         return
-    layer = sum(tensor.nbytes for name, tensor in watched.state.items() if ".3." in name)
+    layer_bytes = sum(tensor.nbytes for name, tensor in loader.state.items() if ".3." in name)
+    total_bytes = sum(tensor.nbytes for tensor in loader.state.values())
     for file in files:
-        assert sum(tensor.nbytes for tensor in load_file(file).values()) <= max(20_000, layer)
-    assert len(files) > 2 and watched.most <= max(20_000, layer) < sum(x.nbytes for x in watched.state.values()) / 2
+        assert sum(tensor.nbytes for tensor in load_file(file).values()) <= max(20_000, layer_bytes)
+    assert len(files) > 2 and loader.peak_bytes <= max(20_000, layer_bytes) < total_bytes / 2

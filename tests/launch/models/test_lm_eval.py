@@ -1,4 +1,4 @@
-"""`cory evaluate --lm-eval`: a task in a local file, on base and policies, against what they give it by hand."""
+"""`cory evaluate --lm-eval` with a task in a local file, compared with perplexities computed here."""
 
 import io
 import json
@@ -46,43 +46,43 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def perplexity(model: torch.nn.Module, run: Run, count: int) -> float:
-    """Of ` good` after the first texts."""
+    """Returns the perplexity of ` good` after the first texts."""
     tokenizer = open_trained(run.path).settings.make_tokenizers()["llm_1"]
     (target,) = tokenizer(" good")["input_ids"]
-    found = []
+    logprobs = []
     for text in TEXTS[:count]:
         with torch.no_grad():
             logits = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1]
-        found.append(torch.log_softmax(logits.float(), -1)[target].item())
-    return math.exp(-sum(found) / count)
+        logprobs.append(torch.log_softmax(logits.float(), -1)[target].item())
+    return math.exp(-sum(logprobs) / count)
 
 
 @harness
-def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weights(
+def test_the_table_shows_the_metrics_of_the_base_and_of_every_policy(
     policies_run: Run, tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     words = ["--lm-eval", "mood", "--lm-eval-tasks-folder", str(tasks), "--queries", "2", "--out", str(out)]
     assert main(["evaluate", str(policies_run.path), *words]) == 0
-    said = capfd.readouterr().out
+    output = capfd.readouterr().out
     trained = open_trained(policies_run.path)
     models = {"base": load_language_model(model_path(trained.base("llm_1")))}
-    for policy in ("llm_1", "llm_2"):
-        models[policy] = read_policy(trained.folder, trained.settings, policy).policy.lm
-    shown = {}
+    for policy_id in ("llm_1", "llm_2"):
+        models[policy_id] = read_policy(trained.folder, trained.settings, policy_id).policy.lm
+    cells = {}
     lines = (out / "results.jsonl").read_text().splitlines(keepends=True)
-    found = {found["model"]: found["results"]["mood"] for found in map(json.loads, lines[1:])}
+    results_by_model = {line["model"]: line["results"]["mood"] for line in map(json.loads, lines[1:])}
     for label, model in models.items():
-        results = found[label]
-        shown[label] = f"{results['perplexity,none']:.4f} ± {results['perplexity_stderr,none']:.4f}"
+        results = results_by_model[label]
+        cells[label] = f"{results['perplexity,none']:.4f} ± {results['perplexity_stderr,none']:.4f}"
         assert results["perplexity,none"] == pytest.approx(perplexity(model, policies_run, 2), rel=1e-4)
-        assert shown[label] in said and "2 of 3" in said and "perplexity ↓" in said
-    assert len(set(shown.values())) == 3
+        assert cells[label] in output and "2 of 3" in output and "perplexity ↓" in output
+    assert len(set(cells.values())) == 3
 
-    (out / "results.jsonl").write_text("".join(lines[:-1]))  # as after a kill: the others are not measured again
+    (out / "results.jsonl").write_text("".join(lines[:-1]))  # as after a kill: the other models are not repeated
     assert main(["evaluate", str(policies_run.path), *words]) == 0
-    again = capfd.readouterr().out
-    assert "Measuring llm_2" in again and "Measuring base" not in again and shown["llm_2"] in again
+    output = capfd.readouterr().out
+    assert "Evaluating llm_2" in output and "Evaluating base" not in output and cells["llm_2"] in output
 
     words[5] = "3"
     assert main(["evaluate", str(policies_run.path), *words]) == 2
@@ -90,23 +90,21 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
 
 
 @harness
-def test_what_cannot_be_measured_is_one_sentence(
-    policies_run: Run, tasks: Path, cory_here: Cory, tmp_path: Path
-) -> None:
+def test_invalid_arguments_are_rejected(policies_run: Run, tasks: Path, cory_here: Cory, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(policies_run.path, run)
-    for words, said in (
+    for words, message in (
         (["--lm-eval", "mood", "temperature=1"], "brings its own tasks and sampling"),
-        (["--lm-eval", "moods", "--lm-eval-tasks-folder", str(tasks)], "The harness knows no task moods."),
+        (["--lm-eval", "moods", "--lm-eval-tasks-folder", str(tasks)], "Unknown lm-eval task moods."),
     ):
-        ended = cory_here("evaluate", str(run), *words)
-        assert ended.returncode == 2 and said in ended.stderr
+        result = cory_here("evaluate", str(run), *words)
+        assert result.returncode == 2 and message in result.stderr
 
 
-def test_a_row_is_what_is_a_number_for_every_model() -> None:
+def test_the_table_contains_only_metrics_that_are_numeric_for_every_model() -> None:
     metrics = {"alias": "t", "acc,none": 0.5, "acc_stderr,none": "N/A", "note,none": "N/A"}
     more = {"n-samples": {"t": {"original": 9, "effective": 9}}, "higher_is_better": {"t": {"acc": True}}}
-    found = {label: {"results": {"t": metrics, "group": {" ": " ", "alias": "group"}}, **more} for label in "ab"}
+    results = {label: {"results": {"t": metrics, "group": {" ": " ", "alias": "group"}}, **more} for label in "ab"}
     output = io.StringIO()
-    Console(file=output, width=80).print(lm_eval.results_table(found))
+    Console(file=output, width=80).print(lm_eval.results_table(results))
     assert output.getvalue().split("\n")[2].split() == ["t", "9", "of", "9", "acc", "↑", "0.5000", "0.5000"]

@@ -1,4 +1,4 @@
-"""What an export says about itself."""
+"""The model card and the generation config of an export."""
 
 from dataclasses import replace
 
@@ -9,14 +9,12 @@ from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 
 
-def test_an_export_ends_at_each_token_that_holds_the_stop_text_and_its_card_says_what_the_text_is(
-    policies_run: Run,
-) -> None:
+def test_every_token_with_the_stop_text_is_an_end_token_and_the_card_names_the_stop_text(policies_run: Run) -> None:
     plain = open_trained(policies_run.path)
     trained = replace(plain, settings=plain.settings.model_copy(update={"stop": "\n"}))
     tokenizers = plain.settings.make_tokenizers()
-    ends = generation_config(plain.settings, tokenizers, "llm_1").eos_token_id
-    holding = tokens_holding(tokenizers["llm_1"], "\n")
-    assert generation_config(trained.settings, tokenizers, "llm_1").eos_token_id == [*ends, *holding] and holding
-    assert "A response is the text before `'\\n'`: cut it there." in model_card(trained, "llm_1", [])
-    assert "cut it there" not in model_card(plain, "llm_1", [])
+    eos_ids = generation_config(plain.settings, tokenizers, "llm_1").eos_token_id
+    stop_ids = tokens_holding(tokenizers["llm_1"], "\n")
+    assert generation_config(trained.settings, tokenizers, "llm_1").eos_token_id == [*eos_ids, *stop_ids] and stop_ids
+    assert "A response ends before `'\\n'`: truncate it there." in model_card(trained, "llm_1", [])
+    assert "truncate it there" not in model_card(plain, "llm_1", [])

@@ -1,4 +1,4 @@
-"""Which checkpoint is opened, who plays which role in it, and what is read from it."""
+"""Opening checkpoints: choice of the checkpoint, roles, and weights."""
 
 import json
 import shutil
@@ -29,44 +29,42 @@ def run(policies_run: Run, tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("wanted", "update"), [(None, 5), ("best", 5), ("latest", 6), ("6", 6)])
-def test_the_best_checkpoint_is_opened_or_the_one_that_was_asked_for(
-    policies_run: Run, wanted: str | None, update: int
-) -> None:
-    trained = open_trained(policies_run.path, wanted)
+@pytest.mark.parametrize(("checkpoint", "update"), [(None, 5), ("best", 5), ("latest", 6), ("6", 6)])
+def test_the_best_checkpoint_is_opened_by_default(policies_run: Run, checkpoint: str | None, update: int) -> None:
+    trained = open_trained(policies_run.path, checkpoint)
     assert (trained.update, folder_of(trained).name) == (update, f"update_{update:06d}")
-    assert trained.lines[-1]["update"] == update
+    assert trained.metrics[-1]["update"] == update
 
 
-def test_the_latest_is_opened_where_none_is_the_best(run: Run) -> None:
+def test_the_latest_checkpoint_is_opened_if_there_is_no_best(run: Run) -> None:
     (run.path / "checkpoints" / "best").unlink()
     assert open_trained(run.path).update == 6
     with pytest.raises(CommandError, match=r"no checkpoint `best`\. It has: latest \(6\), 5, 6\."):
         open_trained(run.path, "best")
 
 
-def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_is_rejected(tmp_path: Path) -> None:
     record(tmp_path, Settings(), updates=[0])
     with pytest.raises(CommandError, match="has no checkpoint yet"):
         open_trained(tmp_path)
 
 
-def test_a_checkpoint_that_the_metrics_do_not_know_is_refused(run: Run) -> None:
+def test_a_checkpoint_without_an_entry_in_the_metrics_is_rejected(run: Run) -> None:
     run.metrics.cut_after(5)
-    with pytest.raises(CommandError, match=r"metrics\.jsonl has no line of update 6"):
+    with pytest.raises(CommandError, match=r"metrics\.jsonl has no entry for update 6"):
         open_trained(run.path, "latest")
 
 
-def test_the_policies_play_the_roles_that_the_next_update_would_have_given_them(tmp_path: Path) -> None:
+def test_policy_ids_are_in_the_chain_order_of_the_next_update(tmp_path: Path) -> None:
     run = record(tmp_path, Settings(num_agents=3, num_updates=6), updates=range(7))
     for update in (0, 4, 5, 6):
         run.checkpoints.save(update, lambda folder: (folder / "file").touch())
-    policy_ids = [open_trained(tmp_path, wanted).policy_ids for wanted in ("0", "4", "5", "6")]
+    policy_ids = [open_trained(tmp_path, checkpoint).policy_ids for checkpoint in ("0", "4", "5", "6")]
     first, exchanged = ("llm_1", "llm_2", "llm_3"), ("llm_2", "llm_3", "llm_1")
     assert policy_ids == [first, first, exchanged, exchanged]
 
 
-def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run: Run) -> None:
+def test_weights_do_not_include_the_value_head(policies_run: Run) -> None:
     trained = open_trained(policies_run.path, "6")
     (file,) = (folder_of(trained) / POLICIES / "llm_2").iterdir()
     expected = load_file(file)
@@ -77,12 +75,10 @@ def test_the_weights_are_those_of_the_module_without_its_value_head(policies_run
     assert not np.array_equal(weights["transformer.wte.weight"], trained.weights("llm_1")["transformer.wte.weight"])
 
 
-def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_damage_does_not_matter(
-    run: Run,
-) -> None:
+def test_a_damaged_policy_is_rejected_but_other_damage_is_ignored(run: Run) -> None:
     trained = open_trained(run.path, "6")
     entries = json.loads((folder_of(trained) / manifest.NAME).read_text())
-    entries["files"]["optimizer.pkl"] = 1  # which is not there
+    entries["files"]["optimizer.pkl"] = 1  # does not exist
     (folder_of(trained) / manifest.NAME).write_text(json.dumps(entries))
     assert open_trained(run.path, "6").weights("llm_2")
     (state,) = (folder_of(trained) / POLICIES / "llm_1").iterdir()
@@ -93,28 +89,28 @@ def test_a_damaged_policy_is_refused_with_the_checkpoints_there_are_and_other_da
         open_trained(run.path, "6")
 
 
-def test_a_checkpoint_that_the_run_removed_meanwhile_is_one_sentence(run: Run) -> None:
+def test_a_checkpoint_removed_before_reading_causes_an_error(run: Run) -> None:
     trained = open_trained(run.path, "6")
     shutil.rmtree(folder_of(trained))
-    with pytest.raises(CommandError, match=r"was removed meanwhile\. Try again\."):
+    with pytest.raises(CommandError, match=r"was removed by the running training\. Try again\."):
         trained.weights("llm_1")
 
 
-def test_weights_that_were_opened_can_be_read_after_the_run_has_removed_the_checkpoint(run: Run) -> None:
+def test_opened_weights_can_be_read_after_the_checkpoint_was_removed(run: Run) -> None:
     weights = open_trained(run.path, "6").weights("llm_1")
     expected = {name: weights[name] for name in weights}
     shutil.rmtree(run.path / "checkpoints")
     assert expected and all(np.array_equal(weights[name], array) for name, array in expected.items())
 
 
-def test_files_that_hold_no_weights_are_refused(run: Run) -> None:
+def test_invalid_weights_files_are_rejected(run: Run) -> None:
     trained = open_trained(run.path, "6")
     (file,) = (folder_of(trained) / POLICIES / "llm_1").iterdir()
     file.write_bytes(b"nothing")
-    with pytest.raises(CommandError, match=r"llm_1 does not hold a policy's weights: .* It was not read\."):
+    with pytest.raises(CommandError, match=r"llm_1 does not contain valid weights: "):
         trained.weights("llm_1")
 
 
-def test_a_policy_that_there_is_not_is_refused_with_those_there_are(policies_run: Run) -> None:
-    with pytest.raises(CommandError, match=r"no policy `llm_3`\. Its policies are: llm_1, llm_2, mean\."):
+def test_an_unknown_policy_is_rejected(policies_run: Run) -> None:
+    with pytest.raises(CommandError, match=r"Unknown policy `llm_3`\. .* has: llm_1, llm_2, mean\."):
         open_trained(policies_run.path).named(["llm_1", "llm_3"])

@@ -45,7 +45,7 @@ def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
     bucket: Path, policies_run: Run, home: Path
 ) -> None:
     stored, local = open_trained(uri_of(bucket)), open_trained(policies_run.path)
-    assert (stored.update, stored.settings, stored.lines) == (5, local.settings, local.lines)
+    assert (stored.update, stored.settings, stored.metrics) == (5, local.settings, local.metrics)
     for name, array in local.weights("llm_2").items():
         np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
     assert stored.folder is not None and stored.run is not None
@@ -132,7 +132,7 @@ def test_missing_items_in_storage_are_reported_with_their_uris(
         CommandError, match=rf"^{re.escape(uri)}/checkpoints/update_000006 has a damaged file .*--checkpoint: best"
     ):
         open_trained(uri, "6")
-    with pytest.raises(CommandError, match=rf"^{re.escape(uri)} has no policy `llm_3`"):
+    with pytest.raises(CommandError, match=rf"^Unknown policy `llm_3`\. {re.escape(uri)} has"):
         open_trained(uri, "5").named(["llm_3"])
     with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
         read_run(f"{uri}x")

@@ -1,4 +1,4 @@
-"""The end of `cory serve`, and of an engine under it: whoever waits is told, and nobody waits for ever."""
+"""Shutdown of `cory serve`, disconnecting clients and engine failures: no request waits forever."""
 
 import asyncio
 import os
@@ -22,8 +22,8 @@ from launch.serving.responses import ServedModel
 openai = pytest.importorskip("openai")
 
 
-class Endless:
-    """A backend whose answers go on and on."""
+class EndlessBackend:
+    """A backend whose responses never end."""
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
@@ -31,7 +31,7 @@ class Endless:
     def step(self, new: Sequence[GenerationRequest]) -> bool:
         self.requests = [request for request in [*self.requests, *new] if not request.done]
         for request in self.requests:
-            request.put([40])
+            request.emit([40])
         time.sleep(0.01)
         return bool(self.requests)
 
@@ -39,26 +39,26 @@ class Endless:
         pass
 
 
-class Dead:
-    """A backend whose engine is gone."""
+class FailingBackend:
+    """A backend whose engine has died."""
 
     def step(self, new: Sequence[GenerationRequest]) -> bool:
-        raise RuntimeError("The engine is gone")
+        raise RuntimeError("The engine has died")
 
     def close(self) -> None:
         pass
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Puts back how Ctrl-C is taken here."""
-    usual = signal.getsignal(signal.SIGINT)
+def restore_handler() -> Iterator[None]:
+    """Restores the handler of SIGINT."""
+    previous = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, usual)
+    signal.signal(signal.SIGINT, previous)
 
 
-def test_ctrl_c_ends_a_server_in_seconds_also_if_answers_are_not_finished(
+def test_ctrl_c_stops_a_server_within_seconds_even_with_pending_responses(
     policies_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 1)
@@ -68,30 +68,30 @@ def test_ctrl_c_ends_a_server_in_seconds_also_if_answers_are_not_finished(
         base_url=f"http://127.0.0.1:{sock.getsockname()[1]}/v1", api_key="none", max_retries=0, timeout=20
     )
     errors: list[Exception] = []
-    begun = threading.Event()
-    ended: list[float] = []
+    started = threading.Event()
+    interrupt_times: list[float] = []
 
-    def ask(stream: bool) -> None:
+    def complete(stream: bool) -> None:
         try:
             for _ in client.completions.create(model="llm_1", prompt="This", stream=stream):
-                begun.set()
+                started.set()
         except (openai.APIError, httpx.HTTPError) as error:
             errors.append(error)
 
     def interrupt() -> None:
-        begun.wait(20)
+        started.wait(20)
         time.sleep(0.2)
-        ended.append(time.monotonic())
+        interrupt_times.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    backend = Endless()
+    backend = EndlessBackend()
     queue = RequestQueue(backend)
-    threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, True, False)]
+    threads = [threading.Thread(target=complete, args=(stream,)) for stream in (True, True, False)]
     for thread in (*threads, threading.Thread(target=interrupt)):
         thread.start()
     with pytest.raises(KeyboardInterrupt):
         server.serve(server.make_app(queue, {"llm_1": model}, 0.7, None), sock)
-    assert time.monotonic() - ended[0] < 3
+    assert time.monotonic() - interrupt_times[0] < 3
     queue.close()
     for thread in threads:
         thread.join(20)
@@ -99,8 +99,8 @@ def test_ctrl_c_ends_a_server_in_seconds_also_if_answers_are_not_finished(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_requests_of_a_client_that_leaves_are_cancelled(policies_run: Run, stream: bool) -> None:
-    backend = Endless()
+def test_the_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, stream: bool) -> None:
+    backend = EndlessBackend()
     queue = RequestQueue(backend)
     model = ServedModel("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))
     sock = socket.create_server(("127.0.0.1", 0))
@@ -111,8 +111,8 @@ def test_the_requests_of_a_client_that_leaves_are_cancelled(policies_run: Run, s
     url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/completions"
     body = {"model": "llm_1", "prompt": "This", "n": 2, "stream": stream}
     if stream:
-        with httpx.stream("POST", url, json=body, timeout=20) as reply:
-            events = reply.iter_lines()
+        with httpx.stream("POST", url, json=body, timeout=20) as response:
+            events = response.iter_lines()
             while len(backend.requests) < 2:
                 next(events)
     else:
@@ -127,16 +127,16 @@ def test_the_requests_of_a_client_that_leaves_are_cancelled(policies_run: Run, s
     queue.close()
 
 
-def test_who_asks_an_engine_that_is_gone_is_told_each_time() -> None:
-    queue = RequestQueue(Dead())
+def test_every_request_to_a_dead_engine_fails() -> None:
+    queue = RequestQueue(FailingBackend())
 
-    async def ask() -> None:
+    async def generate() -> None:
         async for _ in queue.generate(GenerationRequest("llm_1", [1], 0.7, 4, 0, [2])):
             pass
 
     assert queue.healthy
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"The engine is gone$"):
-            asyncio.run(asyncio.wait_for(ask(), 10))
+        with pytest.raises(RuntimeError, match=r"The engine has died$"):
+            asyncio.run(asyncio.wait_for(generate(), 10))
     assert not queue.healthy
     queue.close()

@@ -1,4 +1,4 @@
-"""`cory serve` where an engine is a process of its own, as one over two devices is: it dies, and another answers."""
+"""An engine in a separate process, as with tensor parallelism, is restarted when it dies."""
 
 import shutil
 import subprocess
@@ -26,47 +26,49 @@ from launch.models.trained import open_trained
 from launch.serving.backends import make_backend
 from launch.serving.request_queue import GenerationRequest
 
-def answer():
-    told = []
-    busy = backend.step([GenerationRequest("llm_1", [40, 41, 42], 0.0, 6, 1, [], told.append)])
+def generate():
+    items = []
+    busy = backend.step([GenerationRequest("llm_1", [40, 41, 42], 0.0, 6, 1, [], items.append)])
     while busy:
         busy = backend.step([])
-    if told[-1] is not None:
-        raise told[-1]
-    return [token for tokens in told[:-1] for token in tokens]
+    if items[-1] is not None:
+        raise items[-1]
+    return [token for tokens in items[:-1] for token in tokens]
 
 if __name__ == "__main__":
     backend = make_backend(load_generator(open_trained(sys.argv[1]), ["llm_1"], "vllm", 4), ["llm_1"], 4)
-    first = answer()
+    first = generate()
     for process in psutil.Process().children(recursive=True):
         if "EngineCore" in " ".join(process.cmdline()):
             process.kill()
     try:
-        answer()
+        generate()
     except Exception as error:
         print(type(error).__name__, error)
-    print(len(first), answer() == first)
+    print(len(first), generate() == first)
     backend.close()
 """
 
 
-def test_an_engine_that_is_killed_is_told_of_and_another_answers_alike(policies_run: Run, tmp_path: Path) -> None:
+def test_a_killed_engine_causes_an_error_and_its_replacement_generates_the_same(
+    policies_run: Run, tmp_path: Path
+) -> None:
     run = shutil.copytree(policies_run.path, tmp_path / "run")
-    asked = {"backend": "vllm", "num_runners": 1, "runner_threads": 2, "tensor_parallel_size": 2}
+    changes = {"backend": "vllm", "num_runners": 1, "runner_threads": 2, "tensor_parallel_size": 2}
     config = run / CONFIG
-    kept = [line for line in config.read_text().splitlines() if line.partition(":")[0] not in asked]
-    config.write_text("\n".join([*kept, *(f"{name}: {value}" for name, value in asked.items()), ""]))
+    unchanged = [line for line in config.read_text().splitlines() if line.partition(":")[0] not in changes]
+    config.write_text("\n".join([*unchanged, *(f"{name}: {value}" for name, value in changes.items()), ""]))
     script = tmp_path / "kill.py"
     script.write_text(KILL)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script), str(run)],
         env=ENVIRONMENT | {"PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
         timeout=500,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == [
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-2:] == [
         "GenerationError The vLLM engine of llm_1 died; it was restarted.",
         "6 True",
     ]

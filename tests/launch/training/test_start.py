@@ -68,7 +68,7 @@ def test_a_search_names_the_checkpoint_that_its_trials_start_from_and_goes_on_wi
     search.write(tmp_path / "found", "cory tune")
     check_same(tmp_path / "found", asked)
     other = asked._replace(settings=asked.settings.model_copy(update={"start_from": str(tmp_path / "other")}))
-    with pytest.raises(CommandError, match="holds a search with start_from="):
+    with pytest.raises(CommandError, match="contains a search with start_from="):
         check_same(tmp_path / "found", other)
 
 
