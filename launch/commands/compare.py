@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from launch.display.statistics import Estimate
-    from launch.report.runs import Run
+    from launch.report.runs import ReportedRun
 
     Ends = dict[str, dict[str, Estimate]]
     """By who answered, each figure."""
@@ -42,25 +42,25 @@ def compare(
       cory compare runs/tried/* --json
     """
     from launch.display.tables import print_tables
-    from launch.report.runs import read
-    from launch.report.tables import estimates_at_end
+    from launch.report.runs import read_runs
+    from launch.report.tables import final_estimates
 
-    recorded = read(runs)
+    recorded = read_runs(runs)
     if len(recorded) < 2:
         raise CommandError("Name two runs or more to compare.")
-    ends = [estimates_at_end(run) for run in recorded]
+    ends = [final_estimates(run) for run in recorded]
     if as_json:
-        print(json.dumps(_as_json(recorded, ends), indent=1))
+        print(json.dumps(_to_record(recorded, ends), indent=1))
     else:
-        print_tables(sys.stdout, *_tables(recorded, ends))
+        print_tables(sys.stdout, *_comparison_tables(recorded, ends))
 
 
-def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
-    from launch.report.runs import values_that_differ
+def _to_record(runs: Sequence[ReportedRun], ends: Sequence[Ends]) -> dict[str, object]:
+    from launch.report.runs import differing_values
     from launch.run_folder.records import to_json
 
     return {
-        "settings": values_that_differ(runs),
+        "settings": differing_values(runs),
         "runs": [
             {
                 "run": run.name,
@@ -79,13 +79,13 @@ def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
     }
 
 
-def _tables(runs: Sequence[Run], ends: Sequence[Ends]) -> list[Table]:
+def _comparison_tables(runs: Sequence[ReportedRun], ends: Sequence[Ends]) -> list[Table]:
     from launch.display.tables import FINE, MAIN_METRICS, metric_format, table
     from launch.experiments.space import show_value
-    from launch.report.runs import values_that_differ
+    from launch.report.runs import differing_values
 
     settings = table(["setting", *(run.name for run in runs)], [])
-    for key, values in values_that_differ(runs).items():
+    for key, values in differing_values(runs).items():
         settings.add_row(key, *map(show_value, values))
     if not settings.row_count:
         settings = table(["All settings are the same."], [])

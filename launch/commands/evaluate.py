@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from policies.settings.settings import Settings
     from policies.settings.yaml12 import Value
 
-DRAWN = ("digits", "operations")
+GENERATED_QUERY_SETTINGS = ("digits", "operations")
 """Settings that say which queries a task draws, where no data brings them."""
 
 
@@ -95,7 +95,7 @@ def evaluate(
     from launch.cluster import session
     from launch.display.tables import print_tables
     from launch.evaluation import evaluation
-    from launch.evaluation.figures import tables
+    from launch.evaluation.figures import score_tables
     from launch.run_folder.layout import POLICIES
 
     session.quiet_libraries(debug)
@@ -106,7 +106,7 @@ def evaluate(
             raise CommandError("--lm-eval brings its own tasks and sampling: leave out settings.")
         _lm_eval(target, checkpoint, lm_eval.split(","), lm_eval_tasks_folder, queries, out, quiet, debug)
         return
-    run = _run_in(target)
+    run = _find_run(target)
     if checkpoint and run is None:
         raise CommandError(f"--checkpoint chooses among those of a run, but {target} is a model.")
     chosen = run.checkpoints.choose(checkpoint, POLICIES) if run else None
@@ -120,7 +120,7 @@ def evaluate(
     scores = evaluation.evaluate(plan, out, command, solved_at=solved_at, quiet=quiet, debug=debug, warn=_warn)
     if not quiet:
         figures = next(iter(scores.values()))["figures"]
-        print_tables(sys.stdout, *tables(scores, list(figures)))
+        print_tables(sys.stdout, *score_tables(scores, list(figures)))
     print(f"Results     {out / 'evaluation.json'}")
 
 
@@ -169,7 +169,7 @@ def _lm_eval(
     print(f"Results     {out}")
 
 
-def _run_in(target: str) -> Run | None:
+def _find_run(target: str) -> Run | None:
     """Returns the run in a folder or in storage, or None if the target is a model.
 
     Raises:
@@ -220,7 +220,7 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
             )
         own = {key: value for key, value in own.items() if key == "task" or key not in settings_in("task")}
     if "data" in given:
-        own = {key: value for key, value in own.items() if key not in DRAWN}
+        own = {key: value for key, value in own.items() if key not in GENERATED_QUERY_SETTINGS}
     values = {key: value for key, value in {**own, **given}.items() if key not in settings_in("policy")}
     if "queries_per_update" in given or agents is not None:
         values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # nothing is trained or divided

@@ -20,7 +20,7 @@ def plot(
         typer.Option(
             metavar="FILE",
             parser=local_path,
-            help="Where to draw one run. [default: RUN/curves.png; of a run in storage, NAME-curves.png here]",
+            help="Where to draw_curves one run. [default: RUN/curves.png; of a run in storage, NAME-curves.png here]",
         ),
     ] = None,
     csv: Annotated[
@@ -52,28 +52,30 @@ def plot(
 
 
 def _draw(place: str, out: Path | None) -> None:
-    from launch.display.curves import draw
+    from launch.display.curves import draw_curves
     from launch.display.drawing import FORMATS
 
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
         raise CommandError(f"{out} names no picture. End it in one of .{', .'.join(FORMATS)}.")
-    run_directory = _with_metrics(place)
+    run_directory = _read_run_with_metrics(place)
     in_storage = run_directory.storage is not None
     file = out or (Path(f"{run_directory.path.name}-curves.png") if in_storage else run_directory.curves)
     make_folder(file.parent)
-    draw(run_directory.updates(), run_directory.settings(), file)
+    draw_curves(run_directory.updates(), run_directory.settings(), file)
     print(file)
 
 
 def _write_csv(places: Sequence[str], file: Path) -> None:
     from launch.display.frame import as_csv
-    from launch.report.runs import names
+    from launch.report.runs import short_names
     from launch.run_folder.journal import atomic_write
 
     if file.is_dir():
         raise CommandError(f"{file} is a folder: name a file with --csv.")
     places = list(dict.fromkeys(places))
-    text = as_csv({name: _with_metrics(place).updates() for name, place in zip(names(places), places, strict=True)})
+    text = as_csv(
+        {name: _read_run_with_metrics(place).updates() for name, place in zip(short_names(places), places, strict=True)}
+    )
     if str(file) == "-":
         print(text, end="")
     else:
@@ -82,7 +84,7 @@ def _write_csv(places: Sequence[str], file: Path) -> None:
         print(file)
 
 
-def _with_metrics(place: str) -> "Run":
+def _read_run_with_metrics(place: str) -> "Run":
     """Returns a run that has something to show."""
     from launch.run_folder.status import read_run
 

@@ -27,8 +27,8 @@ def report(
 
     Runs that differ in the seed alone are one arm.
     """
-    from launch.report.page import page
-    from launch.report.runs import read
+    from launch.report.page import render_page
+    from launch.report.runs import read_runs
     from launch.run_folder.journal import atomic_write
     from launch.run_folder.storage import check_location
 
@@ -37,10 +37,10 @@ def report(
         check_location(str(folder), "report")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / 'report.html'}.")
-    recorded = read(runs)
+    recorded = read_runs(runs)
     if not any(run.updates for run in recorded):
         raise CommandError(f"{runs[0]} has no metrics yet: its first update is not finished. Try again in a while.")
-    html, plots = page(recorded)
+    html, plots = render_page(recorded)
     make_folder(out.parent)
     atomic_write(out, html)
     print(out)

@@ -52,12 +52,12 @@ def runs(
     if as_json:
         print(json.dumps([row._asdict() for row in rows], indent=1))
     elif rows:
-        print_tables(sys.stdout, _table(rows))
+        print_tables(sys.stdout, _runs_table(rows))
     else:
         print(f"There are no runs in {folder or RUNS}.", file=sys.stderr)
 
 
-def _table(rows: list[ListedRun]) -> Table:
+def _runs_table(rows: list[ListedRun]) -> Table:
     from launch.display.tables import FINE, format_number, table
 
     made = table(["run", "state", "task"], ["update", "best", "at", "last update"])

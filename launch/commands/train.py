@@ -89,8 +89,8 @@ def train(
     with contextlib.ExitStack() as stack:
         run: Run | None = None
         if resume:
-            run = _open(resume, stack)
-            settings = _resumed(run, request.pairs)
+            run = _open_run(resume, stack)
+            settings = _resume_settings(run, request.pairs)
         else:
             settings = request.settings()
         if print_config:
@@ -101,9 +101,9 @@ def train(
         from launch.training.steps import print_done, train_run
 
         session.quiet_libraries(debug)
-        if continue_ and out and (run := _find(out)):
+        if continue_ and out and (run := _find_run(out)):
             stack.callback(run.unlock)
-            settings = _same(run, settings)
+            settings = _merge_resumable(run, settings)
             if (
                 reached := run.latest_checkpoint()
             ) >= settings.num_updates:  # without its checkpoint, which may be far away
@@ -123,7 +123,7 @@ def train(
         return code
 
 
-def _open(place: str, stack: contextlib.ExitStack) -> "Run":
+def _open_run(place: str, stack: contextlib.ExitStack) -> "Run":
     """Opens a run to continue it; `stack` unlocks it."""
     from launch.run_folder.run import Run
     from launch.run_folder.storage import check_location
@@ -134,7 +134,7 @@ def _open(place: str, stack: contextlib.ExitStack) -> "Run":
     return run
 
 
-def _find(place: str) -> "Run | None":
+def _find_run(place: str) -> "Run | None":
     """Returns the run in a folder or in storage, if there is one of which something is saved.
 
     One in storage is waited for as long as a process that was killed may seem to train it: nobody may be there to ask
@@ -152,7 +152,7 @@ def _find(place: str) -> "Run | None":
     return retry(lambda: Run.open(place), STALE, LeaseHeldError, tell) if is_begun(place) else None
 
 
-def _same(run: "Run", settings: "Settings") -> "Settings":
+def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
     """Returns a run's settings with those of `settings` that may change; the others must be equal."""
     from cory_env.pickled import display_name
     from policies.settings.settings import changed_settings, make_settings
@@ -171,9 +171,9 @@ def _same(run: "Run", settings: "Settings") -> "Settings":
     return make_settings({**old, **{key: new[key] for key in CHANGEABLE}})
 
 
-def _resumed(run: "Run", pairs: Sequence[str]) -> "Settings":
+def _resume_settings(run: "Run", pairs: Sequence[str]) -> "Settings":
     """Returns the settings of a run, with the few that may change changed."""
     from launch.console.configuration import read_words
     from policies.settings.settings import make_settings
 
-    return _same(run, make_settings({**run.settings().model_dump(), **read_words(pairs)}))
+    return _merge_resumable(run, make_settings({**run.settings().model_dump(), **read_words(pairs)}))

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from launch.run_folder.records import HealthWarning, Update
     from launch.run_folder.status import RunStatus
 
-STOPPED = 1
+EXIT_NOT_DONE = 1
 """Exit code where nothing trains a run that is not done."""
-SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Between two looks at a run's folder."""
-STORAGE_SECONDS = 5.0
+STORAGE_POLL_SECONDS = 5.0
 """Between two looks at a run in storage."""
 
 
@@ -58,13 +58,13 @@ def watch(
             shown = status.updates
             last = once or status.done or not (follow or status.process or status.stored)
             if terminal.has_bar and not last:
-                terminal.stage(_state(status))
+                terminal.stage(_state_text(status))
             elif last or training != bool(status.process):
-                terminal.print(_state(status))
+                terminal.print(_state_text(status))
             training = bool(status.process)
             if last:
-                return COLLAPSED if status.collapsed else 0 if status.done or status.process else STOPPED
-            time.sleep(STORAGE_SECONDS if status.stored else SECONDS)
+                return COLLAPSED if status.collapsed else 0 if status.done or status.process else EXIT_NOT_DONE
+            time.sleep(STORAGE_POLL_SECONDS if status.stored else POLL_SECONDS)
             status = retry(lambda: read_status(run), RETRY_SECONDS, StorageError, tell)
 
 
@@ -80,16 +80,16 @@ def _show_new(terminal: Terminal, shown: list[Update], status: RunStatus) -> Non
     for line in status.updates[kept:]:
         terminal.update(line)
         for warning in line.get("health", []):
-            if _name(warning) not in map(_name, before):
+            if _warning_key(warning) not in map(_warning_key, before):
                 terminal.print(f"Warning: Update {line['update']}: {warning['text']}")
         before = line.get("health", [])
 
 
-def _name(warning: HealthWarning) -> tuple[str, str]:
+def _warning_key(warning: HealthWarning) -> tuple[str, str]:
     return warning["signature"], warning["subject"]
 
 
-def _state(status: RunStatus) -> str:
+def _state_text(status: RunStatus) -> str:
     """Returns how far the run is, how long ago that was, and who trains it."""
     count = status.updates[-1]["update"] if status.updates else 0
     parts = [f"Update {count} of {status.settings.num_updates}"]

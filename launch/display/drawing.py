@@ -17,15 +17,15 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
 """Endings of the files that can be drawn."""
-FAINTLY = 0.45
-EXCHANGE: Any = (0, (2, 2))
+TRAINING_ALPHA = 0.45
+EXCHANGE_DASHES: Any = (0, (2, 2))
 """The dashes of a role exchange."""
-AVERAGING: Any = (0, (1, 2))
+AVERAGING_DASHES: Any = (0, (1, 2))
 """The dots of LLMs that move to their mean."""
-POINT: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
+POINT_STYLE: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
-def save(figure: Figure, file: Path) -> None:
+def save_figure(figure: Figure, file: Path) -> None:
     """Writes a figure in the format that the file's ending names, in one step; replaces the file if it exists."""
     beside = file.with_name(f".{file.stem}.new{file.suffix}")
     figure.savefig(beside, facecolor="white")
@@ -34,16 +34,16 @@ def save(figure: Figure, file: Path) -> None:
 
 def draw_training(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
     """Draws figures of training, of which there is one per update, behind those of evaluations if there are any."""
-    strength: dict[str, Any] = {"linewidth": 1.1, "alpha": FAINTLY} if faintly else {"linewidth": 1.6}
+    strength: dict[str, Any] = {"linewidth": 1.1, "alpha": TRAINING_ALPHA} if faintly else {"linewidth": 1.6}
     panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **strength)
 
 
 def draw_evaluations(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     """Draws figures of held-out evaluations."""
-    panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
+    panel.plot(x, y, color=colour, linewidth=1.8, **POINT_STYLE, zorder=3)
 
 
-def style(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
+def style_panel(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
     """Gives a panel, by default over updates, its title, labels and grid."""
     panel.set_title(title, loc="left", fontsize=11, color=INK)
     panel.set_ylabel(unit, fontsize=9, color=INK)
@@ -56,7 +56,7 @@ def style(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
     panel.spines[["left", "bottom"]].set_color(FAINT)
 
 
-def colours_of(count: int) -> list[str]:
+def choose_colours(count: int) -> list[str]:
     """Returns a colour per series."""
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
@@ -73,4 +73,4 @@ def draw_bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
 
 def draw_runs(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
     """Draws single runs."""
-    panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=FAINTLY, markeredgewidth=0)
+    panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=TRAINING_ALPHA, markeredgewidth=0)

@@ -20,20 +20,20 @@ import pandas as pd
 from launch.display.statistics import Estimate, column_cis
 from launch.run_folder.records import Figures, Update, mean_over_policies
 
-COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "value")
+FRAME_COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "value")
 MEAN, LAST = "mean", "last answer"
 TOKEN_KL = "token_kl"
 """The metric of a policy's KL per token, as health has it."""
 RUN_WIDE = ("tokens", "tokens_per_second", "exchanges", "exchanged", "averaged", "collapsed")
 """What the frame has of a whole update."""
-FEWEST = 3
+MIN_SEEDS = 3
 """Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""
 
-Row = tuple[int, str, str, str, str, float | None]
+FrameRow = tuple[int, str, str, str, str, float | None]
 """From the update on."""
 
 
-def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = None) -> Iterator[Row]:
+def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = None) -> Iterator[FrameRow]:
     """Yields what was measured of one run.
 
     Args:
@@ -59,7 +59,7 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
         yield from _rows(final["update"], groups)
 
 
-def _rows(update: int, groups: Sequence[tuple[str, str, str, Figures]]) -> Iterator[Row]:
+def _rows(update: int, groups: Sequence[tuple[str, str, str, Figures]]) -> Iterator[FrameRow]:
     for split, policy, role, figures in groups:
         for metric, value in figures.items():
             yield update, split, policy, role, metric, value
@@ -79,7 +79,7 @@ def _run_wide(line: Update) -> Figures:
 def as_csv(runs: Mapping[str, Sequence[Update]]) -> str:
     """Returns the curves of runs, by the names that they are to have, as CSV with a heading."""
     rows = [(run, 0, *row) for run, updates in runs.items() for row in metric_rows(updates)]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).dropna()
+    frame = pd.DataFrame(rows, columns=list(FRAME_COLUMNS), dtype=object).dropna()
     trained = frame["split"] == "train"
     frame = frame[~(trained & (frame["policy"].eq(MEAN) | frame["metric"].eq(TOKEN_KL)))]
     of = frame["split"].replace({"train": "training", "validation": "held_out"})
@@ -92,9 +92,9 @@ def as_csv(runs: Mapping[str, Sequence[Update]]) -> str:
 class Metrics:
     """The long frame of several runs, and its pivots."""
 
-    def __init__(self, rows: Sequence[tuple[str, int, *Row]]) -> None:
+    def __init__(self, rows: Sequence[tuple[str, int, *FrameRow]]) -> None:
         """Makes the frame of rows of `COLUMNS`."""
-        self.frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"update": int, "value": float})
+        self.frame = pd.DataFrame(rows, columns=list(FRAME_COLUMNS)).astype({"update": int, "value": float})
         self.seeds: pd.Series[int] = self.frame.groupby("run")["seed"].first()
         """By run."""
 
@@ -115,7 +115,7 @@ class Metrics:
         return table[column] if column in table.columns else pd.Series(math.nan, table.index)
 
 
-def over_seeds(values: pd.Series[float]) -> pd.DataFrame:
+def mean_over_seeds(values: pd.Series[float]) -> pd.DataFrame:
     """Averages a metric over runs.
 
     Returns:
@@ -124,5 +124,5 @@ def over_seeds(values: pd.Series[float]) -> pd.DataFrame:
     """
     table = values.unstack("run")
     means = pd.DataFrame(column_cis(table.to_numpy().T), index=table.index, columns=list(Estimate._fields), dtype=float)
-    means.loc[means["n"] < FEWEST, ["low", "high"]] = math.nan
+    means.loc[means["n"] < MIN_SEEDS, ["low", "high"]] = math.nan
     return means

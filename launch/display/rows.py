@@ -13,10 +13,10 @@ from policies.settings.settings import Settings
 
 COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
 """What is shown of each policy: figure, heading and width."""
-GROUP = sum(width for *_, width in COLUMNS)
-CHAIN = 12
+POLICY_WIDTH = sum(width for *_, width in COLUMNS)
+MIN_CHAIN_WIDTH = 12
 """Least width of the chain's column."""
-SPEED = 13
+SPEED_WIDTH = 13
 """Width of the last two columns."""
 
 
@@ -38,14 +38,14 @@ class Rows:
         self._digits = max(len(str(settings.num_updates)), 3)
         self.indent = 2 * self._digits + 2
         policy_ids = RoleMapping(settings.roles, settings.policy_ids).as_dict()
-        self._chain = max(len(self.chain(policy_ids)) + 1, CHAIN)
-        room = math.inf if width is None else width - self.indent - self._chain - SPEED
-        self._shown = self._modules if GROUP * len(self._modules) <= room else ()
+        self._chain = max(len(self.chain(policy_ids)) + 1, MIN_CHAIN_WIDTH)
+        room = math.inf if width is None else width - self.indent - self._chain - SPEED_WIDTH
+        self._shown = self._modules if POLICY_WIDTH * len(self._modules) <= room else ()
 
     def heading(self) -> list[Text]:
         """Returns the two lines above the rows."""
         names = self._shown or ("mean",)
-        above = " " * (self.indent + self._chain) + "".join(f"{name:>{GROUP}}" for name in names)
+        above = " " * (self.indent + self._chain) + "".join(f"{name:>{POLICY_WIDTH}}" for name in names)
         labels = "".join(f"{label:>{width}}" for _, label, width in COLUMNS) * len(names)
         return [
             Text(above, style="bold"),

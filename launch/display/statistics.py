@@ -17,14 +17,14 @@ from launch.display.tables import format_number
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
 RESAMPLES = 2000
-ALIKE = 1e-12
+MIN_VARIANCE_SHARE = 1e-12
 """Share of the variance below which values that were drawn again are all the same."""
-EXACT = 14
+MAX_EXACT_PAIRS = 14
 """Pairs up to which all signs are tried."""
-DRAWN = 20_000
+NUM_SIGN_FLIPS = 20_000
 """Signs that are drawn for more pairs."""
 
-Method = Literal["student", "bootstrap", "wilson"]
+IntervalMethod = Literal["student", "bootstrap", "wilson"]
 
 
 class Estimate(NamedTuple):
@@ -43,12 +43,12 @@ class Estimate(NamedTuple):
         return f"{mean} [{pattern.format(self.low)}, {pattern.format(self.high)}]"
 
 
-def mean_ci(values: Iterable[float | None], method: Method = "student", seed: int = 0) -> Estimate:
+def mean_ci(values: Iterable[float | None], method: IntervalMethod = "student", seed: int = 0) -> Estimate:
     """Returns the mean of those values that are known and finite, with its interval; see `column_cis`."""
     return column_cis(np.array(list(values), dtype=np.float64)[:, None], method, seed)[0]
 
 
-def column_cis(values: NDArray[np.float64], method: Method = "student", seed: int = 0) -> list[Estimate]:
+def column_cis(values: NDArray[np.float64], method: IntervalMethod = "student", seed: int = 0) -> list[Estimate]:
     """Averages each column of a matrix.
 
     Args:
@@ -104,7 +104,7 @@ def _bootstrap_t(rest: NDArray[np.float64], known: NDArray[np.bool_], seed: int)
         drawn = times @ counted
         shift = (times @ rest) / drawn
         variance = (times @ rest**2 - drawn * shift**2) / (drawn - 1)
-        off[draw] = np.where(variance > ALIKE, shift / np.sqrt(variance / drawn), np.nan)
+        off[draw] = np.where(variance > MIN_VARIANCE_SHARE, shift / np.sqrt(variance / drawn), np.nan)
     ends = [
         np.quantile(column[~np.isnan(column)], [TAIL, 1 - TAIL]) if not np.isnan(column).all() else (0.0, 0.0)
         for column in off.T
@@ -160,7 +160,7 @@ def sign_flip_p(numbers: Sequence[float]) -> float | None:
         lambda x, y, axis: np.mean(x - y, axis=axis),
         permutation_type="samples",
         vectorized=True,
-        n_resamples=np.inf if len(numbers) <= EXACT else DRAWN,
+        n_resamples=np.inf if len(numbers) <= MAX_EXACT_PAIRS else NUM_SIGN_FLIPS,
         rng=0,
     )
     return float(result.pvalue)

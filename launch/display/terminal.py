@@ -18,8 +18,8 @@ from launch.run_folder.records import Sample, Update
 from policies.settings.settings import Settings
 
 PLAIN_WIDTH = 120
-HEADING_EVERY = 20
-FADING = 0.8
+HEADING_PERIOD = 20
+STEP_SECONDS_DECAY = 0.8
 """Weight of the past in the running mean of a step's seconds."""
 
 
@@ -105,9 +105,13 @@ class ProgressPrinter:
         """
         now = time.monotonic()
         seconds, self._last = now - self._last if seconds is None else seconds, now
-        self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
+        self._seconds = (
+            seconds
+            if self._seconds is None
+            else STEP_SECONDS_DECAY * self._seconds + (1 - STEP_SECONDS_DECAY) * seconds
+        )
         self._done += not again
-        left = f"{clock(self._seconds * (self._total - self._done))} left"
+        left = f"{format_duration(self._seconds * (self._total - self._done))} left"
         self._bar.update(self._task, completed=self._done, left=left)
         return left
 
@@ -133,7 +137,7 @@ class Terminal(ProgressPrinter):
 
     def update(self, line: Update) -> None:
         """Shows the row of one update, if the line has one, and of the evaluation in it."""
-        if self._shown % HEADING_EVERY == 0:
+        if self._shown % HEADING_PERIOD == 0:
             for heading in self._rows.heading():
                 self.print(heading)
         self._shown += 1
@@ -153,7 +157,7 @@ class Terminal(ProgressPrinter):
             self.print(chain_text(sample, self._rows.indent))
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a duration as `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -8,7 +8,9 @@ from launch.display.tables import format_metric
 from launch.run_folder.records import Response, Sample
 from policies.settings.settings import Settings
 
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters but tab and line feed; halves
+_CONTROL_CHARACTERS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]"
+)  # control characters but tab and line feed; halves
 
 
 def algorithm_name(settings: Settings) -> str:
@@ -31,7 +33,7 @@ def chain_text(sample: Sample, indent: int) -> Text:
     return text
 
 
-def before_and_after(earlier: Sample, earlier_label: str, later: Sample, later_label: str) -> Text:
+def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, later_label: str) -> Text:
     """Returns a query and the chain's responses to it at two times."""
     width = max(len(earlier_label), len(later_label)) + 3
     text = Text(f"  {one_line(earlier['query'])}", style="italic")
@@ -56,4 +58,4 @@ def one_line(text: str) -> str:
 
 def visible(text: str) -> str:
     """Returns a text without what a terminal or a page would obey instead of showing it, and what no file can hold."""
-    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -11,7 +11,7 @@ from launch.console.errors import CommandError
 from launch.display.terminal import ProgressPrinter
 from launch.run_folder.journal import Journal
 
-PROGRESS_LINES = 20
+MAX_PROGRESS_LINES = 20
 """Lines of progress, at most, where there is no bar."""
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Batches(Generic[T]):
         """Batches that are done."""
         self._journal = Journal(path, number="batch")
         if lines := self._journal.read():
-            differing = _differing(lines[0].get("identity", {}), json.loads(json.dumps(identity)))
+            differing = _differing_entries(lines[0].get("identity", {}), json.loads(json.dumps(identity)))
             if not differing:
                 self.done = lines[-1]["batch"] + 1
                 self._journal.cut_after(self.done - 1)  # what a kill left of a line
@@ -77,7 +77,7 @@ class Batches(Generic[T]):
                 left = voice.advance()
                 if (
                     not voice.has_bar
-                    and self.done * PROGRESS_LINES // total > (self.done - 1) * PROGRESS_LINES // total
+                    and self.done * MAX_PROGRESS_LINES // total > (self.done - 1) * MAX_PROGRESS_LINES // total
                 ):
                     voice.print(f"  {self.done}/{total} batches  {left}")
         except KeyboardInterrupt:
@@ -85,6 +85,6 @@ class Batches(Generic[T]):
             raise
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differing_entries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = ({**identity, **identity.get("settings", {}), "settings": None} for identity in (before, now))
     return [name for name, value in new.items() if name not in old or old[name] != value]

@@ -43,7 +43,7 @@ from policies.settings.settings import BY_CONTENT, Settings, settings_in
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-ASKED = set(settings_in("task", "policy", "sampling")) - {*NAMED}
+RESPONSE_SETTINGS = set(settings_in("task", "policy", "sampling")) - {*NAMED}
 """Settings that responses, or measures of them, depend on, but for names of files: `Sources` has what these hold."""
 
 
@@ -57,7 +57,7 @@ class Lineup(NamedTuple):
     """The same as results call them."""
 
 
-Work = tuple[Lineup, list[tuple[int, int]]]
+EvaluationBatch = tuple[Lineup, list[tuple[int, int]]]
 """A batch: who answers, and pairs of query and sample."""
 
 
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
             orders.append((AVERAGE,) * len(orders[0]))
         return lineups + [Lineup(True, order, order) for order in orders]
 
-    def batches(self) -> list[Work]:
+    def batches(self) -> list[EvaluationBatch]:
         """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has chains."""
         size = self.settings.chains
         prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
@@ -115,13 +115,15 @@ class Plan(NamedTuple):
         average = {"average": True} if self.settings.eval_average else {}  # else as earlier versions wrote it
         return {
             **average,
-            "settings": {name: value for name, value in self.settings.public_dict().items() if name in ASKED}
+            "settings": {
+                name: value for name, value in self.settings.public_dict().items() if name in RESPONSE_SETTINGS
+            }
             | {"eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.chains,
             "functions": self.sources.functions,
             "prompts": self.sources.task,
             "llms": {llm: asdict(source) for llm, source in self.sources.llms.items()},
-            "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
+            "checkpoint": None if self.checkpoint is None else _checkpoint_identity(*self.checkpoint),
             "split": self.split,
             "data": {"queries": self.queries, "digest": self.sources.queries[split].digest},
             "samples": self.samples,
@@ -236,7 +238,7 @@ def evaluate(
                 voice.stage("Starting Ray")
                 stack.enter_context(session.ray_session(processes(plan.settings), debug))
                 interrupts.install()  # Ray took SIGTERM
-                _play(plan, batches, voice)
+                _run_batches(plan, batches, voice)
         results = cast(list[Batch], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
         scores = summarise(results, scoring)
@@ -261,7 +263,7 @@ def evaluate(
     return scores
 
 
-def _play(plan: Plan, batches: Batches[Work], voice: ProgressPrinter) -> None:
+def _run_batches(plan: Plan, batches: Batches[EvaluationBatch], voice: ProgressPrinter) -> None:
     """Plays what is left: the batches of the base, then, with a checkpoint's weights, all others."""
     from policies.cory import CoryConfig
 
@@ -271,7 +273,7 @@ def _play(plan: Plan, batches: Batches[Work], voice: ProgressPrinter) -> None:
     present: Lineup | None = None
     weights = contextlib.ExitStack()  # lent for one lineup
 
-    def play(batch: Work) -> dict[str, object]:
+    def play(batch: EvaluationBatch) -> dict[str, object]:
         nonlocal present
         lineup, prompt_refs = batch
         if lineup != present:
@@ -356,5 +358,5 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     ]
 
 
-def _seal(update: int, checkpoint: Path) -> dict[str, int]:
+def _checkpoint_identity(update: int, checkpoint: Path) -> dict[str, int]:
     return {"update": update, "checksum": zlib.crc32((checkpoint / manifest.NAME).read_bytes())}

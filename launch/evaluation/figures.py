@@ -12,9 +12,9 @@ from launch.display.statistics import Estimate, column_cis, mean_ci
 from launch.display.tables import METRIC_FORMATS, metric_format, table
 from launch.run_folder.records import Batch, Evaluation
 
-AMOUNTS = ("kl", "response_length")
+UNBOUNDED_METRICS = ("kl", "response_length")
 """Figures of which 0 or 1 is so many nats or tokens, never a no or a yes."""
-REWARDS = ("task_reward", "combined_reward")
+REWARD_METRICS = ("task_reward", "combined_reward")
 """Figures that may be a no or a yes, if the task's reward is; all that are neither are shares, from 0 to 1."""
 BASE = "base"
 """What the untrained model is called; where LLMs start from different models, `base of llm_1` and others."""
@@ -66,7 +66,7 @@ def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, PolicySco
             responses.setdefault(label, {}).setdefault(chain[position]["query"], []).append(chain[position])
     if scores:
         queries = range(scoring.queries)
-        values = [[of_query(found.get(query, []), scoring) for query in queries] for found in responses.values()]
+        values = [[query_metrics(found.get(query, []), scoring) for query in queries] for found in responses.values()]
         estimates = iter(_estimates(np.hstack(values), scoring))
         for policy_scores in scores.values():
             policy_scores["figures"] = {name: next(estimates) for name in scoring.names}
@@ -78,15 +78,15 @@ def _estimates(values: np.ndarray, scoring: Scoring) -> list[Estimate]:
     found = column_cis(values, "bootstrap", scoring.seed)
     for column, name in enumerate(scoring.names * (len(found) // len(scoring.names))):
         of_figure = values[:, column][~np.isnan(values[:, column])]
-        if name not in AMOUNTS and len(of_figure) and np.isin(of_figure, (0, 1)).all():
+        if name not in UNBOUNDED_METRICS and len(of_figure) and np.isin(of_figure, (0, 1)).all():
             found[column] = mean_ci(of_figure, "wilson")
-        elif name not in (*AMOUNTS, *REWARDS) and found[column].low is not None:
+        elif name not in (*UNBOUNDED_METRICS, *REWARD_METRICS) and found[column].low is not None:
             mean, low, high, count = found[column]
             found[column] = Estimate(mean, max(low or 0.0, 0.0), min(high or 0.0, 1.0), count)
     return found
 
 
-def of_query(responses: Sequence[Evaluation], scoring: Scoring) -> list[float]:
+def query_metrics(responses: Sequence[Evaluation], scoring: Scoring) -> list[float]:
     """Returns the figures of one policy on one query, in the order of `scoring.names`; NaN for those without a value.
 
     distinct-n counts over all its responses to the query, without their end-of-sequence tokens.
@@ -103,8 +103,8 @@ def of_query(responses: Sequence[Evaluation], scoring: Scoring) -> list[float]:
         reward - scoring.kl_coef * kl,
         float(np.mean([len(response["tokens"]) for response in responses])),
         float(np.mean([each["eos_rate"] for each in metrics])),
-        distinct(texts, 1),
-        distinct(texts, 2),
+        distinct_n(texts, 1),
+        distinct_n(texts, 2),
     ]
     if scoring.solved_at is not None:
         correct = sum(value >= scoring.solved_at for value in rewards)
@@ -112,7 +112,7 @@ def of_query(responses: Sequence[Evaluation], scoring: Scoring) -> list[float]:
     return figures
 
 
-def tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
+def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
     """Returns the figures as a table per role: a row per figure, a column per policy."""
     tables = []
     for role in dict.fromkeys(each["role"] for each in scores.values()):
@@ -145,7 +145,7 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1)))
 
 
-def distinct(responses: Sequence[Sequence[int]], n: int) -> float:
+def distinct_n(responses: Sequence[Sequence[int]], n: int) -> float:
     """Returns the share of different n-grams among all n-grams of several responses (Li et al. 2016, "distinct-n").
 
     Args:

@@ -12,24 +12,24 @@ from launch.display.tables import format_metric
 from launch.display.texts import algorithm_name, visible
 from launch.experiments.space import show_value
 from launch.report import plots, tables
-from launch.report.runs import Arm, Run, arms_of, differing
+from launch.report.runs import ReportedArm, ReportedRun, differing_settings, group_arms
 from launch.run_folder.manifest import own_version
 
 
-def page(runs: Sequence[Run]) -> tuple[str, list[Plot]]:
+def render_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Plot]]:
     """Makes the report of runs, at least one of which has metrics.
 
     Returns:
         The HTML page, and the plots in it.
     """
-    arms = arms_of(runs)
+    arms = group_arms(runs)
     ordered = [run for arm in arms for run in arm.runs]
     evaluated = [arm for arm in arms if "validation" in arm.metrics.tables]
-    overview = plots.pareto(evaluated)
+    overview = plots.pareto_plots(evaluated)
     if len(arms) > 1:
-        overview += [*(plots.side_by_side(evaluated) if evaluated else []), *plots.comparisons(arms)]
-    curves = [(arm, plots.curves_of(arm, f"curves-{number}")) for number, arm in enumerate(arms, start=1)]
-    health = plots.health(arms)
+        overview += [*(plots.ablation_plots(evaluated) if evaluated else []), *plots.comparison_plots(arms)]
+    curves = [(arm, plots.arm_curves(arm, f"curves-{number}")) for number, arm in enumerate(arms, start=1)]
+    health = plots.health_plots(arms)
     environment = Environment(
         loader=PackageLoader("launch.report", "templates"),
         autoescape=True,
@@ -50,35 +50,35 @@ def page(runs: Sequence[Run]) -> tuple[str, list[Plot]]:
         overview=overview,
         curves=curves,
         health=health,
-        warnings=[(run.name, warnings) for run in ordered if (warnings := tables.warnings(run))],
+        warnings=[(run.name, warnings) for run in ordered if (warnings := tables.warning_rows(run))],
         samples=[run for run in ordered if run.result.samples],
-        differing=[(key, [_distinct(arm, key) for arm in arms]) for key in differing(ordered)],
+        differing=[(key, [_distinct_values(arm, key) for arm in arms]) for key in differing_settings(ordered)],
         settings=[(arm.label, display_name(as_yaml(arm.settings))) for arm in arms],
-        environments=tables.environments(ordered),
+        environments=tables.environment_rows(ordered),
         commands=[(run.name, run.commands) for run in ordered],
     )
     return html, [*overview, *(plot for _, group in curves for plot in group), *health]
 
 
-def _distinct(arm: Arm, key: str) -> str:
+def _distinct_values(arm: ReportedArm, key: str) -> str:
     """Returns the values of a setting in an arm's runs."""
     return ", ".join(dict.fromkeys(show_value(getattr(run.settings, key)) for run in arm.runs))
 
 
-def _title(arms: Sequence[Arm]) -> str:
+def _title(arms: Sequence[ReportedArm]) -> str:
     studies = list(dict.fromkeys(run.result.study for arm in arms for run in arm.runs if run.result.study))
     if studies:
         return f"Study {', '.join(studies)}"
     return algorithm_name(arms[0].settings) if len(arms) == 1 else f"{len(arms)} arms"
 
 
-def _subtitle(runs: Sequence[Run]) -> str:
+def _subtitle(runs: Sequence[ReportedRun]) -> str:
     tasks = ", ".join(dict.fromkeys(run.settings.task for run in runs))
     models = ", ".join(dict.fromkeys(run.settings.model_names for run in runs))
     return f"Task {tasks} · model {models} · {len(runs)} run{'s' * (len(runs) > 1)}"
 
 
-def _caveats(arms: Sequence[Arm]) -> list[str]:
+def _caveats(arms: Sequence[ReportedArm]) -> list[str]:
     """Returns what a reader should know before comparing."""
     caveats = []
     runs = [run for arm in arms for run in arm.runs]

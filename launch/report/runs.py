@@ -28,16 +28,16 @@ from policies.settings.settings import Settings, settings_in
 
 LABEL_LENGTH = 48
 """Letters of an arm's name for which plots have room; the table of settings has all."""
-_OF_NO_STUDY: dict[str, Any] = {
+_NO_STUDY_FIELDS: dict[str, Any] = {
     **{"study": "", "arm": "", "label": "", "tier": 1, "arm_index": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
-NO_DIFFERENCE = {"seed", "num_updates", *settings_in("writing")}
+WITHIN_ARM_SETTINGS = {"seed", "num_updates", *settings_in("writing")}
 """Settings in which the runs of one arm may differ."""
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One training: a run's folder, or a result of a study."""
 
     name: str
@@ -70,11 +70,11 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class ReportedArm:
     """Runs whose settings are the same but for the seed."""
 
     label: str
-    runs: list[Run]
+    runs: list[ReportedRun]
 
     @property
     def settings(self) -> Settings:
@@ -87,7 +87,7 @@ class Arm:
         return self.runs[0].result
 
     @cached_property
-    def counted(self) -> list[Run]:
+    def counted(self) -> list[ReportedRun]:
         """The runs whose last figures are compared: those that ended, or all as long as none has."""
         return [run for run in self.runs if not run.unfinished] or self.runs
 
@@ -125,31 +125,31 @@ class Arm:
         return held_out is not None and bool((held_out.index.get_level_values("update") > 0).any())
 
 
-def read(addresses: Sequence[str | Path]) -> list[Run]:
+def read_runs(addresses: Sequence[str | Path]) -> list[ReportedRun]:
     """Reads runs' folders, or URIs, and studies' folders; one that is named twice counts once.
 
     Raises:
         CommandError: an address is neither's, or a file there is damaged.
         StorageError: storage cannot be read.
     """
-    addresses = list({resolved(address): address for address in reversed(addresses)}.values())[::-1]
+    addresses = list({resolve_address(address): address for address in reversed(addresses)}.values())[::-1]
     runs = []
-    for address, name in zip(addresses, names(addresses), strict=True):
+    for address, name in zip(addresses, short_names(addresses), strict=True):
         folder = Path(address)
         if not is_uri(str(address)) and (folder / "results").is_dir() and not RunFolder(folder).exists():
             prefix = f"{name}/" if len(addresses) > 1 else ""
-            runs += [_of_study(result, prefix) for result in results.read(folder)]
+            runs += [_study_result(result, prefix) for result in results.read(folder)]
         else:
             runs.append(read_run(address, name))
     return runs
 
 
-def _of_study(result: StudyRun, prefix: str) -> Run:
+def _study_result(result: StudyRun, prefix: str) -> ReportedRun:
     hardware = {key.replace("_", " "): str(value) for key, value in result.hardware.items()}
-    return Run(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
+    return ReportedRun(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
 
 
-def read_run(address: str | Path, name: str) -> Run:
+def read_run(address: str | Path, name: str) -> ReportedRun:
     """Reads a run's folder.
 
     Args:
@@ -172,7 +172,7 @@ def read_run(address: str | Path, name: str) -> Run:
     responses = None if diverged else _final_responses(run, updates)
     seconds = [line.get("seconds", {}) for line in updates]
     result = StudyRun(
-        **_OF_NO_STUDY,
+        **_NO_STUDY_FIELDS,
         seed=settings.seed,
         status="diverged" if diverged else "collapsed" if collapsed else "done",
         reason=diverged,
@@ -185,7 +185,7 @@ def read_run(address: str | Path, name: str) -> Run:
         samples=cast(list[SampleLine], run.samples.read()),
         final=None if diverged else _final_figures(settings, updates, responses),
     )
-    return Run(
+    return ReportedRun(
         name=name,
         result=result,
         commands=[command for command, _, _ in origins],
@@ -221,9 +221,9 @@ def _final_figures(settings: Settings, updates: Sequence[Update], responses: fin
     return None
 
 
-def names(addresses: Sequence[str | Path]) -> list[str]:
+def short_names(addresses: Sequence[str | Path]) -> list[str]:
     """Returns a name per folder or URI, as short as tells them apart: the last parts of its path."""
-    parts = [tuple(resolved(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
+    parts = [tuple(resolve_address(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
     for size in range(1, max(map(len, parts)) + 1):
         short = ["/".join(path[-size:]) for path in parts]
         if len(set(short)) == len(set(parts)):
@@ -231,51 +231,51 @@ def names(addresses: Sequence[str | Path]) -> list[str]:
     return short
 
 
-def resolved(address: str | Path) -> str:
+def resolve_address(address: str | Path) -> str:
     """Returns a URI, or the absolute path of a folder."""
     return str(address) if is_uri(str(address)) else Path(address).resolve().as_posix()
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[ReportedRun]) -> list[str]:
     """Returns the settings in which runs differ."""
     dumps = [run.settings.model_dump() for run in runs]
     return [key for key in Settings.model_fields if len({repr(settings[key]) for settings in dumps}) > 1]
 
 
-def values_that_differ(runs: Sequence[Run]) -> dict[str, list[Value]]:
+def differing_values(runs: Sequence[ReportedRun]) -> dict[str, list[Value]]:
     """Returns each setting in which runs differ, with the value of each run."""
     told = [run.settings.public_dict() for run in runs]
-    return {key: [settings[key] for settings in told] for key in differing(runs)}
+    return {key: [settings[key] for settings in told] for key in differing_settings(runs)}
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
+def group_arms(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
     """Returns the arms of studies, then those of other runs, each named by what sets it apart.
 
     Runs of one arm of a study that are of several folders with other settings are arms of their own.
     """
-    studies: dict[tuple[str, str, str], list[Run]] = {}
+    studies: dict[tuple[str, str, str], list[ReportedRun]] = {}
     for run in runs:
         if run.result.study:
             settings = run.settings.model_dump(exclude={"seed", *NO_MATTER})
             studies.setdefault((run.result.study, run.result.arm, repr(settings)), []).append(run)
     several = len({study for study, *_ in studies}) > 1
     arms = [
-        Arm(f"{study}: {members[0].result.label}" if several else members[0].result.label, members)
+        ReportedArm(f"{study}: {members[0].result.label}" if several else members[0].result.label, members)
         for (study, *_), members in studies.items()
     ]
-    arms += _arms_of_folders([run for run in runs if not run.result.study])
+    arms += _group_folder_runs([run for run in runs if not run.result.study])
     labels: set[str] = set()
     for number, arm in enumerate(arms):  # plots know arms by their labels
         if arm.label in labels:
-            arms[number] = Arm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
+            arms[number] = ReportedArm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
         labels.add(arms[number].label)
     return arms
 
 
-def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
+def _group_folder_runs(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
     """Groups runs that differ in nothing but their seed; an arm is named by what few other arms have."""
-    keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    keys = [key for key in differing_settings(runs) if key not in WITHIN_ARM_SETTINGS]
+    groups: dict[tuple[str, ...], list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
     usual = [Counter(values).most_common(1)[0][0] for values in zip(*groups, strict=True)]
@@ -288,5 +288,5 @@ def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
         ]
         names = [algorithm_name(members[0].settings)] if "num_agents" in keys or not apart else []
         label = shorten(", ".join([*names, *apart]), LABEL_LENGTH, placeholder=" …")
-        arms.append(Arm(label, sorted(members, key=lambda run: run.settings.seed)))
+        arms.append(ReportedArm(label, sorted(members, key=lambda run: run.settings.seed)))
     return arms

@@ -20,9 +20,9 @@ from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.sources import Change, Sources, compare, function_names, sources_of
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in
 
-OF_KIND = sorted(settings_in("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
+SOURCE_SETTINGS = sorted(settings_in("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
 """Settings that decide what a training is made from."""
-Prepare = Callable[[Settings], tuple[Task, Tokenizers]]
+PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
 
 def check_sources(
@@ -67,7 +67,7 @@ def consequence(change: Change, update: int) -> str:
 def check_comparable(
     folder: Path | None,
     asked: Iterable[tuple[str, Settings]],
-    prepare: Prepare,
+    prepare: PrepareTask,
     tell: Callable[[str], None],
     allow: bool,
 ) -> dict[str, Sources]:
@@ -88,7 +88,7 @@ def check_comparable(
     """
     before = {} if folder is None else read_comparable(folder)
     present: dict[str, Sources] = dict(before)
-    kinds = {json.dumps([getattr(each, name) for name in OF_KIND]): (who, each) for who, each in asked}
+    kinds = {json.dumps([getattr(each, name) for name in SOURCE_SETTINGS]): (who, each) for who, each in asked}
     for kind, (who, settings) in kinds.items():
         recorded = before.get(kind)
         actual = settings

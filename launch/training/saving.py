@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from policies.cory import Cory
 
 
-class _Begun(NamedTuple):
+class _PendingCheckpoint(NamedTuple):
     update: int
     best: int | None
     """The update that was the best then."""
@@ -37,7 +37,7 @@ class CheckpointWriter:
         self._run = run
         self._keep = keep
         self._tell = tell
-        self._begun: _Begun | None = None
+        self._begun: _PendingCheckpoint | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ class CheckpointWriter:
         with contextlib.ExitStack() as publishing:
             folder = publishing.enter_context(self._run.checkpoints.saving(algo.updates))
             checkpoint = Checkpoint(algo, folder.resolve())
-            self._begun = _Begun(algo.updates, best, checkpoint, publishing.pop_all())
+            self._begun = _PendingCheckpoint(algo.updates, best, checkpoint, publishing.pop_all())
         self.poll()
 
     def poll(self) -> None:

@@ -14,7 +14,7 @@ from policies.settings.settings import Settings
 from policies.settings.start import find_start, reject_other_policies
 
 
-def create(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
+def create_run(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
     """Makes a new run's folder, and locks it; storage that cannot be written is found out now.
 
     Args:

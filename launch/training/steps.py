@@ -13,7 +13,7 @@ from launch.run_folder.sources import Sources, function_names, sources_of
 from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
 from launch.training.comparable import check_sources, consequence
-from launch.training.start import create, latest_valid_checkpoint, starting_policies
+from launch.training.start import create_run, latest_valid_checkpoint, starting_policies
 from policies.settings.settings import Settings
 
 
@@ -82,12 +82,12 @@ def train_run(
     else:
         starting_policies(settings)  # before there is a folder
         settings = present = settings.with_chat_date()
-        run = create(place, name, settings, sources, origin)
+        run = create_run(place, name, settings, sources, origin)
 
-    from launch.training.training import train
+    from launch.training.training import train_locked_run
 
     try:
-        return run, train(run, present, done, max_failures=max_failures, quiet=quiet, debug=debug)
+        return run, train_locked_run(run, present, done, max_failures=max_failures, quiet=quiet, debug=debug)
     except CommandError:
         run.abort()
         raise

@@ -7,18 +7,18 @@ from rich.text import Text
 
 from launch.display.tables import MAIN_METRICS, format_metric, metric_format, table
 from launch.display.terminal import Terminal
-from launch.display.texts import before_and_after
+from launch.display.texts import before_and_after_text
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
 
 COLUMNS = (*MAIN_METRICS, "response_length", "eos_rate")
-NARROW = 78
+MIN_WIDE_TERMINAL = 78
 """Below so many characters of width only the main figures fit."""
 
 
-def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
+def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
     """Prints the summary of a run whose last update is evaluated."""
     evaluated = [line for line in run.updates() if "evaluation" in line]
     first, last = evaluated[0], evaluated[-1]
@@ -36,7 +36,9 @@ def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
     if before and after:
         terminal.print(Text("\nThe chain on such queries, before and after", style="bold"))
         for earlier, later in list(zip(before, after, strict=False))[: max(6 // settings.num_agents, 1)]:
-            terminal.print(before_and_after(earlier, f"update {first['update']}", later, f"update {last['update']}"))
+            terminal.print(
+                before_and_after_text(earlier, f"update {first['update']}", later, f"update {last['update']}")
+            )
     best = run.best_update()
     terminal.print()
     terminal.print(f"Curves      {run.shown(run.curves)}", True)
@@ -47,7 +49,7 @@ def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
 
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
     """Returns the held-out figures of each policy at two updates."""
-    columns = COLUMNS if terminal.console.width >= NARROW else MAIN_METRICS
+    columns = COLUMNS if terminal.console.width >= MIN_WIDE_TERMINAL else MAIN_METRICS
     made = table([""], [metric_format(key).heading for key in columns])
     names = list(last["evaluation"])
     rows = {

@@ -18,8 +18,8 @@ from launch.run_folder.records import Sample, Update, to_json
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
-POSITION = "position/"
-COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
+POSITION_PREFIX = "position/"
+SAMPLE_COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
 """Of a table of sample texts."""
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class WeightsAndBiases(Tracker):
             for sample in samples
             for response in sample["responses"]
         ]
-        table = self._library.Table(columns=list(COLUMNS), data=rows)
+        table = self._library.Table(columns=list(SAMPLE_COLUMNS), data=rows)
         self.log(update, {"samples/held_out" if held_out else "samples/training": table})
 
     def close(self, failed: bool) -> None:
@@ -279,7 +279,7 @@ def figures_of(line: Update) -> dict[str, float]:
     policies = sorted(line["policy"], key=lambda name: (len(name), name))  # llm_10 after llm_9
     first = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
     places = {policy: k for team in first.teams() for k, policy in enumerate(team.as_dict().values())}
-    return figures | {f"{POSITION}{policy}": float(place) for policy, place in places.items()}
+    return figures | {f"{POSITION_PREFIX}{policy}": float(place) for policy, place in places.items()}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:

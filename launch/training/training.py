@@ -37,7 +37,9 @@ HELD_OUT_SAMPLES = 3
 """Held-out queries whose responses are kept from before and after training."""
 
 
-def train(run: Run, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool) -> int:
+def train_locked_run(
+    run: Run, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool
+) -> int:
     """Trains in a locked run folder, to the end or until the user stops it.
 
     Args:
@@ -59,25 +61,25 @@ def train(run: Run, settings: Settings, done: int | None, *, max_failures: int =
             print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
 
     interrupts = Interrupts(confirm)
-    terminal.print(_describe(settings, terminal.arrow))
+    terminal.print(_run_description(settings, terminal.arrow))
     terminal.print(f"Run folder: {run.place}" + (f" (going on after update {done})" if done is not None else ""))
     terminal.print()
     with interrupts:
         try:
-            with _failure_explained(run):
+            with _explain_failure(run):
                 with contextlib.ExitStack() as around:
                     if not debug:
                         around.enter_context(output.redirect_output(run.log))
                     around.enter_context(output.forward_warnings(lambda text: terminal.print(text, True)))
                     around.enter_context(terminal)
                     reached = Trainer(run, settings, terminal, interrupts, debug).work(done, max_failures)
-                return _end(run, settings, terminal, interrupts, reached)
+                return _finish_run(run, settings, terminal, interrupts, reached)
         except KeyboardInterrupt:
             terminal.print(f"Aborted. {_how_to_resume(run)}", True)
             return interrupts.exit_code
 
 
-def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, reached: int) -> int:
+def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, reached: int) -> int:
     """Draws and sums up a run whose updates up to `reached` are saved, and uploads the last of it.
 
     The first signal changes nothing: what is left takes seconds.
@@ -85,15 +87,15 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
     Returns:
         What `train` does.
     """
-    from launch.display.curves import draw
-    from launch.training.summary import summarise
+    from launch.display.curves import draw_curves
+    from launch.training.summary import print_summary
 
     stopped = reached < settings.num_updates and interrupts.requested is not None
     if stopped:
         terminal.print(f"Stopped. {_how_to_resume(run)}", True)
     else:
-        draw(run.updates(), settings, run.curves)
-        summarise(run, settings, terminal)
+        draw_curves(run.updates(), settings, run.curves)
+        print_summary(run, settings, terminal)
     run.finalize_upload()
     if stopped:
         return interrupts.exit_code
@@ -104,12 +106,12 @@ def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupt
 
 
 @contextlib.contextmanager
-def _failure_explained(run: Run) -> Iterator[None]:
+def _explain_failure(run: Run) -> Iterator[None]:
     """Uploads what a failed run has, and notes on its exception where everything is, and how to resume."""
     try:
         yield
     except Exception as error:
-        batch = _keep_batch(run, error)
+        batch = _save_rejected_batch(run, error)
         if not isinstance(error, StorageError) and (sync_error := run.sync_error()) is not None:
             error.add_note(sync_error)
         if batch is not None:
@@ -160,7 +162,7 @@ class Trainer:
             self.terminal.stage("Loading the models")
             with hangup_blocked():  # engines may have processes too
                 algo = self._build(fresh=done is None)
-            ending.push(partial(_stop_failed, algo))
+            ending.push(partial(_stop_after_failure, algo))
             self.check_queries(algo.task)
             latest = self.run.checkpoints.latest()
             if done is not None and latest is not None:
@@ -252,14 +254,14 @@ class Trainer:
         self.trackers.show(update, rows, held_out)
 
 
-def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
+def _stop_after_failure(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
     """Ends what an algorithm that failed has in this process and others, as far as it still can be ended."""
     if kind is not None and not issubclass(kind, KeyboardInterrupt):
         with contextlib.suppress(Exception):
             algo.stop()
 
 
-def _describe(settings: Settings, arrow: str) -> str:
+def _run_description(settings: Settings, arrow: str) -> str:
     """Returns what is trained on what, in two sentences."""
     learners = f"{settings.algorithm}: one agent learns"
     if settings.num_agents > 1:
@@ -280,7 +282,7 @@ def _describe(settings: Settings, arrow: str) -> str:
     )
 
 
-def _keep_batch(run: Run, error: Exception) -> Path | None:
+def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
     """Saves the batch of an update that was refused, and returns the file."""
     from safetensors.torch import save_file
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.evaluate import _run_in, _settings
+from launch.commands.evaluate import _find_run, _settings
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Lineup, Plan
 from launch.main import main
@@ -128,13 +128,13 @@ def test_an_evaluation_is_another_one_when_its_reward_was_corrected_but_not_when
 
 
 def test_a_target_is_a_run_a_model_or_refused(run: Run, tmp_path: Path) -> None:
-    found = _run_in(str(run.path))
+    found = _find_run(str(run.path))
     assert found is not None and found.settings() == SETTINGS
     (tmp_path / "config.json").touch()
-    assert [_run_in(target) for target in (str(tmp_path), "imdb-gpt2-tiny", "openai-community/gpt2")] == [None] * 3
+    assert [_find_run(target) for target in (str(tmp_path), "imdb-gpt2-tiny", "openai-community/gpt2")] == [None] * 3
     for target in (str(run.path / "checkpoints"), str(tmp_path / "nothing"), "./nothing"):
         with pytest.raises(CommandError, match="neither a run nor a model"):
-            _run_in(target)
+            _find_run(target)
 
 
 def test_a_checkpoint_that_is_missing_or_damaged_is_refused(capsys: pytest.CaptureFixture[str], run: Run) -> None:

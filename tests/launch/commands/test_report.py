@@ -15,11 +15,11 @@ import pytest
 from matplotlib.image import imread
 
 from launch.commands.report import report
-from launch.display.frame import over_seeds
+from launch.display.frame import mean_over_seeds
 from launch.display.texts import visible
 from launch.main import main
-from launch.report.runs import arms_of, names, read, read_run
-from launch.report.tables import arm_rows, environments
+from launch.report.runs import group_arms, read_run, read_runs, short_names
+from launch.report.tables import arm_rows, environment_rows
 from launch.run_folder.environment import in_words
 from launch.run_folder.manifest import own_version
 from launch.run_folder.run import Run
@@ -71,7 +71,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_arm(tmp_path: Path) -> None:
     }
     for name, settings in folders.items():
         record(tmp_path / name, settings, updates=range(2))
-    arms = arms_of([read_run(tmp_path / name, name) for name in folders])
+    arms = group_arms([read_run(tmp_path / name, name) for name in folders])
     assert [(arm.label, [run.name for run in arm.runs]) for arm in arms] == [
         ("PPO", ["a"]),
         ("CORY", ["b", "c"]),
@@ -84,7 +84,7 @@ def test_arms_that_differ_in_one_setting_are_called_by_it(tmp_path: Path) -> Non
     for period in (1, 5, None):
         record(tmp_path / str(period), Settings(exchange_period=period), updates=range(2))
         runs.append(read_run(tmp_path / str(period), str(period)))
-    assert [arm.label for arm in arms_of(runs)] == [f"exchange_period={value}" for value in (1, 5, "null")]
+    assert [arm.label for arm in group_arms(runs)] == [f"exchange_period={value}" for value in (1, 5, "null")]
 
 
 def test_an_arm_that_differs_in_much_has_a_name_that_fits_into_plots(tmp_path: Path) -> None:
@@ -95,18 +95,18 @@ def test_an_arm_that_differs_in_much_has_a_name_that_fits_into_plots(tmp_path: P
     for name, settings in (("usual", Settings()), ("own", much)):
         record(tmp_path / name, settings, updates=range(2))
         runs.append(read_run(tmp_path / name, name))
-    assert [arm.label for arm in arms_of(runs)] == ["CORY", "task=custom, data=questions.csv, …"]
+    assert [arm.label for arm in group_arms(runs)] == ["CORY", "task=custom, data=questions.csv, …"]
 
 
 def test_names_are_as_short_as_tells_folders_apart() -> None:
-    assert names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
-    assert names([Path("/x/a/run"), Path("/x/b/other")]) == ["run", "other"]
+    assert short_names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
+    assert short_names([Path("/x/a/run"), Path("/x/b/other")]) == ["run", "other"]
 
 
 def test_means_and_intervals_are_over_the_seeds_that_have_a_value() -> None:
     runs = {"a": {1: 1.0, 2: 4.0}, "b": {1: 2.0, 2: math.nan}, "c": {1: 3.0, 2: 6.0}}
     values = pd.concat({run: pd.Series(curve) for run, curve in runs.items()}, names=["run", "update"])
-    means = over_seeds(values)
+    means = mean_over_seeds(values)
     assert list(means.index) == [1, 2] and list(means["mean"]) == [2.0, 5.0]
     # t(0.975, 2) = 4.3027; the standard error of 1, 2 and 3 is 1 / √3.
     assert means["low"][1] == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
@@ -185,7 +185,7 @@ def test_where_a_run_was_made_is_said_once_for_all_that_share_it(tmp_path: Path)
         run.write_settings(run.settings(), f"cory train --resume {run.path.name}  # torch 2.13.0; a CPU, {cores} cores")
     found = [read_run(run.path, run.path.name) for run in runs]
     assert found[0].commands == ["cory train", "cory train --resume a"]
-    assert environments(found) == [
+    assert environment_rows(found) == [
         ("a, b", {"made with": "torch 2.13.0; a CPU, 2 cores"}),
         ("c", {"made with": "torch 2.13.0; a CPU, 4 cores"}),
     ]
@@ -206,7 +206,7 @@ def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp
         run = record(tmp_path / name, Settings(seed=len(name), num_updates=12), updates=range(7))
         (run.path / f"refused_update_{refused:06d}_llm_2.safetensors").touch()
     places = [tmp_path / name for name in ("whole", "diverged", "went-on")]
-    (arm,) = arms_of(read(places))
+    (arm,) = group_arms(read_runs(places))
     assert [(run.name, run.state) for run in arm.runs] == [
         ("whole", "done"),
         ("went-on", "unfinished"),
@@ -223,9 +223,9 @@ def test_a_run_that_diverged_counts_as_collapsed_without_a_figure_of_its_end(tmp
 def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -> None:
     for name in ("a/run", "b/run"):
         record(tmp_path / name, Settings(num_agents=1, num_updates=12))
-    found = read([f"file://{tmp_path}/a/run", tmp_path / "b" / "run"])
+    found = read_runs([f"file://{tmp_path}/a/run", tmp_path / "b" / "run"])
     assert [(run.name, len(run.updates)) for run in found] == [("a/run", 13), ("b/run", 13)]
-    assert names(["s3://bucket/one?region=here", "s3://bucket/two/?region=here"]) == ["one", "two"]
+    assert short_names(["s3://bucket/one?region=here", "s3://bucket/two/?region=here"]) == ["one", "two"]
 
 
 def test_it_says_where_the_report_is(cory_here: Cory, tmp_path: Path) -> None:

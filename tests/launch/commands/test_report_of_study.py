@@ -12,8 +12,8 @@ from launch.commands.report import report
 from launch.experiments.results import result_file
 from launch.main import main
 from launch.report import tables
-from launch.report.plots import comparisons, health, pareto, side_by_side
-from launch.report.runs import arms_of, read
+from launch.report.plots import ablation_plots, comparison_plots, health_plots, pareto_plots
+from launch.report.runs import group_arms, read_runs
 from tests.launch.conftest import record
 from tests.launch.results_of_studies import figures, keep, study_run
 
@@ -36,7 +36,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_arms_are_those_of_the_study_with_its_labels(study: Path) -> None:
-    arms = arms_of(read([study]))
+    arms = group_arms(read_runs([study]))
     assert [(arm.label, [run.name for run in arm.runs]) for arm in arms] == [
         ("CORY <1>", ["cory/0", "cory/1", "cory/2"]),
         ("PPO", ["ppo/0", "ppo/1", "ppo/2"]),
@@ -45,7 +45,7 @@ def test_arms_are_those_of_the_study_with_its_labels(study: Path) -> None:
 
 
 def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
-    cory, ppo, eta = tables.arm_rows(arms_of(read([study])))
+    cory, ppo, eta = tables.arm_rows(group_arms(read_runs([study])))
     # Means 2, 3 and 1.7 over seeds whose task rewards are 1, 2, 3: deviation 1; t of 2 degrees of freedom is 4.303.
     assert cory["figures"][0] == ("+2.00", "-0.48\u00a0… +4.48")
     assert [found.text for found in cory["figures"]] == ["+2.00", "3.00", "+1.70"]
@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
 
 
 def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
-    ppo, eta = tables.difference_rows(arms_of(read([study])))
+    ppo, eta = tables.difference_rows(group_arms(read_runs([study])))
     assert (ppo["label"], ppo["against"], ppo["seeds"]) == ("PPO", "CORY <1>", 3)
     assert ppo["figures"][0] == ("-0.50", "-0.50\u00a0… -0.50, p\u00a00.25")
     assert [found.text for found in eta["figures"]] == ["+0.00", "-1.00", "+0.10"] and eta["seeds"] == 2
@@ -65,12 +65,12 @@ def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
 
 def test_runs_of_one_arm_that_differ_are_not_thrown_together(study: Path, tmp_path: Path) -> None:
     keep(tmp_path, study_run("cory", 7, figures(1.0, 2.0), figures(1.0, 2.0), lr=1.0))
-    arms = arms_of(read([study, tmp_path]))
+    arms = group_arms(read_runs([study, tmp_path]))
     assert [(arm.label, len(arm.runs)) for arm in arms if "CORY <1>" in arm.label or arm.label.startswith("cory")] == [
         ("CORY <1>", 3),
         ("cory", 1),
     ]
-    assert [len(arm.runs) for arm in arms_of(read([study, study]))] == [3, 3, 3]
+    assert [len(arm.runs) for arm in group_arms(read_runs([study, study]))] == [3, 3, 3]
 
 
 def test_the_page_has_what_went_wrong(study: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_page_has_what_went_wrong(study: Path, tmp_path: Path) -> None:
 
 
 def test_the_pareto_plane_has_each_arm_with_its_interval(study: Path) -> None:
-    (plot,) = pareto(arms_of(read([study])))
+    (plot,) = pareto_plots(group_arms(read_runs([study])))
     assert plot.panels[0].says == "CORY <1>: 2.00 at KL 3.00; PPO: 1.50 at KL 8.00; CORY η: 1.50 at KL 2.00"
     assert [key.label for key in plot.legend] == ["CORY <1>", "PPO", "CORY η"] and "95 % interval" in plot.note
     panel = Figure().subplots()
@@ -98,12 +98,12 @@ def test_the_pareto_plane_has_each_arm_with_its_interval(study: Path) -> None:
 
 
 def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
-    (plot,) = side_by_side(arms_of(read([study])))
+    (plot,) = ablation_plots(group_arms(read_runs([study])))
     assert plot.name == "ablation" and plot.panels[0].says == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
     for place, tier in enumerate((1, 1, 2)):
         run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, arm_index=place)
         keep(tmp_path, run._replace(tier=tier, label=f"arm {place}"))
-    plots = side_by_side(arms_of(read([tmp_path])))
+    plots = ablation_plots(group_arms(read_runs([tmp_path])))
     assert [(plot.name, plot.title) for plot in plots] == [
         ("ablation", "Final combined reward"),
         ("ablation-tier-2", "Final combined reward, tier 2"),
@@ -115,7 +115,7 @@ def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_
     for place in range(8):
         run = study_run(f"arm-{place}", 0, figures(1.0, 1.0), arm_index=place)
         keep(tmp_path, run._replace(metrics=run.metrics if place else []))
-    drawn = comparisons(arms_of(read([tmp_path])))
+    drawn = comparison_plots(group_arms(read_runs([tmp_path])))
     assert [[key.label for key in plot.legend] for plot in drawn] == [
         ["arm-1", "arm-2", "arm-3", "arm-4"],
         ["arm-5", "arm-6", "arm-7"],
@@ -130,22 +130,22 @@ def test_every_arm_has_its_interval_in_the_curves_and_where_none_is_drawn_none_i
                 tmp_path,
                 study_run(f"arm-{place}", seed, figures(1.0, 1.0), arm_index=place, training=(0.0, float(seed))),
             )
-    arms = arms_of(read([tmp_path]))
-    (plot,) = comparisons(arms)
+    arms = group_arms(read_runs([tmp_path]))
+    (plot,) = comparison_plots(arms)
     assert "held-out queries" in plot.note and "95 % interval" in plot.note
     panel = Figure().subplots()
     plot.panels[0].draw(panel)
     bars = [each for each in panel.collections if isinstance(each, LineCollection)]
     assert len(bars) == 6 and len({bar.get_segments()[0][0][0] for bar in bars}) == 6  # none hides another
     keep(tmp_path / "few", study_run("arm", 0, figures(1.0, 1.0)), study_run("arm", 1, figures(1.0, 1.0)))
-    assert "interval" not in comparisons(arms_of(read([tmp_path / "few"])))[0].note  # of two seeds
+    assert "interval" not in comparison_plots(group_arms(read_runs([tmp_path / "few"])))[0].note  # of two seeds
 
 
 def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
     run = study_run("ppo", 0, figures(1.0, 1.0), training=(0.0,))
     run.metrics[0]["policy"]["llm_1"] |= {"kl": 6.0, "response_length": 4.0}
     keep(tmp_path, run)
-    (plot,) = health(arms_of(read([tmp_path])))
+    (plot,) = health_plots(group_arms(read_runs([tmp_path])))
     assert [panel.says.partition(". ")[2] for panel in plot.panels] == [
         "ppo ends at nan",
         "ppo ends at nan",
@@ -159,9 +159,9 @@ def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
 
 def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:
     run = record(tmp_path / "own", study_run("", 0, figures(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3}))
-    arms = arms_of(read([study, run.path]))
+    arms = group_arms(read_runs([study, run.path]))
     assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO (own)"]
-    (plot,) = comparisons(arms)
+    (plot,) = comparison_plots(arms)
     assert [key.label for key in plot.legend] == [arm.label for arm in arms]
 
 

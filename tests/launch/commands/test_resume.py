@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.train import _find, _resumed, _same
+from launch.commands.train import _find_run, _merge_resumable, _resume_settings
 from launch.console.configuration import as_yaml
 from launch.console.errors import CommandError
 from launch.main import main
@@ -87,10 +87,10 @@ def test_devices_that_a_run_cannot_have_are_refused_when_it_goes_on_too(
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
-        _resumed(Run.open(tmp_path), [])
+        _resume_settings(Run.open(tmp_path), [])
     (tmp_path / "config.yaml").write_text("trainer:\n  epochs: 3\n")
     with pytest.raises(CommandError, match=r"is not a run's folder: it has no run's config\.yaml"):
-        _resumed(Run.open(tmp_path), [])
+        _resume_settings(Run.open(tmp_path), [])
 
 
 @pytest.mark.parametrize(("line", "what"), [("colour: red", "Unknown setting `colour`"), ("lr: -1", "`lr`=-1")])
@@ -101,20 +101,20 @@ def test_settings_that_another_version_wrote_are_refused_with_where_to_find_whic
     others = [each for each in config.read_text().splitlines() if not each.startswith(line.partition(" ")[0])]
     config.write_text("\n".join([*others, line]) + "\n")
     with pytest.raises(CommandError, match=rf"{what}.* \(its first lines say which\)"):
-        _resumed(run, [])
+        _resume_settings(run, [])
 
 
 def test_settings_that_are_newer_than_the_run_take_their_defaults(run: Run) -> None:
     config = run.path / "config.yaml"
     config.write_text("".join(line + "\n" for line in config.read_text().splitlines() if not line.startswith("lam:")))
-    assert _resumed(run, []) == SETTINGS
+    assert _resume_settings(run, []) == SETTINGS
 
 
 @pytest.mark.parametrize("word", ["lr=3", "seed=2"])
 def test_what_would_change_the_training_is_refused(run: Run, word: str) -> None:
     with pytest.raises(CommandError, match=r"holds a run with .*cannot change in .*, only .*updates.* or start a new"):
-        _resumed(run, [word])
-    assert _resumed(run, ["num_updates=20", f"seed={SETTINGS.seed}"]).num_updates == 20
+        _resume_settings(run, [word])
+    assert _resume_settings(run, ["num_updates=20", f"seed={SETTINGS.seed}"]).num_updates == 20
 
 
 def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
@@ -125,12 +125,12 @@ def test_a_damaged_line_of_the_metrics_is_named(run: Run) -> None:
 
 
 def test_the_command_of_a_run_goes_on_with_it_when_only_what_may_change_did(run: Run, tmp_path: Path) -> None:
-    found = _find(str(run.path))
+    found = _find_run(str(run.path))
     assert found is not None
-    longer = _same(found, SETTINGS.model_copy(update={"num_updates": 20}))
+    longer = _merge_resumable(found, SETTINGS.model_copy(update={"num_updates": 20}))
     assert (longer.num_updates, found.latest_checkpoint()) == (20, 6)
     with pytest.raises(CommandError, match="holds a run with lr="):
-        _same(found, SETTINGS.model_copy(update={"lr": 0.5}))
-    assert _find(str(tmp_path / "new")) is None
+        _merge_resumable(found, SETTINGS.model_copy(update={"lr": 0.5}))
+    assert _find_run(str(tmp_path / "new")) is None
     record(tmp_path / "unsaved", SETTINGS, updates=[0]).unlock()
-    assert _find(str(tmp_path / "unsaved")) is None
+    assert _find_run(str(tmp_path / "unsaved")) is None

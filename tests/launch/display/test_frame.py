@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.display.frame import LAST, MEAN, TOKEN_KL, Metrics, metric_rows, over_seeds
+from launch.display.frame import LAST, MEAN, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
 
 LINES: list[Any] = [
     {"update": 0, "evaluation": {"llm_1": {"kl": 0.0}, MEAN: {"kl": 0.0}}},
@@ -47,7 +47,7 @@ def test_what_is_not_known_is_nan_where_its_split_was_measured_and_a_mean_needs_
     assert frame.get("train", "response_length")["a", 1] == 4.0
     unknown = frame.get("validation", "task_reward")
     assert list(unknown.index) == [("a", 0), ("a", 1)] and unknown.isna().all()
-    assert Metrics([]).get("test", "kl").empty and over_seeds(Metrics([]).get("train", "kl")).empty
+    assert Metrics([]).get("test", "kl").empty and mean_over_seeds(Metrics([]).get("train", "kl")).empty
 
 
 @pytest.mark.parametrize(

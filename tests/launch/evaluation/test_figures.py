@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.evaluation.figures import Scoring, distinct, pass_at_k, summarise, tables
+from launch.evaluation.figures import Scoring, distinct_n, pass_at_k, score_tables, summarise
 from launch.run_folder.records import Batch, Evaluation
 
 SCORING = Scoring(queries=3, kl_coef=0.1, solved_at=1.0, ks=(1, 2), seed=0)
@@ -81,7 +81,7 @@ def test_each_policy_in_each_role_of_a_longer_chain_and_all_of_them_together() -
         **{"llm_2 as observer_2": 22},
     }
     assert all(row["after"] is None for row in rows.values())
-    shown = tables(rows, SCORING.names)
+    shown = score_tables(rows, SCORING.names)
     assert [table.columns[0].header for table in shown] == ["pioneer", "observer_1", "observer_2"]
     assert [column.header for column in shown[0].columns[1:]] == ["base", "llm_1", "llm_2", "llm_3"]
 
@@ -96,7 +96,7 @@ def test_bases_of_different_models_have_rows_of_their_own() -> None:
 def test_a_table_shows_every_figure_and_a_dash_for_what_is_unknown() -> None:
     rows = summarise([Batch(batch=0, chains=[chain(0, 0, response("base", 0.25, [9], ended=True))])], SCORING)
     output = io.StringIO()
-    (shown,) = tables(rows, SCORING.names)
+    (shown,) = score_tables(rows, SCORING.names)
     Console(file=output, width=200).print(shown)
     text = output.getvalue()
     assert all(heading in text for heading in ("task reward", "KL", "combined", "distinct-2", "pass@2"))
@@ -141,6 +141,6 @@ def test_pass_at_k_is_unknown_with_fewer_samples_than_k() -> None:
 
 def test_distinct_n_counts_over_all_responses_to_a_query() -> None:
     responses = [[1, 2, 1], [1, 2], []]
-    assert distinct(responses, 1) == 2 / 5
-    assert distinct(responses, 2) == 2 / 3  # 1 2, 2 1, and 1 2 again; none from one response into the next
-    assert math.isnan(distinct(responses, 4))
+    assert distinct_n(responses, 1) == 2 / 5
+    assert distinct_n(responses, 2) == 2 / 3  # 1 2, 2 1, and 1 2 again; none from one response into the next
+    assert math.isnan(distinct_n(responses, 4))

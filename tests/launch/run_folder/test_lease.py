@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.train import _find
+from launch.commands.train import _find_run
 from launch.run_folder import lease
 from launch.run_folder.lease import Lease, LeaseHeldError, LeaseLostError
 from launch.run_folder.run import Run
@@ -103,7 +103,7 @@ def test_a_killed_process_keeps_its_own_machine_out_not_at_all_and_others_for_a_
     killed_holder(place)
     with on_another_machine(tmp_path):
         monkeypatch.setattr(lease, "STALE", 3.0)
-        other = _find(uri_of(place))  # `--continue`, where nobody may be there to ask again
+        other = _find_run(uri_of(place))  # `--continue`, where nobody may be there to ask again
         assert other is not None and other.latest_checkpoint() == 6
         other.unlock()
     assert capsys.readouterr().err.count("Warning: ") == 1

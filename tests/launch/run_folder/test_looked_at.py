@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from launch.commands import watch
-from launch.commands.evaluate import _run_in
+from launch.commands.evaluate import _find_run
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.models.trained import POLICIES, open_trained
@@ -88,7 +88,7 @@ def test_commands_take_the_uri_of_a_run(
     assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
     assert main(["watch", uri, "--once"]) == 0
     assert "Update 6 of 6" in capsys.readouterr().out
-    found = _run_in(uri)
+    found = _find_run(uri)
     assert found is not None and found.checkpoints.choose("latest", POLICIES)[0] == 6
 
 
@@ -153,7 +153,7 @@ def test_a_run_in_storage_is_watched_until_it_is_done_although_nothing_on_this_m
 
     def train(seconds: float) -> None:
         """What happens between two looks."""
-        assert seconds == watch.STORAGE_SECONDS
+        assert seconds == watch.STORAGE_POLL_SECONDS
         for line in later[len(run.updates()) :][:4]:
             run.metrics.append(line)
         storage.upload(run.path, keep=2, best=None)

@@ -16,7 +16,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from launch.training import training
 from launch.training.saving import CheckpointWriter
-from launch.training.summary import summarise
+from launch.training.summary import print_summary
 from policies.settings.settings import Settings
 from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT, record
@@ -43,8 +43,8 @@ def ending(uri: str, recorded: Path, happens: str) -> int:
         if happens == "signals":
             signal.raise_signal(signal.SIGTERM)
 
-    training.Trainer.work, curves.draw = work, draw  # type: ignore[assignment, method-assign]
-    return training.train(run, SETTINGS, 0, quiet=True, debug=True)
+    training.Trainer.work, curves.draw_curves = work, draw  # type: ignore[assignment, method-assign]
+    return training.train_locked_run(run, SETTINGS, 0, quiet=True, debug=True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_run_whose_folder_is_renamed_or_removed_ends_in_a_sentence_and_makes_n
     run = record(tmp_path / "run", Settings(num_updates=6), updates=[0])
     run.path.rename(tmp_path / "kept")
     gone = pytest.raises(CommandError, match="run is gone: it was removed or renamed")
-    with gone as raised, training._failure_explained(run):
+    with gone as raised, training._explain_failure(run):
         run.metrics.append({"update": 1})
     assert "the path that its folder has now" in raised.value.__notes__[-1]
     assert not run.path.exists() and Run(tmp_path / "kept").updates()
@@ -131,7 +131,7 @@ def test_the_summary_has_texts_the_best_update_and_what_does_not_compare(
     for update, text in ((0, "before"), (12, "after")):
         response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
         run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
-    summarise(run, Settings(num_updates=12), Terminal(Settings(num_updates=12), sys.stdout, bar=False))
+    print_summary(run, Settings(num_updates=12), Terminal(Settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
     assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output

@@ -116,7 +116,7 @@ def test_a_run_trains_with_the_date_that_its_folder_keeps(
         return 0
 
     monkeypatch.setattr("policies.settings.settings.date", Days)
-    monkeypatch.setattr("launch.training.training.train", note)
+    monkeypatch.setattr("launch.training.training.train_locked_run", note)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     assert main(["train", *SMALL, f"model={model}", "chat=true", "max_prompt_tokens=64", "--out", "run"]) == 0
