@@ -89,7 +89,7 @@ def test_the_page_has_what_went_wrong(study: Path, tmp_path: Path) -> None:
 
 def test_the_pareto_plane_has_each_arm_with_its_interval(study: Path) -> None:
     (plot,) = pareto_plots(group_arms(read_runs([study])))
-    assert plot.panels[0].says == "CORY <1>: 2.00 at KL 3.00; PPO: 1.50 at KL 8.00; CORY η: 1.50 at KL 2.00"
+    assert plot.panels[0].alt == "CORY <1>: 2.00 at KL 3.00; PPO: 1.50 at KL 8.00; CORY η: 1.50 at KL 2.00"
     assert [key.label for key in plot.legend] == ["CORY <1>", "PPO", "CORY η"] and "95 % interval" in plot.note
     panel = Figure().subplots()
     plot.panels[0].draw(panel)
@@ -99,7 +99,7 @@ def test_the_pareto_plane_has_each_arm_with_its_interval(study: Path) -> None:
 
 def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
     (plot,) = ablation_plots(group_arms(read_runs([study])))
-    assert plot.name == "ablation" and plot.panels[0].says == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
+    assert plot.name == "ablation" and plot.panels[0].alt == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
     for place, tier in enumerate((1, 1, 2)):
         run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, arm_index=place)
         keep(tmp_path, run._replace(tier=tier, label=f"arm {place}"))
@@ -108,7 +108,7 @@ def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
         ("ablation", "Final combined reward"),
         ("ablation-tier-2", "Final combined reward, tier 2"),
     ]
-    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 1: 1.00", "arm 2: 2.00"]
+    assert [plot.panels[0].alt for plot in plots] == ["arm 0: 0.00; arm 1: 1.00", "arm 2: 2.00"]
 
 
 def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_left_out(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_
         ["arm-1", "arm-2", "arm-3", "arm-4"],
         ["arm-5", "arm-6", "arm-7"],
     ]
-    assert drawn[0].panels[0].says.startswith("Task reward. arm-1 ends at 1.00; arm-2")
+    assert drawn[0].panels[0].alt.startswith("Task reward. arm-1 ends at 1.00; arm-2")
 
 
 def test_every_arm_has_its_interval_in_the_curves_and_where_none_is_drawn_none_is_promised(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
     run.metrics[0]["policy"]["llm_1"] |= {"kl": 6.0, "response_length": 4.0}
     keep(tmp_path, run)
     (plot,) = health_plots(group_arms(read_runs([tmp_path])))
-    assert [panel.says.partition(". ")[2] for panel in plot.panels] == [
+    assert [panel.alt.partition(". ")[2] for panel in plot.panels] == [
         "ppo ends at nan",
         "ppo ends at nan",
         "ppo ends at 1.50",
