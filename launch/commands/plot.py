@@ -20,7 +20,7 @@ def plot(
         typer.Option(
             metavar="FILE",
             parser=local_path,
-            help="Where to draw_curves one run. [default: RUN/curves.png; of a run in storage, NAME-curves.png here]",
+            help="Image file, for a single run. [default: RUN/curves.png; ./NAME-curves.png for a run in storage]",
         ),
     ] = None,
     csv: Annotated[

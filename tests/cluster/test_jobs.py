@@ -140,13 +140,13 @@ def test_a_stopped_job_is_saved_and_its_command_given_again_goes_on(head: Head, 
     rest = stopped_at(job, "1/100", head, work)
     run = Run.open(storage / "run")
     done = run.checkpoints.updates()[-1]
-    assert f"Update {done} is saved. Go on with:\n  cory train --resume file://{storage}/run" in rest
+    assert f"Update {done} is saved. Resume with:\n  cory train --resume file://{storage}/run" in rest
     assert 0 < done < 100 and run.updates()[-1]["update"] == done
 
     job = head.cory(*words, f"num_updates={done + 1}", cwd=work)
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
-    assert f"going on after update {done}" in output
+    assert f"resuming after update {done}" in output
     assert [line["update"] for line in run.updates()] == list(range(done + 2))
     assert run.checkpoints.updates()[-1] == done + 1
 

@@ -38,6 +38,6 @@ def test_a_learner_that_is_lost_costs_no_update(
         process.kill()
     assert process.returncode == 0, run.said
     assert "Failure 1 of at most 1: " in run.said and seen in run.said
-    assert "Going on after update 4." in run.said
+    assert "Resuming after update 4." in run.said
     assert_as_undisturbed(run, 1e-5 if learners == ALONE else 1e-3)
     assert not named(LEARNER)

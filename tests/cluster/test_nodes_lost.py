@@ -73,7 +73,7 @@ def test_a_cluster_that_is_lost_whole_costs_no_update_when_a_new_one_resumes_fro
         process.kill()
         nodes.close()
     assert process.returncode == 0, run.said
-    assert "(going on after update 4)" in run.said
+    assert "(resuming after update 4)" in run.said
     assert not list((cache / "cory-rllib" / "runs").iterdir())
     assert_as_undisturbed(run)
 

@@ -61,8 +61,8 @@ def test_a_wrong_name_or_value_is_one_sentence() -> None:
     ("asked", "told"),
     [
         ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation is written to a folder"),
-        ({"queries": 0}, "queries=0 is not above 0."),
-        ({"samples": -1}, "samples=-1 is not above 0."),
+        ({"queries": 0}, "queries=0 must be at least 1."),
+        ({"samples": -1}, "samples=-1 must be at least 1."),
     ],
 )
 def test_an_evaluation_refuses_what_it_cannot_do_and_leaves_nothing(

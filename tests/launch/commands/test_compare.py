@@ -85,4 +85,4 @@ def test_a_run_that_went_on_after_its_last_look_is_shown_by_its_last_evaluation(
 
 def test_one_run_alone_cannot_be_compared(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", runs[0], runs[0]]) == 2
-    assert capsys.readouterr().err == "Error: Name two runs or more to compare.\n"
+    assert capsys.readouterr().err == "Error: Name at least two different runs.\n"

@@ -32,14 +32,14 @@ def test_a_full_disk_and_a_reward_that_ends_its_process_cost_no_checkpoint(
     mount("-o", "remount,size=40m", str(disk))  # room for the untrained policies, not for Adam's moments
     message = refused(cory("train", *SMALL, "num_runners=1", "checkpoint_every=1", "--out", "disk/run"))
     checkpoints = disk / "run" / "checkpoints"
-    assert "update_000001: No space left on device" in message and "Update 0 is saved. Go on with:" in message
+    assert "update_000001: No space left on device" in message and "Update 0 is saved. Resume with:" in message
     assert sorted(entry.name for entry in checkpoints.iterdir()) == ["best", "update_000000"]
 
     mount("-o", "remount,size=400m", str(disk))
     (tmp_path / "fail").touch()
     message = refused(cory("train", "--resume", "disk/run"))
     assert "my_rewards:brevity failed on sample 0 of 8" in message and "ended its process" in message
-    assert "Update 0 is saved. Go on with:\n  cory train --resume disk/run" in message
+    assert "Update 0 is saved. Resume with:\n  cory train --resume disk/run" in message
     assert updates_in(disk / "run" / "metrics.jsonl") == [0]
     assert sorted(entry.name for entry in checkpoints.iterdir()) == ["best", "update_000000"]
 
@@ -67,5 +67,5 @@ def test_a_reward_whose_process_is_killed_again_and_again_counts_as_a_failure_th
     result = cory("train", *SMALL, "--max-failures", "1", "--out", "run")
     assert result.returncode == 0, result.stderr
     assert "Failure 1 of at most 1: The reward my_rewards:brevity failed at 3 attempts on a batch of 8" in result.stdout
-    assert "it ended its process with signal SIGKILL" in result.stdout and "Going on after update 0." in result.stdout
+    assert "it ended its process with signal SIGKILL" in result.stdout and "Resuming after update 0." in result.stdout
     assert updates_in(tmp_path / "run" / "metrics.jsonl") == [0, 1, 2, 3]

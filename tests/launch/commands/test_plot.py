@@ -37,8 +37,8 @@ def test_plot_says_where_the_curves_are(cory_here: Cory, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("curves.foo", "curves.foo names no picture. End it in one of ."),
-        ("run", "run names no picture."),
+        ("curves.foo", "curves.foo is not an image file. Use one of the suffixes ."),
+        ("run", "run is not an image file."),
         ("taken/curves.png", "The folder taken cannot be made: File exists."),
         ("s3://bucket/curves.png", "s3://bucket/curves.png is a URI, but a path is needed here"),
     ],
@@ -91,9 +91,9 @@ def test_curves_are_rows_of_numbers_that_are_those_of_the_metrics(cory_here: Cor
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--csv", "c.csv", "--out", "c.png"], "name one of them"),
-        (["run", "other", "--out", "c.png"], "--out c.png is one picture, for one run."),
-        (["run", "--csv", "run"], "run is a folder: name a file with --csv."),
+        (["run", "--csv", "c.csv", "--out", "c.png"], "--out conflicts with --csv."),
+        (["run", "other", "--out", "c.png"], "--out c.png is for a single run."),
+        (["run", "--csv", "run"], "run is a folder. Name a file with --csv."),
         (["run", "other", "--csv", "c.csv"], "other is not a run's folder"),
     ],
 )

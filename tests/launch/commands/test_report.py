@@ -167,10 +167,10 @@ def test_texts_of_models_and_users_are_shown_and_not_obeyed(html: str) -> None:
 
 def test_what_does_not_compare_is_said_to(html: str) -> None:
     text = Words(html).text
-    assert "Not finished, so in the curves alone: short." in text and "1 of 2" in text and "3 of 12" in text
-    assert "those so far: <b>, unevaluated, begun." in text and "0 of 12" in text
-    assert "weigh the KL differently here (η = 0.1, 0.3)" in text
-    assert "of different tasks, data or rewards" in text
+    assert "Not finished, so shown only in the curves: short." in text and "1 of 2" in text and "3 of 12" in text
+    assert "preliminary: <b>, unevaluated, begun." in text and "0 of 12" in text
+    assert "use different KL weights (η = 0.1, 0.3)" in text
+    assert "differ in task, data or reward" in text
 
 
 def test_settings_that_differ_come_first_and_all_are_there(html: str) -> None:

@@ -45,7 +45,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_on_from_the_one_before
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder(run: Run) -> None:
     for update in (3, 6):
         (run.path / "checkpoints" / f"update_{update:06d}" / "manifest.json").write_text("{")
-    with pytest.raises(CommandError, match="no checkpoint to go on from"):
+    with pytest.raises(CommandError, match="no checkpoint to resume from"):
         reopen(run, SETTINGS, "cory train")
     run.unlock()
     with pytest.raises(CommandError, match="name another folder"):
@@ -54,7 +54,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_its_folder
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_refused(tmp_path: Path) -> None:
     record(tmp_path, SETTINGS, updates=[0]).unlock()
-    with pytest.raises(CommandError, match=r"no checkpoint to go on from\. Start a new run"):
+    with pytest.raises(CommandError, match=r"no checkpoint to resume from\. Start a new run"):
         reopen(Run.open(tmp_path), SETTINGS, "cory train")
 
 

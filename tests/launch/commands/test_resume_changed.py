@@ -91,8 +91,8 @@ def test_a_resume_with_other_queries_is_refused_and_the_run_stays_as_it_is(
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
     code, text = said(capsys, *words)
     assert code == 2 and text == (
-        "Error: run cannot resume as it was. q.jsonl is not what training began with: its training queries differ "
-        "(18 now, 18 then). Put that back, or resume with --allow-changes.\n"
+        "Error: run cannot resume unchanged. q.jsonl is not what training began with: its training queries differ "
+        "(18 now, 18 then). Undo this change, or resume with --allow-changes.\n"
     )
     assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
 
@@ -103,7 +103,7 @@ def test_a_resume_goes_on_with_other_queries_if_it_may_and_says_what_no_longer_c
     write_rows(project / "q.jsonl", [*ROWS[:18], {**ROWS[18], "want": "bad"}, {**ROWS[19], "want": "bad"}])
     code, text = said(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "run is done" in text
-    assert "its test queries differ (1 now, 1 then). The held-out figures up to update 4 do not compare" in text
+    assert "its test queries differ (1 now, 1 then). The held-out figures up to update 4 are not comparable" in text
     assert "its training queries differ (18 now, 18 then). The training figures up to update 4 do not" in text
 
 
@@ -118,7 +118,7 @@ def test_a_run_without_its_record_resumes_only_if_that_is_allowed(
 ) -> None:
     (project / "run" / "sources.json").unlink()
     code, text = said(capsys, "--resume", "run")
-    assert code == 2 and "Error: run has no sources.json, so nothing tells whether its data" in text
+    assert code == 2 and "Error: run has no sources.json, so its data and model cannot be checked" in text
     code, text = said(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "is done" in text
 
@@ -246,8 +246,8 @@ def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_
     now = sources_of(settings, task, tokenizers)
     texts = changes_since(run, settings, task, now)
     assert texts[0] == (
-        "q.jsonl is not what training began with: its training queries differ (18 now, 18 then). So queries that "
-        "are asked may have been trained on."
+        "q.jsonl is not what training began with: its training queries differ (18 now, 18 then). Evaluated "
+        "queries may have been used in training."
     )
     other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})
     assert changes_since(run, other, task, now) == []  # as was asked for
@@ -275,7 +275,5 @@ def test_data_that_change_while_a_run_trains_end_it_when_an_attempt_after_a_fail
     attempt = Trainer(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
     attempt.check_queries(settings.make_task())
     write_rows(project / "q.jsonl", ROWS[::-1])
-    with pytest.raises(
-        CommandError, match=r"The data of task custom changed while this run was training\. Put them back"
-    ):
+    with pytest.raises(CommandError, match=r"The data of task custom changed during training\. Restore the data"):
         attempt.check_queries(settings.make_task())

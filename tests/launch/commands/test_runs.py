@@ -85,8 +85,8 @@ def test_the_terminal_and_programs_are_told_the_same(cory_here: Cory, tmp_path: 
 
 
 def test_a_folder_without_runs_is_told_and_one_that_is_not_there_refused(cory_here: Cory) -> None:
-    assert cory_here("runs", ".").stderr == "There are no runs in ..\n"
-    assert cory_here("runs").stderr == "There are no runs in runs.\n"
+    assert cory_here("runs", ".").stderr == "No runs found in ..\n"
+    assert cory_here("runs").stderr == "No runs found in runs.\n"
     assert json.loads(cory_here("runs", "--json").stdout) == []
     missing = cory_here("runs", "nothing")
     assert missing.returncode == 2 and "nothing does not exist. Name a folder of runs." in missing.stderr

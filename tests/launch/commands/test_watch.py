@@ -35,7 +35,7 @@ def test_a_look_at_a_running_run_names_its_process_and_does_not_wait(cory: Cory,
     assert result.returncode == 0 and result.stderr == ""
     assert rows(result.stdout) == ["1", "2", "3"]
     owner = (run.path / ".lock").read_text()
-    assert re.search(rf"Update 3 of 12, \d+ s ago, process {owner} trains it\n$", result.stdout)
+    assert re.search(rf"Update 3 of 12, \d+ s ago, training in process {owner}\n$", result.stdout)
     assert "\x1b" not in result.stdout
 
 
@@ -44,7 +44,7 @@ def test_a_run_that_nothing_trains_ends_the_watch_with_an_exit_code_of_its_own(
 ) -> None:
     record(tmp_path / "run", SETTINGS, updates=range(4)).unlock()
     assert watch(str(tmp_path / "run")) == 1
-    assert capsys.readouterr().out.endswith("no process on this machine trains it\n")
+    assert capsys.readouterr().out.endswith("no process on this machine is training it\n")
 
 
 def test_a_collapse_and_its_warning_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_a_collapse_and_its_warning_are_told(tmp_path: Path, capsys: pytest.Capt
     assert watch(str(tmp_path / "run")) == 3
     output = capsys.readouterr().out
     assert output.count("Warning: ") == 1 and "Warning: Update 4: llm_1 is far.\n" in output
-    assert output.endswith("stopped, as a policy has collapsed\n")
+    assert output.endswith("stopped because a policy collapsed\n")
 
 
 def test_new_updates_show_when_they_are_whole_also_after_a_resume_and_ctrl_c_ends_it(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_new_updates_show_when_they_are_whole_also_after_a_resume_and_ctrl_c_end
             seen += line
         return seen
 
-    assert rows(read_to("trains it")) == ["1", "2", "3"]
+    assert rows(read_to("training in process")) == ["1", "2", "3"]
     with run.metrics.path.open("a") as file:
         file.write('{"update": 4, "policy"')
     run.unlock()
-    read_to("no process on this machine trains it")
+    read_to("no process on this machine is training it")
     run.lock()
     run.cut_after(2)
     for line in later[3:5]:

@@ -45,7 +45,7 @@ def test_other_work_is_refused_untouched_with_what_differs_or_begun_anew(tmp_pat
     run(Batches(file, IDENTITY, WORK))
     kept = file.read_bytes()
     other = {"samples": 3, "settings": {"seed": 1, "temperature": 1.0}}
-    with pytest.raises(CommandError, match=r"holds other work: its samples, seed differed\. Name another place"):
+    with pytest.raises(CommandError, match=r"contains other work: different samples, seed\. Choose another location"):
         Batches(file, other, WORK[:1])
     assert file.read_bytes() == kept
     assert run(Batches(file, other, WORK[:1], restart=True)) == ["a"]

@@ -136,8 +136,8 @@ def means(rows: dict[str, Any], name: str) -> dict[str, float]:
 
 def test_an_evaluation_stopped_by_sigterm_goes_on_and_gives_what_an_unbroken_one_gives(scene: Scene) -> None:
     folder, result = scene
-    assert "4 of 9 batches are kept in found/responses.jsonl; the same command continues." in result.stdout
-    assert "(4 of 9 batches are done)" in result.stdout
+    assert "4 of 9 batches are saved in found/responses.jsonl. Repeat the command to continue." in result.stdout
+    assert "(4 of 9 batches done)" in result.stdout
     continued, unbroken = read(folder / "continued.json"), read(folder / "found" / "evaluation.json")
     assert continued == read(folder / "again.json")
     assert continued.pop("command") == "cory evaluate " + " ".join(ASKED)
@@ -236,5 +236,7 @@ def assert_one_row(folder: Path) -> None:
 
 
 def test_a_folder_of_another_evaluation_is_refused_with_what_differs(scene: Scene) -> None:
-    assert "Error: found/responses.jsonl holds other work: its seed differed. Name another place" in scene[1].stderr
+    assert (
+        "Error: found/responses.jsonl contains other work: different seed. Choose another location" in scene[1].stderr
+    )
     assert len(scene[1].stderr.strip().splitlines()) == 2  # after "Aborted."

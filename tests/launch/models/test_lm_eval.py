@@ -86,7 +86,7 @@ def test_base_and_policies_stand_in_one_table_with_the_figures_of_their_own_weig
 
     words[5] = "3"
     assert main(["evaluate", str(policies_run.path), *words]) == 2
-    assert f"{out}/results.jsonl holds other work: its limit differed." in capfd.readouterr().err
+    assert f"{out}/results.jsonl contains other work: different limit." in capfd.readouterr().err
 
 
 @harness

@@ -234,8 +234,8 @@ def test_a_run_whose_machine_is_lost_is_continued_by_the_same_command_on_another
     record = json.loads((place / ".lease").read_text())
     (place / ".lease").write_text(json.dumps({**record, "time": record["time"] - 2 * lease.STALE}))
     again = cory(*words, XDG_CACHE_HOME=str(tmp_path / "another"))
-    assert again.returncode == 0 and "(going on after update " in again.stdout, again.stderr
+    assert again.returncode == 0 and "(resuming after update " in again.stdout, again.stderr
     assert updates_in(place / "metrics.jsonl") == [0, 1, 2, 3, 4] and Run.open(place).checkpoints.choose("4")
     assert not (place / ".lease").exists() and not list((tmp_path / "another" / "cory-rllib" / "runs").iterdir())
     done = cory(*words, XDG_CACHE_HOME=str(tmp_path / "one"))
-    assert done.returncode == 0 and "is done: it has all of its 4 updates" in done.stdout
+    assert done.returncode == 0 and "is done: all 4 updates are completed" in done.stdout

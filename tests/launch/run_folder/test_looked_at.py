@@ -194,5 +194,5 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
     monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 60.0)
     assert main(["watch", storage.uri]) == 0
     output = capsys.readouterr().out
-    assert output.count("Warning: The bucket cannot be read: no network. Looking again for a minute.\n") == 1
+    assert output.count("Warning: The bucket cannot be read: no network. Retrying for a minute.\n") == 1
     assert output.endswith("done\n")

@@ -67,7 +67,7 @@ def test_a_run_in_a_bucket_is_trained_continued_and_evaluated_from_there(
     assert cory("train", *SMALL, "checkpoint_every=1", "--out", uri, **own).returncode == 0
     shutil.rmtree(tmp_path / "cache")  # as on another machine
     resumed = cory("train", "--resume", uri, "num_updates=4", **own)
-    assert resumed.returncode == 0 and "(going on after update 3)" in resumed.stdout, resumed.stderr
+    assert resumed.returncode == 0 and "(resuming after update 3)" in resumed.stdout, resumed.stderr
     with files.open_input_stream("bucket/run/metrics.jsonl") as metrics:
         assert [json.loads(line)["update"] for line in metrics.read().splitlines()] == [0, 1, 2, 3, 4]
     found = [file.path for file in files.get_file_info(FileSelector("bucket/run/checkpoints", recursive=True))]

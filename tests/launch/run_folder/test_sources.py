@@ -251,7 +251,7 @@ def test_code_of_a_reward_a_credit_scheme_and_a_task_is_told_of_and_does_not_sto
     settings = make_settings({**VALUES, **values})
     found = check_sources(before, settings, settings.make_task(), sources(**values), "run", allow=False)
     assert next(consequence(change, 5) for change in found) == (
-        "Warning: The code of mine:score has changed. The figures up to update 5 do not compare with later ones."
+        "Warning: The code of mine:score has changed. The figures up to update 5 are not comparable with later ones."
     )
 
 
@@ -277,12 +277,12 @@ def test_a_resume_is_refused_with_a_sentence_unless_changes_are_allowed(folder: 
     write_rows([*ROWS[:9], OTHER, *ROWS[10:18], OTHER, ROWS[19]])
     settings = make_settings(VALUES)
     task, now = settings.make_task(), sources()
-    with pytest.raises(CommandError, match=r"^run cannot resume as it was\. q\.jsonl is not .* --allow-changes\.$"):
+    with pytest.raises(CommandError, match=r"^run cannot resume unchanged\. q\.jsonl is not .* --allow-changes\.$"):
         check_sources(before, settings, task, now, "run", allow=False)
     allowed = check_sources(before, settings, task, now, "run", allow=True)
     assert [consequence(change, 5).partition("). ")[2] for change in allowed] == [
-        "The training figures up to update 5 do not compare with later ones.",
-        "The held-out figures up to update 5 do not compare with later ones, nor does `best`.",
+        "The training figures up to update 5 are not comparable with later ones.",
+        "The held-out figures up to update 5 are not comparable with later ones, and neither is `best`.",
     ]
     later = now.continuing(before, settings, allowed, 5)
     assert differing(later) == []

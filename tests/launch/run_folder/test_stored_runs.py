@@ -281,7 +281,7 @@ def test_a_run_that_is_done_in_storage_is_told_so_and_leaves_nothing_here(
 
     monkeypatch.setattr(Storage, "_download", noted)
     assert main(["train", *command]) == 0
-    assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
+    assert "is done: all 6 updates are completed. To train longer: " in capsys.readouterr().out
     own = [name for name in copied if not name.startswith("checkpoints/")]
     assert sorted(own) == ["config.yaml", "metrics.jsonl", "run.id"]
     assert (copied == own) == (command[0] != "--resume")  # which looks whether it is whole

@@ -54,7 +54,7 @@ def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
     with pytest.raises(CommandError, match=r"other\.jsonl is not what training began with: its training queries"):
         check(folder, alone, other)
     told = check(folder, one, other, allow=True)
-    assert len(told) == 3 and all(text.endswith("before and after this do not compare.") for text in told)
+    assert len(told) == 3 and all(text.endswith("before and after this change are not comparable.") for text in told)
     assert check(folder, one, other) == []
     (folder / "sources.json").write_text("[]")
     with pytest.raises(CommandError, match=r"sources\.json is damaged"):
@@ -88,8 +88,8 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert main(["tune", "--resume", "search"]) == 2
     assert capsys.readouterr().err == (
-        "Error: search cannot resume as it was. q.jsonl is not what training began with: its training queries "
-        "differ (18 now, 18 then). Put that back, or resume with --allow-changes.\n"
+        "Error: search cannot resume unchanged. q.jsonl is not what training began with: its training queries "
+        "differ (18 now, 18 then). Undo this change, or resume with --allow-changes.\n"
     )
     assert main(["tune", "imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
     assert "--allow-changes requires --resume or --continue" in capsys.readouterr().err
@@ -103,5 +103,5 @@ def test_a_study_whose_data_changed_begins_no_other_run(folder: Path, capsys: py
     (folder / "sources.json").rename(folder / "study" / "sources.json")
     write_rows(ROWS[:-1])
     assert main(["study", "mine.yaml", "--out", "study"]) == 2
-    assert "Error: study cannot resume as it was. q.jsonl is not what training began with" in capsys.readouterr().err
+    assert "Error: study cannot resume unchanged. q.jsonl is not what training began with" in capsys.readouterr().err
     assert not any((folder / "study").rglob("config.yaml"))

@@ -43,13 +43,13 @@ def ending(uri: str, recorded: Path, happens: str) -> int:
         if happens == "signals":
             signal.raise_signal(signal.SIGTERM)
 
-    training.Trainer.work, curves.draw_curves = work, draw  # type: ignore[assignment, method-assign]
+    training.Trainer.train, curves.draw_curves = work, draw  # type: ignore[assignment, method-assign]
     return training.train_locked_run(run, SETTINGS, 0, quiet=True, debug=True)
 
 
 @pytest.mark.parametrize(
     ("happens", "code", "said"),
-    [("signal", 0, ""), ("signals", 143, "Update 12 is saved. Go on with"), ("defect", 1, "ValueError: no fonts")],
+    [("signal", 0, ""), ("signals", 143, "Update 12 is saved. Resume with"), ("defect", 1, "ValueError: no fonts")],
 )
 def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
     cluster: dict[str, str], tmp_path: Path, happens: str, code: int, said: str
@@ -133,5 +133,5 @@ def test_the_summary_has_texts_the_best_update_and_what_does_not_compare(
         run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
     print_summary(run, Settings(num_updates=12), Terminal(Settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
-    assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
+    assert output.count("Warning: Metrics before and after update 6 are not comparable. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output

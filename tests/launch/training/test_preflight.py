@@ -114,7 +114,7 @@ def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has() -> Non
 def test_a_reward_that_reads_tokens_is_refused_where_llms_have_different_ones() -> None:
     mixed = {"task": "drafts", "model": ["drafts-llama-tiny", "imdb-gpt2-tiny"], "max_prompt_tokens": 48}
     told = refusal(**mixed, reward="tests.cory_env.sample_rewards:trl_token_lengths")
-    assert "asks for completion_ids, which are tokens, and the tokenizers of drafts-llama-tiny, imdb-gpt2-tiny" in told
+    assert "requires completion_ids, but the models drafts-llama-tiny, imdb-gpt2-tiny" in told
 
 
 def test_a_column_that_the_reward_needs_and_the_data_lacks_is_refused_before_any_model_is(tmp_path: Path) -> None:

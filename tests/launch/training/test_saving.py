@@ -65,13 +65,13 @@ def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_wh
 ) -> None:
     with CheckpointWriter(run, 2, pytest.fail) as saving:
         algorithm.train()
-        saving.begin(algorithm)
-        saving.begin(algorithm)  # the same
+        saving.start(algorithm)
+        saving.start(algorithm)  # the same
         algorithm.train()
         saving.poll()
         assert names(run) == [".unfinished-update_000001"]
         disk.ready.set()
-        saving.begin(algorithm)  # never two at once
+        saving.start(algorithm)  # never two at once
         assert "update_000001" in names(run)
         algorithm.train()
     assert names(run) == ["update_000001", "update_000002"]
@@ -90,12 +90,12 @@ def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_bef
 ) -> None:
     disk.ready.set()
     with pytest.raises(OSError) as raised, CheckpointWriter(run, 2, pytest.fail) as saving:
-        saving.begin(algorithm)
+        saving.start(algorithm)
         saving.finish()
         algorithm.train()
         disk.full = True
         disk.ready.clear()
-        saving.begin(algorithm)
+        saving.start(algorithm)
         assert names(run) == [".unfinished-update_000001", "update_000000"]
         disk.ready.set()
         algorithm.train()
@@ -109,7 +109,7 @@ def test_what_fails_meanwhile_loses_no_checkpoint_that_was_begun_but_an_abort_do
     algorithm: Cory, run: Run, disk: Disk, what: type[BaseException], left: list[str]
 ) -> None:
     with pytest.raises(what), CheckpointWriter(run, 2, pytest.fail) as saving:
-        saving.begin(algorithm)
+        saving.start(algorithm)
         if what is RuntimeError:
             disk.ready.set()
         raise what

@@ -127,8 +127,8 @@ def test_a_tracker_whose_process_is_killed_is_left_out_with_a_warning_and_the_ot
     )
     assert (written.returncode, written.stderr) == (0, "")
     lost = (
-        r"Warning: Weights & Biases has failed \(ConnectionResetError: .*\). The run does without it; "
-        r"metrics\.jsonl has all numbers\.\n"
+        r"Warning: Weights & Biases failed \(ConnectionResetError: .*\). Training continues without it; "
+        r"metrics\.jsonl has all metrics\.\n"
     )
     assert re.fullmatch(2 * lost, written.stdout), written.stdout
     kept = b"".join(file.read_bytes() for file in (run.path / "tensorboard").iterdir())

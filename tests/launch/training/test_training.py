@@ -62,7 +62,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
     other = ("num_runners=1", "micro_batch_size=2")  # as on another machine
     resumed = cory_forked("train", "--resume", "run", *other, **cluster)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"going on after update {stopped[-1]}" in resumed.stdout
+    assert f"resuming after update {stopped[-1]}" in resumed.stdout
     assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]
     roles = [json.loads(line)["roles"]["pioneer"] for line in (run / "metrics.jsonl").read_text().splitlines()[1:]]
     assert roles == ["llm_1", "llm_2", "llm_1"]  # exchanged after every update, across the stop too
@@ -103,7 +103,7 @@ def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_
     result = cory("train", *SMALL, *strict, "--out", "run")
     assert result.returncode == 3, result.stderr
     assert "is far from its initial policy" in result.stdout
-    assert "Stopped after update 2, because a policy has collapsed (stop_on_collapse)." in result.stdout
+    assert "Stopped after update 2, because a policy collapsed (stop_on_collapse)." in result.stdout
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [0, 1, 2]
     assert {warning["signature"] for warning in lines[2]["health"]} == {"kl"} and "evaluation" in lines[2]
@@ -125,7 +125,7 @@ def test_a_run_stopped_as_ray_stops_a_job_is_saved_although_what_sends_its_numbe
     process.terminate()
     rest, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (143, ""), rest
-    assert "Warning: Weights & Biases has failed (ConnectionResetError: Connection lost)." in rest
+    assert "Warning: Weights & Biases failed (ConnectionResetError: Connection lost)." in rest
     last = updates_in(tmp_path / "run" / "metrics.jsonl")[-1]
     assert f"Stopped. Update {last} is saved." in rest
 
@@ -137,6 +137,6 @@ def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_k
     result = cory_forked("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run", **cluster)
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "The gradient of llm_1 is not finite in update 2" in result.stderr
-    assert "Update 0 is saved. Go on with:\n  cory train --resume run" in result.stderr
+    assert "Update 0 is saved. Resume with:\n  cory train --resume run" in result.stderr
     rows = load_file(tmp_path / "run" / "refused_update_000002_llm_1.safetensors")
     assert rows["responses"].shape[0] == 4 and not rows["advantages"].isfinite().all()
