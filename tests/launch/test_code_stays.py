@@ -59,9 +59,9 @@ def test_a_model_card_a_report_and_a_comparison_have_its_name(
 
 
 def test_messages_have_its_name(runs: list[Run], tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"holds a run with reward=near, and that cannot change"):
+    with pytest.raises(CommandError, match=r"is a run with reward=near, which cannot change"):
         _merge_resumable(runs[0], settings(5))
-    with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):
+    with pytest.raises(CommandError, match=r"is a run with reward=near, start_from=null, which"):
         _merge_resumable(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
     kept, asked = (
         Search(pin_objective(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)

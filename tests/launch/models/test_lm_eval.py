@@ -96,7 +96,7 @@ def test_what_cannot_be_measured_is_one_sentence(
     run = tmp_path / "run"
     shutil.copytree(policies_run.path, run)
     for words, said in (
-        (["--lm-eval", "mood", "temperature=1"], "brings its own tasks and sampling"),
+        (["--lm-eval", "mood", "temperature=1"], "it has its own tasks and sampling"),
         (["--lm-eval", "moods", "--lm-eval-tasks-folder", str(tasks)], "The harness knows no task moods."),
     ):
         ended = cory_here("evaluate", str(run), *words)

@@ -22,7 +22,7 @@ from launch.run_folder.status import read_run
 from launch.run_folder.storage import Storage, StorageError
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
-from tests.launch.commands.test_report import sampled
+from tests.launch.commands.test_report import append_sample
 from tests.launch.conftest import record
 from tests.launch.experiments.test_results import last_responses
 from tests.launch.run_folder.conftest import SETTINGS
@@ -58,7 +58,7 @@ def test_a_run_in_storage_is_read_as_its_folder_is_and_copied_once(bucket: Path,
 def test_a_report_of_a_run_in_storage_has_its_samples_and_last_figures(home: Path, tmp_path: Path) -> None:
     settings = Settings(num_updates=6)
     run = record(tmp_path / "run", settings, updates=range(7))
-    sampled(run, 5, "a wonderful film")
+    append_sample(run, 5, "a wonderful film")
     final.write(run.final, {**last_responses(settings, 4), "update": 6})
     run.checkpoints.save(6, write)
     run.unlock()
