@@ -112,7 +112,7 @@ def train(
             settings,
             f"{shlex.join(['cory', 'train', *ctx.meta['words']])}  # {environment.in_words()}",
             run=run,
-            place=resume or out,
+            location=resume or out,
             name=request.name,
             allow_changes=allow_changes,
             max_failures=max_failures,

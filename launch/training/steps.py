@@ -22,7 +22,7 @@ def train_run(
     origin: str,
     *,
     run: Run | None = None,
-    place: str | None = None,
+    location: str | None = None,
     name: str = "",
     allow_changes: bool = False,
     max_failures: int = 0,
@@ -35,7 +35,7 @@ def train_run(
         settings: Settings of the run.
         origin: The command that started the training; the first line of `config.yaml`.
         run: The run to continue from its latest checkpoint; None: a new run.
-        place: Folder or URI of a new run; None: a new folder under `runs/`.
+        location: Folder or URI of a new run; None: a new folder under `runs/`.
         name: Name of the new folder under `runs/`.
         allow_changes: Continue even if queries, models, tokenizers or templates changed.
         max_failures, quiet, debug: See `training.train_locked_run`.
@@ -55,7 +55,7 @@ def train_run(
         add_module_folders(function_names(settings, settings.reward_spec), before.paths)
         located_settings = located(settings, before.paths)
     if run is None:
-        check_location(place or str(RUNS / name))
+        check_location(location or str(RUNS / name))
     task, tokenizers = preflight.check(located_settings)
     sources = sources_of(located_settings, task, tokenizers)
     if run is not None and before is not None:
@@ -82,7 +82,7 @@ def train_run(
     else:
         starting_policies(settings)  # fail before the folder is created
         settings = located_settings = settings.with_chat_date()
-        run = create_run(place, name, settings, sources, origin)
+        run = create_run(location, name, settings, sources, origin)
 
     from launch.training.training import train_locked_run
 
