@@ -50,7 +50,7 @@ def run(folder: Path, quick: bool) -> Record:
         "reward": "benchmarks.no_reward:zero",
     }
     record = Record("adapters", CLAIM, settings)
-    record.figures += memory("", settings | alike(folder), (1, 2) if quick else (1, 2, 4, 8))
+    record.figures += memory("", settings | equal_lengths(folder), (1, 2) if quick else (1, 2, 4, 8))
     record.figures += memory("longer prompts for observers, ", settings, (1, 2))
     budget = settings | {"micro_batch_tokens": 256}  # four rows of a pioneer
     record.figures += memory("longer prompts for observers, 256 tokens at once, ", budget, (1, 2))
@@ -59,7 +59,7 @@ def run(folder: Path, quick: bool) -> Record:
     return record
 
 
-def alike(folder: Path) -> dict[str, Any]:
+def equal_lengths(folder: Path) -> dict[str, Any]:
     """Settings by which every agent has the same prompts, of one length: longer ones would cost too."""
     openings = [query.text for query in make_task("imdb").train[:192]]
     data = folder / "long.jsonl"

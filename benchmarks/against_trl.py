@@ -34,10 +34,10 @@ def run(folder: Path, quick: bool) -> Record:
             settings = values | {"model": make_model(size, folder), "queries_per_update": batch, "minibatch_size": 64}
             label = f"{size}, batch {batch}"
             peaks = compare(record, settings, label, updates, rounds)
-            own = {side: peak - libraries[side] for side, peak in peaks.items()}
+            beyond_libraries = {side: peak - libraries[side] for side, peak in peaks.items()}
             for dtype in TARGETS:
-                what = f"{label}: peak memory beyond the tiny run's in {dtype}"
-                record.figures.append(Figure(what, own[dtype] / own["trl"], "×"))
+                label_text = f"{label}: peak memory beyond the tiny run's in {dtype}"
+                record.figures.append(Figure(label_text, beyond_libraries[dtype] / beyond_libraries["trl"], "×"))
     return record
 
 

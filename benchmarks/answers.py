@@ -60,8 +60,8 @@ def main() -> None:
             print(f"  own solution right        {sum(reader(solutions, solutions)):.0f} of {len(rows)}")
             print(f"  milliseconds each         {(time.perf_counter() - started) / len(rows) * 1000:.2f}")
             for label, form in (("in a sentence", "The answer is {}."), ("in a box", r"\boxed{{{}}}")):
-                taken = reader([form.format(number) for number in numbers], solutions)
-                print(f"  {label:<25} {sum(taken):.0f}")
+                accepted = reader([form.format(number) for number in numbers], solutions)
+                print(f"  {label:<25} {sum(accepted):.0f}")
             moved, plain = solutions[1:] + solutions[:1], [number.replace(",", "") for number in numbers]
             other = [a != b for a, b in zip(plain, plain[1:] + plain[:1], strict=True)]
             wrong = sum(bool(value) and unlike for value, unlike in zip(reader(moved, solutions), other, strict=True))

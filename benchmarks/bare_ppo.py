@@ -56,11 +56,11 @@ class BarePPO:
         """
         s = self.settings
         scored: list[Columns] = [{}] * len(samples)
-        for places in self._micro_batches(np.arange(len(samples)), samples, s.micro_batch_size):
-            rows = self._score([samples[place] for place in places], reported)
-            for row, place in enumerate(places):
-                length = len(samples[place].response)
-                scored[place] = {name: column[row, :length] for name, column in rows.items()}
+        for indices in self._micro_batches(np.arange(len(samples)), samples, s.micro_batch_size):
+            rows = self._score([samples[index] for index in indices], reported)
+            for row, index in enumerate(indices):
+                length = len(samples[index].response)
+                scored[index] = {name: column[row, :length] for name, column in rows.items()}
         advantages = torch.cat([columns["advantages"] for columns in scored])
         mean, deviation = advantages.mean(), advantages.std()
         for columns in scored:
@@ -70,9 +70,9 @@ class BarePPO:
             for start in range(0, len(samples), s.minibatch_size):
                 self._step(order[start : start + s.minibatch_size], samples, scored)
 
-    def _micro_batches(self, places: np.ndarray, samples: Sequence[Sample], size: int) -> list[list[int]]:
+    def _micro_batches(self, indices: np.ndarray, samples: Sequence[Sample], size: int) -> list[list[int]]:
         """Rows of similar length together, so that little is padded."""
-        order = sorted(places.tolist(), key=lambda place: (len(samples[place].prompt), len(samples[place].response)))
+        order = sorted(indices.tolist(), key=lambda index: (len(samples[index].prompt), len(samples[index].response)))
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     @torch.no_grad()
@@ -97,15 +97,15 @@ class BarePPO:
             advantages[:, t], following = running, values[:, t]
         return {"old": old, "values": values, "advantages": advantages, "returns": advantages + values}
 
-    def _step(self, places: np.ndarray, samples: Sequence[Sample], scored: Sequence[Columns]) -> None:
+    def _step(self, indices: np.ndarray, samples: Sequence[Sample], scored: Sequence[Columns]) -> None:
         """One optimizer step on a mini-batch."""
         s = self.settings
-        count = sum(len(samples[place].response) for place in places)
+        count = sum(len(samples[index].response) for index in indices)
         self.adam.zero_grad(set_to_none=True)
-        for micro in self._micro_batches(places, samples, s.micro_batch_size):
-            tokens, attention, mask = pad([samples[place] for place in micro])
+        for micro in self._micro_batches(indices, samples, s.micro_batch_size):
+            tokens, attention, mask = pad([samples[index] for index in micro])
             old, old_values, advantages, returns = (
-                nn.utils.rnn.pad_sequence([scored[place][name] for place in micro], batch_first=True)
+                nn.utils.rnn.pad_sequence([scored[index][name] for index in micro], batch_first=True)
                 for name in ("old", "values", "advantages", "returns")
             )
             logits, values = self._forward(self.lm, tokens, attention, mask.shape[1])
@@ -142,8 +142,8 @@ def pad(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
     for row, x in enumerate(samples):
         tokens[row, left - len(x.prompt) : left + len(x.response)] = x.prompt + x.response
         attention[row, left - len(x.prompt) : left + len(x.response)] = 1
-    whole = torch.from_numpy(attention)
-    return torch.from_numpy(tokens), whole, whole[:, left:].float()
+    full_mask = torch.from_numpy(attention)
+    return torch.from_numpy(tokens), full_mask, full_mask[:, left:].float()
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:

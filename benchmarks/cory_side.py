@@ -7,7 +7,7 @@ import os
 import ray
 
 from benchmarks.processes import watched_memory
-from benchmarks.side import Took, asked
+from benchmarks.side import Took, read_work
 from policies.cory import Cory, CoryConfig
 
 
@@ -19,7 +19,7 @@ def one_update(algorithm: Cory) -> tuple[int, dict[str, float]]:
 
 def main() -> None:
     """Builds the algorithm, runs the updates and answers."""
-    work, took = asked(), Took()
+    work, took = read_work(), Took()
     with watched_memory() as peak:
         cpus = max(os.cpu_count() or 1, work["settings"]["num_runners"] * work["settings"].get("runner_threads", 1))
         if "RAY_ADDRESS" in os.environ:

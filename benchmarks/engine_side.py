@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.engines import PROMPT, RESPONSE
 from benchmarks.processes import watched_memory
-from benchmarks.side import Took, asked
+from benchmarks.side import Took, read_work
 from policies.generation.generator import Sampling
 from policies.generation.vllm_generator import VLLMGenerator
 from policies.models.language_model import load_language_model
@@ -17,7 +17,7 @@ from policies.models.language_model import load_language_model
 
 def main() -> None:
     """Starts the engines, lets each answer once, then measures loads and batches of the first one."""
-    work, took = asked(), Took()
+    work, took = read_work(), Took()
     names = [f"llm_{number + 1}" for number in range(work["engines"])]
     numbers = np.random.default_rng(0)
     prompts = numbers.integers(1, work["vocabulary"], (work["prompts"], PROMPT)).tolist()
@@ -31,7 +31,9 @@ def main() -> None:
             max_response_tokens=RESPONSE,
             max_sequences=work["prompts"],
         )
-        weights = {name: each.detach().numpy() for name, each in load_language_model(work["model"]).named_parameters()}
+        weights = {
+            name: tensor.detach().numpy() for name, tensor in load_language_model(work["model"]).named_parameters()
+        }
         for name in names:
             generator.load(name, weights, 0)
             generator.generate(prompts, name, sampling)

@@ -18,8 +18,8 @@ def run(folder: Path, quick: bool) -> Record:
     settings: dict[str, Any] = {"prompts": 8 if quick else 128, "loads": 3 if quick else 7}
     record = Record("engines", CLAIM, settings)
     for size in ["test"] if quick else ["5M", "50M", "135M"]:
-        asked = settings | {"model": make_model(size, folder), "vocabulary": SHAPES[size].vocabulary}
-        one, two = (run_side("benchmarks.engine_side", asked | {"engines": engines}) for engines in (1, 2))
+        request = settings | {"model": make_model(size, folder), "vocabulary": SHAPES[size].vocabulary}
+        one, two = (run_side("benchmarks.engine_side", request | {"engines": engines}) for engines in (1, 2))
         record.figures += [
             Figure(f"{size}: peak memory, one engine", one.peak_mb, "MB"),
             Figure(f"{size}: peak memory, two engines", two.peak_mb, "MB"),

@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.family_engine import FORK, LORA, PROMPTS, engine_figures, make_learner, moved, noting
+from benchmarks.family_engine import FORK, LORA, PROMPTS, engine_figures, make_learner, moved, record_error
 
 TABLE = Path(__file__).parents[1] / "policies" / "models" / "families.json"
 FAMILIES: tuple[str, ...] = (
@@ -59,12 +59,12 @@ def main() -> int:
         _import_all()
     for name in todo:
         table = read_table()  # another sweep may have written meanwhile
-        known = table["families"].pop(name, {})
+        previous = table["families"].pop(name, {})
         write_table(table)  # what is measured must not depend on what is known
         row = _in_own_process(name, options.learner_only)
         failed += "error" in row
-        if options.learner_only and "vllm" in known:
-            row["vllm"] = known["vllm"]
+        if options.learner_only and "vllm" in previous:
+            row["vllm"] = previous["vllm"]
         table = read_table()
         table["families"][name] = row
         write_table(table)
@@ -120,8 +120,8 @@ def _in_own_process(name: str, learner_only: bool) -> dict[str, Any]:
             print(log.read()[-3000:], file=sys.stderr)
             log.seek(0)
             return {"error": f"exit code {process.exitcode}: {_last(log.read())}"}
-    found: dict[str, Any] = json.loads(text)
-    return found
+    table: dict[str, Any] = json.loads(text)
+    return table
 
 
 def _measure_into(name: str, engine: bool, row: str, log: str) -> None:
@@ -167,8 +167,8 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
         model.config.bos_token_id = model.config.eos_token_id = 0
         model.generation_config.eos_token_id = 0
         model.save_pretrained(path)
-        row |= noting("export", lambda: {"export": export_difference(path, {}, f"{folder}/full")})
-        row |= noting("lora", lambda: {"lora_export": export_difference(path, LORA, f"{folder}/lora")})
+        row |= record_error("export", lambda: {"export": export_difference(path, {}, f"{folder}/full")})
+        row |= record_error("lora", lambda: {"lora_export": export_difference(path, LORA, f"{folder}/lora")})
         if engine:
             row["vllm"] = engine_figures(path, row["lora_layers"])
     return row
@@ -188,18 +188,18 @@ def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> fl
     learner = make_learner(path, settings)
     moved(learner)
 
-    def read(llm: str) -> Any:
+    def read(policy_id: str) -> Any:
         state = learner.state()
         return {name.removeprefix("lm."): state[name] for name in state if name.startswith("lm.")}
 
-    own = make_settings({"model": path, "dtype": "fp32", **settings})
-    trained = PolicySet(own, 1, [], ("llm_1",), "the sweep", "the sweep", "the sweep", read)
+    chosen = make_settings({"model": path, "dtype": "fp32", **settings})
+    trained = PolicySet(chosen, 1, [], ("llm_1",), "the sweep", "the sweep", "the sweep", read)
     model, tensors = merged_model(trained, "llm_1")
     os.makedirs(folder)
     model.save_pretrained(folder, state_dict={})
     write_weights(model, tensors, Path(folder))
     answers = [[17, 31, 90, 2], [44], [3, 3, 8, 9, 120, 64]]
-    rows = make_rows(PROMPTS, answers, [[0.0] * len(each) for each in answers], [0.0] * 3, [False] * 3)
+    rows = make_rows(PROMPTS, answers, [[0.0] * len(tokens) for tokens in answers], [0.0] * 3, [False] * 3)
     again = make_learner(folder, {}).score(rows)["logprobs"]
     return float(f"{((learner.score(rows)['logprobs'] - again).abs() * rows['mask']).max():.1e}")
 

@@ -21,26 +21,26 @@ def engine_figures(path: str, layers: Sequence[str]) -> dict[str, Any]:
     engine = EngineProcess()
     try:
         part: dict[str, Any] = {}
-        figures = noting("error", lambda: follow(engine, path, {}, part)) | part
+        figures = record_error("error", lambda: follow(engine, path, {}, part)) | part
         if not engine.alive():
             engine = EngineProcess()
         if "model" in figures:
             part = {}
-            of_lora = noting("error", lambda: follow(engine, path, LORA, part)) | part
-            if "error" in of_lora and "model" in of_lora:  # the engine runs, so some layers may be to blame
+            lora_result = record_error("error", lambda: follow(engine, path, LORA, part)) | part
+            if "error" in lora_result and "model" in lora_result:  # the engine runs, so some layers may be to blame
                 part = {}
                 barred = barred_layers(engine, path, layers)
                 usable = {**LORA, "lora_target_modules": ",".join(name for name in layers if name not in barred)}
                 if barred and usable["lora_target_modules"]:
-                    of_lora = noting("error", lambda: follow(engine, path, usable, part)) | part
-                    of_lora["barred"] = barred
-            figures |= {f"lora_{name}": value for name, value in of_lora.items() if name != "model"}
+                    lora_result = record_error("error", lambda: follow(engine, path, usable, part)) | part
+                    lora_result["barred"] = barred
+            figures |= {f"lora_{name}": value for name, value in lora_result.items() if name != "model"}
         return figures
     finally:
         engine.end()
 
 
-def noting(key: str, measurement: Any) -> dict[str, Any]:
+def record_error(key: str, measurement: Any) -> dict[str, Any]:
     """Returns the figures of a measurement or, if it fails, why, under a key."""
     try:
         figures: dict[str, Any] = measurement()
@@ -161,7 +161,7 @@ def barred_layers(engine: EngineProcess, path: str, layers: Sequence[str]) -> di
     for name in layers:
         part: dict[str, Any] = {}
         settings = {**LORA, "lora_target_modules": name}
-        figures = noting("error", lambda: follow(engine, path, settings, part)) | part  # noqa: B023 (called at once)
+        figures = record_error("error", lambda: follow(engine, path, settings, part)) | part  # noqa: B023 (called at once)
         if "error" in figures:
             barred[name] = figures["error"]
         elif figures["after"] > 1e-3:
@@ -173,7 +173,7 @@ def _gap(learner: Any, responses: Sequence[Any]) -> float:
     from policies.learning.rows import make_rows
 
     none = [0.0] * len(responses)
-    tokens, logprobs = [each.tokens for each in responses], [each.logprobs for each in responses]
+    tokens, logprobs = [response.tokens for response in responses], [response.logprobs for response in responses]
     rows = make_rows(PROMPTS, tokens, logprobs, none, [False] * len(responses))
     difference = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
     return float(f"{float(difference.max()):.1e}")

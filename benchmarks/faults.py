@@ -263,34 +263,34 @@ def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[flo
 
 
 def on_nodes(
-    whole: bool, words: tuple[str, ...], nodes: int, cpus: int, times: int
+    cluster_lost: bool, words: tuple[str, ...], nodes: int, cpus: int, times: int
 ) -> tuple[list[float], int, list[dict[str, Any]]]:
     """Shakes a run whose processes are on nodes of their own, by the loss of one node, or of the `whole` cluster."""
     with short_folder() as folder:
         run = Shaken(folder, TRANSFORMERS, *words)
-        there: list[Any] = []
+        machines: list[Any] = []
 
         def begin() -> None:
-            there[:] = [Nodes(folder)]
-            there.extend(there[0].add(cpus, learning=1) for _ in range(nodes))
-            run.environment["RAY_ADDRESS"] = there[0].address
+            machines[:] = [Nodes(folder)]
+            machines.extend(machines[0].add(cpus, learning=1) for _ in range(nodes))
+            run.environment["RAY_ADDRESS"] = machines[0].address
 
         def lose_node(run: Shaken, chance: random.Random) -> None:
-            there[0].lose(there.pop(chance.randint(1, nodes)))
-            there.append(there[0].add(cpus, learning=1))
+            machines[0].lose(machines.pop(chance.randint(1, nodes)))
+            machines.append(machines[0].add(cpus, learning=1))
 
         def lose_all(run: Shaken, chance: random.Random) -> None:
-            there[0].close()
+            machines[0].close()
             run.end(signal.SIGKILL)  # it was on the head's machine
             begin()
             run.start()
 
         begin()
         try:
-            return *shake(run, lose_all if whole else lose_node, times, random.Random(0)), run.lines()
+            return *shake(run, lose_all if cluster_lost else lose_node, times, random.Random(0)), run.lines()
         finally:
             _end_all(run)
-            there[0].close()
+            machines[0].close()
 
 
 def _end_all(run: Shaken) -> None:
@@ -313,12 +313,12 @@ def run(folder: Path, quick: bool, times: int = 20, only: str = "") -> Record:
         else:
             words = (TRANSFORMERS,)
             seconds, lost, lines = on_nodes(*ON_NODES[name], times)
-        alone = (TRANSFORMERS, "num_runners=0") if words[0] == TRANSFORMERS else words
-        if len(calm.get(alone, [])) < len(lines):
-            calm[alone] = undisturbed(len(lines) - 1, alone)
+        in_driver = (TRANSFORMERS, "num_runners=0") if words[0] == TRANSFORMERS else words
+        if len(calm.get(in_driver, [])) < len(lines):
+            calm[in_driver] = undisturbed(len(lines) - 1, in_driver)
         record.figures.append(Figure(f"{name}: runs lost of {times}", lost, at_most=0))
         record.figures.append(
-            Figure(f"{name}: updates lost, doubled or changed", compare(lines, calm[alone]), at_most=0)
+            Figure(f"{name}: updates lost, doubled or changed", compare(lines, calm[in_driver]), at_most=0)
         )
         if seconds:
             record.figures.append(median(f"{name}: until the next new update", seconds, "s"))

@@ -97,10 +97,10 @@ def bare_turn(
     s, chain = runner.settings, runner.env
     assert isinstance(runner.generator, VLLMGenerator)
     agents = [episode.agent_episodes[role] for episode in rollout.episodes]
-    seen = [agent.observations[0] for agent in agents]
+    observations = [agent.observations[0] for agent in agents]
     return Turn(
         engine=runner.generator.engines[mapping(role)],
-        prompts=[TokensPrompt(prompt_token_ids=o["tokens"][: o["length"]].tolist()) for o in seen],
+        prompts=[TokensPrompt(prompt_token_ids=o["tokens"][: o["length"]].tolist()) for o in observations],
         params=[
             SamplingParams(
                 temperature=s.temperature,

@@ -97,25 +97,26 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("There is no GPU here. --quick shows that the script runs.")
     if o.quick:
         o.rows, o.prompt, o.response, o.micro_batch_size, o.updates = 8, 12, 16, 4, 1
-    reached = product_speed(device, 512 if o.quick else 8192)
+    achieved_speed = product_speed(device, 512 if o.quick else 8192)
     peak = next(
-        (speed for name, speed in PEAKS.items() if device == "cuda" and name in torch.cuda.get_device_name()), reached
+        (speed for name, speed in PEAKS.items() if device == "cuda" and name in torch.cuda.get_device_name()),
+        achieved_speed,
     )
     print(
         f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}: {peak / 1e12:.4g} T bf16 operations a second;"
-        f" a product of large matrices reaches {reached / peak:.0%}"
+        f" a product of large matrices reaches {achieved_speed / peak:.0%}"
     )
-    found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as own:
-        folder = o.folder or Path(own)
-        with one_rank(device, Path(own)):
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = o.folder or Path(temporary)
+        with one_rank(device, Path(temporary)):
             for case in cases(o.quick):
                 if o.only in case.name:
-                    found.append(attempt(case, o, folder, device, peak))
-                    print(found[-1]["said"], flush=True)
+                    results.append(attempt(case, o, folder, device, peak))
+                    print(results[-1]["said"], flush=True)
                     if o.out:  # after each one: the machine may be gone before the next ends
-                        o.out.write_text(json.dumps(found, indent=1) + "\n")
-    if any("error" in case for case in found):
+                        o.out.write_text(json.dumps(results, indent=1) + "\n")
+    if any("error" in case for case in results):
         raise SystemExit(1)
 
 
@@ -183,16 +184,18 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
     mfu = operations(model, rows, config, case.weights) / learn / peak
     parts = memory.learner(s, memory.shapes(s)).parts
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
-    held = float(torch.cuda.max_memory_allocated()) if device == "cuda" else None
+    peak_bytes = float(torch.cuda.max_memory_allocated()) if device == "cuda" else None
     of_plan = (
-        f"{held / 1e9:6.1f} GB, {held / planned:.2f} of the plan's" if held else f"the plan's {planned / 1e9:.3f} GB"
+        f"{peak_bytes / 1e9:6.1f} GB, {peak_bytes / planned:.2f} of the plan's"
+        if peak_bytes
+        else f"the plan's {planned / 1e9:.3f} GB"
     )
     tokens = int(rows["mask"].sum() + rows["prompt_mask"].sum())
-    said = f"{case.name:<44} score {score:6.2f} s, learn {learn:6.2f} s, {tokens / learn:8.0f} tokens/s, "
-    said += f"MFU {mfu:5.1%}{' (below the aim)' * (device == 'cuda' and mfu < AIM)}, {of_plan}"
+    line = f"{case.name:<44} score {score:6.2f} s, learn {learn:6.2f} s, {tokens / learn:8.0f} tokens/s, "
+    line += f"MFU {mfu:5.1%}{' (below the aim)' * (device == 'cuda' and mfu < AIM)}, {of_plan}"
     return {
-        **{"case": case.name, "score_seconds": score, "learn_seconds": learn, "mfu": mfu, "said": said},
-        **{"peak_bytes": held, "planned_bytes": planned, "planned": parts},
+        **{"case": case.name, "score_seconds": score, "learn_seconds": learn, "mfu": mfu, "said": line},
+        **{"peak_bytes": peak_bytes, "planned_bytes": planned, "planned": parts},
     }
 
 
@@ -219,7 +222,8 @@ def play(o: argparse.Namespace, vocabulary: int) -> Rows:
     random = np.random.default_rng(0)
     lengths = [o.response if random.random() > 0.25 else int(random.integers(1, o.response)) for _ in range(o.rows)]
     prompts, responses = (
-        [random.integers(1, vocabulary, length).tolist() for length in of] for of in ([o.prompt] * o.rows, lengths)
+        [random.integers(1, vocabulary, length).tolist() for length in limits]
+        for limits in ([o.prompt] * o.rows, lengths)
     )
     return make_rows(prompts, responses, [[-11.0] * length for length in lengths], [0.0] * o.rows, [False] * o.rows)
 
@@ -228,8 +232,8 @@ def operations(model: PolicyModel, rows: Rows, config: PreTrainedConfig, weights
     """Of the products that learning from the rows once takes."""
     lengths = (rows["mask"].sum(1) + rows["prompt_mask"].sum(1)).double()
     head = config.vocab_size * config.hidden_size
-    whole = sum(parameter.numel() for name, parameter in model.lm.named_parameters() if ".lora_" not in name)
-    body = whole - head * (1 if config.tie_word_embeddings else 2)
+    base_size = sum(parameter.numel() for name, parameter in model.lm.named_parameters() if ".lora_" not in name)
+    body = base_size - head * (1 if config.tie_word_embeddings else 2)
     forward = 2.0 * body * float(lengths.sum()) + 2.0 * head * float(rows["mask"].sum())
     attention = 2.0 * config.num_hidden_layers * config.hidden_size * float((lengths**2).sum())  # half of all pairs
     return forward * (3.0 if weights == "full" else 2.0) + 3.0 * attention

@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
         pioneers, observers = measure_influence(algorithm, options.queries)
     finally:
         algorithm.stop()
-    found = components(observers)
+    parts = components(observers)
     low, high = share_interval(observers)
     print(
         json.dumps(
@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> None:
                 "queries": len(pioneers),
                 "pioneer": float(pioneers.mean()),
                 "observer": float(observers.mean()),
-                **{f"variance_{name}": value for name, value in found._asdict().items()},
-                "influence": found.share,
+                **{f"variance_{name}": value for name, value in parts._asdict().items()},
+                "influence": parts.share,
                 "interval": [low, high],
             },
             indent=1,

@@ -83,7 +83,7 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
         The turns of `ours`, `earlier`, `bare` and `lean`; response tokens, and matrix products in GFLOP, of an update.
     """
     learners = build(s)
-    played, samples = play(s)
+    rows_by_policy, samples = play(s)
     reference = learners[s.policy_ids[0]].model.reference()
     bare = {policy_id: BarePPO(s, reference) for policy_id in s.policy_ids}
     updates = iter(range(1_000_000))
@@ -94,14 +94,14 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
 
     turns = alternate(
         {
-            "ours": lambda: learn(learners, played, s, next(updates)),
-            "earlier": lambda: earlier(learners, played, s, next(updates)),
+            "ours": lambda: learn(learners, rows_by_policy, s, next(updates)),
+            "earlier": lambda: update_as_before(learners, rows_by_policy, s, next(updates)),
             "bare": lambda: plain(True),
             "lean": lambda: plain(False),
         },
         rounds,
     )
-    flat = [sample for own in samples.values() for sample in own]
+    flat = [sample for policy_samples in samples.values() for sample in policy_samples]
     responses = sum(len(sample.response) for sample in flat)
     tokens = responses + sum(len(sample.prompt) for sample in flat)
     body = reference.num_parameters(exclude_embeddings=True)
@@ -112,7 +112,9 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
     return turns, responses, 2e-9 * passes * (body * tokens + head * responses)
 
 
-def earlier(learners: Mapping[str, PolicyLearner], played: Mapping[str, Rows], s: Settings, update: int) -> None:
+def update_as_before(
+    learners: Mapping[str, PolicyLearner], rows_by_policy: Mapping[str, Rows], s: Settings, update: int
+) -> None:
     """One update as it once was: micro-batches of rows sorted by their prompts first, and Adam a loop over tensors."""
 
     def by_prompts(rows: Rows) -> torch.Tensor:
@@ -122,7 +124,7 @@ def earlier(learners: Mapping[str, PolicyLearner], played: Mapping[str, Rows], s
     for group in groups:
         group.update(fused=False, foreach=False)
     with patch("policies.learning.rows.by_length", by_prompts):
-        learn(learners, played, s, update)
+        learn(learners, rows_by_policy, s, update)
     for group in groups:
         group.update(fused=True, foreach=None)
 
@@ -141,17 +143,20 @@ def product_speed(s: Settings) -> float:
 
 def build(s: Settings) -> dict[str, PolicyLearner]:
     """Each LLM's learner as an algorithm builds it, with one intra-op thread pool as pinned by OMP_NUM_THREADS."""
-    told = module_config(s, "llm_1")
-    path = model_path(told.pop("model"))
+    model_config = module_config(s, "llm_1")
+    path = model_path(model_config.pop("model"))
     return {
-        name: PolicyLearner(PolicyModel(path, **told), s.hyperparameters, name=name, stream=stream)
+        name: PolicyLearner(PolicyModel(path, **model_config), s.hyperparameters, name=name, stream=stream)
         for stream, name in enumerate(s.policy_ids)
     }
 
 
-def learn(learners: Mapping[str, PolicyLearner], played: Mapping[str, Rows], s: Settings, update: int) -> None:
+def learn(learners: Mapping[str, PolicyLearner], rows_by_policy: Mapping[str, Rows], s: Settings, update: int) -> None:
     """One update, in the three steps of `Cory.training_step`."""
-    rows = {name: {**each, **learners[name].score(each)} for name, each in played.items()}
+    rows = {
+        name: {**rows_of_policy, **learners[name].score(rows_of_policy)}
+        for name, rows_of_policy in rows_by_policy.items()
+    }
     estimations = {name: Estimation(s.hyperparameters) for name in rows}
     for name, rewards in assign_credit(rows, s.credit_assignment, estimations).items():
         rows[name]["rewards"] = rewards
@@ -187,9 +192,9 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
             )
         )
     samples: dict[str, list[Sample]] = {}
-    for each in episodes:
-        for agent in each.agent_episodes.values():
-            seen, response = agent.observations[0], agent.actions[0]
-            prompt = seen["tokens"][: seen["length"]].tolist()
-            samples.setdefault(agent.policy_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
+    for episode in episodes:
+        for agent in episode.agent_episodes.values():
+            observation, response = agent.observations[0], agent.actions[0]
+            prompt = observation["tokens"][: observation["length"]].tolist()
+            samples.setdefault(agent.module_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
     return rows_of(episodes), samples

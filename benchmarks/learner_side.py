@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from benchmarks.learner import build, learn, play
 from benchmarks.processes import watched_memory
-from benchmarks.side import Took, asked
+from benchmarks.side import Took, read_work
 from policies.settings.settings import make_settings
 
 
 def main() -> None:
     """Builds the learner, updates it and answers."""
-    work, took = asked(), Took()
+    work, took = read_work(), Took()
     settings = make_settings(work["settings"])
     with watched_memory() as peak:
         learners = build(settings)

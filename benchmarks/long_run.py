@@ -119,15 +119,15 @@ def _path() -> list[Path]:
 
 def look(pid: int, update: int) -> Look:
     """Adds up what a process and its descendants hold."""
-    found = Look(update)
+    sample = Look(update)
     for kind, process in kinds(psutil.Process(pid)):
         try:
             size, handles = process.memory_full_info().uss / 1e6, process.num_fds()
         except psutil.Error:
             continue
-        found.megabytes[kind] = found.megabytes.get(kind, 0.0) + size
-        found.handles[kind] = found.handles.get(kind, 0) + handles
-    return found
+        sample.megabytes[kind] = sample.megabytes.get(kind, 0.0) + size
+        sample.handles[kind] = sample.handles.get(kind, 0) + handles
+    return sample
 
 
 def growth(looks: list[Look]) -> tuple[dict[str, float], dict[str, int]]:
@@ -139,7 +139,7 @@ def growth(looks: list[Look]) -> tuple[dict[str, float], dict[str, int]]:
     settled = looks[int(SETTLED * len(looks)) :]
     third = max(len(settled) // 3, 1)
     early, late = settled[:third], settled[-third:]
-    kinds_seen = sorted({kind for found in settled for kind in found.megabytes})
+    kinds_seen = sorted({kind for sample in settled for kind in sample.megabytes})
     megabytes = {
         kind: _median([x.megabytes.get(kind, 0.0) for x in late]) - _median([x.megabytes.get(kind, 0.0) for x in early])
         for kind in kinds_seen
@@ -187,24 +187,24 @@ def run(folder: Path, quick: bool) -> Record:
     updates, kills = (60, 2) if quick else (1000, 10)
     record = Record("long_run", CLAIM, {"updates": updates, "kills": kills, "words": SETTINGS})
     since = time.time()
-    with short_folder() as place:
-        calm = SmallRun(place, "vllm", updates)
+    with short_folder() as folder:
+        calm = SmallRun(folder, "vllm", updates)
         looks = calm.run_to_its_end(every=updates // 20)
         megabytes, handles = growth(looks)
-        record.detail["looks"] = [vars(found) for found in looks]
+        record.detail["looks"] = [vars(sample) for sample in looks]
         for kind, size in megabytes.items():
             record.figures.append(Figure(f"{kind}: memory gained", size, "MB", at_most=10.0))
             record.figures.append(Figure(f"{kind}: handles gained", handles[kind], at_most=0))
         left = sorted(entry.name for entry in calm.temporary.iterdir())
         record.figures.append(Figure("temporary files left", len(left), at_most=0))
-    with short_folder() as place:
-        shaken = SmallRun(place, "vllm", updates)
+    with short_folder() as folder:
+        shaken = SmallRun(folder, "vllm", updates)
         chance = random.Random(0)
         for kill in range(kills):
             shaken.kill_after(max(shaken.update, 0) + 1 + chance.randrange(updates // (2 * kills)), chance.random())
             record.detail[f"kill {kill}"] = shaken.update
         shaken.run_to_its_end(every=updates)
-        recorded = [json.loads(line)["update"] for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+        recorded = [json.loads(line)["update"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
         lost = len(set(range(updates + 1)) - set(recorded)) + len(recorded) - len(set(recorded))
         record.figures.append(Figure(f"updates lost or doubled over {kills} kills", lost, at_most=0))
     left = left_in_shared_memory(since)

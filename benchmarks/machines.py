@@ -59,7 +59,7 @@ class Machines:
         for device in (inside, "lo"):
             _ip("-n", name, "link", "set", device, "up")
         words = (f"--address={self.address}", f"--node-ip-address={address}", f"--num-cpus={cpus}")
-        self._nodes.append(self._start(name, *words, within=("ip", "netns", "exec", name)))
+        self._nodes.append(self._start(name, *words, namespace=("ip", "netns", "exec", name)))
         return number
 
     def cut(self, node: int) -> None:
@@ -83,17 +83,17 @@ class Machines:
     def _name(self, number: int) -> str:
         return f"{self._bridge}-{number}"
 
-    def _start(self, name: str, *words: str, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *words: str, namespace: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         temporary = self._folder / name
         temporary.mkdir()
-        said = temporary / "output.txt"
-        with said.open("wb") as output:
+        log = temporary / "output.txt"
+        with log.open("wb") as output:
             process = subprocess.Popen(
-                [*within, *_START, *words, f"--temp-dir={temporary}"], stdout=output, stderr=output
+                [*namespace, *_START, *words, f"--temp-dir={temporary}"], stdout=output, stderr=output
             )
-        wait_until(lambda: "Ray runtime started." in said.read_text() or process.poll() is not None, _UP)
+        wait_until(lambda: "Ray runtime started." in log.read_text() or process.poll() is not None, _UP)
         if process.poll() is not None:
-            raise RuntimeError(f"Ray did not start:\n{said.read_text()}")
+            raise RuntimeError(f"Ray did not start:\n{log.read_text()}")
         return process
 
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.adapters import alike
+from benchmarks.adapters import equal_lengths
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record
 from benchmarks.sharding import AT_REST, RETURNED, start
@@ -37,7 +37,7 @@ def run(folder: Path, quick: bool) -> Record:
             "max_response_tokens": 64,
             "reward": "benchmarks.no_reward:zero",
         },
-    } | alike(folder)
+    } | equal_lengths(folder)
     os.environ |= RETURNED  # to the processes that are started
     record = Record("memory", CLAIM, settings | RETURNED)
     ratios = []
@@ -46,12 +46,14 @@ def run(folder: Path, quick: bool) -> Record:
         for weights in ("full", "lora"):
             for dtype in ("fp32", "bf16"):
                 of_one = settings | {"model": model, "weights": weights, "dtype": dtype}
-                found, need = start(of_one, 1, folder)[0], estimated(of_one)
-                for when, measured, planned in zip(("at rest", "peak"), (found.rest, found.peak), need, strict=True):
+                measured, need = start(of_one, 1, folder)[0], estimated(of_one)
+                for when, size_bytes, planned in zip(
+                    ("at rest", "peak"), (measured.rest, measured.peak), need, strict=True
+                ):
                     how = f"{size} {weights} {dtype}: {when}"
-                    ratios.append(measured / planned)
+                    ratios.append(size_bytes / planned)
                     record.figures += [
-                        Figure(how, measured / 1e6, "MB"),
+                        Figure(how, size_bytes / 1e6, "MB"),
                         Figure(f"{how}, of the estimate", ratios[-1], "×"),
                     ]
                     print(record.figures[-2], record.figures[-1].value, flush=True)

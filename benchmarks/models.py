@@ -83,7 +83,7 @@ def make_model(name: str, folder: Path) -> str:
 def _tokenizer(vocabulary: int) -> str:
     """The bundled tokenizer, with made-up words up to the vocabulary that each decode and encode as one token."""
     content = json.loads((DEFAULT_TOKENIZER / "tokenizer.json").read_text())
-    known = len(content["model"]["vocab"])
+    vocabulary_size = len(content["model"]["vocab"])
     content["added_tokens"] += [
         {
             "id": token,
@@ -94,6 +94,6 @@ def _tokenizer(vocabulary: int) -> str:
             "normalized": False,
             "special": False,
         }
-        for token in range(known, vocabulary)
+        for token in range(vocabulary_size, vocabulary)
     ]
     return json.dumps(content)

@@ -68,16 +68,16 @@ def _start_nodes(orders: Connection, folder: str) -> None:
     orders.send(cluster.address)
     nodes: list[Any] = []
     while True:
-        order, what = orders.recv()
+        order, argument = orders.recv()
         if order == "add":
-            cpus, resources = what
+            cpus, resources = argument
             nodes.append(cluster.add_node(num_cpus=cpus, resources=resources))
             orders.send(len(nodes) - 1)
             continue
-        processes = [info.process for kind in nodes[what].all_processes.values() for info in kind]
+        processes = [info.process for kind in nodes[argument].all_processes.values() for info in kind]
         for parent in [psutil.Process(process.pid) for process in processes if process.poll() is None]:
             kill(parent, *parent.children(recursive=True))
-        cluster.remove_node(nodes[what], allow_graceful=False)
+        cluster.remove_node(nodes[argument], allow_graceful=False)
         orders.send(None)
 
 
@@ -92,14 +92,14 @@ def kill(*processes: psutil.Process) -> None:
 
 def named(start: str) -> list[psutil.Process]:
     """This process's living descendants whose command starts like this, such as `ray::ChainRunner`."""
-    found = []
+    results = []
     for process in psutil.Process().children(recursive=True):
         try:
             if process.status() != psutil.STATUS_ZOMBIE and " ".join(process.cmdline()).startswith(start):
-                found.append(process)
+                results.append(process)
         except psutil.Error:
             continue  # it has just ended
-    return found
+    return results
 
 
 def wait_until(true: Callable[[], object], seconds: float, every: float = 0.1) -> None:

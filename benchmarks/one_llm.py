@@ -58,8 +58,10 @@ def measure(options: argparse.Namespace, path: str) -> None:
     rows = random_rows(options, model.lm.config.get_text_config().vocab_size)
     tokens = int(rows["mask"].sum() + rows["prompt_mask"].sum())
     trained = sum(parameter.numel() for parameter in learner.parameters)
-    held = sum(parameter.numel() for parameter in model.lm.parameters())
-    print(f"{held / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained, {tokens} tokens a pass, on {device}")
+    num_parameters = sum(parameter.numel() for parameter in model.lm.parameters())
+    print(
+        f"{num_parameters / 1e6:.1f} M parameters, {trained / 1e6:.1f} M trained, {tokens} tokens a pass, on {device}"
+    )
     seconds = []
     for update in range(options.updates):
         started = time.perf_counter()
@@ -74,22 +76,22 @@ def measure(options: argparse.Namespace, path: str) -> None:
     passes = (
         2 + 3 * hyper.num_epochs
     )  # policy and reference score once; an epoch goes forward and, twice as dear, backward
-    found = {
+    results = {
         "seconds_per_update": fastest,
         "tokens_per_second": hyper.num_epochs * tokens / fastest,
-        "teraflops": 2e-12 * passes * held * tokens / fastest,
+        "teraflops": 2e-12 * passes * num_parameters * tokens / fastest,
         "peak_gb": peak_memory(device) / 1e9,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "options": vars(options),
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(results, indent=1))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.one_llm", description=__doc__)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", help="a folder or hub id")
-    what.add_argument("--shape", choices=SHAPES, default="5M", help="a random Llama of about this size (default: 5M)")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--model", help="a folder or hub id")
+    group.add_argument("--shape", choices=SHAPES, default="5M", help="a random Llama of about this size (default: 5M)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bf16", "fp32"), help="compute type")
     parser.add_argument("--rows", type=int, default=64, help="responses per update (default: 64)")
@@ -127,10 +129,10 @@ def random_rows(options: argparse.Namespace, vocabulary: int) -> Rows:
     random = np.random.default_rng(0)
     prompts, responses = (
         [
-            random.integers(1, vocabulary, random.integers((most + 1) // 2, most + 1)).tolist()
+            random.integers(1, vocabulary, random.integers((limit + 1) // 2, limit + 1)).tolist()
             for _ in range(options.rows)
         ]
-        for most in (options.prompt, options.response)
+        for limit in (options.prompt, options.response)
     )
     rewards = random.normal(size=options.rows)
     logprobs = [[0.0] * len(response) for response in responses]

@@ -92,36 +92,46 @@ def measure(record: Record, label: str, values: dict[str, Any], updates: int) ->
     time.sleep(IDLE_SECONDS)
     idle = account(algorithm)
     algorithm.stop()
-    spent = {what: (seconds - before.get(what, 0.0)) / updates for what, seconds in after.items()}
+    spent = {name: (seconds - before.get(name, 0.0)) / updates for name, seconds in after.items()}
     daemons = spent.pop(DAEMONS, 0.0)
-    whole = sum(spent.values())
+    total_seconds = sum(spent.values())
     rest = spent["driver: rest"] + spent["runner: rest"]
     idle_threads = spent["runner: vLLM's waiting threads"]
     record.figures += [
-        Figure(f"{label}: RLlib and our glue", 100 * rest / whole, "% of CPU time", at_most=5.0),
-        Figure(f"{label}: the same with vLLM's waiting threads", 100 * (rest + idle_threads) / whole, "% of CPU time"),
-        Figure(f"{label}: the same with Ray's daemons", 100 * (rest + daemons) / (whole + daemons), "% of CPU time"),
-        Figure(f"{label}: an update", whole, "CPU-s"),
+        Figure(f"{label}: RLlib and our glue", 100 * rest / total_seconds, "% of CPU time", at_most=5.0),
+        Figure(
+            f"{label}: the same with vLLM's waiting threads",
+            100 * (rest + idle_threads) / total_seconds,
+            "% of CPU time",
+        ),
+        Figure(
+            f"{label}: the same with Ray's daemons", 100 * (rest + daemons) / (total_seconds + daemons), "% of CPU time"
+        ),
+        Figure(f"{label}: an update", total_seconds, "CPU-s"),
     ]
     record.detail[label] = {
         "cpu_seconds_per_update": {**spent, DAEMONS: daemons},
         "wall_seconds_per_update": wall,
-        "idle_cpu_share": {what: (seconds - after[what]) / IDLE_SECONDS for what, seconds in idle.items()},
+        "idle_cpu_share": {name: (seconds - after[name]) / IDLE_SECONDS for name, seconds in idle.items()},
         "updates": updates,
     }
 
 
 def account(algorithm: Cory) -> dict[str, float]:
     """CPU seconds so far: `process: phase`, what is left of each process, and Ray's daemons."""
-    whole = cpu_seconds()
+    total_seconds = cpu_seconds()
     phases = {
         "driver": dict(METER.seconds),
         "runner": on_runner(algorithm, read_meter),
     }
-    spent = {f"{process}: {phase}": seconds for process, own in phases.items() for phase, seconds in own.items()}
-    for process, own in phases.items():
-        spent[f"{process}: rest"] = whole[process] - sum(own.values())
-    return spent | {"reward": whole.get("reward", 0.0), DAEMONS: whole.get(DAEMONS, 0.0)}
+    spent = {
+        f"{process}: {phase}": seconds
+        for process, seconds_by_phase in phases.items()
+        for phase, seconds in seconds_by_phase.items()
+    }
+    for process, seconds_by_phase in phases.items():
+        spent[f"{process}: rest"] = total_seconds[process] - sum(seconds_by_phase.values())
+    return spent | {"reward": total_seconds.get("reward", 0.0), DAEMONS: total_seconds.get(DAEMONS, 0.0)}
 
 
 def on_runner(algorithm: Cory, function: Callable[[ChainRunner], Any]) -> Any:

@@ -77,24 +77,25 @@ def measure(runner: ChainRunner, label: str, rounds: int, detail: dict[str, Any]
         RoleMapping(s.roles, s.policy_ids),
         [PromptRef(query) for query in range(s.queries_per_update)],
     )
-    taken = [0]
+    counter = [0]
     for engine in generator.engines.values():
-        engine.llm_engine.step = counted(engine.llm_engine.step, taken)
-    ways = {"own pace": generator, "lockstep": Lockstep(generator)}
-    rollouts: dict[str, list[Rollout]] = {way: [] for way in ways}
-    steps = dict.fromkeys(ways, 0)
+        engine.llm_engine.step = counted(engine.llm_engine.step, counter)
+    modes = {"own pace": generator, "lockstep": Lockstep(generator)}
+    rollouts: dict[str, list[Rollout]] = {mode: [] for mode in modes}
+    steps = dict.fromkeys(modes, 0)
 
-    def play(way: str) -> None:
-        taken[0], runner.generator = 0, cast(Generator, ways[way])
-        rollouts[way].append(runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0))
-        steps[way] = taken[0]
+    def play(mode: str) -> None:
+        counter[0], runner.generator = 0, cast(Generator, modes[mode])
+        rollouts[mode].append(runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0))
+        steps[mode] = counter[0]
 
-    took = alternate({way: partial(play, way) for way in ways}, rounds)
+    took = alternate({mode: partial(play, mode) for mode in modes}, rounds)
     if rollouts["own pace"][0].samples != rollouts["lockstep"][0].samples:
-        raise RuntimeError("The two ways played other chains.")
+        raise RuntimeError("The two modes generated different chains.")
     runner.generator = generator
     seconds = {
-        way: [rollout.counters["rollout_seconds"] for rollout in played[-rounds:]] for way, played in rollouts.items()
+        mode: [rollout.counters["rollout_seconds"] for rollout in mode_rollouts[-rounds:]]
+        for mode, mode_rollouts in rollouts.items()
     }
     detail[label] = {
         "cpu_seconds": took.cpu,
@@ -112,11 +113,11 @@ def measure(runner: ChainRunner, label: str, rounds: int, detail: dict[str, Any]
     ]
 
 
-def counted(step: Callable[[], Any], taken: list[int]) -> Callable[[], Any]:
+def counted(step: Callable[[], Any], steps: list[int]) -> Callable[[], Any]:
     """An engine's step that counts itself."""
 
     def counting() -> Any:
-        taken[0] += 1
+        steps[0] += 1
         return step()
 
     return counting

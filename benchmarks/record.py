@@ -39,7 +39,7 @@ class BenchmarkError(RuntimeError):
 class Figure:
     """One number. `at_least` or `at_most` is its target, if it has one."""
 
-    what: str
+    label: str
     value: float
     unit: str = ""
     at_least: float | None = None
@@ -64,9 +64,9 @@ class Figure:
         return "" if self.at_most is None else f"≤ {self.at_most:g}"
 
 
-def median(what: str, runs: Sequence[float], unit: str = "", **target: float | None) -> Figure:
+def median(label: str, runs: Sequence[float], unit: str = "", **target: float | None) -> Figure:
     """The median of several measurements, which are kept."""
-    return Figure(what, statistics.median(runs), unit, runs=tuple(runs), **target)
+    return Figure(label, statistics.median(runs), unit, runs=tuple(runs), **target)
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Record:
         for figure in self.figures:
             spread = f"{min(figure.runs):.3g} … {max(figure.runs):.3g}" if len(figure.runs) > 1 else ""
             met = {True: "yes", False: "NO", None: ""}[figure.met]
-            table.add_row(figure.what, f"{figure.value:.4g}", figure.unit, spread, figure.target, met)
+            table.add_row(figure.label, f"{figure.value:.4g}", figure.unit, spread, figure.target, met)
         Console(width=max(Console().width, 120)).print(table)
 
 

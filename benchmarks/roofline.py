@@ -115,8 +115,8 @@ def main(argv: list[str] | None = None) -> None:
         for preset, (size, nodes) in PRESETS.items():
             settings = resolve(preset, [], [f"model={paths[size]}", "dtype=bf16"])
             parts = update(settings, shapes(settings)[0], Machine(), nodes)
-            whole = sum(parts[name] for name in ("rollout", "score", "learn", "sync"))
-            times.add_row(preset, *(f"{seconds:.1f} s" for seconds in parts.values()), f"{whole:.1f} s")
+            total = sum(parts[name] for name in ("rollout", "score", "learn", "sync"))
+            times.add_row(preset, *(f"{seconds:.1f} s" for seconds in parts.values()), f"{total:.1f} s")
             of_parts = spent(settings, shapes(settings)[0], Machine(), nodes)
             shares.add_row(preset, *(f"{abs(share):.1%}" for share in of_parts.values()))
         needed = Table("GPUs per LLM that learn it", *MODELS)
@@ -136,10 +136,10 @@ def least_gpus(path: Path, weights: str) -> int | None:
 
 def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:
     """Seconds of each part of one update."""
-    ranks, llms = s.shards_per_policy or 1, len(s.policy_ids)
+    ranks, num_policies = s.shards_per_policy or 1, len(s.policy_ids)
     tokens = s.responses * (s.max_prompt_tokens / 2 + s.max_response_tokens) / ranks
     at_once = s.micro_batch_size * (s.max_prompt_tokens / 2 + s.max_response_tokens)
-    turns = 1 if s.shards_per_policy else llms  # one learner that has all LLMs takes one after another
+    turns = 1 if s.shards_per_policy else num_policies  # one learner that has all LLMs takes one after another
     trained = model.parameters if s.lora is None else model.adapter
     forward = 2.0 * model.parameters * tokens / machine.arithmetic
     gather = 2.0 * model.parameters / (machine.link if ranks <= 8 and nodes == 1 else machine.network)
@@ -155,7 +155,7 @@ def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str,
     read = (2.0 * model.parameters + 2.0 * model.heads * model.head * context * per_engine) / parts / machine.memory
     decode = s.max_response_tokens * max(read, 2.0 * model.parameters * per_engine / parts / machine.arithmetic)
     sent = 4.0 * trained
-    sync = llms * (sent / machine.host + sent / machine.engine)
+    sync = num_policies * (sent / machine.host + sent / machine.engine)
     return {
         "rollout": s.num_agents * (prefill + decode),
         "score": turns * max(2.0 * forward, 2.0 * gathers * gather),
@@ -197,9 +197,9 @@ def spent(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, 
         "save": save * gpus,
         "waiting": parts["rollout"] * (gpus - runners) + (learning + late) * (gpus - learners),
     }
-    whole = (parts["rollout"] + learning + late + parts["sync"] + save) * gpus
-    assert math.isclose(sum(seconds.values()), whole)
-    return {name: seconds[name] / whole for name in LOST}
+    total = (parts["rollout"] + learning + late + parts["sync"] + save) * gpus
+    assert math.isclose(sum(seconds.values()), total)
+    return {name: seconds[name] / total for name in LOST}
 
 
 def uneven(s: Settings) -> float:
@@ -216,8 +216,8 @@ def uneven(s: Settings) -> float:
     order = np.lexsort((rows["prompt_mask"].sum(1).numpy(), rows["mask"].sum(1).numpy()))
     costs = []
     for rank in range(ranks):
-        own = take(rows, torch.from_numpy(order[rank::ranks].copy()))
-        micro = (trimmed(own, index) for index in places(own, s.micro_batch_size, s.micro_batch_tokens))
+        rank_rows = take(rows, torch.from_numpy(order[rank::ranks].copy()))
+        micro = (trimmed(rank_rows, index) for index in places(rank_rows, s.micro_batch_size, s.micro_batch_tokens))
         costs.append([float(part["prompts"].numel() + part["responses"].numel()) for part in micro])
     steps = max(map(len, costs))
     slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))

@@ -23,10 +23,10 @@ def run(folder: Path, quick: bool) -> Record:
         **{"runner_resources": "node=1"},
     }
     record = Record("runners", CLAIM, settings)
-    alone = 0.0
+    baseline = 0.0
     for runners in (1, 2, 3):
-        with short_folder() as place:
-            nodes = Nodes(place)
+        with short_folder() as folder:
+            nodes = Nodes(folder)
             try:
                 for _ in range(runners):
                     nodes.add(1, node=1)
@@ -36,7 +36,7 @@ def run(folder: Path, quick: bool) -> Record:
                 nodes.close()
         speeds = [tokens / phases["rollout"] for tokens, phases in zip(took.tokens, took.phases, strict=True)]
         figure = median(f"{runners} runners: response tokens per second of the rollout", speeds, "1/s")
-        alone = alone or figure.value
-        record.figures += [figure, Figure(f"{runners} runners: times as fast as one", figure.value / alone)]
+        baseline = baseline or figure.value
+        record.figures += [figure, Figure(f"{runners} runners: times as fast as one", figure.value / baseline)]
         record.detail[f"{runners} runners"] = vars(took)
     return record

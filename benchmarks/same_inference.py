@@ -57,17 +57,17 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     arms = {"single": options.single, "chain": options.chain}
     runs = {name: _runs(options.study, arm) for name, arm in arms.items()}
-    both = sorted(runs["single"].keys() & runs["chain"].keys())
-    seeds = both if options.seeds is None else options.seeds
-    if not seeds or not set(seeds) <= set(both):
-        parser.error(f"runs of both {options.single} and {options.chain} in {options.study} are of the seeds {both}")
+    seeds = sorted(runs["single"].keys() & runs["chain"].keys())
+    seeds = seeds if options.seeds is None else options.seeds
+    if not seeds or not set(seeds) <= set(seeds):
+        parser.error(f"runs of both {options.single} and {options.chain} in {options.study} are of the seeds {seeds}")
     for temperature in options.temperatures:
         by_seed = [
             {
-                f"{name}, {who}": figure
+                f"{name}, {label}": figure
                 for name in arms
-                for who, figure in _evaluate(runs[name][seed], temperature, options.queries, options.votes).items()
-                if name == "single" or "untrained" not in who  # which is the same model
+                for label, figure in _evaluate(runs[name][seed], temperature, options.queries, options.votes).items()
+                if name == "single" or "untrained" not in label  # which is the same model
             }
             for seed in seeds
         ]
@@ -83,19 +83,25 @@ def _runs(study: Path, arm: str) -> dict[int, Path]:
 def _evaluate(run: Path, temperature: float, queries: int, votes: list[int]) -> Figures:
     """Evaluates the last update's policy and the untrained model, in both roles of a chain of two."""
     out = run.with_name(f"{run.name}.at-{temperature:g}-{max(votes)}x{queries}")
-    asked = ["--checkpoint", "latest", "--agents", "2", "--samples", str(max(votes)), "--queries", str(queries)]
-    command = [*asked, "--out", str(out), "--quiet", f"temperature={temperature:g}"]
+    options_given = ["--checkpoint", "latest", "--agents", "2", "--samples", str(max(votes)), "--queries", str(queries)]
+    command = [*options_given, "--out", str(out), "--quiet", f"temperature={temperature:g}"]
     evaluate = [sys.executable, "-m", "cory_rllib", "evaluate", str(run), *command]
     subprocess.run(evaluate, check=True, stdout=sys.stderr)
     answers: dict[str, dict[int, list[Answer]]] = defaultdict(lambda: defaultdict(list))
     for lineup, query, answer in _answers(out / "responses.jsonl"):
         answers[WHO[lineup]][query].append(answer)
     figures: Figures = {}
-    for who, by_query in answers.items():
-        figures[who] = float(np.mean([answer.reward for found in by_query.values() for answer in found]))
-        figures[f"{who}, tokens"] = float(np.mean([answer.tokens for found in by_query.values() for answer in found]))
+    for label, by_query in answers.items():
+        figures[label] = float(
+            np.mean([answer.reward for answers_to_query in by_query.values() for answer in answers_to_query])
+        )
+        figures[f"{label}, tokens"] = float(
+            np.mean([answer.tokens for answers_to_query in by_query.values() for answer in answers_to_query])
+        )
         for count in votes:
-            figures[f"{who}, vote of {count}"] = float(np.mean([_vote(found[:count]) for found in by_query.values()]))
+            figures[f"{label}, vote of {count}"] = float(
+                np.mean([_vote(answers_to_query[:count]) for answers_to_query in by_query.values()])
+            )
     return figures
 
 
@@ -115,9 +121,9 @@ def _answers(responses: Path) -> Iterator[tuple[str, int, Answer]]:
                     )
 
 
-def _vote(found: list[Answer]) -> float:
+def _vote(answers_to_query: list[Answer]) -> float:
     """Returns the task reward of the commonest text, of several the one that came first."""
-    [((_, reward), _)] = Counter((answer.text, answer.reward) for answer in found).most_common(1)
+    [((_, reward), _)] = Counter((answer.text, answer.reward) for answer in answers_to_query).most_common(1)
     return reward
 
 
@@ -125,11 +131,14 @@ def _compared(by_seed: list[Figures]) -> dict[str, object]:
     """Returns each answerer's mean, and what the chain's last answer has over it."""
     last = f"chain, {WHO['llm_1 after llm_1']}"
     compared: dict[str, object] = {}
-    for who in by_seed[0]:
-        compared[who] = {"mean": float(np.mean([each[who] for each in by_seed])), "by_seed": [e[who] for e in by_seed]}
-        more = differences({seed: figures[last] - figures[who] for seed, figures in enumerate(by_seed)})
-        if more is not None and who != last and not who.endswith("tokens"):
-            compared[f"{last}, over {who}"] = more.estimate._asdict() | {"p": more.p}
+    for label in by_seed[0]:
+        compared[label] = {
+            "mean": float(np.mean([by_label[label] for by_label in by_seed])),
+            "by_seed": [e[label] for e in by_seed],
+        }
+        more = differences({seed: figures[last] - figures[label] for seed, figures in enumerate(by_seed)})
+        if more is not None and label != last and not label.endswith("tokens"):
+            compared[f"{last}, over {label}"] = more.estimate._asdict() | {"p": more.p}
     return compared
 
 

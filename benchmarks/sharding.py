@@ -57,28 +57,28 @@ def run(folder: Path, quick: bool) -> Record:
     os.environ |= RETURNED  # to the processes that are started
     record = Record("sharding", CLAIM, settings | RETURNED)
     for weights in ("full", "lora"):
-        alone = start(settings | {"weights": weights}, 1, folder)
+        baseline = start(settings | {"weights": weights}, 1, folder)
         for ranks in (1, 2) if quick else (1, 2, 4):
             of_ranks = settings | {"weights": weights, "shards_per_policy": ranks, "num_learners": ranks}
-            found = start(of_ranks, ranks, folder) if ranks > 1 else alone
-            record.figures += compare(f"{weights}, {ranks} ranks", of_ranks, alone[0], found)
+            measured = start(of_ranks, ranks, folder) if ranks > 1 else baseline
+            record.figures += compare(f"{weights}, {ranks} ranks", of_ranks, baseline[0], measured)
     return record
 
 
-def compare(how: str, settings: dict[str, Any], alone: Found, found: list[Found]) -> list[Figure]:
+def compare(how: str, settings: dict[str, Any], baseline: Found, measured: list[Found]) -> list[Figure]:
     """The worst rank against the plan's estimate, and all of them against one process alone."""
     s = make_settings(settings)
     parts = memory.learner(s, memory.shapes(s)).parts
     share = sum(size for name, size in parts.items() if name in AT_REST)
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
-    rest, peak = max(rank.rest for rank in found), max(rank.peak for rank in found)
-    difference = max(abs(array - found[0].weights[name]).max() for name, array in alone.weights.items())
+    rest, peak = max(rank.rest for rank in measured), max(rank.peak for rank in measured)
+    difference = max(abs(array - measured[0].weights[name]).max() for name, array in baseline.weights.items())
     return [
         Figure(f"{how}: at rest", rest / 1e6, "MB"),
         Figure(f"{how}: at rest, of its share of the state", rest / share, "×", at_most=1.1),
         Figure(f"{how}: peak", peak / 1e6, "MB"),
         Figure(f"{how}: peak, of the plan's without its allowance", peak / planned, "×"),
-        Figure(f"{how}: CPU time of all, of one alone", sum(rank.cpu for rank in found) / alone.cpu, "×"),
+        Figure(f"{how}: CPU time of all, of one alone", sum(rank.cpu for rank in measured) / baseline.cpu, "×"),
         Figure(f"{how}: largest difference of a weight", float(difference), at_most=5e-5),
     ]
 
@@ -138,8 +138,8 @@ def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: 
 def warm_up(settings: dict[str, Any]) -> None:
     """Loads what comes with the first model of a process, and is none of its memory."""
     meta_model(make_settings(settings).model_paths["llm_1"])
-    alone = {"model": BUNDLED_LM, "shards_per_policy": None, "num_learners": 0}
-    s = make_settings(settings | alone)
+    baseline = {"model": BUNDLED_LM, "shards_per_policy": None, "num_learners": 0}
+    s = make_settings(settings | baseline)
     learn(build(s), play(s)[0], s, 0)
 
 

@@ -85,26 +85,26 @@ def need_trl(folder: Path, name: str, install: str) -> None:
         )
 
 
-def asked() -> dict[str, Any]:
+def read_work() -> dict[str, Any]:
     """What this process was asked to measure."""
     words: dict[str, Any] = json.loads(sys.argv[1])
     return words
 
 
-def run_side(module: str, asked: dict[str, Any], **environment: str) -> Took:
+def run_side(module: str, read_work: dict[str, Any], **environment: str) -> Took:
     """Runs `python -m module` and returns what it measured.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, json.dumps(asked)],
+        [sys.executable, "-W", "ignore", "-m", module, json.dumps(read_work)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    found = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if done.returncode or not found:
+    marked = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode or not marked:
         raise RuntimeError(f"{module} failed with exit code {done.returncode}:\n{done.stdout[-3000:]}")
-    return Took(**json.loads(found[-1].removeprefix(_MARK)))
+    return Took(**json.loads(marked[-1].removeprefix(_MARK)))

@@ -31,12 +31,12 @@ def run(folder: Path, quick: bool) -> Record:
     record = Record("startup", CLAIM, {"command": f"cory {' '.join(words)}"})
     rounds = [parts([*words, "--out", str(folder / f"run-{number}")]) for number in range(1 if quick else 5)]
     for part in rounds[0]:
-        record.figures.append(median(part, [each[part] for each in rounds], "s"))
+        record.figures.append(median(part, [seconds[part] for seconds in rounds], "s"))
     before = list(MARKS)[:-1]
-    sums = [sum(each[part] for part in before) for each in rounds]
-    ends = [each[AFTER] for each in rounds]
+    sums = [sum(seconds[part] for part in before) for seconds in rounds]
+    after = [seconds[AFTER] for seconds in rounds]
     record.figures.append(Figure("before the first update", statistics.median(sums), "s", at_most=15.0, runs=sums))
-    record.figures.append(Figure("after the last evaluation", statistics.median(ends), "s", at_most=3.0, runs=ends))
+    record.figures.append(Figure("after the last evaluation", statistics.median(after), "s", at_most=3.0, runs=after))
     record.detail["rounds"] = rounds
     return record
 
@@ -47,16 +47,16 @@ def parts(words: list[str]) -> dict[str, float]:
     Raises:
         RuntimeError: the run fails, or lacks one of the lines.
     """
-    left, found, seen = list(MARKS.items()), {}, []
+    left, parts, times = list(MARKS.items()), {}, []
     last = time.monotonic()
     command = [sys.executable, "-u", "-m", "cory_rllib", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
-            seen.append(line)
+            times.append(line)
             if left and re.match(left[0][1], line):
                 now = time.monotonic()
-                found[left.pop(0)[0]] = now - last
+                parts[left.pop(0)[0]] = now - last
                 last = now
     if process.returncode or left:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(seen[-20:])}")
-    return found | {AFTER: time.monotonic() - last}
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(times[-20:])}")
+    return parts | {AFTER: time.monotonic() - last}

@@ -30,11 +30,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("arms", nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", required=True, help="two or more, whose runs are done")
     options = parser.parse_args(argv)
-    found = {}
+    results = {}
     for arm in options.arms:
         runs = [options.study / "runs" / arm / f"seed_{seed}" for seed in options.seeds]
-        found[arm] = accounts([steps(open_trained(run, "latest")) for run in runs])
-    print(json.dumps(found, indent=1))
+        results[arm] = accounts([steps(open_trained(run, "latest")) for run in runs])
+    print(json.dumps(results, indent=1))
 
 
 def steps(trained: PolicySet) -> list[Vector]:
@@ -51,12 +51,12 @@ def accounts(runs: list[list[Vector]]) -> dict[str, float]:
     """Splits the squared steps of two runs or more, of full weights, into the parts that the module names."""
     means = np.stack([np.mean(run, axis=0) for run in runs])
     center = means.mean(axis=0)
-    luck = float(np.square(means - center).sum() / (len(runs) - 1))
-    found = {"common": float(np.square(center).sum()) - luck / len(runs), "luck": luck}
+    noise = float(np.square(means - center).sum() / (len(runs) - 1))
+    parts = {"common": float(np.square(center).sum()) - noise / len(runs), "luck": noise}
     if len(runs[0]) > 1:
-        apart = [np.square(step - mean).sum() for run, mean in zip(runs, means, strict=True) for step in run]
-        found["apart"] = float(np.mean(apart))
-    return found
+        distances = [np.square(step - mean).sum() for run, mean in zip(runs, means, strict=True) for step in run]
+        parts["apart"] = float(np.mean(distances))
+    return parts
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ def run(folder: Path, quick: bool) -> Record:
     for size in ["test"] if quick else ["5M", "50M", "135M"]:
         model = make_model(size, folder)
         for learners in (1, 2):
-            place = {"model": model, "num_learners": learners, "shards_per_policy": learners}
-            for way in (None, "gloo"):
+            placement = {"model": model, "num_learners": learners, "shards_per_policy": learners}
+            for transfer in (None, "gloo"):
                 ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-                record.figures += measure({**values, **place, "weight_transfer": way}, size)
+                record.figures += measure({**values, **placement, "weight_transfer": transfer}, size)
                 ray.shutdown()
     return record
 

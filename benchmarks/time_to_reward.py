@@ -35,7 +35,7 @@ class Contest:
 
     single: str
     """The preset from which runs of one agent take what `values` and `alone` do not say."""
-    alone: dict[str, Any]
+    settings: dict[str, Any]
     """What makes it a single agent with as many responses an update; a learning rate is each trainer's own."""
     values: dict[str, Any]
     """What all runs share."""
@@ -98,7 +98,7 @@ class Curve:
 
     points: list[tuple[int, float, float]]
     """Updates, seconds since the command without those of evaluations, held-out combined reward."""
-    whole: float
+    total_seconds: float
     """Seconds of the whole command, without those of evaluations."""
 
     def seconds_to(self, level: float) -> float:
@@ -159,29 +159,29 @@ def hold(name: str, folder: Path, quick: bool, record: Record) -> None:
         "sweep": {f"{trainer} {rate}": curve.points for (trainer, rate), curve in tried.items()},
         "curves": {side: [vars(curve) for curve in of_side] for side, of_side in curves.items()},
     }
-    record.figures += [replace(figure, what=f"{name}: {figure.what}") for figure in compare(contest, curves)]
+    record.figures += [replace(figure, label=f"{name}: {figure.label}") for figure in compare(contest, curves)]
 
 
 def compare(contest: Contest, curves: Mapping[str, list[Curve]]) -> list[Figure]:
     """Times and rewards of each side, and how much sooner ours are than TRL's in the same round."""
-    found = []
+    match = []
     for side, of_side in curves.items():
-        found.append(median(f"{side}: the whole command", [curve.whole for curve in of_side], "s"))
-        found.append(median(f"{side}: reward of its last two evaluations", [_late(curve) for curve in of_side]))
+        match.append(median(f"{side}: the whole command", [curve.total_seconds for curve in of_side], "s"))
+        match.append(median(f"{side}: reward of its last two evaluations", [_late(curve) for curve in of_side]))
         for level in contest.levels:
-            found.append(median(f"{side}: until {level}", [curve.seconds_to(level) for curve in of_side], "s"))
+            match.append(median(f"{side}: until {level}", [curve.seconds_to(level) for curve in of_side], "s"))
     for ours_ in contest.ours:
         their, target = "RLOO" if ours_ == "RLOO" else "best", contest.goals.get(ours_)
         names = [name for name in curves if name.startswith("TRL") and their in ("best", name.removeprefix("TRL "))]
         rounds = list(zip(curves[f"ours, {ours_}"], zip(*(curves[name] for name in names), strict=True), strict=True))
-        whole = [min(one.whole for one in others) / own.whole for own, others in rounds]
-        found.append(median(f"{ours_}: whole command, sooner than TRL's {their}", whole, "×", at_least=target))
+        total_seconds = [min(one.total_seconds for one in others) / ours.total_seconds for ours, others in rounds]
+        match.append(median(f"{ours_}: whole command, sooner than TRL's {their}", total_seconds, "×", at_least=target))
         for level in contest.levels:
-            sooner = [min(one.seconds_to(level) for one in others) / own.seconds_to(level) for own, others in rounds]
+            sooner = [min(one.seconds_to(level) for one in others) / ours.seconds_to(level) for ours, others in rounds]
             sooner = [ratio for ratio in sooner if ratio == ratio]  # none of the round's runs got there
             if sooner:
-                found.append(median(f"{ours_}: until {level}, sooner than TRL's {their}", sooner, "×", at_least=target))
-    return found
+                match.append(median(f"{ours_}: until {level}, sooner than TRL's {their}", sooner, "×", at_least=target))
+    return match
 
 
 def theirs(contest: Contest, trainer: str, rate: float, seed: int, folder: Path) -> Curve:
@@ -190,7 +190,7 @@ def theirs(contest: Contest, trainer: str, rate: float, seed: int, folder: Path)
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
-    settings = read_preset(contest.single) | contest.alone | contest.values | {"seed": seed, "lr": rate}
+    settings = read_preset(contest.single) | contest.settings | contest.values | {"seed": seed, "lr": rate}
     began = time.time()
     work = {"settings": settings, "trainer": trainer, "folder": str(folder), "began": began}
     paths = f"{TRL}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}"
@@ -215,22 +215,22 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
-    given = [*words, *_words({**values, "seed": seed})]
-    command = [sys.executable, "-u", "-m", "cory_rllib", "train", *given, "--out", str(folder)]
-    seen, printed = [], {}  # the seconds at which a line came
+    arguments = [*words, *_words({**values, "seed": seed})]
+    command = [sys.executable, "-u", "-m", "cory_rllib", "train", *arguments, "--out", str(folder)]
+    times, printed = [], {}  # the seconds at which a line came
     began = time.time()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_as_a_user()
     ) as process:
         for line in process.stdout or ():
-            seen.append(line)
+            times.append(line)
             if line.startswith("Evaluating the untrained policies"):
                 printed[-1] = time.time() - began
-            elif found := re.match(r" *(\d+)/\d+ +held-out", line):
-                printed[int(found[1])] = time.time() - began
+            elif match := re.match(r" *(\d+)/\d+ +held-out", line):
+                printed[int(match[1])] = time.time() - began
     took = time.time() - began
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(seen[-20:])}")
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(times[-20:])}")
     bare = read_preset(words[0]).get("select_by", "bare") == "bare"
     paused = printed[0] - printed[-1]
     points: list[tuple[int, float, float]] = []

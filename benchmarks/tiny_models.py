@@ -69,24 +69,24 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     """
     tiny = copy.deepcopy(config)
     old = {name: value for name, value in config.to_dict().items() if not isinstance(value, PreTrainedConfig)}
-    known = {**_SIZES, **_SAME_FOR_MAMBA.get(config.model_type, {})}
+    sizes = {**_SIZES, **_SAME_FOR_MAMBA.get(config.model_type, {})}
     heads = next((old[name] for name in ("num_attention_heads", "n_head", "num_heads") if old.get(name)), None)
     hidden = next((old[name] for name in ("hidden_size", "n_embd", "d_model") if old.get(name)), None)
     layers = next((old[name] for name in _LAYERS if isinstance(old.get(name), int)), 0)
-    kept = _layers(old, layers)
+    kept_kinds = _layers(old, layers)
     if "qk_rope_head_dim" in old:  # multi-head latent attention: what is rotated has a width of its own
-        known["head_dim"] = known["qk_rope_head_dim"]
+        sizes["head_dim"] = sizes["qk_rope_head_dim"]
     for name, value in old.items():
         if isinstance(value, list) and len(value) == layers and layers > 1:
-            setattr(tiny, name, [value[index] for index in kept])
+            setattr(tiny, name, [value[index] for index in kept_kinds])
         elif name in _LAYERS:
-            setattr(tiny, name, len(kept))
+            setattr(tiny, name, len(kept_kinds))
         elif name in _KEY_HEADS:
             setattr(tiny, name, HEADS if value in (heads, None) else min(value, 2))
         elif name == "word_embed_proj_dim":
             setattr(tiny, name, HIDDEN if value == hidden else HIDDEN // 2)
-        elif name in known and (value or name == "head_dim"):
-            setattr(tiny, name, known[name])
+        elif name in sizes and (value or name == "head_dim"):
+            setattr(tiny, name, sizes[name])
         elif name.endswith("token_id"):
             setattr(tiny, name, _first(value, 0))
         elif name == "attention_types":  # GPT-Neo's
@@ -146,9 +146,9 @@ def _layers(config: Mapping[str, Any], layers: int) -> list[int]:
     """Places of the layers to keep: the first of every kind, at least two."""
     lists = [value for value in config.values() if isinstance(value, list) and len(value) == layers]
     kinds = [repr([value[index] for value in lists]) for index in range(layers)]
-    kept = sorted({kinds.index(kind) for kind in kinds})
+    kept_kinds = sorted({kinds.index(kind) for kind in kinds})
     least = len(config.get("block_types") or ()) or 2
-    return sorted({*kept, *list(range(layers))[:least]}) if len(kept) < least else kept[:8]
+    return sorted({*kept_kinds, *list(range(layers))[:least]}) if len(kept_kinds) < least else kept_kinds[:8]
 
 
 def _first(value: Any, default: int) -> int | None:
@@ -157,12 +157,12 @@ def _first(value: Any, default: int) -> int | None:
 
 def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary embeddings, per kind of layer or for all; without a scaling whose lists of factors belong to a width."""
-    if any(isinstance(each, Mapping) for each in value.values()):
-        return {name: _rope(each) for name, each in value.items() if isinstance(each, Mapping)}
-    if not any(isinstance(each, list) for each in value.values()):
+    if any(isinstance(entry, Mapping) for entry in value.values()):
+        return {name: _rope(entry) for name, entry in value.items() if isinstance(entry, Mapping)}
+    if not any(isinstance(entry, list) for entry in value.values()):
         return dict(value)
-    kept = {name: value[name] for name in ("rope_theta", "partial_rotary_factor") if value.get(name) is not None}
-    return {"rope_type": "default", **kept}
+    kept_kinds = {name: value[name] for name in ("rope_theta", "partial_rotary_factor") if value.get(name) is not None}
+    return {"rope_type": "default", **kept_kinds}
 
 
 def padding_difference(model: PreTrainedModel) -> float:
@@ -172,8 +172,8 @@ def padding_difference(model: PreTrainedModel) -> float:
         CannotShrink: the family's code does not take such rows.
     """
     rows = _rows()
-    alone = [_logprobs(model, [row])[0] for row in rows]
-    return _largest(alone, _logprobs(model, rows))
+    single = [_logprobs(model, [row])[0] for row in rows]
+    return _largest(single, _logprobs(model, rows))
 
 
 def attention_difference(config: PreTrainedConfig, trust_remote_code: bool = False) -> float | None:
@@ -207,8 +207,8 @@ def _logprobs(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -
     tokens = torch.zeros(len(rows), width + max(len(response) for _, response in rows), dtype=torch.int64)
     mask = torch.zeros_like(tokens)
     for index, (prompt, response) in enumerate(rows):
-        own = slice(width - len(prompt), width + len(response))
-        tokens[index, own], mask[index, own] = torch.tensor(prompt + response), 1
+        span = slice(width - len(prompt), width + len(response))
+        tokens[index, span], mask[index, span] = torch.tensor(prompt + response), 1
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     try:
         logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits

@@ -11,7 +11,7 @@ import torch
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
 from benchmarks.processes import watched_memory
-from benchmarks.side import Took, asked
+from benchmarks.side import Took, read_work
 from cory_env.chain import Chain
 from cory_env.rewards.sentiment import positive_logit
 from policies.settings.settings import Settings, make_settings
@@ -59,7 +59,7 @@ class TwoTrainers:
         s, seconds = self.settings, dict.fromkeys(("rollout", "reward", "learn"), 0.0)
         train = self.chain.task.train
         queries = [
-            train[(self.updates * s.queries_per_update + place) % len(train)] for place in range(s.queries_per_update)
+            train[(self.updates * s.queries_per_update + index) % len(train)] for index in range(s.queries_per_update)
         ]
         earlier: list[list[list[int]]] = [[] for _ in queries]
         turns = []
@@ -81,13 +81,13 @@ class TwoTrainers:
                 eos_token_id=self.chain.stop_token_ids[0],
                 pad_token_id=self.chain.stop_token_ids[0],
             )
-            for own, response in zip(earlier, responses, strict=True):
-                own.append(response.tolist())
+            for texts, response in zip(earlier, responses, strict=True):
+                texts.append(response.tolist())
             turns.append((prompts, responses))
         seconds["rollout"], started = time.perf_counter() - started, time.perf_counter()
         rewards = positive_logit(
             [query.text for query in queries for _ in self.trainers],
-            [self.chain.decode(response) for own in earlier for response in own],
+            [self.chain.decode(response) for texts in earlier for response in texts],
         )
         collective = torch.tensor(rewards).reshape(len(queries), -1).sum(1)
         seconds["reward"], started = time.perf_counter() - started, time.perf_counter()
@@ -95,12 +95,12 @@ class TwoTrainers:
             trainer.step(prompts, responses, list(collective))
         seconds["learn"] = time.perf_counter() - started
         self.updates += 1
-        return sum(len(response) for own in earlier for response in own), seconds
+        return sum(len(response) for texts in earlier for response in texts), seconds
 
 
 def main() -> None:
     """Builds the trainers, runs the updates and answers."""
-    work, took = asked(), Took()
+    work, took = read_work(), Took()
     with watched_memory() as peak:
         loop = TwoTrainers(make_settings(work["settings"]))
         for _ in range(work["warm_up"]):

@@ -49,8 +49,8 @@ class Referee(TrainerCallback):
         """The task's rewards."""
         names = queries[0].columns
         columns = {name: [query.columns[name] for query in queries] for name in names}
-        found = self.worker.rewards([query.text for query in queries], list(responses), columns)
-        return [float(reward) for reward in found if reward is not None]
+        rewards = self.worker.rewards([query.text for query in queries], list(responses), columns)
+        return [float(reward) for reward in rewards if reward is not None]
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, model: PreTrainedModel, **kwargs: Any) -> None:
         """Measures, after the last step of every `eval_every`th update."""

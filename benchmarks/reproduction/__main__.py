@@ -18,7 +18,7 @@ class JudgedClaim(TypedDict):
     source: str
     rule: str
     """By which it is judged."""
-    found: str
+    finding: str
     """The figure, or nothing."""
     small: str
     """What belongs to it: p and effect size."""
@@ -39,22 +39,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 def claims(runs: Sequence[StudyRun]) -> list[JudgedClaim]:
     """Returns every claim that a study among the runs is asked about, with our figure; those that were run first."""
     studies = {run.study for run in runs}
-    asked = [judged for judged in judge_all(runs) if judged.claim.study in studies]
-    return [_shown(judged) for judged in sorted(asked, key=lambda judged: judged.found.verdict == "not run")]
+    selected = [judged for judged in judge_all(runs) if judged.claim.study in studies]
+    return [_shown(judged) for judged in sorted(selected, key=lambda judged: judged.finding.verdict == "not run")]
 
 
 def _shown(judged: Judged) -> JudgedClaim:
-    claim, found = judged
+    claim, finding = judged
     here = f"here by study {claim.study}. Reproduced where " if claim.judge else ""
-    small = [f"p {found.p:.2g}"] if found.p is not None else []
-    small += [f"g {found.effect:+z.1f}"] if found.effect is not None else []
+    small = [f"p {finding.p:.2g}"] if finding.p is not None else []
+    small += [f"g {finding.effect:+z.1f}"] if finding.effect is not None else []
     return JudgedClaim(
         text=claim.text,
         source=claim.source,
         rule=f"{here}{claim.rule}.",
-        found=found.text,
+        finding=finding.text,
         small=" ".join(small),
-        verdict=found.verdict,
+        verdict=finding.verdict,
     )
 
 

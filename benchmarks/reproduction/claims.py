@@ -36,7 +36,7 @@ class Judged(NamedTuple):
     """A claim, and what was found."""
 
     claim: Claim
-    found: Finding
+    finding: Finding
 
 
 def judge_all(runs: Iterable[StudyRun]) -> list[Judged]:
@@ -52,8 +52,8 @@ def judge_all(runs: Iterable[StudyRun]) -> list[Judged]:
 
 
 def _finding(claim: Claim, arms: Arms) -> Finding:
-    found = claim.judge(arms) if claim.judge is not None else None
-    return found or Finding("", "not run")
+    finding = claim.judge(arms) if claim.judge is not None else None
+    return finding or Finding("", "not run")
 
 
 def _cooperation(study: str) -> Claim:
@@ -63,7 +63,7 @@ def _cooperation(study: str) -> Claim:
         "Cooperative agents do better than competitive ones",
         "CORY's combined reward ends higher than with α = -1",
         partial(
-            find.difference, one="cory", other="competitive", measure=at_end("combined_reward"), what="combined reward"
+            find.difference, one="cory", other="competitive", measure=at_end("combined_reward"), name="combined reward"
         ),
     )
 
@@ -74,7 +74,7 @@ CLAIMS = (
         PAPER,
         "PPO and CORY reach a similar task reward",
         f"the difference lies within ± {SIMILAR:.0%} of what training gains PPO, where it gains anything",
-        partial(find.similar_reward, one="cory", other="ppo", most=SIMILAR),
+        partial(find.similar_reward, one="cory", other="ppo", upper=SIMILAR),
     ),
     Claim(
         "imdb",
@@ -132,21 +132,21 @@ CLAIMS = (
         PAPER,
         "A larger single model ends with more KL",
         "PPO with twice the parameters ends with more than CORY",
-        partial(find.difference, one="ppo-double-model", other="cory", measure=at_end("kl"), what="KL"),
+        partial(find.difference, one="ppo-double-model", other="cory", measure=at_end("kl"), name="KL"),
     ),
     Claim(
         "imdb",
         PAPER,
         "Without knowledge transfer the reward is unsteady",
         "the training task reward changes more from update to update than CORY's",
-        partial(find.difference, one="no-transfer", other="cory", measure=unsteadiness, what="unsteadiness"),
+        partial(find.difference, one="no-transfer", other="cory", measure=unsteadiness, name="unsteadiness"),
     ),
     Claim(
         "imdb",
         PAPER,
         "Without knowledge transfer the KL is higher",
         "it ends higher than CORY's",
-        partial(find.difference, one="no-transfer", other="cory", measure=at_end("kl"), what="KL"),
+        partial(find.difference, one="no-transfer", other="cory", measure=at_end("kl"), name="KL"),
     ),
     Claim(
         "imdb",
@@ -157,7 +157,7 @@ CLAIMS = (
             find.similar_reward,
             one="no-exchange",
             other="cory",
-            most=float("inf"),
+            upper=float("inf"),
             reward=trained("task_reward", LATE),
             start_of=untrained("task_reward"),
         ),

@@ -62,59 +62,59 @@ class Finding(NamedTuple):
     """Hedges' g, likewise."""
 
 
-def above(found: Estimate, bound: float) -> Verdict:
+def above(estimate: Estimate, bound: float) -> Verdict:
     """Judges the claim that a figure is larger than `bound`."""
-    return within(found, bound, math.inf)
+    return between(estimate, bound, math.inf)
 
 
-def below(found: Estimate, bound: float) -> Verdict:
+def below(estimate: Estimate, bound: float) -> Verdict:
     """Judges the claim that a figure is smaller than `bound`."""
-    return within(found, -math.inf, bound)
+    return between(estimate, -math.inf, bound)
 
 
-def within(found: Estimate, least: float, most: float) -> Verdict:
+def between(estimate: Estimate, lower: float, upper: float) -> Verdict:
     """Judges the claim that a figure lies between two bounds."""
-    if found.low is None or found.high is None or found.n < FEWEST:
+    if estimate.low is None or estimate.high is None or estimate.n < FEWEST:
         return "inconclusive"
-    if least < found.low and found.high < most:
+    if lower < estimate.low and estimate.high < upper:
         return "reproduced"
-    return "not reproduced" if found.high < least or found.low > most else "inconclusive"
+    return "not reproduced" if estimate.high < lower or estimate.low > upper else "inconclusive"
 
 
-def quoted(found: Estimate, figure: float, nothing: float) -> Verdict:
+def quoted(estimate: Estimate, figure: float, no_effect: float) -> Verdict:
     """Judges a number that is quoted: the interval holds it, and does not hold that there is no difference."""
-    if found.low is None or found.high is None or found.n < FEWEST or found.low == found.high:
+    if estimate.low is None or estimate.high is None or estimate.n < FEWEST or estimate.low == estimate.high:
         return "inconclusive"
-    if not found.low <= figure <= found.high:
+    if not estimate.low <= figure <= estimate.high:
         return "not reproduced"
-    return "inconclusive" if found.low <= nothing <= found.high else "reproduced"
+    return "inconclusive" if estimate.low <= no_effect <= estimate.high else "reproduced"
 
 
 # Figures over seeds.
 
 
-def difference(arms: Arms, one: str, other: str, measure: Measure, what: str, bound: float = 0.0) -> Finding | None:
+def difference(arms: Arms, one: str, other: str, measure: Measure, name: str, bound: float = 0.0) -> Finding | None:
     """Claims that an arm's figure is larger than another's, by more than `bound`."""
-    found = paired_runs(arms.get(one, ()), arms.get(other, ()), measure)
-    if found is None:
+    estimate = paired_runs(arms.get(one, ()), arms.get(other, ()), measure)
+    if estimate is None:
         return None
-    text = f"{what}: {_shown(found.estimate, _pairs(arms, one, other))}"
-    return Finding(text, above(found.estimate, bound), found.p, found.effect)
+    text = f"{name}: {_shown(estimate.estimate, _pairs(arms, one, other))}"
+    return Finding(text, above(estimate.estimate, bound), estimate.p, estimate.effect)
 
 
 def ratio(arms: Arms, one: str, other: str, bound: float, kl: Measure = FINAL_KL) -> Finding | None:
     """Claims that an arm's KL is more than `bound` times another's."""
-    found = paired_runs(arms.get(one, ()), arms.get(other, ()), lambda metrics: _log(kl(metrics)))
-    return None if found is None else _times(found, bound, _pairs(arms, one, other))
+    estimate = paired_runs(arms.get(one, ()), arms.get(other, ()), lambda metrics: _log(kl(metrics)))
+    return None if estimate is None else _times(estimate, bound, _pairs(arms, one, other))
 
 
 def _times(logarithms: Difference, bound: float, runs: int) -> Finding:
     mean, low, high, n = logarithms.estimate
-    found = Estimate(
+    estimate = Estimate(
         math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high), n
     )
-    text = f"KL × {_shown(found, runs, sign='')}"
-    return Finding(text, above(found, bound), logarithms.p, logarithms.effect)
+    text = f"KL × {_shown(estimate, runs, sign='')}"
+    return Finding(text, above(estimate, bound), logarithms.p, logarithms.effect)
 
 
 def _pairs(arms: Arms, one: str, other: str) -> int:
@@ -136,16 +136,16 @@ def similar_reward(
     arms: Arms,
     one: str,
     other: str,
-    most: float,
+    upper: float,
     reward: Measure = FINAL_REWARD,
     start_of: Measure = FIRST_REWARD,
 ) -> Finding | None:
     """Claims that an arm's task reward is like another's, and at most `most` of that one's gain above it."""
-    found = _share_of_gain(arms, one, other, reward, start_of)
-    if found is None:
+    estimate = _share_of_gain(arms, one, other, reward, start_of)
+    if estimate is None:
         return None
-    text = _percent(found.estimate, _pairs(arms, one, other), " of the gain")
-    return Finding(text, within(found.estimate, -SIMILAR, most), found.p, found.effect)
+    text = _percent(estimate.estimate, _pairs(arms, one, other), " of the gain")
+    return Finding(text, between(estimate.estimate, -SIMILAR, upper), estimate.p, estimate.effect)
 
 
 def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
@@ -175,21 +175,21 @@ def observer_below_pioneer(arms: Arms) -> Finding | None:
     late = metrics.complete(in_roles(metrics, "kl")).groupby("run").tail(LATE).groupby("run").sum()
     if late.empty:
         return None
-    found = differences(metrics.by_seed(lambda _: _log(late["pioneer"]) - _log(late["observer"])).to_dict())
-    return None if found is None else _times(found, FAR, len(arms["no-exchange"]))
+    estimate = differences(metrics.by_seed(lambda _: _log(late["pioneer"]) - _log(late["observer"])).to_dict())
+    return None if estimate is None else _times(estimate, FAR, len(arms["no-exchange"]))
 
 
 def pareto(arms: Arms) -> Finding | None:
     """Claims that over the sweep of `kl_coef` CORY's hypervolume is larger than PPO's."""
     ppo, cory = hypervolumes(arms)
-    found = larger(cory, ppo)
-    if found is None:
+    estimate = larger(cory, ppo)
+    if estimate is None:
         return None
     return Finding(
-        f"hypervolume {_shown(found.estimate, found.estimate.n)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
-        above(found.estimate, 0.0),
-        found.p,
-        found.effect,
+        f"hypervolume {_shown(estimate.estimate, estimate.estimate.n)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
+        above(estimate.estimate, 0.0),
+        estimate.p,
+        estimate.effect,
     )
 
 
@@ -289,11 +289,11 @@ def early(arms: Arms, arm: str) -> Finding | None:
 
 def optimality(arms: Arms) -> Finding | None:
     """Judges +12.3 %, of task reward: what "optimality" is was not said."""
-    found = _share_of_gain(arms, "cory", "ppo")
-    if found is None:
+    estimate = _share_of_gain(arms, "cory", "ppo")
+    if estimate is None:
         return None
-    text = _percent(found.estimate, _pairs(arms, "cory", "ppo"))
-    return Finding(text, quoted(found.estimate, 0.123, 0.0), found.p, found.effect)
+    text = _percent(estimate.estimate, _pairs(arms, "cory", "ppo"))
+    return Finding(text, quoted(estimate.estimate, 0.123, 0.0), estimate.p, estimate.effect)
 
 
 def fewer_collapses(arms: Arms) -> Finding | None:
@@ -310,10 +310,10 @@ def fewer_collapses(arms: Arms) -> Finding | None:
     shares = [(a / n, b / m) for a, n, b, m in counts if a or b]
     text = f"PPO {theirs} of {ppo_runs}, CORY {ours} of {cory_runs}, in {len(shares)} of {len(settings)} settings"
     usual = sum(share for share, _ in shares) / max(len(shares), 1)
-    found = mean_ci([(mine - share) / usual for share, mine in shares] if usual else [])
-    if not found.n:
+    estimate = mean_ci([(mine - share) / usual for share, mine in shares] if usual else [])
+    if not estimate.n:
         return Finding(text, "inconclusive")
-    return Finding(f"{_percent(found, found.n)} ({text})", quoted(found, -0.67, 0.0))
+    return Finding(f"{_percent(estimate, estimate.n)} ({text})", quoted(estimate, -0.67, 0.0))
 
 
 def less_variance(arms: Arms) -> Finding | None:
@@ -330,8 +330,8 @@ def less_variance(arms: Arms) -> Finding | None:
         return None
     counts = [len(values(runs, at_end("combined_reward"))) for runs in (cory, ppo)]
     low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
-    found = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
-    return Finding(_percent(found, min(len(cory), len(ppo))), quoted(found, -0.41, 0.0))
+    estimate = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
+    return Finding(_percent(estimate, min(len(cory), len(ppo))), quoted(estimate, -0.41, 0.0))
 
 
 def _log(values: "pd.Series[float]") -> "pd.Series[float]":
@@ -339,13 +339,13 @@ def _log(values: "pd.Series[float]") -> "pd.Series[float]":
     return np.log(values.where(values > 0))
 
 
-def _shown(found: Estimate, runs: int, sign: str = "+") -> str:
-    return f"{found.shown(f'{{:{sign}.3g}}')}, {_count(found.n, runs)}"
+def _shown(estimate: Estimate, runs: int, sign: str = "+") -> str:
+    return f"{estimate.shown(f'{{:{sign}.3g}}')}, {_count(estimate.n, runs)}"
 
 
-def _percent(found: Estimate, runs: int, of: str = "") -> str:
-    mean, bracket, ends = found.shown("{:+z.0%}").partition(" [")
-    return f"{mean}{of}{bracket}{ends}, {_count(found.n, runs)}"
+def _percent(estimate: Estimate, runs: int, of: str = "") -> str:
+    mean, bracket, interval = estimate.shown("{:+z.0%}").partition(" [")
+    return f"{mean}{of}{bracket}{interval}, {_count(estimate.n, runs)}"
 
 
 def _count(n: int, runs: int) -> str:

@@ -25,11 +25,11 @@ def sweep(runs: Iterable[StudyRun], key: str, agents: int) -> dict[Value, list[S
     Returns:
         By the setting's value, in the order in which arms stand in the study.
     """
-    found: dict[Value, list[StudyRun]] = {}
+    point: dict[Value, list[StudyRun]] = {}
     for run in sorted(runs, key=lambda run: (run.arm_index, run.seed)):
         if run.differs.keys() <= {key, "num_agents"} and run.settings.num_agents == agents:
-            found.setdefault(getattr(run.settings, key), []).append(run)
-    return found
+            point.setdefault(getattr(run.settings, key), []).append(run)
+    return point
 
 
 def matched(arms: Mapping[str, Sequence[StudyRun]], key: str) -> Matched:
@@ -62,13 +62,13 @@ def larger(one: Mapping[int, float], other: Mapping[int, float]) -> Difference |
 
 
 def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, ParetoPoint]) -> dict[int, float]:
-    whole = set(worst).intersection(*({run.seed for run in column} for column in columns))
-    ends: dict[int, list[ParetoPoint]] = {seed: [] for seed in sorted(whole)}
+    complete_seeds = set(worst).intersection(*({run.seed for run in column} for column in columns))
+    points_by_seed: dict[int, list[ParetoPoint]] = {seed: [] for seed in sorted(complete_seeds)}
     for column in columns:
         rewards, kls = (values(column, at_end(metric)) for metric in ("task_reward", "kl"))
-        for seed in whole & rewards.keys() & kls.keys():
-            ends[seed].append(ParetoPoint(rewards[seed], kls[seed]))
-    return {seed: hypervolume(points, worst[seed]) for seed, points in ends.items()}
+        for seed in complete_seeds & rewards.keys() & kls.keys():
+            points_by_seed[seed].append(ParetoPoint(rewards[seed], kls[seed]))
+    return {seed: hypervolume(points, worst[seed]) for seed, points in points_by_seed.items()}
 
 
 def references(runs: Sequence[StudyRun]) -> dict[int, ParetoPoint]:
@@ -94,9 +94,9 @@ def hypervolume(points: Iterable[ParetoPoint], worst: ParetoPoint) -> float:
     Returns:
         Task reward × nats.
     """
-    total, reached = 0.0, worst.task_reward
-    for found in pareto_front(each for each in points if each.kl < worst.kl):
-        if found.task_reward > reached:
-            total += (found.task_reward - reached) * (worst.kl - found.kl)
-            reached = found.task_reward
+    total, height = 0.0, worst.task_reward
+    for point in pareto_front(candidate for candidate in points if candidate.kl < worst.kl):
+        if point.task_reward > height:
+            total += (point.task_reward - height) * (worst.kl - point.kl)
+            height = point.task_reward
     return total

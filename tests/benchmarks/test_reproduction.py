@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.reproduction.__main__ import claims, main
 from benchmarks.reproduction.claims import CLAIMS, judge_all
-from benchmarks.reproduction.findings import Finding, above, below, quoted, within
+from benchmarks.reproduction.findings import Finding, above, below, between, quoted
 from benchmarks.reproduction.measures import ParetoPoint, pareto_front, unsteadiness, variance
 from benchmarks.reproduction.sweeps import hypervolume, hypervolumes, matched, references
 from launch.display.statistics import Estimate
@@ -23,7 +23,7 @@ def volatility(run: StudyRun) -> float:
 
 
 def findings(runs: list[StudyRun]) -> dict[str, Finding]:
-    return {judged.claim.text: judged.found for judged in judge_all(runs)}
+    return {judged.claim.text: judged.finding for judged in judge_all(runs)}
 
 
 def verdicts(runs: list[StudyRun]) -> dict[str, str]:
@@ -55,9 +55,9 @@ def test_a_claim_holds_where_the_whole_interval_lies_beyond_the_bound(
 
 def test_other_kinds_of_claims() -> None:
     assert below(Estimate(0.0, -2.0, -1.0, 5), 0.0) == "reproduced"
-    assert within(Estimate(0.0, -0.05, 0.05, 5), -0.1, 0.1) == "reproduced"
-    assert within(Estimate(0.0, 0.11, 0.2, 5), -0.1, 0.1) == "not reproduced"
-    assert within(Estimate(0.0, -0.2, 0.2, 5), -0.1, 0.1) == "inconclusive"
+    assert between(Estimate(0.0, -0.05, 0.05, 5), -0.1, 0.1) == "reproduced"
+    assert between(Estimate(0.0, 0.11, 0.2, 5), -0.1, 0.1) == "not reproduced"
+    assert between(Estimate(0.0, -0.2, 0.2, 5), -0.1, 0.1) == "inconclusive"
     assert quoted(Estimate(0.1, 0.05, 0.2, 5), 0.123, 0.0) == "reproduced"
     assert quoted(Estimate(0.1, -0.05, 0.2, 5), 0.123, 0.0) == "inconclusive"
     assert quoted(Estimate(0.0, -0.05, 0.05, 5), 0.123, 0.0) == "not reproduced"
