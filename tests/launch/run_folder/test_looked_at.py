@@ -185,7 +185,7 @@ def test_who_watches_a_run_gets_past_storage_that_cannot_be_read_for_a_while(
         download(self, folder, *rest)
 
     monkeypatch.setattr(Storage, "download", shaky)
-    monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "STORAGE_POLL_SECONDS", 0.0)
     monkeypatch.setattr("launch.console.retry.PAUSE", 0.05)
     monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 0.0)
     assert main(["watch", storage.uri]) == 2
