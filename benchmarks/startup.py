@@ -15,7 +15,7 @@ CLAIM = "a run's first update begins soon after the command, and the prompt come
 MARKS = {
     "imports and checks": r"Starting Ray",
     "Ray": r"Loading the models",
-    "models, engines, self-test": r"Evaluating the start",
+    "models, engines, self-test": r"Evaluating the untrained policies",
     "evaluation of the start": r" *0/2 +held-out",
     "two updates and the evaluation after them": r" *2/2 +held-out",
 }

@@ -224,7 +224,7 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
     ) as process:
         for line in process.stdout or ():
             times.append(line)
-            if line.startswith("Evaluating the start"):
+            if line.startswith("Evaluating the untrained policies"):
                 printed[-1] = time.time() - began
             elif match := re.match(r" *(\d+)/\d+ +held-out", line):
                 printed[int(match[1])] = time.time() - began

@@ -214,7 +214,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     run, code = train_run(
         settings,
         f"{FROM_PYTHON}  # {environment.in_words()}",
-        place=None if out is None else expand_home(str(out)),
+        location=None if out is None else expand_home(str(out)),
         name=settings.task.partition("?")[0],
         max_failures=max_failures,
         quiet=quiet,

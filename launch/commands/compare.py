@@ -1,4 +1,4 @@
-"""`cory compare RUN RUN`: what sets runs apart, how they ended, and what they took, on the terminal."""
+"""`cory compare RUN RUN`: prints how runs differ in settings, results and cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from launch.display.statistics import Estimate
-    from launch.report.runs import Run
+    from launch.report.runs import ReportedRun
 
-    Ends = dict[str, dict[str, Estimate]]
-    """By who answered, each figure."""
+    FinalEstimates = dict[str, dict[str, Estimate]]
+    """By policy id, `mean` or `last answer`, then by metric."""
 
 
 def compare(
@@ -30,37 +30,37 @@ def compare(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show in which settings runs differ, their held-out figures at the end, and what they took.
+    """Show the settings in which runs differ, their final held-out metrics, and their cost.
 
-    Figures are of the end of each run, on held-out queries: each policy alone, their mean, and the chain's last
-    answer. Of runs with test_queries, 95 % intervals over these queries stand in brackets; else the last evaluation
-    has no intervals, and `cory evaluate` gives them. A run's figures are of one seed: `cory report` and `cory study`
-    compare over seeds.
+    Metrics are from the end of each run, on held-out queries: of each policy alone, their mean, and the chain's last
+    response. Runs with test_queries have 95 % intervals over these queries, in brackets. Other runs show their last
+    evaluation without intervals; `cory evaluate` computes them. Each run is a single seed: to compare over seeds, use
+    `cory report` or `cory study`.
 
     Examples:
       cory compare runs/a runs/b
       cory compare runs/tried/* --json
     """
     from launch.display.tables import print_tables
-    from launch.report.runs import read
-    from launch.report.tables import estimates_at_end
+    from launch.report.runs import read_runs
+    from launch.report.tables import final_estimates
 
-    recorded = read(runs)
-    if len(recorded) < 2:
-        raise CommandError("Name two runs or more to compare.")
-    ends = [estimates_at_end(run) for run in recorded]
+    reported_runs = read_runs(runs)
+    if len(reported_runs) < 2:
+        raise CommandError("Name at least two different runs.")
+    estimates = [final_estimates(run) for run in reported_runs]
     if as_json:
-        print(json.dumps(_as_json(recorded, ends), indent=1))
+        print(json.dumps(_to_record(reported_runs, estimates), indent=1))
     else:
-        print_tables(sys.stdout, *_tables(recorded, ends))
+        print_tables(sys.stdout, *_comparison_tables(reported_runs, estimates))
 
 
-def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
-    from launch.report.runs import values_that_differ
+def _to_record(runs: Sequence[ReportedRun], estimates: Sequence[FinalEstimates]) -> dict[str, object]:
+    from launch.report.runs import differing_values
     from launch.run_folder.records import to_json
 
     return {
-        "settings": values_that_differ(runs),
+        "settings": differing_values(runs),
         "runs": [
             {
                 "run": run.name,
@@ -69,37 +69,41 @@ def _as_json(runs: Sequence[Run], ends: Sequence[Ends]) -> dict[str, object]:
                 "updates": run.settings.num_updates,
                 "held_out_at": run.result.final and run.result.final["update"],
                 "held_out": to_json(
-                    {who: {name: each._asdict() for name, each in of.items()} for who, of in end.items()}
+                    {
+                        name: {metric: estimate._asdict() for metric, estimate in by_metric.items()}
+                        for name, by_metric in run_estimates.items()
+                    }
                 ),
                 "tokens": run.result.cost["tokens"],
                 "seconds": run.result.cost["seconds"],
             }
-            for run, end in zip(runs, ends, strict=True)
+            for run, run_estimates in zip(runs, estimates, strict=True)
         ],
     }
 
 
-def _tables(runs: Sequence[Run], ends: Sequence[Ends]) -> list[Table]:
+def _comparison_tables(runs: Sequence[ReportedRun], estimates: Sequence[FinalEstimates]) -> list[Table]:
     from launch.display.tables import FINE, MAIN_METRICS, metric_format, table
     from launch.experiments.space import show_value
-    from launch.report.runs import values_that_differ
+    from launch.report.runs import differing_values
 
     settings = table(["setting", *(run.name for run in runs)], [])
-    for key, values in values_that_differ(runs).items():
+    for key, values in differing_values(runs).items():
         settings.add_row(key, *map(show_value, values))
     if not settings.row_count:
-        settings = table(["All settings are the same."], [])
+        settings = table(["All settings are equal."], [])
     figures = table(["held out", ""], ["update", *(metric_format(name).heading for name in MAIN_METRICS)])
-    took = table(["run", "state"], ["update", "response tokens", "seconds of updates"])
-    for run, end in zip(runs, ends, strict=True):
+    costs = table(["run", "state"], ["update", "response tokens", "seconds of updates"])
+    for run, run_estimates in zip(runs, estimates, strict=True):
         if run.result.final is None:
             figures.add_row(run.name, "not evaluated", *["-"] * (1 + len(MAIN_METRICS)))
         else:
             first = run.name, str(run.result.final["update"])
-            for number, (who, estimates) in enumerate(end.items()):
-                name, update = ("", "") if number else first
-                figures.add_row(name, who, update, *(estimates[metric].shown(FINE[metric]) for metric in MAIN_METRICS))
+            for index, (policy, by_metric) in enumerate(run_estimates.items()):
+                name, update = ("", "") if index else first
+                cells = [by_metric[metric].shown(FINE[metric]) for metric in MAIN_METRICS]
+                figures.add_row(name, policy, update, *cells)
         done, cost = run.updates[-1]["update"] if run.updates else 0, run.result.cost
         updates = f"{done}/{run.settings.num_updates}"
-        took.add_row(run.name, run.state, updates, f"{cost['tokens']:,}", f"{cost['seconds']:,.0f}")
-    return [settings, figures, took]
+        costs.add_row(run.name, run.state, updates, f"{cost['tokens']:,}", f"{cost['seconds']:,.0f}")
+    return [settings, figures, costs]

@@ -1,4 +1,4 @@
-"""`cory evaluate`: measures a run's policies, or a model, on held-out queries, beside the untouched base."""
+"""`cory evaluate`: evaluates a run's policies, or a model, on held-out queries, with the untrained base."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from policies.settings.settings import Settings
     from policies.settings.yaml12 import Value
 
-DRAWN = ("digits", "operations")
-"""Settings that say which queries a task draws, where no data brings them."""
+GENERATED_QUERY_SETTINGS = ("digits", "operations")
+"""Settings of tasks that generate queries; unused with `data`."""
 
 
 def evaluate(
@@ -33,25 +33,25 @@ def evaluate(
         typer.Argument(
             metavar="RUN|MODEL",
             parser=path_or_uri,
-            help="A run's folder or URI; or a model's folder, hub id or bundled name.",
+            help="Folder or URI of a run; or folder, hub id or bundled name of a model.",
         ),
     ],
     words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.")] = None,
     checkpoint: Checkpoint = None,
     agents: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Play a chain of N agents. [default: the run's]")
+        int | None, typer.Option(min=1, metavar="N", help="Number of agents in the chain. [default: the run's]")
     ] = None,
-    split: Annotated[Split, typer.Option(help="Queries to ask.")] = "test",
+    split: Annotated[Split, typer.Option(help="Split of the queries.")] = "test",
     queries: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the first N of them, or of each task of --lm-eval.")
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N queries, or N of each --lm-eval task.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Responses per query.")] = 4,
     solved_at: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Task reward from which a response is correct. [default: the task's]"),
+        typer.Option(metavar="X", help="Minimum task reward of a correct response. [default: the task's]"),
     ] = None,
     lm_eval: Annotated[
-        str | None, typer.Option(metavar="T,...", help="Run these tasks of lm-evaluation-harness instead.")
+        str | None, typer.Option(metavar="T,...", help="Run these lm-evaluation-harness tasks instead.")
     ] = None,
     lm_eval_tasks_folder: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=local_path, help="Folder of task files for --lm-eval.")
@@ -61,41 +61,42 @@ def evaluate(
         typer.Option(
             metavar="DIR",
             parser=local_path,
-            help="The evaluation's folder. [default: in RUN/evaluation; of a run in storage, and of a model, in "
-            "evaluations]",
+            help="Folder of the evaluation. [default: in RUN/evaluation; for models and runs in storage in "
+            "./evaluations]",
         ),
     ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a run's policies, or a model, on held-out queries, beside the untouched base.
+    """Evaluate a run's policies, or a model, on held-out queries, with the untrained base for comparison.
 
-    What is measured:
+    Evaluated policies:
       RUN: every policy of a checkpoint, on the bare query and in each later role of the chain.
       MODEL: the model, on the bare query.
-      Where LLMs start from different models, their bases play the same roles in the same orders.
-      Beside the untouched base: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2
-      (over all responses to a query), and pass@k if the task says what is correct; with 95 % intervals.
+      If policies start from different models, the base of each is evaluated in the same roles and orders.
 
-    Settings: a run brings its own, a model those of the preset imdb-tiny; key=value changes them, but not what the
-    policies are. `data=FILE` evaluates on all of FILE. As many chains as in an update are played at once, `seed` draws
-    the responses.
+    Metrics: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2 (over all responses to a
+    query), and pass@k if the task defines correct responses; with 95 % intervals.
 
-    A killed evaluation continues when the same command is given again. Checkpoints are pickles, which can run code:
-    evaluate your own runs only.
+    Settings: a run uses its own, a model those of the preset imdb-tiny. KEY=VALUE changes them, except settings of the
+    policies. `data=FILE` evaluates on all of FILE. The batch size is the number of chains per update; `seed` seeds the
+    sampling of responses.
+
+    Repeat the command to continue a killed evaluation. Checkpoints are pickles, which can run code: evaluate only your
+    own runs.
 
     Examples:
       cory evaluate runs/NAME
       cory evaluate runs/NAME --samples 16 --checkpoint latest
       cory evaluate runs/NAME data=other.jsonl temperature=0.7
-      cory evaluate runs/ALONE --agents 2          # a policy never trained in a chain, as the observer of itself
+      cory evaluate runs/PPO --agents 2            # a policy trained without a chain, as its own observer
       cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score --solved-at 1
-      cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # other people's tasks (docs/evaluations.md)
+      cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # standard benchmarks (docs/evaluations.md)
     """
     from launch.cluster import session
     from launch.display.tables import print_tables
     from launch.evaluation import evaluation
-    from launch.evaluation.figures import tables
+    from launch.evaluation.figures import score_tables
     from launch.run_folder.layout import POLICIES
 
     session.quiet_libraries(debug)
@@ -103,24 +104,24 @@ def evaluate(
         raise CommandError("--lm-eval-tasks-folder requires --lm-eval.")
     if lm_eval is not None:
         if words:
-            raise CommandError("--lm-eval brings its own tasks and sampling: leave out settings.")
+            raise CommandError("--lm-eval conflicts with settings, because it has its own tasks and sampling.")
         _lm_eval(target, checkpoint, lm_eval.split(","), lm_eval_tasks_folder, queries, out, quiet, debug)
         return
-    run = _run_in(target)
+    run = _find_run(target)
     if checkpoint and run is None:
-        raise CommandError(f"--checkpoint chooses among those of a run, but {target} is a model.")
-    chosen = run.checkpoints.choose(checkpoint, POLICIES) if run else None
+        raise CommandError(f"--checkpoint requires a run, but {target} is a model.")
+    run_checkpoint = run.checkpoints.choose(checkpoint, POLICIES) if run else None
     settings = _settings(target, run, words or (), agents)
-    plan = evaluation.plan_evaluation(settings, run, chosen, split, queries, samples, _warn)
+    plan = evaluation.plan_evaluation(settings, run, run_checkpoint, split, queries, samples, _warn)
     if out is None:
-        out = evaluation.default_folder(target, run, chosen[1] if chosen else None, plan.fingerprint)
+        out = evaluation.default_folder(target, run, run_checkpoint[1] if run_checkpoint else None, plan.fingerprint)
     if not quiet:
         print(f"Evaluating {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} responses.")
     command = shlex.join(["cory", "evaluate", *context.meta["words"]])
     scores = evaluation.evaluate(plan, out, command, solved_at=solved_at, quiet=quiet, debug=debug, warn=_warn)
     if not quiet:
         figures = next(iter(scores.values()))["figures"]
-        print_tables(sys.stdout, *tables(scores, list(figures)))
+        print_tables(sys.stdout, *score_tables(scores, list(figures)))
     print(f"Results     {out / 'evaluation.json'}")
 
 
@@ -141,7 +142,7 @@ def _lm_eval(
     """Runs lm-evaluation-harness on the base and the policies of a run.
 
     Raises:
-        CommandError: no such run, checkpoint or task, or the harness is not installed.
+        CommandError: The run, checkpoint or task does not exist, or the harness is not installed.
     """
     from launch.console import output
     from launch.console.errors import make_folder
@@ -153,7 +154,7 @@ def _lm_eval(
     from launch.run_folder.locks import lock_folder
 
     if folder is not None and not folder.is_dir():
-        raise CommandError(f"--lm-eval-tasks-folder {folder} is no folder.")
+        raise CommandError(f"--lm-eval-tasks-folder {folder} is not a folder.")
     trained = open_trained(target, checkpoint)
     for change in trained.changes():
         _warn(change)
@@ -169,12 +170,12 @@ def _lm_eval(
     print(f"Results     {out}")
 
 
-def _run_in(target: str) -> Run | None:
-    """Returns the run in a folder or in storage, or None if the target is a model.
+def _find_run(target: str) -> Run | None:
+    """Returns the run in a folder or storage, or None if the target is a model.
 
     Raises:
-        CommandError: it is a path, but there is neither; or a URI, but there is no run.
-        StorageError: storage cannot be read.
+        CommandError: The target is a path without a run or model, or a URI without a run.
+        StorageError: Storage cannot be read.
     """
     from launch.run_folder.run import Run
     from launch.run_folder.status import read_run
@@ -184,48 +185,48 @@ def _run_in(target: str) -> Run | None:
     if is_uri(target) or Run(path).exists():
         return read_run(target)
     if (path / "adapter_config.json").is_file():
-        raise CommandError(f"{target} is an adapter. Evaluate the run that it is from, or export it with --merge.")
+        raise CommandError(f"{target} is an adapter. Evaluate its run, or export it with --merge.")
     is_path = path.exists() or target.startswith((".", "/")) or (len(path.parts) > 1 and path.parent.is_dir())
     if is_path and not (path / "config.json").is_file():
-        raise CommandError(f"There is neither a run nor a model in {target}.")
+        raise CommandError(f"No run or model found in {target}.")
     return None
 
 
 def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | None) -> Settings:
-    """Puts the settings together: the run's or the default preset's, then words."""
+    """Applies KEY=VALUE words to the settings of the run or of the default preset."""
     from launch.console.configuration import DEFAULT_PRESET, read_preset, read_words
     from launch.evaluation.evaluation import located_settings
     from policies.settings.overrides import apply_overrides
     from policies.settings.settings import make_settings, settings_in
 
-    given = read_words(words)
-    if fixed := settings_in("policy") & given.keys():
-        raise CommandError(f"`{min(fixed)}` cannot be set here: what the policies are comes with {target}.")
-    if ("data" in given) != ("eval_data" in given):  # one file, all of it
-        given["data"] = given["eval_data"] = given.get("data", given.get("eval_data"))
-        given["validation"] = False
-    own: Mapping[str, Value] = read_preset(DEFAULT_PRESET)
+    overrides = read_words(words)
+    if policy_overrides := settings_in("policy") & overrides.keys():
+        raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
+    if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file
+        overrides["data"] = overrides["eval_data"] = overrides.get("data", overrides.get("eval_data"))
+        overrides["validation"] = False
+    base: Mapping[str, Value] = read_preset(DEFAULT_PRESET)
     policy: dict[str, Value] = {"model": target, "num_agents": 1}
     if run is not None:
-        own = located_settings(run, given).model_dump()
-        policy = {key: own[key] for key in settings_in("policy")}
-    if agents is not None:  # critics, which a chain of another length would not fit, play no part
+        base = located_settings(run, overrides).model_dump()
+        policy = {key: base[key] for key in settings_in("policy")}
+    if agents is not None:  # the critic is unused, and its inputs would not match another chain length
         policies = policy.get("num_policies") or policy["num_agents"]
         policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
-    if given.get("task", own["task"]) != own["task"]:
-        if "max_response_tokens" not in given:
+    if overrides.get("task", base["task"]) != base["task"]:
+        if "max_response_tokens" not in overrides:
             raise CommandError(
-                f"How long may responses to task {given['task']} be? Add max_response_tokens=TOKENS; {target} brings "
-                f"{own.get('max_response_tokens')}, from another task."
+                f"task={overrides['task']} requires max_response_tokens. {target} has "
+                f"{base.get('max_response_tokens')}, for another task."
             )
-        own = {key: value for key, value in own.items() if key == "task" or key not in settings_in("task")}
-    if "data" in given:
-        own = {key: value for key, value in own.items() if key not in DRAWN}
-    values = {key: value for key, value in {**own, **given}.items() if key not in settings_in("policy")}
-    if "queries_per_update" in given or agents is not None:
-        values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # nothing is trained or divided
+        base = {key: value for key, value in base.items() if key == "task" or key not in settings_in("task")}
+    if "data" in overrides:
+        base = {key: value for key, value in base.items() if key not in GENERATED_QUERY_SETTINGS}
+    values = {key: value for key, value in {**base, **overrides}.items() if key not in settings_in("policy")}
+    if "queries_per_update" in overrides or agents is not None:
+        values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # unused: there is no training
         roles = cast(int, policy["num_agents"])
         teams = max(cast(int, policy.get("num_policies") or roles) // roles, 1)
         values["queries_per_update"] = math.ceil(cast(int, values["queries_per_update"]) / teams) * teams
-    kept = {key: values[key] for key in given if key in values}
-    return make_settings(apply_overrides(values, {**kept, **policy, "min_response_tokens": None}))
+    final_overrides = {key: values[key] for key in overrides if key in values}
+    return make_settings(apply_overrides(values, {**final_overrides, **policy, "min_response_tokens": None}))

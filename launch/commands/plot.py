@@ -1,4 +1,4 @@
-"""`cory plot RUN`: draws the curves of a run, finished or not, from its `metrics.jsonl`; or writes them as CSV."""
+"""`cory plot RUN`: draws the curves of a run from its `metrics.jsonl`, or writes its metrics as CSV."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,60 +20,64 @@ def plot(
         typer.Option(
             metavar="FILE",
             parser=local_path,
-            help="Where to draw one run. [default: RUN/curves.png; of a run in storage, NAME-curves.png here]",
+            help="Image file, for a single run. [default: RUN/curves.png; ./NAME-curves.png for a run in storage]",
         ),
     ] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=local_path, help="Write the numbers of all curves here instead; -: print."),
+        typer.Option(
+            metavar="FILE", parser=local_path, help="Write all metrics to this CSV file instead; - prints them."
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Draw the curves of a run: task reward, KL and combined reward; or write all curves as CSV.
+    """Draw the curves of a run (task reward, KL and combined reward), or write all metrics as CSV.
 
-    --csv writes a row per number, of several runs into one file: run, update, of, policy, measure, value. `of` says
-    what was measured: training (by policy, and by role), held_out (each policy alone, and `mean`), last_response (the
-    chain's, held out) or run (tokens, seconds, exchanges).
+    --csv writes one row per value, for one or more runs: run, update, split, policy, role, metric, value. Splits:
+      train       training responses, by policy or by role
+      validation  held-out evaluations during training: each policy alone, their `mean`, and the role `last answer`,
+                  which is the chain's last response
+      run         metrics of the whole run, such as tokens, seconds and role exchanges
 
     Examples:
       cory plot runs/NAME
       cory plot runs/a runs/b --csv curves.csv
-      cory plot runs/NAME --csv - | grep held_out,mean,combined_reward
+      cory plot runs/NAME --csv - | grep validation,mean,,combined_reward
     """
     if out is not None and csv is not None:
-        raise CommandError("--out draws and --csv writes numbers: name one of them.")
+        raise CommandError("--out conflicts with --csv. Use one of them.")
     if csv is not None:
         _write_csv(runs, csv)
         return
     if out is not None and len(runs) > 1:
-        raise CommandError(f"--out {out} is one picture, for one run. `cory report` draws several runs together.")
-    for place in runs:
-        _draw(place, out)
+        raise CommandError(f"--out {out} is for a single run. Plot several runs with `cory report`.")
+    for location in runs:
+        _draw(location, out)
 
 
-def _draw(place: str, out: Path | None) -> None:
-    from launch.display.curves import draw
+def _draw(location: str, out: Path | None) -> None:
+    from launch.display.curves import draw_curves
     from launch.display.drawing import FORMATS
 
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
-        raise CommandError(f"{out} names no picture. End it in one of .{', .'.join(FORMATS)}.")
-    run_directory = _with_metrics(place)
-    in_storage = run_directory.storage is not None
-    file = out or (Path(f"{run_directory.path.name}-curves.png") if in_storage else run_directory.curves)
+        raise CommandError(f"{out} is not an image file. Use one of the suffixes .{', .'.join(FORMATS)}.")
+    run = _read_run_with_metrics(location)
+    file = out or (run.curves if run.storage is None else Path(f"{run.path.name}-curves.png"))
     make_folder(file.parent)
-    draw(run_directory.updates(), run_directory.settings(), file)
+    draw_curves(run.updates(), run.settings(), file)
     print(file)
 
 
-def _write_csv(places: Sequence[str], file: Path) -> None:
+def _write_csv(locations: Sequence[str], file: Path) -> None:
     from launch.display.frame import as_csv
-    from launch.report.runs import names
+    from launch.report.runs import short_names
     from launch.run_folder.journal import atomic_write
 
     if file.is_dir():
-        raise CommandError(f"{file} is a folder: name a file with --csv.")
-    places = list(dict.fromkeys(places))
-    text = as_csv({name: _with_metrics(place).updates() for name, place in zip(names(places), places, strict=True)})
+        raise CommandError(f"{file} is a folder. Name a file with --csv.")
+    locations = list(dict.fromkeys(locations))
+    names = short_names(locations)
+    text = as_csv({name: _read_run_with_metrics(run).updates() for name, run in zip(names, locations, strict=True)})
     if str(file) == "-":
         print(text, end="")
     else:
@@ -82,11 +86,15 @@ def _write_csv(places: Sequence[str], file: Path) -> None:
         print(file)
 
 
-def _with_metrics(place: str) -> "Run":
-    """Returns a run that has something to show."""
+def _read_run_with_metrics(location: str) -> "Run":
+    """Reads a run.
+
+    Raises:
+        CommandError: It has no metrics yet.
+    """
     from launch.run_folder.status import read_run
 
-    run_directory = read_run(place)
-    if not run_directory.updates():
-        raise CommandError(f"{place} has no metrics yet: its first update is not finished. Try again in a while.")
-    return run_directory
+    run = read_run(location)
+    if not run.updates():
+        raise CommandError(f"{location} has no metrics yet. Try again after the first update.")
+    return run

@@ -1,4 +1,4 @@
-"""`cory report`: writes one HTML file about any number of runs, or a study."""
+"""`cory report`: writes an HTML report about runs or studies."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,20 +15,20 @@ def report(
         typer.Argument(metavar="RUN|STUDY...", parser=path_or_uri, help="Folders or URIs of runs; folders of studies."),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=local_path, help="Where to. [default: report.html]")
+        Path | None, typer.Option(metavar="FILE", parser=local_path, help="The HTML file. [default: report.html]")
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", parser=local_path, help="Also draw the plots as PNGs into this folder."),
+        typer.Option(metavar="DIR", parser=local_path, help="Also save the plots as PNG files in this folder."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write one HTML file about runs or a study, which needs no network: curves, tables, samples.
+    """Write a self-contained HTML report about runs or studies: tables, curves, samples and settings.
 
-    Runs that differ in the seed alone are one arm.
+    Runs that differ only in the seed form one arm.
     """
-    from launch.report.page import page
-    from launch.report.runs import read
+    from launch.report.page import render_page
+    from launch.report.runs import read_runs
     from launch.run_folder.journal import atomic_write
     from launch.run_folder.storage import check_location
 
@@ -37,10 +37,10 @@ def report(
         check_location(str(folder), "report")
     if out.is_dir():
         raise CommandError(f"{out} is a folder. Name a file with --out, such as {out / 'report.html'}.")
-    recorded = read(runs)
-    if not any(run.updates for run in recorded):
-        raise CommandError(f"{runs[0]} has no metrics yet: its first update is not finished. Try again in a while.")
-    html, plots = page(recorded)
+    reported_runs = read_runs(runs)
+    if not any(run.updates for run in reported_runs):
+        raise CommandError(f"{runs[0]} has no metrics yet. Try again after the first update.")
+    html, plots = render_page(reported_runs)
     make_folder(out.parent)
     atomic_write(out, html)
     print(out)

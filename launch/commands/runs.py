@@ -1,4 +1,4 @@
-"""`cory runs`: the runs of a folder, how each stands, and how far it has come."""
+"""`cory runs`: lists the runs in a folder or storage with their state and progress."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 def runs(
     folder: Annotated[
         str | None,
-        typer.Argument(metavar="[FOLDER|URI]", parser=path_or_uri, help="Where the runs are. [default: runs]"),
+        typer.Argument(metavar="[FOLDER|URI]", parser=path_or_uri, help="Folder or storage with runs. [default: runs]"),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the runs of a folder, those of studies in it too.
+    """List the runs in a folder or storage, including the runs of studies.
 
     States:
-      training    a process trains it
+      training    a process is training it
       ended       all updates are done
-      collapsed   stop_on_collapse ended it
-      diverged    a gradient that was not finite ended it
-      stopped     nothing trains it, and all that it did is saved: `cory train --resume RUN` continues it
-      crashed     nothing trains it, and its updates after the latest checkpoint are lost: --resume continues from there
-      unreadable  a file of it is damaged
+      collapsed   ended by stop_on_collapse
+      diverged    ended by a non-finite gradient
+      stopped     no process is training it, and every update is saved; `cory train --resume RUN` continues it
+      crashed     no process is training it; --resume continues from the latest checkpoint and loses later updates
+      unreadable  one of its files is damaged
 
     Examples:
       cory runs
@@ -52,20 +52,20 @@ def runs(
     if as_json:
         print(json.dumps([row._asdict() for row in rows], indent=1))
     elif rows:
-        print_tables(sys.stdout, _table(rows))
+        print_tables(sys.stdout, _runs_table(rows))
     else:
-        print(f"There are no runs in {folder or RUNS}.", file=sys.stderr)
+        print(f"No runs found in {folder or RUNS}.", file=sys.stderr)
 
 
-def _table(rows: list[ListedRun]) -> Table:
+def _runs_table(rows: list[ListedRun]) -> Table:
     from launch.display.tables import FINE, format_number, table
 
-    made = table(["run", "state", "task"], ["update", "best", "at", "last update"])
+    rich_table = table(["run", "state", "task"], ["update", "best", "at", "last update"])
     for row in rows:
         done = "-" if row.update is None else f"{row.update}/{row.updates}"
         at = "-" if row.best_update is None else str(row.best_update)
         written = "-" if row.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written))
-        made.add_row(
+        rich_table.add_row(
             row.run, row.state, row.task or "-", done, format_number(row.best, FINE["combined_reward"]), at, written
         )
-    return made
+    return rich_table

@@ -1,4 +1,4 @@
-"""`cory train`: trains a chain of language models into a run's folder, or continues a run."""
+"""`cory train`: trains a chain of language models in a run's folder, or continues a run."""
 
 import contextlib
 import shlex
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from policies.settings.settings import Settings
 
 CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
-"""Settings that may change in a run that resumes."""
+"""Settings that may change when a run resumes."""
 
 
-def _print_presets(wanted: bool) -> None:
-    if wanted:
+def _print_presets(is_requested: bool) -> None:
+    if is_requested:
         from policies.settings.files import presets
 
         width = max(map(len, presets()))
-        for name, about in presets().items():
-            print(f"{name:<{width}}  {about}")
+        for name, description in presets().items():
+            print(f"{name:<{width}}  {description}")
         raise typer.Exit
 
 
@@ -39,7 +39,7 @@ def train(
         typer.Option(
             metavar="DIR|URI",
             parser=path_or_uri,
-            help="The run's folder, or s3://, gs://, file://. [default: runs/NAME-TIME]",
+            help="Folder of the run, or a URI: s3://, gs://, file://. [default: runs/NAME-TIME]",
         ),
     ] = None,
     continue_: Continue = False,
@@ -49,7 +49,7 @@ def train(
     ] = None,
     max_failures: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Restart from the latest checkpoint up to N times when processes die."),
+        typer.Option(min=0, metavar="N", help="If processes die, restart from the latest checkpoint up to N times."),
     ] = 0,
     allow_changes: AllowChanges = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as YAML, and exit.")] = False,
@@ -59,14 +59,14 @@ def train(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
-    """Train a chain of language models that teach each other; continue a run.
+    """Train a chain of language models that learn from each other, or continue a run.
 
-    Without arguments it trains the preset imdb-tiny. Settings are written as KEY=VALUE, with values as in YAML;
-    `cory train --print-config` lists all of them with their meaning. Later ones win: defaults, then the preset (or
-    imdb-tiny and FILE), then each -c file in order, then KEY=VALUE.
+    Without arguments, the preset imdb-tiny is trained. Settings are written as KEY=VALUE, with values as in YAML;
+    `cory train --print-config` lists all settings with their meaning. Later values override earlier ones: defaults,
+    then the preset (or imdb-tiny and FILE), then each -c file in order, then KEY=VALUE.
 
-    --resume takes the settings from the run; those may change that say how long, what is written, how it is computed,
-    and where data and model are. Checkpoints are pickles, which can run code: resume your own runs only.
+    --resume takes the settings from the run. Only settings for the length of training, output, computation, and the
+    locations of data and model may change. Checkpoints are pickles, which can run code: resume only your own runs.
 
     Examples:
       cory train
@@ -75,22 +75,22 @@ def train(
       cory train --resume runs/low-lr num_updates=120
 
     Exit codes:
-      0 all updates are done; 2 a user error; 3 stop_on_collapse ended the run; 129, 130, 143 a signal did.
+      0 all updates are done; 2 user error; 3 stopped by stop_on_collapse; 129, 130, 143 stopped by a signal.
     """
     from launch.console.configuration import as_yaml, split_words
 
     request = split_words(words or (), config or ())
     if resume and (request.preset or request.files or out):
-        raise CommandError("--resume takes its settings from the run: leave out the preset, files and --out.")
+        raise CommandError("--resume conflicts with a preset, files and --out, because it takes them from the run.")
     if continue_ and not out:
-        raise CommandError("--continue needs the run's folder: name it with --out.")
+        raise CommandError("--continue requires --out, the run's folder.")
     if allow_changes and not (resume or continue_):
         raise CommandError("--allow-changes requires --resume or --continue.")
     with contextlib.ExitStack() as stack:
         run: Run | None = None
         if resume:
-            run = _open(resume, stack)
-            settings = _resumed(run, request.pairs)
+            run = _open_run(resume, stack)
+            settings = _resume_settings(run, request.pairs)
         else:
             settings = request.settings()
         if print_config:
@@ -101,19 +101,18 @@ def train(
         from launch.training.steps import print_done, train_run
 
         session.quiet_libraries(debug)
-        if continue_ and out and (run := _find(out)):
+        if continue_ and out and (run := _find_run(out)):
             stack.callback(run.unlock)
-            settings = _same(run, settings)
-            if (
-                reached := run.latest_checkpoint()
-            ) >= settings.num_updates:  # without its checkpoint, which may be far away
-                print_done(run, reached)
+            settings = _merge_resumable(run, settings)
+            last_update = run.latest_checkpoint()
+            if last_update >= settings.num_updates:  # avoids downloading the checkpoint
+                print_done(run, last_update)
                 return 0
         _, code = train_run(
             settings,
             f"{shlex.join(['cory', 'train', *ctx.meta['words']])}  # {environment.in_words()}",
             run=run,
-            place=resume or out,
+            location=resume or out,
             name=request.name,
             allow_changes=allow_changes,
             max_failures=max_failures,
@@ -123,57 +122,62 @@ def train(
         return code
 
 
-def _open(place: str, stack: contextlib.ExitStack) -> "Run":
-    """Opens a run to continue it; `stack` unlocks it."""
+def _open_run(location: str, stack: contextlib.ExitStack) -> "Run":
+    """Opens and locks a run; `stack` unlocks it."""
     from launch.run_folder.run import Run
     from launch.run_folder.storage import check_location
 
-    check_location(place)
-    run = Run.open(place)
+    check_location(location)
+    run = Run.open(location)
     stack.callback(run.unlock)
     return run
 
 
-def _find(place: str) -> "Run | None":
-    """Returns the run in a folder or in storage, if there is one of which something is saved.
+def _find_run(location: str) -> "Run | None":
+    """Opens the run in a folder or storage; None if there is none with a checkpoint.
 
-    One in storage is waited for as long as a process that was killed may seem to train it: nobody may be there to ask
-    again.
+    Waits until the lease of a killed process expires, because `--continue` is for unattended restarts.
     """
     from launch.console.retry import retry
     from launch.run_folder.lease import STALE, LeaseHeldError
     from launch.run_folder.run import Run, is_begun
     from launch.run_folder.storage import check_location
 
-    def tell(error: Exception) -> None:
-        print(f"Warning: {error} Trying again until then.", file=sys.stderr, flush=True)
+    def warn(error: Exception) -> None:
+        print(f"Warning: {error} Retrying until then.", file=sys.stderr, flush=True)
 
-    check_location(place)
-    return retry(lambda: Run.open(place), STALE, LeaseHeldError, tell) if is_begun(place) else None
+    check_location(location)
+    return retry(lambda: Run.open(location), STALE, LeaseHeldError, warn) if is_begun(location) else None
 
 
-def _same(run: "Run", settings: "Settings") -> "Settings":
-    """Returns a run's settings with those of `settings` that may change; the others must be equal."""
+def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
+    """Applies the resumable settings of `settings` to a run's settings.
+
+    Raises:
+        CommandError: Another setting differs.
+    """
     from cory_env.pickled import display_name
     from policies.settings.settings import changed_settings, make_settings
     from policies.settings.yaml12 import to_cli
 
-    kept = run.settings()
-    old, new = kept.model_dump(), settings.model_dump()
-    other = [
-        f"{key}={display_name(to_cli(old[key]))}" for key in changed_settings(kept, settings) if key not in CHANGEABLE
+    run_settings = run.settings()
+    old, new = run_settings.model_dump(), settings.model_dump()
+    fixed = [
+        f"{key}={display_name(to_cli(old[key]))}"
+        for key in changed_settings(run_settings, settings)
+        if key not in CHANGEABLE
     ]
-    if other:
+    if fixed:
         raise CommandError(
-            f"{run.place} holds a run with {', '.join(other)}, and that cannot change in a run that goes on, only "
-            f"{', '.join(CHANGEABLE)} can. Go on with it by `{run.resume_command()}`, or start a new run."
+            f"{run.place} is a run with {', '.join(fixed)}, which cannot change when it resumes; only "
+            f"{', '.join(CHANGEABLE)} can. Resume it with `{run.resume_command()}`, or start a new run."
         )
     return make_settings({**old, **{key: new[key] for key in CHANGEABLE}})
 
 
-def _resumed(run: "Run", pairs: Sequence[str]) -> "Settings":
-    """Returns the settings of a run, with the few that may change changed."""
+def _resume_settings(run: "Run", pairs: Sequence[str]) -> "Settings":
+    """Returns the settings of a run with changes to resumable settings applied."""
     from launch.console.configuration import read_words
     from policies.settings.settings import make_settings
 
-    return _same(run, make_settings({**run.settings().model_dump(), **read_words(pairs)}))
+    return _merge_resumable(run, make_settings({**run.settings().model_dump(), **read_words(pairs)}))

@@ -1,4 +1,4 @@
-"""`cory watch RUN`: follows a run from another terminal or machine, by what it writes into its folder or storage."""
+"""`cory watch RUN`: follows a run from another terminal or machine by reading its folder or storage."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ if TYPE_CHECKING:
     from launch.run_folder.records import HealthWarning, Update
     from launch.run_folder.status import RunStatus
 
-STOPPED = 1
-"""Exit code where nothing trains a run that is not done."""
-SECONDS = 1.0
-"""Between two looks at a run's folder."""
-STORAGE_SECONDS = 5.0
-"""Between two looks at a run in storage."""
+EXIT_NOT_DONE = 1
+"""Exit code if the run is not done and no process is training it."""
+POLL_SECONDS = 1.0
+"""Seconds between two reads of a run's folder."""
+STORAGE_POLL_SECONDS = 5.0
+"""Seconds between two reads of a run in storage."""
 
 
 def watch(
     run: RunArgument,
-    once: Annotated[bool, typer.Option("--once", help="Show what there is, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state, and exit.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait on also while no process on this machine trains the run.")
+        bool, typer.Option("--follow", help="Keep waiting even if no process on this machine is training the run.")
     ] = False,
     debug: Debug = False,
 ) -> int:
-    """Follow a run: its table, warnings and state, until it is done.
+    """Follow a run until it is done: print its progress table, warnings and state.
 
-    Exit codes: 0 the run is done; 1 it is not, and nothing is seen to train it; 3 stop_on_collapse ended it; 130 you
-    did, by Ctrl-C.
+    Exit codes: 0 the run is done; 1 it is not done and no process is training it; 3 stop_on_collapse ended it; 130
+    interrupted by Ctrl-C.
 
-    Of a run in storage a process is seen by its lease, two minutes longer than it lives, so such a run is watched until
-    it is done.
+    A run in storage is followed until it is done, because its lease outlives the training process by two minutes.
     """
     from launch.console.retry import RETRY_SECONDS, retry
     from launch.display.terminal import Terminal
@@ -47,58 +46,60 @@ def watch(
 
     status = read_status(run)
     with Terminal(status.settings, sys.stdout, bar=not once) as terminal:
-        shown: list[Update] = []
+        shown_updates: list[Update] = []
         training: bool | None = None
 
-        def tell(error: Exception) -> None:
-            terminal.print(f"Warning: {error} Looking again for a minute.")
+        def warn(error: Exception) -> None:
+            terminal.print(f"Warning: {error} Retrying for a minute.")
 
         while True:
-            _show_new(terminal, shown, status)
-            shown = status.updates
-            last = once or status.done or not (follow or status.process or status.stored)
-            if terminal.has_bar and not last:
-                terminal.stage(_state(status))
-            elif last or training != bool(status.process):
-                terminal.print(_state(status))
+            _print_new(terminal, shown_updates, status)
+            shown_updates = status.updates
+            is_last = once or status.done or not (follow or status.process or status.stored)
+            if terminal.has_bar and not is_last:
+                terminal.stage(_state_text(status))
+            elif is_last or training != bool(status.process):
+                terminal.print(_state_text(status))
             training = bool(status.process)
-            if last:
-                return COLLAPSED if status.collapsed else 0 if status.done or status.process else STOPPED
-            time.sleep(STORAGE_SECONDS if status.stored else SECONDS)
-            status = retry(lambda: read_status(run), RETRY_SECONDS, StorageError, tell)
+            if is_last:
+                return COLLAPSED if status.collapsed else 0 if status.done or status.process else EXIT_NOT_DONE
+            time.sleep(STORAGE_POLL_SECONDS if status.stored else POLL_SECONDS)
+            status = retry(lambda: read_status(run), RETRY_SECONDS, StorageError, warn)
 
 
-def _show_new(terminal: Terminal, shown: list[Update], status: RunStatus) -> None:
-    """Shows the updates that were not shown yet. A run that was resumed may have gone back before those that were."""
-    pairs = zip(shown, status.updates, strict=False)
-    kept = next((k for k, (old, new) in enumerate(pairs) if old != new), min(len(shown), len(status.updates)))
-    done = shown[kept - 1]["update"] if kept else 0
+def _print_new(terminal: Terminal, shown_updates: list[Update], status: RunStatus) -> None:
+    """Prints new updates. A resumed run may have replaced some of the `shown_updates`."""
+    pairs = zip(shown_updates, status.updates, strict=False)
+    num_unchanged = next(
+        (index for index, (old, new) in enumerate(pairs) if old != new), min(len(shown_updates), len(status.updates))
+    )
+    done = shown_updates[num_unchanged - 1]["update"] if num_unchanged else 0
     terminal.set_settings(status.settings, done)
-    if kept < len(shown):
-        terminal.print(f"Going on after update {done}.")
-    before = shown[kept - 1].get("health", []) if kept else []
-    for line in status.updates[kept:]:
+    if num_unchanged < len(shown_updates):
+        terminal.print(f"Resumed after update {done}.")
+    previous_warnings = shown_updates[num_unchanged - 1].get("health", []) if num_unchanged else []
+    for line in status.updates[num_unchanged:]:
         terminal.update(line)
         for warning in line.get("health", []):
-            if _name(warning) not in map(_name, before):
+            if _warning_key(warning) not in map(_warning_key, previous_warnings):
                 terminal.print(f"Warning: Update {line['update']}: {warning['text']}")
-        before = line.get("health", [])
+        previous_warnings = line.get("health", [])
 
 
-def _name(warning: HealthWarning) -> tuple[str, str]:
+def _warning_key(warning: HealthWarning) -> tuple[str, str]:
     return warning["signature"], warning["subject"]
 
 
-def _state(status: RunStatus) -> str:
-    """Returns how far the run is, how long ago that was, and who trains it."""
+def _state_text(status: RunStatus) -> str:
+    """Describes the run's progress, the age of its last update, and the process that trains it."""
     count = status.updates[-1]["update"] if status.updates else 0
     parts = [f"Update {count} of {status.settings.num_updates}"]
     if status.written is not None:
         parts.append(f"{max(time.time() - status.written, 0):.0f} s ago")
     if status.process:
-        parts.append(f"process {status.process} trains it")
+        parts.append(f"training in process {status.process}")
     elif not (status.done or status.stored):
-        parts.append("no process on this machine trains it")
+        parts.append("no process on this machine is training it")
     if status.done:
-        parts.append("stopped, as a policy has collapsed" if status.collapsed else "done")
+        parts.append("stopped because a policy collapsed" if status.collapsed else "done")
     return ", ".join(parts)

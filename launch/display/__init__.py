@@ -1,1 +1,1 @@
-"""What a terminal or a picture shows of a run."""
+"""Terminal output, tables, statistics and plots of runs."""

@@ -1,4 +1,4 @@
-"""Lines over updates: of policies, roles or arms, with intervals if they are of several runs."""
+"""Curves over updates, by policy, role or arm, with intervals over seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,36 +11,37 @@ from matplotlib.axes import Axes
 from launch.display.drawing import (
     FAINT,
     INK,
-    colours_of,
+    choose_colours,
     draw_band,
     draw_bars,
     draw_evaluations,
     draw_training,
-    style,
+    style_panel,
 )
-from launch.display.frame import FEWEST, MEAN, TOKEN_KL, Metrics, metric_rows, over_seeds
-from launch.display.plot import KEYS, Key, Panel, Plot
+from launch.display.frame import MEAN, MIN_SEEDS, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
+from launch.display.plot import LEGEND_STYLES, LegendEntry, Panel, Plot
 from launch.display.texts import algorithm_name
 from launch.run_folder.records import Update
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
 
-Figure = tuple[str, str, str]
+MetricPanel = tuple[str, str, str]
 """A metric, its heading and its unit."""
-PANELS: tuple[Figure, ...] = (
+PANELS: tuple[MetricPanel, ...] = (
     ("task_reward", "Task reward", "per response"),
     ("kl", "KL to the initial policy", "nats per response"),
     ("combined_reward", "Combined reward", "task reward − {} · KL"),
 )
-APART = 0.012
-"""Share of a panel's width between the points of two lines at the same update, so that no bar hides another."""
-LIMITS = {"repetition": "max_repetition", TOKEN_KL: "max_token_kl"}
-"""The settings that say from where on a figure is a sign of collapse, whatever it was before training."""
-INTERVAL = "Bands and bars: 95 % interval of the mean over seeds (Student's t), from three seeds on."
+POINT_OFFSET = 0.012
+"""Horizontal offset between the points of two curves at the same update, as a share of the panel's width, so that
+their error bars do not overlap."""
+COLLAPSE_LIMITS = {"repetition": "max_repetition", TOKEN_KL: "max_token_kl"}
+"""By metric, the setting with the limit beyond which it is a sign of collapse, whatever its value before training."""
+INTERVAL_NOTE = "Bands and bars: 95 % interval of the mean over seeds (Student's t), if there are at least three."
 
 
-class Mark(NamedTuple):
-    """What is marked by a line across, at the updates after which it happened."""
+class EventMark(NamedTuple):
+    """An event drawn as a vertical line after each update at which it happened."""
 
     event: str
     label: str
@@ -48,135 +49,138 @@ class Mark(NamedTuple):
     kind: str
 
 
-MARKS = (
-    Mark("exchanged", "role exchange", FAINT, "exchange"),
-    Mark("averaged", "averaging", INK, "averaging"),
+EVENT_MARKS = (
+    EventMark("exchanged", "role exchange", FAINT, "exchange"),
+    EventMark("averaged", "averaging", INK, "averaging"),
 )
 
 
-class Member(NamedTuple):
-    """Whose metrics a line shows: those of a policy, of a role, or by default the mean of the policies."""
+class Curve(NamedTuple):
+    """The data of one curve: the metrics of a policy, of a role, or by default the mean of the policies."""
 
     metrics: Metrics
     policy: str = MEAN
     role: str = ""
-    trained: bool = True
-    held_out: bool = True
+    show_train: bool = True
+    show_validation: bool = True
 
     def means(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Returns the means of training and of evaluations by update (`frame.over_seeds`); empty if there are none."""
-        trained, held_out = (
-            over_seeds(self.metrics.get(split if wanted else "none", metric, self.policy, self.role))
-            for split, wanted in (("train", self.trained), ("validation", self.held_out))
+        """Returns the training and validation means by update (`frame.mean_over_seeds`), empty if there are none."""
+        train, validation = (
+            mean_over_seeds(self.metrics.get(split if show else "none", metric, self.policy, self.role))
+            for split, show in (("train", self.show_train), ("validation", self.show_validation))
         )
-        return trained, held_out
+        return train, validation
 
 
 def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: Settings) -> Plot:
-    """Returns the curves of each policy of one run, or of runs that differ in their seed."""
-    policies = [*settings.policy_ids, *([AVERAGE] if AVERAGE in set(metrics.frame["policy"]) else [])]
-    members = {policy: Member(metrics, policy, trained=policy != AVERAGE) for policy in policies}
-    return over_updates(name, title, note, members, [settings], events=metrics)
+    """Plots each policy of one run, or of runs that differ only in their seed."""
+    policy_ids = [*settings.policy_ids, *([AVERAGE] if AVERAGE in set(metrics.frame["policy"]) else [])]
+    curves = {policy_id: Curve(metrics, policy_id, show_train=policy_id != AVERAGE) for policy_id in policy_ids}
+    return plot_over_updates(name, title, note, curves, [settings], events=metrics)
 
 
-def over_updates(
+def plot_over_updates(
     name: str,
     title: str,
     note: str,
-    members: Mapping[str, Member],
+    curves: Mapping[str, Curve],
     settings: Sequence[Settings],
-    figures: Sequence[Figure] = PANELS,
+    metric_panels: Sequence[MetricPanel] = PANELS,
     events: Metrics | None = None,
 ) -> Plot:
-    """Returns curves over updates, a panel per figure.
+    """Plots curves over updates, with a panel per metric.
 
     Args:
-        name: of the plot.
-        title: of the plot.
-        note: what there is to say but for intervals.
-        members: what has a line, by its label.
-        settings: of the runs that are drawn.
-        figures: what is drawn of them.
-        events: of the runs whose role exchanges and averagings are marked, if any.
+        name: The plot's file name, without suffix.
+        title: The plot's title.
+        note: The caption, without the sentence about intervals.
+        curves: By label.
+        settings: Settings of the plotted runs.
+        metric_panels: The metrics to plot.
+        events: Metrics of the runs whose role exchanges and weight averagings are marked; None: no marks.
     """
-    colours = dict(zip(members, colours_of(len(members)), strict=True))
-    coefs = {each.report_kl_coef for each in settings}
+    colours = dict(zip(curves, choose_colours(len(curves)), strict=True))
+    coefs = {run_settings.report_kl_coef for run_settings in settings}
     coef = f"{coefs.pop():g}" if len(coefs) == 1 else "η"
-    marked = {mark: updates for mark in MARKS if events is not None and (updates := _marked(events, mark.event))}
+    event_updates = {} if events is None else {mark: _event_updates(events, mark.event) for mark in EVENT_MARKS}
+    event_updates = {mark: updates for mark, updates in event_updates.items() if updates}
     panels, kinds = [], set()
-    for metric, heading, unit in figures:
-        lines = {label: member.means(metric) for label, member in members.items()}
-        ends = []
-        for label, (trained, held_out) in lines.items():
-            kinds |= {kind for kind, means in (("training", trained), ("held out", held_out)) if not means.empty}
-            if len(means := trained if held_out.empty else held_out):
-                ends.append(f"{label} ends at {means['mean'].iloc[-1]:.2f}")
-        limit = max(getattr(each, LIMITS[metric]) for each in settings) if metric in LIMITS else None
-        draw = partial(_draw_lines, heading, unit.format(coef), lines, colours, limit, marked)
-        panels.append(Panel(draw, f"{heading}. {'; '.join(ends)}"))
-    legend = [Key(label, colour) for label, colour in colours.items()]
+    for metric, heading, unit in metric_panels:
+        means = {label: curve.means(metric) for label, curve in curves.items()}
+        last_values = []
+        for label, (train, validation) in means.items():
+            kinds |= {kind for kind, frame in (("training", train), ("held out", validation)) if not frame.empty}
+            if len(frame := train if validation.empty else validation):
+                last_values.append(f"{label} ends at {frame['mean'].iloc[-1]:.2f}")
+        limit = None
+        if metric in COLLAPSE_LIMITS:
+            limit = max(getattr(run_settings, COLLAPSE_LIMITS[metric]) for run_settings in settings)
+        draw = partial(_draw_panel, heading, unit.format(coef), means, colours, limit, event_updates)
+        panels.append(Panel(draw, f"{heading}. {'; '.join(last_values)}"))
+    legend = [LegendEntry(label, colour) for label, colour in colours.items()]
     if len(kinds) > 1:
-        legend += [Key("training", INK, "training"), Key("held out, bare query", INK, "held out")]
-    legend += [Key(mark.label, mark.colour, mark.kind) for mark in marked]
-    return Plot(name, title, with_interval(note, [member.metrics for member in members.values()]), panels, legend)
+        legend += [LegendEntry("training", INK, "training"), LegendEntry("held out, bare query", INK, "held out")]
+    legend += [LegendEntry(mark.label, mark.colour, mark.kind) for mark in event_updates]
+    return Plot(name, title, with_interval_note(note, [curve.metrics for curve in curves.values()]), panels, legend)
 
 
-def _draw_lines(
+def _draw_panel(
     title: str,
     unit: str,
-    lines: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]],
+    means: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]],
     colours: Mapping[str, str],
     limit: float | None,
-    marked: Mapping[Mark, Sequence[int]],
+    event_updates: Mapping[EventMark, Sequence[int]],
     panel: Axes,
 ) -> None:
     """Draws a panel.
 
     Args:
-        title: of the panel.
-        unit: what stands at its y axis.
-        lines: by label, the means of training and of evaluations.
-        colours: by label.
-        limit: where a dashed line is drawn across.
-        marked: updates that are followed by what a mark stands for.
-        panel: where to.
+        title: The panel's title.
+        unit: Label of the y axis.
+        means: By label, the training and the validation means.
+        colours: By label.
+        limit: Height of the dashed horizontal line; None: no line.
+        event_updates: The updates after which each event happened.
+        panel: The axes to draw on.
     """
-    style(panel, title, unit)
+    style_panel(panel, title, unit)
     if limit is not None:
         panel.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-    for mark, updates in marked.items():
+    for mark, updates in event_updates.items():
         for update in updates:
-            panel.axvline(update + 0.5, color=mark.colour, zorder=0, **{**KEYS[mark.kind], "linewidth": 0.8})
-    measured = [update for _, held_out in lines.values() for update in held_out.index]
-    step = APART * (max(measured) - min(measured)) if measured else 0.0
-    for number, (label, (trained, held_out)) in enumerate(lines.items()):
-        if not trained.empty:
-            draw_training(panel, trained.index, trained["mean"], colours[label], faintly=not held_out.empty)
-            draw_band(panel, trained, colours[label])
-        if not held_out.empty:
-            moved = held_out.set_axis(held_out.index + step * (number - (len(lines) - 1) / 2))
-            draw_evaluations(panel, moved.index, moved["mean"], colours[label])
-            draw_bars(panel, moved, colours[label])
+            panel.axvline(update + 0.5, color=mark.colour, zorder=0, **{**LEGEND_STYLES[mark.kind], "linewidth": 0.8})
+    evaluated_updates = [update for _, validation in means.values() for update in validation.index]
+    step = POINT_OFFSET * (max(evaluated_updates) - min(evaluated_updates)) if evaluated_updates else 0.0
+    for index, (label, (train, validation)) in enumerate(means.items()):
+        if not train.empty:
+            draw_training(panel, train.index, train["mean"], colours[label], faint=not validation.empty)
+            draw_band(panel, train, colours[label])
+        if not validation.empty:
+            shifted = validation.set_axis(validation.index + step * (index - (len(means) - 1) / 2))
+            draw_evaluations(panel, shifted.index, shifted["mean"], colours[label])
+            draw_bars(panel, shifted, colours[label])
 
 
-def with_interval(note: str, metrics: Sequence[Metrics]) -> str:
-    """Returns a plot's note, with what its bands or bars are if anything drawn is of enough runs to have them."""
-    return f"{note} {INTERVAL}".strip() if any(len(each.seeds) >= FEWEST for each in metrics) else note
+def with_interval_note(note: str, metrics: Sequence[Metrics]) -> str:
+    """Adds the explanation of bands and bars to a plot's note if any of its metrics have enough seeds for intervals."""
+    return f"{note} {INTERVAL_NOTE}".strip() if any(len(frame.seeds) >= MIN_SEEDS for frame in metrics) else note
 
 
-def _marked(metrics: Metrics, event: str) -> list[int]:
-    """Returns the updates after which something happened in any of the runs."""
+def _event_updates(metrics: Metrics, event: str) -> list[int]:
+    """Returns the updates after which an event happened in any of the runs."""
     values = metrics.get("run", event, "")
     return sorted(set(values[values == 1].index.get_level_values("update")))
 
 
-def draw(updates: Sequence[Update], settings: Settings, file: Path) -> None:
-    """Draws the curves of one run into a PNG, or another format that the file's ending names.
+def draw_curves(updates: Sequence[Update], settings: Settings, file: Path) -> None:
+    """Draws the curves of one run into an image file.
 
     Args:
-        updates: the lines of `metrics.jsonl`.
-        settings: of the run.
-        file: where to; replaced if it exists.
+        updates: The lines of `metrics.jsonl`.
+        settings: The run's settings.
+        file: The image; its suffix chooses the format. An existing file is replaced.
     """
     metrics = Metrics([("run", settings.seed, *row) for row in metric_rows(updates)])
     names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))

@@ -1,4 +1,4 @@
-"""What plots are drawn with: colours, the look of axes, lines, points and intervals, and how a figure is written."""
+"""Drawing primitives of plots: colours, axes, lines, points, intervals, and saving a figure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,38 +13,38 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-"""Told apart by most colour-blind readers (Okabe and Ito)."""
+"""The colour-blind safe palette of Okabe and Ito."""
 INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
-"""Endings of the files that can be drawn."""
-FAINTLY = 0.45
-EXCHANGE: Any = (0, (2, 2))
-"""The dashes of a role exchange."""
-AVERAGING: Any = (0, (1, 2))
-"""The dots of LLMs that move to their mean."""
-POINT: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
+"""Supported image file suffixes."""
+TRAINING_ALPHA = 0.45
+EXCHANGE_DASHES: Any = (0, (2, 2))
+"""Line style of a role exchange."""
+AVERAGING_DASHES: Any = (0, (1, 2))
+"""Line style of a weight averaging."""
+POINT_STYLE: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
-def save(figure: Figure, file: Path) -> None:
-    """Writes a figure in the format that the file's ending names, in one step; replaces the file if it exists."""
-    beside = file.with_name(f".{file.stem}.new{file.suffix}")
-    figure.savefig(beside, facecolor="white")
-    beside.replace(file)
+def save_figure(figure: Figure, file: Path) -> None:
+    """Writes a figure atomically; the file's suffix chooses the format, and an existing file is replaced."""
+    temporary = file.with_name(f".{file.stem}.new{file.suffix}")
+    figure.savefig(temporary, facecolor="white")
+    temporary.replace(file)
 
 
-def draw_training(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faintly: bool = True) -> None:
-    """Draws figures of training, of which there is one per update, behind those of evaluations if there are any."""
-    strength: dict[str, Any] = {"linewidth": 1.1, "alpha": FAINTLY} if faintly else {"linewidth": 1.6}
-    panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **strength)
+def draw_training(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str, faint: bool = True) -> None:
+    """Draws a training metric, which has a value per update; faint if evaluations are drawn over it."""
+    line_style: dict[str, Any] = {"linewidth": 1.1, "alpha": TRAINING_ALPHA} if faint else {"linewidth": 1.6}
+    panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **line_style)
 
 
 def draw_evaluations(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
-    """Draws figures of held-out evaluations."""
-    panel.plot(x, y, color=colour, linewidth=1.8, **POINT, zorder=3)
+    """Draws a metric of held-out evaluations."""
+    panel.plot(x, y, color=colour, linewidth=1.8, **POINT_STYLE, zorder=3)
 
 
-def style(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
-    """Gives a panel, by default over updates, its title, labels and grid."""
+def style_panel(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
+    """Sets a panel's title, labels and grid."""
     panel.set_title(title, loc="left", fontsize=11, color=INK)
     panel.set_ylabel(unit, fontsize=9, color=INK)
     panel.set_xlabel(xlabel, fontsize=9, color=INK)
@@ -56,21 +56,21 @@ def style(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
     panel.spines[["left", "bottom"]].set_color(FAINT)
 
 
-def colours_of(count: int) -> list[str]:
+def choose_colours(count: int) -> list[str]:
     """Returns a colour per series."""
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
 def draw_band(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
-    """Draws the intervals of a line."""
+    """Draws the intervals of a line as a band."""
     panel.fill_between(means.index, means["low"], means["high"], color=colour, alpha=0.15, linewidth=0)
 
 
 def draw_bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
-    """Draws the intervals of points."""
+    """Draws the intervals of points as vertical bars."""
     panel.vlines(means.index, means["low"], means["high"], color=colour, linewidth=1.2, alpha=0.7)
 
 
 def draw_runs(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
-    """Draws single runs."""
-    panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=FAINTLY, markeredgewidth=0)
+    """Draws single runs as small dots."""
+    panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=TRAINING_ALPHA, markeredgewidth=0)

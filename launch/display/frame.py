@@ -1,10 +1,12 @@
-"""The metrics of runs as one long data frame, a row per number, which all tables and plots of runs group and pivot.
+"""The metrics of runs as one long data frame, a row per number, from which all tables and plots of runs are made.
 
 run, seed, update
-split    `train`: training responses; `validation`: held-out evaluations in training; `test`: the evaluation after
-         training; `run`: what is of no split, as tokens and seconds
-policy   which LLM, in evaluations alone on bare queries; `mean`: the mean of the policies; empty: the figure is of none
-role     of training responses in one role, whichever LLM played it; `last answer`: the chain's, held out; else empty
+split    `train`: training responses; `validation`: held-out evaluations during training; `test`: the evaluation after
+         training; `run`: metrics of no split, such as tokens and seconds
+policy   the policy id (in evaluations each policy answers the bare query alone); `mean`: the mean of the policies;
+         empty: not a metric of one policy
+role     the role of training responses, whichever policy had it; `last answer`: the chain's last response, held out;
+         else empty
 metric, value
 """
 
@@ -20,32 +22,32 @@ import pandas as pd
 from launch.display.statistics import Estimate, column_cis
 from launch.run_folder.records import Figures, Update, mean_over_policies
 
-COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "value")
+FRAME_COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "value")
 MEAN, LAST = "mean", "last answer"
 TOKEN_KL = "token_kl"
-"""The metric of a policy's KL per token, as health has it."""
+"""KL to the initial policy per token; `policies.health` compares it with `max_token_kl`."""
 RUN_WIDE = ("tokens", "tokens_per_second", "exchanges", "exchanged", "averaged", "collapsed")
-"""What the frame has of a whole update."""
-FEWEST = 3
-"""Seeds from which on an interval is drawn; with two, Student's t makes it 13 standard errors to either side."""
+"""Metrics of a whole update, not of one policy or role."""
+MIN_SEEDS = 3
+"""Seeds needed to draw an interval: with two, Student's t makes it 13 standard errors wide on each side."""
 
-Row = tuple[int, str, str, str, str, float | None]
-"""From the update on."""
+FrameRow = tuple[int, str, str, str, str, float | None]
+"""The columns of a row from `update` on."""
 
 
-def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = None) -> Iterator[Row]:
-    """Yields what was measured of one run.
+def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = None) -> Iterator[FrameRow]:
+    """Yields the metrics of one run.
 
     Args:
-        updates: the lines of `metrics.jsonl`.
-        final: the `policy`, `mean`, `last_response` and `influence` after an `update`, the last one.
+        updates: The lines of `metrics.jsonl`.
+        final: The evaluation after training: `update`, `policy`, `mean`, `last_response` and `influence`.
     """
     for line in updates:
         policies = line.get("policy", {})
-        learned = {policy: {**figures, TOKEN_KL: _token_kl(figures)} for policy, figures in policies.items()}
-        groups = [("train", policy, "", figures) for policy, figures in learned.items()]
-        if learned:
-            groups.append(("train", MEAN, "", mean_over_policies(list(learned.values()))))
+        train = {policy: {**figures, TOKEN_KL: _token_kl(figures)} for policy, figures in policies.items()}
+        groups = [("train", policy, "", figures) for policy, figures in train.items()]
+        if train:
+            groups.append(("train", MEAN, "", mean_over_policies(list(train.values()))))
         groups += [("train", "", role, figures) for role, figures in line.get("role", {}).items()]
         groups += [("validation", policy, "", figures) for policy, figures in line.get("evaluation", {}).items()]
         if "last_response" in line:
@@ -59,7 +61,7 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
         yield from _rows(final["update"], groups)
 
 
-def _rows(update: int, groups: Sequence[tuple[str, str, str, Figures]]) -> Iterator[Row]:
+def _rows(update: int, groups: Sequence[tuple[str, str, str, Figures]]) -> Iterator[FrameRow]:
     for split, policy, role, figures in groups:
         for metric, value in figures.items():
             yield update, split, policy, role, metric, value
@@ -77,37 +79,39 @@ def _run_wide(line: Update) -> Figures:
 
 
 def as_csv(runs: Mapping[str, Sequence[Update]]) -> str:
-    """Returns the curves of runs, by the names that they are to have, as CSV with a heading."""
-    rows = [(run, 0, *row) for run, updates in runs.items() for row in metric_rows(updates)]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).dropna()
-    trained = frame["split"] == "train"
-    frame = frame[~(trained & (frame["policy"].eq(MEAN) | frame["metric"].eq(TOKEN_KL)))]
-    of = frame["split"].replace({"train": "training", "validation": "held_out"})
-    of = of.mask(frame["role"] == LAST, "last_response")
-    policy = frame["policy"].mask(trained & frame["policy"].eq(""), frame["role"])
-    table = frame.assign(of=of, policy=policy).rename(columns={"metric": "measure"})
-    return table.to_csv(columns=["run", "update", "of", "policy", "measure", "value"], index=False, lineterminator="\n")
+    """Returns the metrics of runs as CSV in long format, with a header.
+
+    Args:
+        runs: The lines of `metrics.jsonl`, by the run's name in the CSV.
+    """
+    rows = [(run, *row) for run, updates in runs.items() for row in metric_rows(updates)]
+    columns = [column for column in FRAME_COLUMNS if column != "seed"]
+    return pd.DataFrame(rows, columns=columns, dtype=object).dropna().to_csv(index=False, lineterminator="\n")
 
 
 class Metrics:
     """The long frame of several runs, and its pivots."""
 
-    def __init__(self, rows: Sequence[tuple[str, int, *Row]]) -> None:
-        """Makes the frame of rows of `COLUMNS`."""
-        self.frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"update": int, "value": float})
+    def __init__(self, rows: Sequence[tuple[str, int, *FrameRow]]) -> None:
+        """Builds the frame.
+
+        Args:
+            rows: Values of `FRAME_COLUMNS`.
+        """
+        self.frame = pd.DataFrame(rows, columns=list(FRAME_COLUMNS)).astype({"update": int, "value": float})
         self.seeds: pd.Series[int] = self.frame.groupby("run")["seed"].first()
         """By run."""
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """By split: a row per run and update that was measured, a column per policy, role and metric."""
+        """By split: a row per measured run and update, a column per policy, role and metric."""
         return {
             str(split): part.pivot(index=["run", "update"], columns=["policy", "role", "metric"], values="value")
             for split, part in self.frame.groupby("split")
         }
 
     def get(self, split: str, metric: str, policy: str = MEAN, role: str = "") -> pd.Series[float]:
-        """Returns a metric by run and update, of all updates of the split; NaN where it is not known."""
+        """Returns a metric by run and update, for all updates of the split; NaN if unknown."""
         if split not in self.tables:
             return self.frame[:0].set_index(["run", "update"])["value"]
         table = self.tables[split]
@@ -115,14 +119,14 @@ class Metrics:
         return table[column] if column in table.columns else pd.Series(math.nan, table.index)
 
 
-def over_seeds(values: pd.Series[float]) -> pd.DataFrame:
+def mean_over_seeds(values: pd.Series[float]) -> pd.DataFrame:
     """Averages a metric over runs.
 
     Returns:
-        By update the `mean` of the runs that have a value, and `low` and `high`, the ends of its interval, which are
-        NaN for fewer than `FEWEST` runs.
+        By update, the `mean` of the runs that have a value and the bounds of its interval, `low` and `high`, which are
+        NaN for fewer than `MIN_SEEDS` runs.
     """
     table = values.unstack("run")
     means = pd.DataFrame(column_cis(table.to_numpy().T), index=table.index, columns=list(Estimate._fields), dtype=float)
-    means.loc[means["n"] < FEWEST, ["low", "high"]] = math.nan
+    means.loc[means["n"] < MIN_SEEDS, ["low", "high"]] = math.nan
     return means

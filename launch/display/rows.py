@@ -1,4 +1,4 @@
-"""The table that grows while a run trains: a heading, and a row per update. Pure text, no terminal."""
+"""The rows of the progress table of a run, as text: a heading, and a row per update."""
 
 import math
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
-"""What is shown of each policy: figure, heading and width."""
-GROUP = sum(width for *_, width in COLUMNS)
-CHAIN = 12
-"""Least width of the chain's column."""
-SPEED = 13
+"""Columns of each policy: metric, heading and width."""
+POLICY_WIDTH = sum(width for *_, width in COLUMNS)
+MIN_CHAIN_WIDTH = 12
+"""Minimum width of the column that shows the chain."""
+SPEED_WIDTH = 13
 """Width of the last two columns."""
 
 
@@ -27,62 +27,62 @@ class Rows:
         """Chooses the columns.
 
         Args:
-            settings: of the run.
-            arrow: stands between the LLMs of a chain.
-            width: that rows may take, at most; policies that do not fit are shown as their mean.
+            settings: The run's settings.
+            arrow: Separator of the policies in a chain.
+            width: Maximum width of a row; if the policies do not fit, only their mean is shown.
         """
-        self._modules = settings.policy_ids
+        self._policy_ids = settings.policy_ids
         self._roles = settings.roles
         self._updates = settings.num_updates
         self._arrow = arrow
         self._digits = max(len(str(settings.num_updates)), 3)
         self.indent = 2 * self._digits + 2
         policy_ids = RoleMapping(settings.roles, settings.policy_ids).as_dict()
-        self._chain = max(len(self.chain(policy_ids)) + 1, CHAIN)
-        room = math.inf if width is None else width - self.indent - self._chain - SPEED
-        self._shown = self._modules if GROUP * len(self._modules) <= room else ()
+        self._chain_width = max(len(self.chain(policy_ids)) + 1, MIN_CHAIN_WIDTH)
+        available = math.inf if width is None else width - self.indent - self._chain_width - SPEED_WIDTH
+        self._columns = self._policy_ids if POLICY_WIDTH * len(self._policy_ids) <= available else ()
 
     def heading(self) -> list[Text]:
         """Returns the two lines above the rows."""
-        names = self._shown or ("mean",)
-        above = " " * (self.indent + self._chain) + "".join(f"{name:>{GROUP}}" for name in names)
+        names = self._columns or ("mean",)
+        first_line = " " * (self.indent + self._chain_width) + "".join(f"{name:>{POLICY_WIDTH}}" for name in names)
         labels = "".join(f"{label:>{width}}" for _, label, width in COLUMNS) * len(names)
         return [
-            Text(above, style="bold"),
-            Text(f"{'update':<{self.indent}}{'chain':<{self._chain}}{labels}  tok/s     s", style="bold"),
+            Text(first_line, style="bold"),
+            Text(f"{'update':<{self.indent}}{'chain':<{self._chain_width}}{labels}  tok/s     s", style="bold"),
         ]
 
     def update(self, line: Update) -> Text:
         """Returns the row of an update."""
-        row = Text(self._number(line)).append(f"{self.chain(line['roles']):<{self._chain}}", style="cyan")
+        row = Text(self._number(line)).append(f"{self.chain(line['roles']):<{self._chain_width}}", style="cyan")
         row.append_text(self._figures(line["policy"]))
         return row.append(f"{line['tokens_per_second']:>7.0f}{line['seconds']['total']:>6.1f}", style="dim")
 
     def evaluation(self, line: Update) -> list[Text]:
         """Returns the rows of an update's held-out evaluation: policies, the chain's last answer, the mean LLM."""
-        rows = [Text(f"{self._number(line)}{'held-out':<{self._chain}}", style="bold")]
+        rows = [Text(f"{self._number(line)}{'held-out':<{self._chain_width}}", style="bold")]
         rows[0].append_text(self._figures(line["evaluation"]))
         for label, figures in (("last answer", line.get("last_response")), (AVERAGE, line["evaluation"].get(AVERAGE))):
             if figures is not None:
                 group = "".join(f"{format_metric(key, figures[key]):>{width}}" for key, _, width in COLUMNS)
-                rows.append(Text(f"{self._number(line)}{label:<{self._chain}}{group}", style="bold"))
+                rows.append(Text(f"{self._number(line)}{label:<{self._chain_width}}{group}", style="bold"))
         return rows
 
     def chain(self, roles: Mapping[str, str]) -> str:
-        """Returns who answers after whom: `llm_2→llm_1`, or `3→1→2` where that would be long; `+3` other teams."""
-        modules = [roles[role] for role in self._roles]
-        if len(modules) > 2:
-            modules = [module.removeprefix("llm_") for module in modules]
-        others = max(len(self._modules) // len(self._roles) - 1, 0)
-        return self._arrow.join(modules) + f" +{others}" * (others > 0)
+        """Returns the policies of the chain in order: `llm_2→llm_1`; `3→1→2` for longer chains; `+3`: other teams."""
+        policy_ids = [roles[role] for role in self._roles]
+        if len(policy_ids) > 2:
+            policy_ids = [policy_id.removeprefix("llm_") for policy_id in policy_ids]
+        other_teams = max(len(self._policy_ids) // len(self._roles) - 1, 0)
+        return self._arrow.join(policy_ids) + f" +{other_teams}" * (other_teams > 0)
 
     def _number(self, line: Update) -> str:
         return f"{line['update']:>{self._digits}}/{self._updates:<{self._digits + 1}}"
 
     def _figures(self, figures: Mapping[str, Figures]) -> Text:
-        groups = [figures[name] for name in self._modules]
+        groups = [figures[name] for name in self._policy_ids]
         text = Text()
-        for group in groups if self._shown else [mean_over_policies(groups)]:
+        for group in groups if self._columns else [mean_over_policies(groups)]:
             for key, _, width in COLUMNS:
                 style = "bold green" if key == "combined_reward" else ""
                 text.append(f"{format_metric(key, group[key]):>{width}}", style=style)

@@ -1,4 +1,4 @@
-"""How figures are called and written, and the table they stand in."""
+"""Headings and number formats of metrics, and tables for the terminal."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from rich.table import Table
 
 
 class MetricFormat(NamedTuple):
-    """How a figure is shown."""
+    """Heading and number format of a metric."""
 
     heading: str
     pattern: str
-    """Of its numbers."""
+    """Format string of its values."""
 
 
 METRIC_FORMATS = {
@@ -27,23 +27,23 @@ METRIC_FORMATS = {
     "distinct_2": MetricFormat("distinct-2", "{:.2f}"),
 }
 MAIN_METRICS = ("task_reward", "kl", "combined_reward")
-"""The figures that are shown everywhere."""
+"""The metrics shown in every table and plot."""
 FINE = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
-"""Their patterns where runs are compared: combined rewards often differ in the third digit alone."""
+"""Their formats in comparisons of runs, whose combined rewards often differ only in the third digit."""
 
 
 def metric_format(name: str) -> MetricFormat:
-    """Returns how a figure is shown; one that has no heading, such as pass@4, by its name."""
+    """Returns the format of a metric; its name is the heading if it has no other, such as pass@4."""
     return METRIC_FORMATS.get(name, MetricFormat(name, "{:.2f}"))
 
 
 def format_number(value: float | None, pattern: str) -> str:
-    """Returns a number in a format, or a dash for one that is not known."""
+    """Formats a number; None and NaN become a dash."""
     return "-" if value is None or math.isnan(value) else pattern.format(value)
 
 
 def format_metric(name: str, value: float | None) -> str:
-    """Returns a number as that figure's are written."""
+    """Formats a value of a metric."""
     return format_number(value, metric_format(name).pattern)
 
 
@@ -51,20 +51,20 @@ def table(left: Sequence[str], right: Sequence[str]) -> Table:
     """Returns an empty table.
 
     Args:
-        left: headings of the first columns, of words.
-        right: headings of those after them, of numbers.
+        left: Headings of the left-aligned columns, for text.
+        right: Headings of the right-aligned columns after them, for numbers.
     """
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in left:
-        made.add_column(heading, no_wrap=True)
+        rich_table.add_column(heading, no_wrap=True)
     for heading in right:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
+        rich_table.add_column(heading, justify="right", no_wrap=True)
+    return rich_table
 
 
 def print_tables(output: TextIO, *tables: Table) -> None:
-    """Prints tables in which nothing is cut off, however narrow the terminal: their names are to be copied."""
+    """Prints tables without truncation, however narrow the terminal, so that names can be copied."""
     console = Console(file=output, highlight=False, soft_wrap=True, markup=False, emoji=False)
-    for number, made in enumerate(tables):
-        console.width = max(console.measure(made, options=console.options.update(width=10_000)).maximum, 1)
-        console.print(*[""] * (number > 0), made, sep="\n")
+    for index, rich_table in enumerate(tables):
+        console.width = max(console.measure(rich_table, options=console.options.update(width=10_000)).maximum, 1)
+        console.print(*[""] * (index > 0), rich_table, sep="\n")

@@ -1,6 +1,6 @@
-"""What a command shows while it works: lines, and a bar with the time left; of a run, a row per update.
+"""Progress output of commands: lines and a progress bar with the time left; for a run, a row per update.
 
-Where the output is not a terminal there is no bar, no colour and no control code: the same rows, with the time left.
+If the output is not a terminal there are no bar, colours or control codes, only the same rows with the time left.
 """
 
 import time
@@ -18,30 +18,30 @@ from launch.run_folder.records import Sample, Update
 from policies.settings.settings import Settings
 
 PLAIN_WIDTH = 120
-HEADING_EVERY = 20
-FADING = 0.8
-"""Weight of the past in the running mean of a step's seconds."""
+HEADING_PERIOD = 20
+STEP_SECONDS_DECAY = 0.8
+"""Decay of the exponential moving average of a step's seconds."""
 
 
 class ProgressPrinter:
-    """Says lines, and how far the work is. A context: the bar lives inside it."""
+    """Prints lines and a progress bar, which is shown while this context is entered."""
 
     def __init__(self, output: TextIO, total: int, *, done: int = 0, quiet: bool = False, bar: bool = True) -> None:
-        """Notes what will be shown.
+        """Creates the bar without showing it.
 
         Args:
-            output: where to.
-            total: steps of the work.
-            done: steps that an earlier process did.
-            quiet: say only what matters after the work.
-            bar: show the bar, if this is a terminal.
+            output: The stream to print to.
+            total: Number of steps.
+            done: Steps completed by an earlier process.
+            quiet: Print only lines marked `always`.
+            bar: Show the bar if `output` is a terminal.
         """
         self.console = Console(file=output, force_jupyter=False, highlight=False, soft_wrap=True, emoji=False)
-        real = output.isatty()  # the console also goes by FORCE_COLOR, which notebooks set
-        if not real:
+        is_terminal = output.isatty()  # rich also considers FORCE_COLOR, which notebooks set
+        if not is_terminal:
             self.console.width = PLAIN_WIDTH
         self.arrow = "→" if self.console.encoding.lower().startswith("utf") else ">"
-        self._real = real
+
         self._quiet = quiet
         self._total = total
         self._done = done
@@ -56,10 +56,10 @@ class ProgressPrinter:
             console=self.console,
             refresh_per_second=2,
             transient=True,
-            redirect_stdout=False,  # that is another stream than `output`
+            redirect_stdout=False,  # `output` may be another stream
             redirect_stderr=False,
             expand=True,
-            disable=quiet or not bar or not real,
+            disable=quiet or not bar or not is_terminal,
         )
         self._task = self._bar.add_task("", total=total, completed=done, left="")
 
@@ -71,17 +71,17 @@ class ProgressPrinter:
         self._bar.stop()
 
     def print(self, text: str | Text | Table = "", always: bool = False) -> None:
-        """Prints a line or a table, even when quiet if it must `always` be seen."""
+        """Prints a line or a table; in quiet mode only if `always` is set."""
         if always or not self._quiet:
             self.console.print(text, markup=False)
 
     @property
     def has_bar(self) -> bool:
-        """Whether the bar is shown; else lines tell how far the work is."""
+        """Whether the bar is shown; if not, progress is printed as lines."""
         return not self._bar.disable
 
     def stage(self, text: str) -> None:
-        """Says what is being done."""
+        """Shows the current stage of the work, such as "Loading the models"."""
         if self.has_bar:
             self._bar.update(self._task, description=text)
         else:
@@ -92,51 +92,55 @@ class ProgressPrinter:
         self._last = time.monotonic()
 
     def rewind(self, done: int) -> None:
-        """Counts only `done` steps as done: those after them will be done again."""
+        """Resets the count to `done` steps, because later ones will be repeated."""
         self._done = done
         self._bar.update(self._task, completed=done, left="")
 
     def advance(self, seconds: float | None = None, *, again: bool = False) -> str:
-        """Counts one more step as done, and returns the time left.
+        """Counts a step and returns the time left.
 
         Args:
-            seconds: that it took; None: those since the last one.
-            again: it was done before, and counted.
+            seconds: Duration of the step; None: the time since the last one.
+            again: The step repeats one that is counted already.
         """
         now = time.monotonic()
         seconds, self._last = now - self._last if seconds is None else seconds, now
-        self._seconds = seconds if self._seconds is None else FADING * self._seconds + (1 - FADING) * seconds
+        self._seconds = (
+            seconds
+            if self._seconds is None
+            else STEP_SECONDS_DECAY * self._seconds + (1 - STEP_SECONDS_DECAY) * seconds
+        )
         self._done += not again
-        left = f"{clock(self._seconds * (self._total - self._done))} left"
+        left = f"{format_duration(self._seconds * (self._total - self._done))} left"
         self._bar.update(self._task, completed=self._done, left=left)
         return left
 
 
 class Terminal(ProgressPrinter):
-    """A run's voice: a step is an update."""
+    """The progress output of a training run; a step is an update."""
 
     def __init__(
         self, settings: Settings, output: TextIO, *, done: int = 0, quiet: bool = False, bar: bool = True
     ) -> None:
-        """Notes what will be shown; see `ProgressPrinter`."""
+        """Creates the output of a run; see `ProgressPrinter`."""
         super().__init__(output, settings.num_updates, done=done, quiet=quiet, bar=bar)
         self._settings = settings
         self._rows = Rows(settings, self.arrow, self.console.width)
-        self._shown = 0
+        self._rows_printed = 0
 
     def set_settings(self, settings: Settings, done: int) -> None:
-        """Goes on for the same run with other settings, after `done` updates."""
+        """Continues after `done` updates with the settings of a resumed run."""
         self._total, self._done = settings.num_updates, done
         self._bar.update(self._task, total=settings.num_updates, completed=done)
         if settings != self._settings:
             self._settings, self._rows = settings, Rows(settings, self.arrow, self.console.width)
 
     def update(self, line: Update) -> None:
-        """Shows the row of one update, if the line has one, and of the evaluation in it."""
-        if self._shown % HEADING_EVERY == 0:
+        """Prints the row of an update, if it trained, and the rows of its evaluation, if any."""
+        if self._rows_printed % HEADING_PERIOD == 0:
             for heading in self._rows.heading():
                 self.print(heading)
-        self._shown += 1
+        self._rows_printed += 1
         if "policy" in line:
             left = self.advance(line["seconds"]["total"])
             row = self._rows.update(line)
@@ -148,12 +152,12 @@ class Terminal(ProgressPrinter):
                 self.print(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
 
     def samples(self, samples: Sequence[Sample]) -> None:
-        """Shows a few chains of this update's training queries, one where chains are long."""
+        """Prints a few chains of this update's training queries; only one if chains are long."""
         for sample in samples[: 2 if self._settings.num_agents < 4 else 1]:
             self.print(chain_text(sample, self._rows.indent))
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a duration as `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

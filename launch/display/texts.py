@@ -1,4 +1,4 @@
-"""Texts as they are shown: what a run's algorithm is called; a query, and the chain's responses to it."""
+"""Texts for the terminal and reports: the name of a run's algorithm, and a query with the chain's responses."""
 
 import re
 
@@ -8,11 +8,11 @@ from launch.display.tables import format_metric
 from launch.run_folder.records import Response, Sample
 from policies.settings.settings import Settings
 
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters but tab and line feed; halves
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not tab and line feed; surrogates too
 
 
 def algorithm_name(settings: Settings) -> str:
-    """Returns what a run's algorithm is called."""
+    """Returns the name of a run's algorithm, such as `CORY of 3`."""
     if settings.num_agents == 1:
         return f"{settings.algorithm}{f' by {len(settings.policy_ids)} LLMs' * (len(settings.policy_ids) > 1)}"
     agents = "" if settings.num_agents == 2 else f" of {settings.num_agents}"
@@ -23,7 +23,7 @@ def algorithm_name(settings: Settings) -> str:
 
 
 def chain_text(sample: Sample, indent: int) -> Text:
-    """Returns a query and the responses to it, a line each."""
+    """Returns a query and its responses, a line each."""
     margin = " " * indent
     text = Text(margin).append(one_line(sample["query"]), style="italic")
     for response in sample["responses"]:
@@ -31,8 +31,8 @@ def chain_text(sample: Sample, indent: int) -> Text:
     return text
 
 
-def before_and_after(earlier: Sample, earlier_label: str, later: Sample, later_label: str) -> Text:
-    """Returns a query and the chain's responses to it at two times."""
+def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, later_label: str) -> Text:
+    """Returns a query and the chain's responses to it from two updates."""
     width = max(len(earlier_label), len(later_label)) + 3
     text = Text(f"  {one_line(earlier['query'])}", style="italic")
     for sample, label in ((earlier, earlier_label), (later, later_label)):
@@ -50,10 +50,10 @@ def response_text(response: Response, margin: str) -> Text:
 
 
 def one_line(text: str) -> str:
-    """Returns a text with its line breaks and runs of spaces as single spaces."""
+    """Replaces line breaks and repeated spaces by single spaces."""
     return " ".join(text.split())
 
 
 def visible(text: str) -> str:
-    """Returns a text without what a terminal or a page would obey instead of showing it, and what no file can hold."""
-    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Replaces control characters, which a terminal would execute, and surrogates, which no file can store."""
+    return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)

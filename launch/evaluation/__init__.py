@@ -1,1 +1,1 @@
-"""Held-out figures with intervals."""
+"""Evaluation of policies on held-out queries, with intervals."""

@@ -1,4 +1,4 @@
-"""Work that is done batch by batch. Each is kept as soon as it is done, so a killed command goes on from there."""
+"""Resumable work in batches: each result is saved at once, so a killed command continues from there."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from launch.console.errors import CommandError
 from launch.display.terminal import ProgressPrinter
 from launch.run_folder.journal import Journal
 
-PROGRESS_LINES = 20
-"""Lines of progress, at most, where there is no bar."""
+MAX_PROGRESS_LINES = 20
+"""Maximum number of progress lines if there is no bar."""
 T = TypeVar("T")
 
 
 class Batches(Generic[T]):
-    """A JSON Lines file: a line that says what the work is, `{"batch": -1, "identity": ...}`, and one per batch."""
+    """A JSON Lines file with the identity of the work, `{"batch": -1, "identity": ...}`, and a line per batch."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any], work: Sequence[T], *, restart: bool = False) -> None:
-        """Begins the file, or continues one.
+        """Creates the file, or continues an existing one.
 
         Args:
-            path: the file, which only this process may write.
-            identity: everything that the results depend on, as JSON; entries of `settings` are compared one by one.
-            work: the batches.
-            restart: begin anew if the file holds other work.
+            path: The file, which only this process may write.
+            identity: Everything that the results depend on, as JSON; entries of `settings` are compared individually.
+            work: The batches.
+            restart: Replace the file if it contains other work.
 
         Raises:
-            CommandError: the file holds other work; names what differs.
+            CommandError: The file contains other work; the message lists the differences.
         """
         self.work = work
         self.done = 0
-        """Batches that are done."""
+        """Number of completed batches."""
         self._journal = Journal(path, number="batch")
         if lines := self._journal.read():
-            differing = _differing(lines[0].get("identity", {}), json.loads(json.dumps(identity)))
+            differing = _differing_entries(lines[0].get("identity", {}), json.loads(json.dumps(identity)))
             if not differing:
                 self.done = lines[-1]["batch"] + 1
-                self._journal.cut_after(self.done - 1)  # what a kill left of a line
+                self._journal.cut_after(self.done - 1)  # drop a partial line of a killed process
                 return
             if not restart:
                 raise CommandError(
-                    f"{path} holds other work: its {', '.join(differing)} differed. Name another place with --out."
+                    f"{path} contains other work: different {', '.join(differing)}. Choose another location with --out."
                 )
         path.unlink(missing_ok=True)
         self._journal.append({"batch": -1, "identity": identity})
@@ -55,36 +55,39 @@ class Batches(Generic[T]):
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """What was kept of each batch that is done, in order."""
+        """The results of the completed batches, in order."""
         return self._journal.read()[1:]
 
-    def run(self, do: Callable[[T], Mapping[str, object]], voice: ProgressPrinter) -> None:
-        """Does what is left to do.
+    def run(self, process_batch: Callable[[T], Mapping[str, object]], progress: ProgressPrinter) -> None:
+        """Processes the remaining batches.
 
         Args:
-            do: does a batch, and returns what is kept of it.
-            voice: shows how far the work is; a step is a batch.
+            process_batch: Processes a batch and returns its result.
+            progress: Shows the progress; a step is a batch.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; how much is kept is told before.
+            KeyboardInterrupt: After Ctrl-C; the number of saved batches is printed first.
         """
         total = len(self.work)
-        voice.begin()
+        progress.begin()
         try:
             for batch in self.work[self.done :]:
-                self._journal.append({"batch": self.done, **do(batch)})
+                self._journal.append({"batch": self.done, **process_batch(batch)})
                 self.done += 1
-                left = voice.advance()
+                left = progress.advance()
                 if (
-                    not voice.has_bar
-                    and self.done * PROGRESS_LINES // total > (self.done - 1) * PROGRESS_LINES // total
+                    not progress.has_bar
+                    and self.done * MAX_PROGRESS_LINES // total > (self.done - 1) * MAX_PROGRESS_LINES // total
                 ):
-                    voice.print(f"  {self.done}/{total} batches  {left}")
+                    progress.print(f"  {self.done}/{total} batches  {left}")
         except KeyboardInterrupt:
-            voice.print(f"{self.done} of {total} batches are kept in {self.path}; the same command continues.", True)
+            progress.print(
+                f"{self.done} of {total} batches are saved in {self.path}. Repeat the command to continue.", True
+            )
             raise
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differing_entries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the entries that differ, including those of `settings`."""
     old, new = ({**identity, **identity.get("settings", {}), "settings": None} for identity in (before, now))
     return [name for name, value in new.items() if name not in old or old[name] != value]

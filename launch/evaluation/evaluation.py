@@ -1,8 +1,8 @@
-"""An evaluation: who answers which queries, batch by batch, in a folder from which a killed one goes on.
+"""Evaluates policies batch by batch, in a folder from which a killed evaluation resumes.
 
-responses.jsonl   what is evaluated (a folder holds one evaluation), then a line per finished batch, with its responses
-evaluation.json   the figures, written when all batches are done
-log.txt           what libraries and rewards printed
+responses.jsonl   the identity of the evaluation, then a line per completed batch with its responses
+evaluation.json   the metrics, written when all batches are completed
+log.txt           the output of libraries and rewards
 """
 
 import contextlib
@@ -43,98 +43,103 @@ from policies.settings.settings import BY_CONTENT, Settings, settings_in
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-ASKED = set(settings_in("task", "policy", "sampling")) - {*NAMED}
-"""Settings that responses, or measures of them, depend on, but for names of files: `Sources` has what these hold."""
+RESPONSE_SETTINGS = set(settings_in("task", "policy", "sampling")) - {*NAMED}
+"""Settings that affect responses or their metrics, except file names: `Sources` has checksums of the files."""
 
 
 class Lineup(NamedTuple):
-    """Who answers: one policy alone, or the whole chain in some order. A pioneer's answers are those it gives alone."""
+    """The policies that respond: one alone, or a whole chain. A pioneer's responses are those it gives alone."""
 
     trained: bool
     policy_ids: tuple[str, ...]
     """By position."""
     names: tuple[str, ...]
-    """The same as results call them."""
+    """Their names in the results, by position."""
 
 
-Work = tuple[Lineup, list[tuple[int, int]]]
-"""A batch: who answers, and pairs of query and sample."""
+EvaluationBatch = tuple[Lineup, list[tuple[int, int]]]
+"""A lineup, and pairs of query index and sample index."""
 
 
 class Plan(NamedTuple):
-    """What is evaluated, and all that its responses depend on."""
+    """An evaluation, with everything its responses depend on."""
 
     settings: Settings
     task: Task
     sources: Sources | None
-    """What both are made from; None: an algorithm in memory, whose evaluation has no identity."""
+    """Checksums of the files and models used; None: an algorithm in memory, whose evaluation has no identity."""
     split: Split
     queries: int
-    """The first so many of the split."""
+    """Number of queries, the first of the split."""
     samples: int
     """Responses of each policy to each query."""
     checkpoint: tuple[int, Path] | None
-    """The update and folder of the run's checkpoint; None: the model alone."""
+    """The update and folder of the run's checkpoint; None: only the model."""
 
     @property
     def lineups(self) -> list[Lineup]:
-        """The base, then the policies of the checkpoint in every order that role exchange brings: each in each role.
+        """The base, then the policies of the checkpoint in every order of role exchange, so each policy in each role.
 
-        LLMs that start from one model are one and the same before anything is trained, the base. Where they start from
-        different ones their bases play in the same orders, each called after the first LLM that started from it.
+        Policies that start from the same model are the same base before training. If they start from different models,
+        the bases are evaluated in the same orders, each named after the first policy that starts from it.
         """
-        modules = self.settings.policy_ids
-        orders: list[tuple[str, ...]] = [(module,) for module in modules]
-        if self.settings.knowledge_transfer:  # else nobody sees another's response
-            turns = (RoleMapping(self.settings.roles, modules, turn) for turn in range(len(modules)))
-            orders = [tuple(turn.as_dict().values()) for turn in turns]
+        policy_ids = self.settings.policy_ids
+        orders: list[tuple[str, ...]] = [(policy_id,) for policy_id in policy_ids]
+        if self.settings.knowledge_transfer:  # otherwise no policy sees another's response
+            mappings = (RoleMapping(self.settings.roles, policy_ids, shift) for shift in range(len(policy_ids)))
+            orders = [tuple(mapping.as_dict().values()) for mapping in mappings]
         models = self.settings.models
-        first = {model: module for module, model in reversed(models.items())}
-        called = {module: BASE if len(first) == 1 else f"{BASE} of {first[models[module]]}" for module in modules}
+        first_policy = {model: policy_id for policy_id, model in reversed(models.items())}
+        base_names = {
+            policy_id: BASE if len(first_policy) == 1 else f"{BASE} of {first_policy[models[policy_id]]}"
+            for policy_id in policy_ids
+        }
         bases: dict[tuple[str, ...], tuple[str, ...]] = {}
         for order in orders:
-            bases.setdefault(tuple(called[module] for module in order), order)
+            bases.setdefault(tuple(base_names[policy_id] for policy_id in order), order)
         lineups = [Lineup(False, order, names) for names, order in bases.items()]
         if self.checkpoint is None:
             return lineups
-        if self.settings.eval_average:  # in all roles, as it has no other to play with
+        if self.settings.eval_average:  # in all roles, because there is only one average
             orders.append((AVERAGE,) * len(orders[0]))
         return lineups + [Lineup(True, order, order) for order in orders]
 
-    def batches(self) -> list[Work]:
-        """All the work, in order: for a lineup pairs of query and sample, as many at once as an update has chains."""
+    def batches(self) -> list[EvaluationBatch]:
+        """All batches in order; the batch size is the number of chains per update."""
         size = self.settings.chains
         prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
-        parts = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
-        return [(lineup, part) for lineup in self.lineups for part in parts]
+        chunks = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
+        return [(lineup, chunk) for lineup in self.lineups for chunk in chunks]
 
     def identity(self) -> dict[str, Any]:
-        """Everything that the responses depend on, as JSON: two plans with the same one give the same responses."""
+        """Everything the responses depend on, as JSON: plans with equal identities give the same responses."""
         assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
-        average = {"average": True} if self.settings.eval_average else {}  # else as earlier versions wrote it
+        average = {"average": True} if self.settings.eval_average else {}  # absent otherwise, as in earlier versions
         return {
             **average,
-            "settings": {name: value for name, value in self.settings.public_dict().items() if name in ASKED}
+            "settings": {
+                name: value for name, value in self.settings.public_dict().items() if name in RESPONSE_SETTINGS
+            }
             | {"eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.chains,
             "functions": self.sources.functions,
             "prompts": self.sources.task,
-            "llms": {llm: asdict(source) for llm, source in self.sources.llms.items()},
-            "checkpoint": None if self.checkpoint is None else _seal(*self.checkpoint),
+            "llms": {policy_id: asdict(source) for policy_id, source in self.sources.llms.items()},
+            "checkpoint": None if self.checkpoint is None else _checkpoint_identity(*self.checkpoint),
             "split": self.split,
             "data": {"queries": self.queries, "digest": self.sources.queries[split].digest},
             "samples": self.samples,
         }
 
     def scoring(self, solved_at: float | None) -> Scoring:
-        """How its responses are scored, with pass@1, 2, 4, … up to the samples; see `Scoring`."""
+        """Returns how responses are scored, with pass@1, 2, 4, … up to the number of samples."""
         ks = [] if solved_at is None else [2**power for power in range(self.samples.bit_length())]
         return Scoring(self.queries, self.settings.report_kl_coef, solved_at, ks, self.settings.seed)
 
     @property
     def fingerprint(self) -> str:
-        """A short name of the identity."""
+        """A short hash of the identity."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -147,11 +152,20 @@ def plan_evaluation(
     samples: int,
     warn: Callable[[str], None],
 ) -> Plan:
-    """Returns the evaluation of a run's checkpoint, or of a model; `warn` is told what is not as in training.
+    """Plans the evaluation of a run's checkpoint or of a model.
+
+    Args:
+        settings: Settings of the evaluation.
+        run: The run to evaluate; None: a model.
+        checkpoint: Update and folder of the run's checkpoint; None: a model.
+        split: The split that the queries come from.
+        queries: Number of queries; None: all.
+        samples: Responses per query.
+        warn: Called with each difference from the sources of training.
 
     Raises:
-        CommandError: a setting or file cannot be used, a number is below 1, or the split has no queries.
-        ModelError: there is no such model.
+        CommandError: A setting or file cannot be used, a number is below 1, or the split has no queries.
+        ModelError: The model does not exist.
     """
     task, tokenizers = preflight.check(settings)
     settings = settings.with_chat_date()
@@ -171,17 +185,17 @@ def make_plan(
     samples: int,
     checkpoint: tuple[int, Path] | None,
 ) -> Plan:
-    """Returns an evaluation on the first so many queries of a split, or on all.
+    """Plans an evaluation on the first queries of a split, or on all; see `plan_evaluation`.
 
     Raises:
-        CommandError: a number is below 1, or the split has no queries.
+        CommandError: A number is below 1, or the split has no queries.
     """
     for name, number in (("queries", queries), ("samples", samples)):
         if number is not None and number < 1:
-            raise CommandError(f"{name}={number} is not above 0.")
+            raise CommandError(f"{name}={number} must be at least 1.")
     available = len(task.queries(split))
     if not available:
-        raise CommandError(f"The {split} split of task {task.name} has no queries. Name another split.")
+        raise CommandError(f"The {split} split of task {task.name} has no queries. Choose another split.")
     return Plan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
 
 
@@ -195,56 +209,58 @@ def evaluate(
     debug: bool = False,
     warn: Callable[[str], None],
 ) -> dict[str, PolicyScores]:
-    """Plays what is not yet played, and writes `evaluation.json`.
+    """Evaluates the remaining batches and writes `evaluation.json`.
 
     Args:
-        plan: what is evaluated.
-        path: the evaluation's folder, new or empty, or one in which the same evaluation was begun.
-        command: that asked for it.
-        solved_at: the task reward from which a response is correct; None: the task's.
-        quiet: show no progress.
-        debug: let libraries print.
-        warn: takes what the user should know.
+        plan: The evaluation.
+        path: The evaluation's folder: new, empty, or with the same evaluation to resume.
+        command: The command line, for the record.
+        solved_at: Task reward from which a response is correct; None: the task's.
+        quiet: Print no progress.
+        debug: Print the output of libraries.
+        warn: Called with each warning.
 
     Returns:
-        By label, the figures of each policy in each role.
+        By label, the metrics of each policy in each role.
 
     Raises:
-        CommandError: the folder holds something else, another process has it, it cannot be made, or the reward failed
-            on every response.
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; what is done is kept.
+        CommandError: The folder contains something else, is used by another process or cannot be created, or the
+            reward failed on every response.
+        KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP; completed batches are saved.
     """
     check_location(str(path), "evaluation")
     make_folder(path)
     responses = path / "responses.jsonl"
     if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
-        raise CommandError(f"{path} is not empty: empty it, or name another folder with --out.")
-    identity = plan.identity()  # once: a run that still trains may drop the checkpoint later
+        raise CommandError(f"{path} is not empty. Empty it, or choose another folder with --out.")
+    identity = plan.identity()  # computed first: a run that is still training may delete the checkpoint
     with lock_folder(path):
         batches = Batches(responses, identity, plan.batches())
-        voice = ProgressPrinter(output.dup_stdout(), len(batches.work), done=batches.done, quiet=quiet, bar=not debug)
-        voice.print(
-            f"Folder: {path}" + (f" ({batches.done} of {len(batches.work)} batches are done)" * bool(batches.done))
+        progress = ProgressPrinter(
+            output.dup_stdout(), len(batches.work), done=batches.done, quiet=quiet, bar=not debug
+        )
+        progress.print(
+            f"Folder: {path}" + (f" ({batches.done} of {len(batches.work)} batches done)" * bool(batches.done))
         )
         if batches.done < len(batches.work):
             with contextlib.ExitStack() as stack:
                 if not debug:
                     stack.enter_context(output.redirect_output(path / "log.txt"))
-                stack.enter_context(output.forward_warnings(lambda text: voice.print(text, True)))
-                stack.enter_context(voice)
+                stack.enter_context(output.forward_warnings(lambda text: progress.print(text, True)))
+                stack.enter_context(progress)
                 interrupts = stack.enter_context(Interrupts(lambda: None))
-                voice.stage("Starting Ray")
+                progress.stage("Starting Ray")
                 stack.enter_context(session.ray_session(processes(plan.settings), debug))
                 interrupts.install()  # Ray took SIGTERM
-                _play(plan, batches, voice)
+                _run_batches(plan, batches, progress)
         results = cast(list[Batch], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
         scores = summarise(results, scoring)
         if not scores:
-            raise CommandError("The reward failed on every response, so there is nothing to show. Correct the reward.")
-        asked = len(plan.lineups) * plan.queries * plan.samples
-        if dropped := asked - sum(len(batch["chains"]) for batch in results):
-            warn(f"The reward failed on {dropped} of {asked} chains; they are left out.")
+            raise CommandError("The reward failed on every response. Fix the reward function.")
+        planned_chains = len(plan.lineups) * plan.queries * plan.samples
+        if dropped := planned_chains - sum(len(batch["chains"]) for batch in results):
+            warn(f"The reward failed on {dropped} of {planned_chains} chains. They are left out.")
         record = {
             "command": command,
             "versions": versions(),
@@ -253,55 +269,58 @@ def evaluate(
             "scoring": scoring._asdict(),
             "dropped": dropped,
             "rows": {
-                label: {**each, "figures": {name: figure._asdict() for name, figure in each["figures"].items()}}
-                for label, each in scores.items()
+                label: {
+                    **policy_scores,
+                    "figures": {name: estimate._asdict() for name, estimate in policy_scores["figures"].items()},
+                }
+                for label, policy_scores in scores.items()
             },
         }
         atomic_write(path / "evaluation.json", json.dumps(to_json(record), indent=1, ensure_ascii=False) + "\n")
     return scores
 
 
-def _play(plan: Plan, batches: Batches[Work], voice: ProgressPrinter) -> None:
-    """Plays what is left: the batches of the base, then, with a checkpoint's weights, all others."""
+def _run_batches(plan: Plan, batches: Batches[EvaluationBatch], progress: ProgressPrinter) -> None:
+    """Evaluates the remaining batches: first those of the base, then the others with the checkpoint's weights."""
     from policies.cory import CoryConfig
 
-    voice.stage("Loading the models")
+    progress.stage("Loading the models")
     config = CoryConfig().cory(**plan.settings.model_dump()).cory(start_from=None)
-    algo = config.build_algo()  # whose policies are the base
-    present: Lineup | None = None
-    weights = contextlib.ExitStack()  # lent for one lineup
+    algo = config.build_algo()  # its policies are the base
+    current: Lineup | None = None
+    temporary_weights = contextlib.ExitStack()  # the average, during its lineup
 
-    def play(batch: Work) -> dict[str, object]:
-        nonlocal present
+    def evaluate_next(batch: EvaluationBatch) -> dict[str, object]:
+        nonlocal current
         lineup, prompt_refs = batch
-        if lineup != present:
-            weights.close()
-            if lineup.trained and not (present and present.trained) and plan.checkpoint is not None:
+        if lineup != current:
+            temporary_weights.close()
+            if lineup.trained and not (current and current.trained) and plan.checkpoint is not None:
                 update, checkpoint = plan.checkpoint
                 if not checkpoint.is_dir():
-                    raise CommandError(f"{checkpoint} is gone: the run went on and dropped it. Evaluate a later one.")
+                    raise CommandError(f"{checkpoint} was deleted by the continuing run. Evaluate a later checkpoint.")
                 algo.load_policies(checkpoint, update)
-            voice.stage(f" {voice.arrow} ".join(lineup.names))
+            progress.stage(f" {progress.arrow} ".join(lineup.names))
             if AVERAGE in lineup.policy_ids:
-                weights.enter_context(algo.evaluator.average())
-            present = lineup
+                temporary_weights.enter_context(algo.evaluator.average())
+            current = lineup
         return {"chains": answers(algo, lineup, prompt_refs, plan.split)}
 
-    batches.run(play, voice)
+    batches.run(evaluate_next, progress)
     algo.stop()
 
 
 def answers(
     algo: "Cory", lineup: Lineup, prompt_refs: Sequence[tuple[int, int]], split: Split
 ) -> list[list[Evaluation]]:
-    """Plays a batch with an algorithm that holds the lineup's weights; for the `AVERAGE` within `Evaluator.average`.
+    """Evaluates a batch with an algorithm that has the lineup's weights; see `measure_chains`.
 
-    See `measure_chains`.
+    For the `AVERAGE`, call it within `Evaluator.average`.
     """
     from policies.rollout.prompt_sampling import PromptRef
 
-    first = algo.settings.policy_ids[0]  # which holds the mean while that is in the lineup
-    policy_ids = tuple(first if module == AVERAGE else module for module in lineup.policy_ids)
+    first = algo.settings.policy_ids[0]  # has the average weights within `Evaluator.average`
+    policy_ids = tuple(first if policy_id == AVERAGE else policy_id for policy_id in lineup.policy_ids)
     mapping = RoleMapping(role_names(len(policy_ids)), policy_ids)
     return measure_chains(
         algo, mapping, lineup.names, [PromptRef(query, sample) for query, sample in prompt_refs], split
@@ -309,46 +328,46 @@ def answers(
 
 
 def default_folder(target: str, run: Run | None, checkpoint: Path | None, fingerprint: str) -> Path:
-    """Returns the folder of an evaluation: in the run's, or here if that is in storage or a model is evaluated."""
+    """Returns the default folder: inside the run's folder, or in `./evaluations` for storage and models."""
     name = fingerprint if checkpoint is None else f"{checkpoint.name}-{fingerprint}"
     if run is not None and run.storage is None:
         return run.path / "evaluation" / name
     return Path("evaluations", f"{Path(target).resolve().name}-{name}")
 
 
-def located_settings(run: Run, given: Container[str] = ()) -> Settings:
-    """Returns the settings of a run, with its files where they are (`launch.run_folder.locations`).
+def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
+    """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`).
 
     Args:
-        run: to be evaluated.
-        given: settings that take the place of the run's.
+        run: The run to evaluate.
+        overridden: Names of settings that replace the run's.
 
     Raises:
-        CommandError: a file that is needed is gone.
+        CommandError: A required file is missing.
     """
     settings, sources = run.settings(), Sources.read(run.path)
     if sources is None:
         return settings
     add_module_folders(function_names(settings, settings.reward_spec), sources.paths)
-    data = () if "task" in given else tuple(key for key in ("data", "eval_data") if key not in given)
+    data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
     return located(settings, sources.paths, needed=("model", *data), settable=data)
 
 
 def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> list[str]:
-    """Returns a sentence on each part of what a run was made from that its evaluation has otherwise.
+    """Returns a sentence per difference between the sources of a run's training and of its evaluation.
 
     Args:
-        run: that is evaluated.
-        settings: of the evaluation; where it has another task than the run, that is on purpose.
-        task: of these settings.
-        now: what they are made from.
+        run: The evaluated run.
+        settings: Settings of the evaluation; differences due to another task are intended and not reported.
+        task: The task of these settings.
+        now: Their sources.
     """
     before = Sources.read(run.path)
     if before is None:
         return []
-    own = located(run.settings(), before.paths, needed=())
-    same_task = all(getattr(own, key) == getattr(settings, key) for key in settings_in("task"))
-    leak = " So queries that are asked may have been trained on."
+    run_settings = located(run.settings(), before.paths, needed=())
+    same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in("task"))
+    leak = " Evaluated queries may have been used in training."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"
         for change in compare(before, settings, task, now)
@@ -356,5 +375,5 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     ]
 
 
-def _seal(update: int, checkpoint: Path) -> dict[str, int]:
+def _checkpoint_identity(update: int, checkpoint: Path) -> dict[str, int]:
     return {"update": update, "checksum": zlib.crc32((checkpoint / manifest.NAME).read_bytes())}

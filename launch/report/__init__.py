@@ -1,1 +1,1 @@
-"""One HTML page about runs and studies, which needs no network."""
+"""The HTML report about runs and studies, one self-contained page."""

@@ -1,4 +1,4 @@
-"""The runs of a folder or a storage: how each stands, in a line."""
+"""The runs in a folder or storage, with the status of each."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,50 +14,50 @@ UNREADABLE = "unreadable"
 
 
 class ListedRun(NamedTuple):
-    """One run."""
+    """A run and its status."""
 
     run: str
     """Its folder or URI."""
     state: str
-    """Of `launch.run_folder.status`; `unreadable`."""
+    """A state of `launch.run_folder.status`, or `unreadable`."""
     process: str | None = None
-    """What trains it, as `123 on host`."""
+    """The process that trains it, as `123 on host`."""
     task: str | None = None
     update: int | None = None
     updates: int | None = None
-    """Those that are done, and that there are to be."""
+    """Completed updates, and the total number."""
     best: float | None = None
-    """The highest held-out combined reward, as `select_by` says."""
+    """The highest held-out combined reward of the evaluations that `select_by` chooses from."""
     best_update: int | None = None
     written: float | None = None
-    """When the last update was recorded, in seconds since 1970."""
+    """Time of the last recorded update, in seconds since 1970."""
     problem: str | None = None
-    """Why it cannot be read."""
+    """Why the run cannot be read."""
 
 
-def list_runs(place: str) -> list[ListedRun]:
-    """Returns the runs below a folder or in storage, the one last written to last.
+def list_runs(location: str) -> list[ListedRun]:
+    """Returns the runs below a folder or in storage, sorted by the time of their last update.
 
     Raises:
-        CommandError: there is no such folder or storage.
-        StorageError: storage cannot be read.
+        CommandError: The folder or storage does not exist.
+        StorageError: Storage cannot be read.
     """
-    if is_uri(place):
-        storage = Storage(place)
-        places = [storage.uri_of(name) for name in _topmost(storage.files())]
+    if is_uri(location):
+        storage = Storage(location)
+        run_locations = [storage.uri_of(name) for name in _topmost(storage.files())]
     else:
-        folder = Path(place)
+        folder = Path(location)
         if not folder.is_dir():
             raise CommandError(
-                f"{place} {'is a file' if folder.exists() else 'does not exist'}. Name a folder of runs."
+                f"{location} {'is a file' if folder.exists() else 'does not exist'}. Name a folder of runs."
             )
         files = [file.relative_to(folder).as_posix() for file in folder.rglob(CONFIG) if Run(file.parent).exists()]
-        places = [str(folder / name) for name in _topmost(files)]
-    return sorted(map(_list_run, places), key=lambda run: (run.written or 0.0, run.run))
+        run_locations = [str(folder / name) for name in _topmost(files)]
+    return sorted(map(_list_run, run_locations), key=lambda run: (run.written or 0.0, run.run))
 
 
 def _topmost(names: Iterable[str]) -> list[str]:
-    """Returns the folders among files' names that hold settings, but for those in one another, which a run has too."""
+    """Returns the outermost folders with a config file; a run's own folder may contain more of them."""
     folders: list[str] = []
     for folder in sorted({name.removesuffix(CONFIG) for name in names if f"/{name}".endswith(f"/{CONFIG}")}, key=len):
         if not any(folder.startswith(outer) for outer in folders):
@@ -65,14 +65,14 @@ def _topmost(names: Iterable[str]) -> list[str]:
     return [folder.rstrip("/") for folder in folders]
 
 
-def _list_run(place: str) -> ListedRun:
+def _list_run(location: str) -> ListedRun:
     try:
-        status = read_status(place)
+        status = read_status(location)
     except CommandError as error:
-        return ListedRun(place, UNREADABLE, problem=str(error))
+        return ListedRun(location, UNREADABLE, problem=str(error))
     best_update, best = status.best or (None, None)
     return ListedRun(
-        run=place,
+        run=location,
         state=status.state,
         process=status.process,
         task=status.settings.task,

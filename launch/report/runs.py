@@ -1,4 +1,4 @@
-"""What a report is about: runs, and arms, which are runs that differ in nothing but their seed."""
+"""The contents of a report: runs, grouped into arms of runs that differ only in their seed."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,138 +27,143 @@ from launch.run_folder.storage import REPORTED, is_uri
 from policies.settings.settings import Settings, settings_in
 
 LABEL_LENGTH = 48
-"""Letters of an arm's name for which plots have room; the table of settings has all."""
-_OF_NO_STUDY: dict[str, Any] = {
+"""Maximum characters of an arm's label in plots; the table of settings shows everything."""
+_NO_STUDY_FIELDS: dict[str, Any] = {
     **{"study": "", "arm": "", "label": "", "tier": 1, "arm_index": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
-NO_DIFFERENCE = {"seed", "num_updates", *settings_in("writing")}
-"""Settings in which the runs of one arm may differ."""
+WITHIN_ARM_SETTINGS = {"seed", "num_updates", *settings_in("writing")}
+"""Settings that may differ between the runs of one arm."""
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One training: a run's folder, or a result of a study."""
 
     name: str
     result: StudyRun
-    """Of a folder, what a study would have kept of it, as far as the folder says."""
+    """The result as a study records it; for a run's folder, as far as the folder contains it."""
     commands: list[str]
-    """What it was made by, the latest last."""
+    """The commands that created and resumed it, the latest last."""
     environment: dict[str, str]
-    """What is known of where it ran."""
+    """Known facts about hardware and software."""
     unfinished: bool = False
     final_responses: final.Final | None = None
-    """Every response to held-out queries after its last update, if its folder keeps them."""
+    """All responses to held-out queries after the last update, if its folder has them."""
 
     @property
     def settings(self) -> Settings:
-        """Every setting."""
+        """All settings."""
         return self.result.settings
 
     @property
     def updates(self) -> list[Update]:
-        """The lines of its metrics."""
+        """The lines of `metrics.jsonl`."""
         return self.result.metrics
 
     @property
     def state(self) -> str:
-        """How it stands."""
+        """The state to display."""
         if self.unfinished:
             return "unfinished"
         return {"collapsed": "ended by a collapse"}.get(self.result.status, self.result.status)
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
-    """Runs whose settings are the same but for the seed."""
+class ReportedArm:
+    """Runs whose settings differ only in the seed."""
 
     label: str
-    runs: list[Run]
+    runs: list[ReportedRun]
 
     @property
     def settings(self) -> Settings:
-        """Of the first run."""
+        """The settings of the first run."""
         return self.runs[0].settings
 
     @property
     def result(self) -> StudyRun:
-        """The first run's, which says of which study and tier the arm is."""
+        """The result of the first run, with the arm's study and tier."""
         return self.runs[0].result
 
     @cached_property
-    def counted(self) -> list[Run]:
-        """The runs whose last figures are compared: those that ended, or all as long as none has."""
+    def counted(self) -> list[ReportedRun]:
+        """The runs whose final results are compared: the finished ones, or all if none is finished."""
         return [run for run in self.runs if not run.unfinished] or self.runs
 
     @property
     def results(self) -> list[StudyRun]:
-        """The results of the runs that count."""
+        """The results of the counted runs."""
         return [run.result for run in self.counted]
 
     @cached_property
     def metrics(self) -> StudyMetrics:
-        """The data frame of all its runs."""
+        """The metrics of all runs."""
         return StudyMetrics({run.name: run.result for run in self.runs})
 
     @cached_property
     def counted_metrics(self) -> StudyMetrics:
-        """The data frame of the runs that count."""
-        return self.metrics if self.counted == self.runs else StudyMetrics({r.name: r.result for r in self.counted})
+        """The metrics of the counted runs."""
+        if self.counted == self.runs:
+            return self.metrics
+        return StudyMetrics({run.name: run.result for run in self.counted})
 
     def values(self, measure: Measure) -> list[float]:
-        """Returns a measure of each run that counts, NaN for one that has none."""
+        """Returns a measure of each counted run; NaN if it has none."""
         return measure(self.counted_metrics).reindex([run.name for run in self.counted]).tolist()
 
     def by_seed(self, measure: Measure) -> "pd.Series[float]":
-        """Returns a measure of those runs that count and have it, by their seed."""
+        """Returns a measure by seed, of the counted runs that have it."""
         return self.counted_metrics.by_seed(measure)
 
     def at_end(self, metric: str) -> list[float]:
-        """Returns a figure at the end of each run that counts, the mean of its policies."""
+        """Returns a metric of each counted run after training, the mean of its policies."""
         return self.values(at_end(metric))
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether any run was evaluated after it began to train."""
-        held_out = self.metrics.tables.get("validation")
-        return held_out is not None and bool((held_out.index.get_level_values("update") > 0).any())
+        """Whether any run was evaluated after update 0."""
+        validation = self.metrics.tables.get("validation")
+        return validation is not None and bool((validation.index.get_level_values("update") > 0).any())
 
 
-def read(addresses: Sequence[str | Path]) -> list[Run]:
-    """Reads runs' folders, or URIs, and studies' folders; one that is named twice counts once.
+def read_runs(addresses: Sequence[str | Path]) -> list[ReportedRun]:
+    """Reads runs and studies; duplicates are read once.
+
+    Args:
+        addresses: Folders or URIs of runs, and folders of studies.
 
     Raises:
-        CommandError: an address is neither's, or a file there is damaged.
-        StorageError: storage cannot be read.
+        CommandError: An address is neither a run nor a study, or a file in it is damaged.
+        StorageError: Storage cannot be read.
     """
-    addresses = list({resolved(address): address for address in reversed(addresses)}.values())[::-1]
+    addresses = list({resolve_address(address): address for address in reversed(addresses)}.values())[::-1]
     runs = []
-    for address, name in zip(addresses, names(addresses), strict=True):
+    for address, name in zip(addresses, short_names(addresses), strict=True):
         folder = Path(address)
         if not is_uri(str(address)) and (folder / "results").is_dir() and not RunFolder(folder).exists():
             prefix = f"{name}/" if len(addresses) > 1 else ""
-            runs += [_of_study(result, prefix) for result in results.read(folder)]
+            runs += [_study_result(result, prefix) for result in results.read(folder)]
         else:
             runs.append(read_run(address, name))
     return runs
 
 
-def _of_study(result: StudyRun, prefix: str) -> Run:
+def _study_result(result: StudyRun, prefix: str) -> ReportedRun:
     hardware = {key.replace("_", " "): str(value) for key, value in result.hardware.items()}
-    return Run(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
+    return ReportedRun(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
 
 
-def read_run(address: str | Path, name: str) -> Run:
-    """Reads a run's folder.
+def read_run(address: str | Path, name: str) -> ReportedRun:
+    """Reads a run.
 
     Args:
-        address: of a run, finished or not; a folder or a URI.
-        name: what the report calls it.
+        address: The folder or URI of a run, finished or not.
+        name: The run's name in the report.
 
     Raises:
-        CommandError: there is no run, or a file of it is damaged.
-        StorageError: storage cannot be read.
+        CommandError: There is no run, or one of its files is damaged.
+        StorageError: Storage cannot be read.
     """
     run = status.read_run(address, REPORTED)
     folder = run.path
@@ -172,20 +177,20 @@ def read_run(address: str | Path, name: str) -> Run:
     responses = None if diverged else _final_responses(run, updates)
     seconds = [line.get("seconds", {}) for line in updates]
     result = StudyRun(
-        **_OF_NO_STUDY,
+        **_NO_STUDY_FIELDS,
         seed=settings.seed,
         status="diverged" if diverged else "collapsed" if collapsed else "done",
         reason=diverged,
         settings=settings,
         cost=Cost(
             tokens=sum(line.get("tokens", 0) for line in updates),
-            seconds=sum(each.get("total", 0.0) - each.get("evaluate", 0.0) for each in seconds),
+            seconds=sum(times.get("total", 0.0) - times.get("evaluate", 0.0) for times in seconds),
         ),
         metrics=updates,
         samples=cast(list[SampleLine], run.samples.read()),
         final=None if diverged else _final_figures(settings, updates, responses),
     )
-    return Run(
+    return ReportedRun(
         name=name,
         result=result,
         commands=[command for command, _, _ in origins],
@@ -198,12 +203,12 @@ def read_run(address: str | Path, name: str) -> Run:
 def _final_responses(run: RunFolder, updates: Sequence[Update]) -> final.Final | None:
     responses = final.read(run.final)
     if responses is None or not updates or responses["update"] != updates[-1]["update"]:
-        return None  # the run went on
+        return None  # the run continued afterwards
     return responses
 
 
 def _final_figures(settings: Settings, updates: Sequence[Update], responses: final.Final | None) -> FinalFigures | None:
-    """Returns the figures of a run's final responses, or else its last held-out evaluation."""
+    """Returns the metrics of a run's final responses or, without them, of its last held-out evaluation."""
     if responses is not None:
         return final_figures(responses, settings.policy_ids)
     for line in reversed(updates):
@@ -211,7 +216,7 @@ def _final_figures(settings: Settings, updates: Sequence[Update], responses: fin
             policy = dict(line["evaluation"])
             figures = FinalFigures(
                 update=line["update"],
-                queries=0,  # as many as `eval_queries`, or all if there are fewer: that is not written down
+                queries=0,  # unknown: `eval_queries`, or all if there are fewer
                 mean=policy.pop(MEAN),
                 policy=policy,
             )
@@ -221,72 +226,72 @@ def _final_figures(settings: Settings, updates: Sequence[Update], responses: fin
     return None
 
 
-def names(addresses: Sequence[str | Path]) -> list[str]:
-    """Returns a name per folder or URI, as short as tells them apart: the last parts of its path."""
-    parts = [tuple(resolved(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
+def short_names(addresses: Sequence[str | Path]) -> list[str]:
+    """Returns a name per folder or URI: the last parts of its path, as few as make the names distinct."""
+    parts = [tuple(resolve_address(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
     for size in range(1, max(map(len, parts)) + 1):
-        short = ["/".join(path[-size:]) for path in parts]
-        if len(set(short)) == len(set(parts)):
+        names = ["/".join(path[-size:]) for path in parts]
+        if len(set(names)) == len(set(parts)):
             break
-    return short
+    return names
 
 
-def resolved(address: str | Path) -> str:
+def resolve_address(address: str | Path) -> str:
     """Returns a URI, or the absolute path of a folder."""
     return str(address) if is_uri(str(address)) else Path(address).resolve().as_posix()
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
-    """Returns the settings in which runs differ."""
+def differing_settings(runs: Sequence[ReportedRun]) -> list[str]:
+    """Returns the names of the settings in which runs differ."""
     dumps = [run.settings.model_dump() for run in runs]
     return [key for key in Settings.model_fields if len({repr(settings[key]) for settings in dumps}) > 1]
 
 
-def values_that_differ(runs: Sequence[Run]) -> dict[str, list[Value]]:
+def differing_values(runs: Sequence[ReportedRun]) -> dict[str, list[Value]]:
     """Returns each setting in which runs differ, with the value of each run."""
-    told = [run.settings.public_dict() for run in runs]
-    return {key: [settings[key] for settings in told] for key in differing(runs)}
+    all_settings = [run.settings.public_dict() for run in runs]
+    return {key: [settings[key] for settings in all_settings] for key in differing_settings(runs)}
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Returns the arms of studies, then those of other runs, each named by what sets it apart.
+def group_arms(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
+    """Groups runs into arms: first those of studies, then those of other runs, labelled by their differences.
 
-    Runs of one arm of a study that are of several folders with other settings are arms of their own.
+    Runs of the same study arm that come from different folders and differ in their settings become separate arms.
     """
-    studies: dict[tuple[str, str, str], list[Run]] = {}
+    studies: dict[tuple[str, str, str], list[ReportedRun]] = {}
     for run in runs:
         if run.result.study:
             settings = run.settings.model_dump(exclude={"seed", *NO_MATTER})
             studies.setdefault((run.result.study, run.result.arm, repr(settings)), []).append(run)
-    several = len({study for study, *_ in studies}) > 1
+    several_studies = len({study for study, *_ in studies}) > 1
     arms = [
-        Arm(f"{study}: {members[0].result.label}" if several else members[0].result.label, members)
-        for (study, *_), members in studies.items()
+        ReportedArm(f"{study}: {group[0].result.label}" if several_studies else group[0].result.label, group)
+        for (study, *_), group in studies.items()
     ]
-    arms += _arms_of_folders([run for run in runs if not run.result.study])
+    arms += _group_folder_runs([run for run in runs if not run.result.study])
     labels: set[str] = set()
-    for number, arm in enumerate(arms):  # plots know arms by their labels
+    for index, arm in enumerate(arms):  # plots identify arms by their labels
         if arm.label in labels:
-            arms[number] = Arm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
-        labels.add(arms[number].label)
+            arms[index] = ReportedArm(f"{arm.label} ({arm.runs[0].name})", arm.runs)
+        labels.add(arms[index].label)
     return arms
 
 
-def _arms_of_folders(runs: Sequence[Run]) -> list[Arm]:
-    """Groups runs that differ in nothing but their seed; an arm is named by what few other arms have."""
-    keys = [key for key in differing(runs) if key not in NO_DIFFERENCE]
-    groups: dict[tuple[str, ...], list[Run]] = {}
+def _group_folder_runs(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
+    """Groups runs that differ only in their seed; an arm is labelled by its settings that few other arms share."""
+    keys = [key for key in differing_settings(runs) if key not in WITHIN_ARM_SETTINGS]
+    groups: dict[tuple[str, ...], list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(tuple(repr(getattr(run.settings, key)) for key in keys), []).append(run)
-    usual = [Counter(values).most_common(1)[0][0] for values in zip(*groups, strict=True)]
+    common_values = [Counter(values).most_common(1)[0][0] for values in zip(*groups, strict=True)]
     arms = []
-    for values, members in groups.items():
-        apart = [
-            f"{key}={show_value(getattr(members[0].settings, key))}"
-            for key, value, most in zip(keys, values, usual, strict=True)
-            if key != "num_agents" and (value != most or len(keys) == 1)
+    for values, group in groups.items():
+        differences = [
+            f"{key}={show_value(getattr(group[0].settings, key))}"
+            for key, value, common_value in zip(keys, values, common_values, strict=True)
+            if key != "num_agents" and (value != common_value or len(keys) == 1)
         ]
-        names = [algorithm_name(members[0].settings)] if "num_agents" in keys or not apart else []
-        label = shorten(", ".join([*names, *apart]), LABEL_LENGTH, placeholder=" …")
-        arms.append(Arm(label, sorted(members, key=lambda run: run.settings.seed)))
+        names = [algorithm_name(group[0].settings)] if "num_agents" in keys or not differences else []
+        label = shorten(", ".join([*names, *differences]), LABEL_LENGTH, placeholder=" …")
+        arms.append(ReportedArm(label, sorted(group, key=lambda run: run.settings.seed)))
     return arms

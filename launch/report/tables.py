@@ -1,4 +1,4 @@
-"""The tables of a report: measures of each arm, differences between arms, runs, warnings and environments."""
+"""The tables of a report: metrics of arms, differences between arms, runs, warnings and environments."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,42 +21,44 @@ from launch.experiments.measures import (
     of_average,
     paired,
 )
-from launch.report.runs import Arm, Run
+from launch.report.runs import ReportedArm, ReportedRun
 from launch.run_folder.records import Evaluation, HealthWarning, highest
 
-COMBINED = metric_format("combined_reward").pattern
+COMBINED_PATTERN = metric_format("combined_reward").pattern
 
 
-class Cell(NamedTuple):
-    """A figure, and in small letters what belongs to it."""
+class TableCell(NamedTuple):
+    """A table cell: a value, and details in small print."""
 
     text: str
     small: str = ""
 
 
-def cell(values: Iterable[float], form: str, runs: int | None = None) -> Cell:
-    """Returns a mean over seeds with its interval, and of how many it is if that is not all `runs`."""
+def mean_cell(values: Iterable[float], pattern: str, runs: int | None = None) -> TableCell:
+    """Formats a mean over seeds with its interval, and the number of values if it differs from `runs`."""
     mean, low, high, n = mean_ci(values)
     if not n:
-        return Cell("-")
-    small = [_interval(low, high, form), "" if runs in (None, n) else f"{n} of {runs}"]
-    return Cell(form.format(mean), ", ".join(part for part in small if part))
+        return TableCell("-")
+    small = [_format_interval(low, high, pattern), "" if runs in (None, n) else f"{n} of {runs}"]
+    return TableCell(pattern.format(mean), ", ".join(part for part in small if part))
 
 
-def _interval(low: float | None, high: float | None, form: str) -> str:
-    return "" if low is None and high is None else f"{format_number(low, form)}\u00a0… {format_number(high, form)}"
+def _format_interval(low: float | None, high: float | None, pattern: str) -> str:
+    return (
+        "" if low is None and high is None else f"{format_number(low, pattern)}\u00a0… {format_number(high, pattern)}"
+    )
 
 
-def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
-    """Returns the figures of each arm at the end."""
+def arm_rows(arms: Sequence[ReportedArm]) -> list[dict[str, Any]]:
+    """Returns the final metrics of each arm."""
     return [_arm_row(arm) for arm in arms]
 
 
-def _arm_row(arm: Arm) -> dict[str, Any]:
+def _arm_row(arm: ReportedArm) -> dict[str, Any]:
     count = len(arm.counted)
 
-    def cell_of(measure: Measure, form: str) -> Cell:
-        return cell(arm.values(measure), form, count)
+    def cell_of(measure: Measure, pattern: str) -> TableCell:
+        return mean_cell(arm.values(measure), pattern, count)
 
     average = [cell_of(of_average(key), metric_format(key).pattern) for key in MAIN_METRICS]
     return {
@@ -66,17 +68,17 @@ def _arm_row(arm: Arm) -> dict[str, Any]:
         "average": average if any(figure.text != "-" for figure in average) else [],
         "collapsed": collapses(arm.results),
         "more": [
-            cell_of(area, COMBINED),
-            cell_of(last_response("combined_reward"), COMBINED),
+            cell_of(area, COMBINED_PATTERN),
+            cell_of(last_response("combined_reward"), COMBINED_PATTERN),
             cell_of(influence, "{:.0%}"),
-            cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
-            cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
+            mean_cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
+            mean_cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
         ],
     }
 
 
-def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
-    """Returns each arm less those it is compared with, seed by seed; a study says which, else it is the first."""
+def difference_rows(arms: Sequence[ReportedArm]) -> list[dict[str, Any]]:
+    """Returns the paired differences of each arm to its baselines: those its study defines, or else the first arm."""
     rows = []
     by_name = {(arm.result.study, arm.result.arm): arm for arm in arms if arm.result.study}
     for arm in arms:
@@ -91,69 +93,77 @@ def difference_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
                     {
                         "label": arm.label,
                         "against": other.label,
-                        "seeds": max(len(each.seeds) for each in differences if each),
-                        "figures": [_difference(each) for each in differences],
+                        "seeds": max(len(difference.seeds) for difference in differences if difference),
+                        "figures": [_difference_cell(difference) for difference in differences],
                     }
                 )
     return rows
 
 
-def _difference(difference: Difference | None) -> Cell:
+def _difference_cell(difference: Difference | None) -> TableCell:
     if difference is None:
-        return Cell("-")
+        return TableCell("-")
     estimate, p, effect = difference.estimate, difference.p, difference.effect
-    small = [_interval(estimate.low, estimate.high, "{:+.2f}")]
+    small = [_format_interval(estimate.low, estimate.high, "{:+.2f}")]
     small += [f"p\u00a0{p:.2g}"] if p is not None else []
     small += [f"g\u00a0{effect:+z.1f}"] if effect is not None else []
-    return Cell(f"{estimate.mean:+.2f}", ", ".join(part for part in small if part))
+    return TableCell(f"{estimate.mean:+.2f}", ", ".join(part for part in small if part))
 
 
-def estimates_at_end(run: Run) -> dict[str, dict[str, Estimate]]:
-    """Returns a run's held-out figures at its end: of each policy, their mean, and the chain's last answer.
+def final_estimates(run: ReportedRun) -> dict[str, dict[str, Estimate]]:
+    """Returns a run's final held-out metrics, of each policy, their mean, and the chain's last response.
 
     Returns:
-        By who answered, each figure; an interval is over queries, and absent if single responses are not kept.
+        By policy id, `mean` or `last answer`: estimates by metric. Intervals are over queries, and missing if the run
+        has no single responses.
     """
     policies = run.settings.policy_ids
     estimates: dict[str, dict[str, Estimate]] = {}
     if run.final_responses is not None:
-        answers = {policy: [responses] for policy, responses in run.final_responses["policy"].items()}
-        if all(policy in answers for policy in policies):
-            answers[MEAN] = [run.final_responses["policy"][policy] for policy in policies]
-        answers[LAST] = list(run.final_responses.get("last_response", {}).values())
-        estimates = {who: _over_queries(responses) for who, responses in answers.items() if responses}
+        responses_by_name = {policy: [responses] for policy, responses in run.final_responses["policy"].items()}
+        if all(policy in responses_by_name for policy in policies):
+            responses_by_name[MEAN] = [run.final_responses["policy"][policy] for policy in policies]
+        responses_by_name[LAST] = list(run.final_responses.get("last_response", {}).values())
+        estimates = {name: _mean_over_queries(responses) for name, responses in responses_by_name.items() if responses}
     elif run.result.final is not None:
         final = run.result.final
         figures = {MEAN: final["mean"], **final["policy"]}
         figures |= {LAST: final["last_response"]} if "last_response" in final else {}
-        estimates = {who: {name: _alone(known.get(name)) for name in MAIN_METRICS} for who, known in figures.items()}
+        estimates = {
+            name: {metric: _without_interval(values.get(metric)) for metric in MAIN_METRICS}
+            for name, values in figures.items()
+        }
     if len(policies) == 1:
-        estimates.pop(MEAN, None)  # that of one policy says nothing
+        estimates.pop(MEAN, None)  # equal to the only policy's
     rank = {MEAN: 0, LAST: 2}
     return dict(sorted(estimates.items(), key=lambda item: rank.get(item[0], 1)))
 
 
-def _alone(value: float | None) -> Estimate:
+def _without_interval(value: float | None) -> Estimate:
     return Estimate(math.nan if value is None else value, None, None, 0)
 
 
-def _over_queries(answers: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
-    """Returns the mean over those who answered, at each query that all of them answered, and its interval."""
+def _mean_over_queries(groups: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
+    """Averages several groups of responses over the queries that all groups answered, with intervals."""
     tables = [
-        pd.DataFrame([each["metrics"] for each in responses], index=[each["query"] for each in responses], dtype=float)
-        for responses in answers
+        pd.DataFrame(
+            [response["metrics"] for response in responses],
+            index=[response["query"] for response in responses],
+            dtype=float,
+        )
+        for responses in groups
     ]
     joined = pd.concat([table[list(MAIN_METRICS)] for table in tables], axis=1, join="inner", keys=range(len(tables)))
-    values = np.mean([joined[number].to_numpy() for number in range(len(tables))], axis=0)
+    values = np.mean([joined[index].to_numpy() for index in range(len(tables))], axis=0)
     return dict(zip(MAIN_METRICS, column_cis(values, "bootstrap"), strict=True))
 
 
-def run_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
-    """Returns what is known of each run."""
+def run_rows(arms: Sequence[ReportedArm]) -> list[dict[str, Any]]:
+    """Returns the row of each run."""
     return [_run_row(run, arm) for arm in arms for run in arm.runs]
 
 
-def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
+def _run_row(run: ReportedRun, arm: ReportedArm) -> dict[str, Any]:
     done = run.updates[-1]["update"] if run.updates else 0
     times = [
         line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in run.updates if "seconds" in line
@@ -172,25 +182,31 @@ def _run_row(run: Run, arm: Arm) -> dict[str, Any]:
         "signs": [sign.text for sign in collapse(run.result)],
         "combined": format_metric("combined_reward", None if final is None else final["mean"].get("combined_reward")),
         "best": "-" if at_best is None else f"{format_metric('combined_reward', at_best[1])} (update {at_best[0]})",
-        "seconds": cell(times, "{:.1f}").text,
+        "seconds": mean_cell(times, "{:.1f}").text,
     }
 
 
-def warnings(run: Run) -> list[dict[str, Any]]:
-    """Returns each warning of a run once, with the updates at which it stood."""
-    stood: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
+def warning_rows(run: ReportedRun) -> list[dict[str, Any]]:
+    """Returns each distinct warning of a run, with its first and last update."""
+    occurrences: dict[tuple[str, str], list[tuple[int, HealthWarning]]] = {}
     for line in run.updates:
         for warning in line.get("health", []):
-            stood.setdefault((warning["signature"], warning["subject"]), []).append((line["update"], warning))
+            occurrences.setdefault((warning["signature"], warning["subject"]), []).append((line["update"], warning))
     return [
-        {"signature": signature, "of": of, "first": times[0][0], "last": times[-1][0], "text": times[-1][1]["text"]}
-        for (signature, of), times in stood.items()
+        {
+            "signature": signature,
+            "subject": subject,
+            "first": warnings[0][0],
+            "last": warnings[-1][0],
+            "text": warnings[-1][1]["text"],
+        }
+        for (signature, subject), warnings in occurrences.items()
     ]
 
 
-def environments(runs: Sequence[Run]) -> list[tuple[str, Mapping[str, str]]]:
-    """Returns what is known of where runs ran, each with the runs that it holds for; "" stands for all of them."""
-    groups: dict[str, list[Run]] = {}
+def environment_rows(runs: Sequence[ReportedRun]) -> list[tuple[str, Mapping[str, str]]]:
+    """Returns the distinct environments, each with the names of its runs; "" if all runs share one."""
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(repr(run.environment), []).append(run)
     names = [", ".join(run.name for run in group) for group in groups.values()] if len(groups) > 1 else [""]

@@ -1,1 +1,1 @@
-"""One run from start to end."""
+"""Training a run: checks, start, training loop, checkpoints, trackers and summary."""

@@ -1,7 +1,7 @@
-"""What a run, a search or a study is made from must be the same when it resumes, or its figures do not compare.
+"""Checks that a resumed run, search or study uses the same sources, so that its results stay comparable.
 
-A search or study has several kinds of trainings: `sources.json` in its folder holds what each was made from
-(`launch.run_folder.sources`).
+Sources are checksums of queries, models, tokenizers and templates (`launch.run_folder.sources`). A search or study has
+trainings with different sources: `sources.json` in its folder records each of them.
 """
 
 import json
@@ -20,112 +20,118 @@ from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.sources import Change, Sources, compare, function_names, sources_of
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in
 
-OF_KIND = sorted(settings_in("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
-"""Settings that decide what a training is made from."""
-Prepare = Callable[[Settings], tuple[Task, Tokenizers]]
+SOURCE_SETTINGS = sorted(settings_in("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
+"""Settings that determine a training's sources."""
+PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
 
 def check_sources(
-    before: Sources, settings: Settings, task: Task, now: Sources, where: str, allow: bool
+    before: Sources, settings: Settings, task: Task, now: Sources, name: str, allow: bool
 ) -> list[Change]:
-    """Refuses to resume with other queries, models, tokenizers or templates, unless the user allows it.
+    """Rejects a resume with changed queries, models, tokenizers or templates, unless the user allows it.
 
     Args:
-        before: what the run, or search, was made from.
-        settings: of the resume, with the names that messages are to use.
-        task: of these settings.
-        now: what it would be made from.
-        where: what messages call the run.
-        allow: the user allows it.
+        before: Sources when the run or search was created.
+        settings: Settings of the resume, whose names appear in messages.
+        task: The task of these settings.
+        now: The current sources.
+        name: The run's name in messages.
+        allow: Whether the user allows changes.
 
     Returns:
-        What differs, for `consequence`.
+        The changes, for `consequence`.
 
     Raises:
-        CommandError: something differs that needs to be allowed.
+        CommandError: There is a change that needs the user's permission.
     """
     changes = compare(before, settings, task, now)
-    refused = [change for change in changes if change.is_refused]
-    if refused and not allow:
+    rejected = [change for change in changes if change.is_refused]
+    if rejected and not allow:
         raise CommandError(
-            f"{where} cannot resume as it was. {refused[0].text}. Put that back, or resume with --allow-changes."
+            f"{name} cannot resume unchanged. {rejected[0].text}. Undo this change, or resume with --allow-changes."
         )
     return changes
 
 
 def consequence(change: Change, update: int) -> str:
-    """Returns a warning: what has changed since a run began, and which figures no longer compare.
+    """Returns a warning about a changed source and the metrics that are no longer comparable.
 
     Args:
-        change: that was found at a resume.
-        update: after which the run resumes.
+        change: The change found by `check_sources`.
+        update: The update after which the run resumes.
     """
-    best = ", nor does `best`" if change.part in ("validation", "test") else ""
-    return f"Warning: {change.text}. The {change.figures} up to update {update} do not compare with later ones{best}."
+    best = ", and neither is `best`" if change.part in ("validation", "test") else ""
+    return (
+        f"Warning: {change.text}. The {change.figures} up to update {update} are not comparable with later ones{best}."
+    )
 
 
 def check_comparable(
     folder: Path | None,
-    asked: Iterable[tuple[str, Settings]],
-    prepare: Prepare,
-    tell: Callable[[str], None],
+    trainings: Iterable[tuple[str, Settings]],
+    prepare: PrepareTask,
+    warn: Callable[[str], None],
     allow: bool,
 ) -> dict[str, Sources]:
-    """Refuses trainings that would not compare with those that were done before, unless the user allows it.
+    """Rejects trainings that are not comparable with earlier ones, unless the user allows it.
 
     Args:
-        folder: of the search or study; None: it has none yet.
-        asked: trainings: what messages call them, and their settings.
-        prepare: makes the task and the tokenizers of settings.
-        tell: is told what the user allows.
-        allow: the user allows it.
+        folder: The folder of the search or study; None: it does not exist yet.
+        trainings: Names for messages, and settings.
+        prepare: Creates the task and the tokenizers from settings.
+        warn: Called with each allowed change.
+        allow: Whether the user allows changes.
 
     Returns:
-        What each kind is made from, for `write_comparable`.
+        The sources by kind of training, for `write_comparable`.
 
     Raises:
-        CommandError: something differs that needs to be allowed, or a training cannot be prepared.
+        CommandError: There is a change that needs the user's permission, or a training cannot be prepared.
     """
     before = {} if folder is None else read_comparable(folder)
-    present: dict[str, Sources] = dict(before)
-    kinds = {json.dumps([getattr(each, name) for name in OF_KIND]): (who, each) for who, each in asked}
-    for kind, (who, settings) in kinds.items():
+    all_sources: dict[str, Sources] = dict(before)
+    kinds = {
+        json.dumps([getattr(settings, key) for key in SOURCE_SETTINGS]): (name, settings)
+        for name, settings in trainings
+    }
+    for kind, (name, settings) in kinds.items():
         recorded = before.get(kind)
-        actual = settings
+        located_settings = settings
         if recorded is not None:
             add_module_folders(function_names(settings, settings.reward_spec), recorded.paths)
-            actual = located(settings, recorded.paths, settable=())
+            located_settings = located(settings, recorded.paths, settable=())
         try:
-            prepared = prepare(actual)
+            task, tokenizers = prepare(located_settings)
         except Exception as error:
             if is_defect(error):
                 raise
-            raise CommandError(f"{who}: {describe_error(error)}") from error
-        sources = present[kind] = sources_of(actual, *prepared)
+            raise CommandError(f"{name}: {describe_error(error)}") from error
+        sources = all_sources[kind] = sources_of(located_settings, task, tokenizers)
         if recorded is None:
             continue
-        changes = check_sources(recorded, settings, prepared[0], sources, str(folder), allow)
+        changes = check_sources(recorded, settings, task, sources, str(folder), allow)
         for change in changes:
-            tell(f"Warning: {change.text}. Trainings from before and after this do not compare.")
-        present[kind] = sources.continuing(recorded, settings, changes, 0)
-    return present
+            warn(f"Warning: {change.text}. Trainings before and after this change are not comparable.")
+        all_sources[kind] = sources.continuing(recorded, settings, changes, 0)
+    return all_sources
 
 
 def placed_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:
-    """Returns settings with absolute paths, for trials that go on from another folder. Not so in a Ray job, whose
-    relative paths are those of its working directory, which lies elsewhere on each node.
+    """Makes paths in settings absolute, for trials that run in another folder.
+
+    Paths in a Ray job stay relative to its working directory, which differs between nodes.
     """
     if IN_JOB in os.environ:
         return settings
-    paths = {name: path for each in sources for name, path in each.paths.items()}
+    paths = {name: path for training_sources in sources for name, path in training_sources.paths.items()}
     return located(settings, paths, needed=(), absolute=True)
 
 
 def read_comparable(folder: Path) -> dict[str, Sources]:
-    """Reads what `write_comparable` wrote; empty where there is nothing.
+    """Reads the file of `write_comparable`; empty if there is none.
 
     Raises:
-        CommandError: it is damaged, or has another form.
+        CommandError: The file is damaged or has an unknown format.
     """
     file = folder / SOURCES
     if not file.is_file():
@@ -134,12 +140,12 @@ def read_comparable(folder: Path) -> dict[str, Sources]:
         return TypeAdapter(dict[str, Sources]).validate_json(file.read_bytes())
     except ValidationError as error:
         raise CommandError(
-            f"{file} is damaged, or another version of cory-rllib wrote it. Restore it, or remove it to go on "
-            "unchecked."
+            f"{file} is damaged or was written by another version of cory-rllib. Restore it, or delete it to continue "
+            "without this check."
         ) from error
 
 
 def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:
-    """Writes what each kind of training is made from, in one step."""
-    values = {kind: asdict(each) for kind, each in sources.items()}
+    """Writes the sources of each kind of training atomically."""
+    values = {kind: asdict(training_sources) for kind, training_sources in sources.items()}
     atomic_write(folder / SOURCES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")

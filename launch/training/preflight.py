@@ -1,4 +1,4 @@
-"""Puts together what a run is made of, before anything is started: whatever is wrong with it is one sentence."""
+"""Checks of a run's settings, task, models and reward before anything is started."""
 
 import sys
 
@@ -12,17 +12,17 @@ from policies.settings.settings import Settings, Tokenizers
 
 
 def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Tokenizers]:
-    """Checks the models, and reads their tokenizers and the task's data and templates.
+    """Checks the models, and loads their tokenizers and the task.
 
     Args:
-        settings: of a run.
-        task: what is known of the task already, instead of its data and templates.
+        settings: The run's settings.
+        task: An already loaded task, to avoid reading its data and templates.
 
     Raises:
-        CommandError: no such task, or a setting, file or template that cannot be used.
-        ModelError: no such model, or one that does not go with its tokenizer or the lengths.
+        CommandError: The task is unknown, or a setting, file or template cannot be used.
+        ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
     """
-    from policies.models.model_check import check_folder  # brings transformers along
+    from policies.models.model_check import check_folder  # imports transformers
 
     for path in settings.model_paths.values():
         check_folder(path)
@@ -36,39 +36,42 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
 
 
 def check(settings: Settings) -> tuple[Task, Tokenizers]:
-    """Proves that task, tokenizer, model and lengths go together, for every query, and that backend and reward load.
+    """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load.
 
     Returns:
         The task and the tokenizers.
 
     Raises:
-        CommandError: they do not.
-        ModelError: there is no such model, or it lacks a layer of `lora_target_modules`.
-        SpecError, CreditError: a credit scheme of the user's own cannot be loaded, or used.
+        CommandError: A check failed.
+        ModelError: A model does not exist, or lacks a layer of `lora_target_modules`.
+        SpecError, CreditError: A custom credit scheme cannot be loaded or used.
     """
     task, tokenizers = load_task(settings)
     if settings.backend == "vllm" and not vllm_installed():
         raise CommandError(
-            "backend=vllm needs the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or "
-            "leave backend out, or set backend=transformers."
+            "backend=vllm requires the package vllm, which is not installed. Run `pip install 'cory-rllib[vllm]'`, or "
+            "set backend=transformers."
         )
     if settings.lora is not None and settings.lora.targets:
-        from policies.models.adapters import add_lora  # brings PEFT along
+        from policies.models.adapters import add_lora  # imports PEFT
         from policies.models.language_model import meta_model
 
         for path in set(settings.model_paths.values()):
             add_lora(meta_model(path, settings.trust_remote_code), settings.lora)
     if (credit := settings.credit_assignment).own is not None:
-        from policies.learning.credit import check_scheme  # brings torch along
+        from policies.learning.credit import check_scheme  # imports torch
 
         check_scheme(credit, settings.num_agents)
     try:
-        first = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
-        chains = [settings.make_chain(task, tokenizers, [each] * settings.num_agents) for each in first.values()]
+        first_policies = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
+        chains = [
+            settings.make_chain(task, tokenizers, [policy_id] * settings.num_agents)
+            for policy_id in first_policies.values()
+        ]
     except ValueError as error:
         raise CommandError(str(error)) from error
     report = Report(task.name)
-    for chain in chains:  # roles are exchanged, so whoever reads may play any of them
+    for chain in chains:  # with role exchange, every policy may have any role
         check_lengths(chain, report)
         chat_report = Report(task.name)
         check_chat(chain, chat_report)
@@ -78,15 +81,15 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
         raise CommandError(" ".join(report.problems))
     try:
         with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
-            needed = worker.start()
-            check_columns(task, needed, report)
+            required_columns = worker.start()
+            check_columns(task, required_columns, report)
     except (RewardError, ValueError) as error:
         raise CommandError(str(error)) from error
     if report.problems:
         raise CommandError(" ".join(report.problems))
-    if "completion_ids" in needed and len(chains) > 1:
+    if "completion_ids" in required_columns and len(chains) > 1:
         raise CommandError(
-            f"The reward {display_name(task.reward)} asks for completion_ids, which are tokens, and the tokenizers of "
-            f"{settings.model_names} differ. Let it read the completions' text, or list models with one tokenizer."
+            f"The reward {display_name(task.reward)} requires completion_ids, but the models {settings.model_names} "
+            "have different tokenizers. Use the text of completions instead, or models with the same tokenizer."
         )
     return task, tokenizers

@@ -1,4 +1,4 @@
-"""How a run saves: one checkpoint at a time is written, while training goes on, and published when it is whole."""
+"""Asynchronous checkpointing: one checkpoint at a time is written during training and published when complete."""
 
 from __future__ import annotations
 
@@ -16,28 +16,33 @@ if TYPE_CHECKING:
     from policies.cory import Cory
 
 
-class _Begun(NamedTuple):
+class _PendingCheckpoint(NamedTuple):
     update: int
     best: int | None
-    """The update that was the best then."""
+    """The best update when saving started."""
     checkpoint: Checkpoint
     publishing: contextlib.ExitStack
-    """When it is left, the folder gets its name; or goes, after an exception."""
+    """On exit, the temporary folder gets its final name; after an exception it is removed."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run that is trained, while it is entered as a context.
+    """Writes the checkpoints of a training run. A context manager.
 
-    When that is left, the one that was begun is published, after a failure too if it can still be; not so where the
-    user aborts.
+    On exit, the pending checkpoint is published, even after a failure if possible. It is dropped if the user aborts.
     """
 
-    def __init__(self, run: Run, keep: int, tell: Callable[[str], None]) -> None:
-        """Takes the locked run, how many checkpoints it keeps beside the best, and what is told of warnings."""
+    def __init__(self, run: Run, keep: int, warn: Callable[[str], None]) -> None:
+        """Creates the writer.
+
+        Args:
+            run: The locked run.
+            keep: Number of checkpoints to keep in addition to the best.
+            warn: Called with each warning.
+        """
         self._run = run
         self._keep = keep
-        self._tell = tell
-        self._begun: _Begun | None = None
+        self._warn = warn
+        self._pending: _PendingCheckpoint | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -46,58 +51,59 @@ class CheckpointWriter:
         if kind is None:
             self.finish()
         elif issubclass(kind, Exception):
-            self.abandon()
-        elif self._begun is not None:
-            self._begun.publishing.__exit__(kind, error, at)
+            self.try_finish()
+        elif self._pending is not None:
+            self._pending.publishing.__exit__(kind, error, at)
 
-    def begin(self, algo: Cory) -> None:
-        """Saves the present update, unless that is done or begun; the one that was begun before is waited for.
+    def start(self, algo: Cory) -> None:
+        """Starts saving the current update, unless it is saved or pending; first waits for the previous checkpoint.
 
         Raises:
-            OSError, LearnerError: this one could not be written, or the one before.
+            OSError, LearnerError: This or the previous checkpoint could not be written.
         """
         from policies.checkpoint import Checkpoint
 
-        if self._begun is not None and self._begun.update == algo.updates:
+        if self._pending is not None and self._pending.update == algo.updates:
             return
         self.finish()
         best = self._run.best_update()
         if self._run.checkpoints.place(algo.updates).exists():
-            self._published(best)
+            self._after_publish(best)
             return
         with contextlib.ExitStack() as publishing:
             folder = publishing.enter_context(self._run.checkpoints.saving(algo.updates))
             checkpoint = Checkpoint(algo, folder.resolve())
-            self._begun = _Begun(algo.updates, best, checkpoint, publishing.pop_all())
+            self._pending = _PendingCheckpoint(algo.updates, best, checkpoint, publishing.pop_all())
         self.poll()
 
     def poll(self) -> None:
-        """Publishes the checkpoint that was begun, if it is written.
+        """Publishes the pending checkpoint if it is completely written.
 
         Raises:
-            OSError, LearnerError: it could not be.
+            OSError, LearnerError: It could not be written.
         """
-        if self._begun is not None and self._begun.checkpoint.written():
+        if self._pending is not None and self._pending.checkpoint.written():
             self.finish()
 
     def finish(self) -> None:
-        """Waits for the checkpoint that was begun, and publishes it.
+        """Waits for the pending checkpoint and publishes it.
 
         Raises:
-            OSError, LearnerError: it could not be written.
+            OSError, LearnerError: It could not be written.
         """
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
-            with begun.publishing:
-                begun.checkpoint.finish()
-            self._published(begun.best)
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            with pending.publishing:
+                pending.checkpoint.finish()
+            self._after_publish(pending.best)
 
-    def abandon(self) -> None:
-        """Publishes the checkpoint that was begun if it still can be, as not if the run's folder was renamed."""
+    def try_finish(self) -> None:
+        """Publishes the pending checkpoint if possible; it is not if, for example, the run's folder was renamed."""
         with contextlib.suppress(Exception):
             self.finish()
 
-    def _published(self, best: int | None) -> None:
+    def _after_publish(self, best: int | None) -> None:
+        """Updates `best`, deletes old checkpoints, and uploads the run."""
         if best is not None:
             self._run.checkpoints.name_best(best)
         self._run.checkpoints.prune(self._keep)
@@ -106,4 +112,4 @@ class CheckpointWriter:
         except LeaseLostError:
             raise
         except StorageError as error:
-            self._tell(f"Warning: {error} Training goes on; the next save copies what is missing.")
+            self._warn(f"Warning: {error} Training continues, and the next save uploads the missing files.")

@@ -1,4 +1,4 @@
-"""Where a run starts: in a new folder, from another run's policies (`start_from`), from its latest checkpoint."""
+"""How a run starts: in a new folder, from another run's policies (`start_from`), or from its latest checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,21 +14,21 @@ from policies.settings.settings import Settings
 from policies.settings.start import find_start, reject_other_policies
 
 
-def create(place: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
-    """Makes a new run's folder, and locks it; storage that cannot be written is found out now.
+def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
+    """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts.
 
     Args:
-        place: a folder or a URI; None: a fresh folder under `runs/`.
-        name: of such a folder.
-        settings: of the run.
-        sources: what it is made from.
-        origin: what made it; `config.yaml` begins with that.
+        location: A folder or URI; None: a new folder under `runs/`.
+        name: Name of the new folder under `runs/`.
+        settings: The run's settings.
+        sources: The run's sources.
+        origin: The command that created the run; the first line of `config.yaml`.
 
     Raises:
-        CommandError: something is there already, or the folder cannot be made.
-        StorageError: storage cannot be written.
+        CommandError: The location is in use, or the folder cannot be created.
+        StorageError: Storage cannot be written.
     """
-    run = Run.create(place, name)
+    run = Run.create(location, name)
     try:
         run.write_settings(settings, origin)
         sources.write(run.path)
@@ -40,23 +40,23 @@ def create(place: str | None, name: str, settings: Settings, sources: Sources, o
 
 
 def starting_policies(settings: Settings) -> Path | None:
-    """Returns the whole checkpoint whose policies a run starts from: one of a run in storage is fetched.
+    """Returns the valid checkpoint whose policies a run starts from, downloaded if it is in storage.
 
     Returns:
-        The checkpoint that `start_from` names, or of the run that it names the best, or else the latest; None: policies
+        The checkpoint named by `start_from`, or the best or else the latest of the run named by it; None: policies
         start from the model.
 
     Raises:
-        CommandError: there is none, or it is damaged.
-        SettingsError: its policies consist of something else; the message says what differs.
-        StorageError: storage cannot be read.
+        CommandError: There is no checkpoint, or it is damaged.
+        SettingsError: The checkpoint's policies have other settings; the message lists the differences.
+        StorageError: Storage cannot be read.
     """
     if settings.start_from is None:
         return None
     if not is_uri(settings.start_from) and (Path(settings.start_from) / POLICIES).is_dir():
         checkpoint = find_start(settings)
         assert checkpoint is not None
-        has_manifest = (checkpoint / manifest.NAME).exists()  # not so one that an algorithm's `save_to_path` wrote
+        has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
         if has_manifest and (fault := manifest.verify(checkpoint, POLICIES)) is not None:
             raise CommandError(f"start_from={settings.start_from} {fault}. Name another checkpoint.")
         return checkpoint
@@ -65,27 +65,26 @@ def starting_policies(settings: Settings) -> Path | None:
     return run.checkpoints.choose(None, POLICIES)[1].resolve()
 
 
-def latest_valid_checkpoint(run: Run, tell: Callable[[str], None]) -> int | None:
-    """Finds the update of a locked run's latest whole checkpoint, if there is one.
+def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None:
+    """Returns the update of a locked run's latest valid checkpoint, or None.
 
     Args:
-        run: the run.
-        tell: is told of each damaged checkpoint, which gets another name.
+        run: The locked run.
+        warn: Called with a warning about each damaged checkpoint, which is renamed.
 
     Raises:
-        FormatError: the latest checkpoint was written by another version.
+        FormatError: The latest checkpoint was written by another version.
     """
-    for sentence in run.checkpoints.quarantine_damaged():
-        tell(f"Warning: {sentence}")
+    for message in run.checkpoints.quarantine_damaged():
+        warn(f"Warning: {message}")
     latest = run.checkpoints.latest()
     return None if latest is None else latest[0]
 
 
 def is_retryable(error: Exception) -> bool:
-    """Tells whether a run may get past this failure when it goes on from its checkpoint: processes or machines died.
+    """Returns whether restarting from the checkpoint may help, because processes or machines died.
 
-    Not so an error of a reward itself, wrong settings, a gradient that is not finite or a full disk: they would only
-    come again.
+    Errors in a reward function, wrong settings, non-finite gradients or a full disk would only recur.
     """
     from cory_env.rewarding.worker import RewardKilled
     from policies.generation.generator import GenerationError

@@ -1,4 +1,4 @@
-"""The steps of `cory train` and `cory_rllib.train`: check what can be checked, make or reopen the run, train it."""
+"""The steps of `cory train` and `cory_rllib.train`: check, create or reopen the run, train."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from launch.run_folder.sources import Sources, function_names, sources_of
 from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
 from launch.training.comparable import check_sources, consequence
-from launch.training.start import create, latest_valid_checkpoint, starting_policies
+from launch.training.start import create_run, latest_valid_checkpoint, starting_policies
 from policies.settings.settings import Settings
 
 
@@ -22,7 +22,7 @@ def train_run(
     origin: str,
     *,
     run: Run | None = None,
-    place: str | None = None,
+    location: str | None = None,
     name: str = "",
     allow_changes: bool = False,
     max_failures: int = 0,
@@ -32,44 +32,44 @@ def train_run(
     """Trains a run to the end, or until the user stops it.
 
     Args:
-        settings: of all of the run.
-        origin: what asked for it; `config.yaml` begins with that.
-        run: continue it from its latest checkpoint; None: a new one.
-        place: of a new one: its folder or URI; None: a fresh folder under `runs/`.
-        name: of such a folder.
-        allow_changes: continue although its queries, model, tokenizer or templates are not what it began with.
-        max_failures, quiet, debug: as of `training.train`.
+        settings: Settings of the run.
+        origin: The command that started the training; the first line of `config.yaml`.
+        run: The run to continue from its latest checkpoint; None: a new run.
+        location: Folder or URI of a new run; None: a new folder under `runs/`.
+        name: Name of the new folder under `runs/`.
+        allow_changes: Continue even if queries, models, tokenizers or templates changed.
+        max_failures, quiet, debug: See `training.train_locked_run`.
 
     Returns:
-        The run, and the exit code as of `training.train`; 0 where it was done already.
+        The run, and the exit code of `training.train_locked_run`; 0 if it was already done.
 
     Raises:
-        SettingsError: a setting contradicts another.
-        CommandError: something cannot be used, or the run cannot go on. Of a new run nothing is left then.
-        StorageError: storage cannot be read or written.
+        SettingsError: Settings conflict with each other.
+        CommandError: An input cannot be used, or the run cannot continue. A new run is removed.
+        StorageError: Storage cannot be read or written.
     """
     tracking.check(settings)
     before = None if run is None else Sources.read(run.path)
-    present = settings
-    if before is not None:  # the files may be where the run began, as its reward, credit and task may be
+    located_settings = settings
+    if before is not None:  # paths and modules may be relative to the folder in which the run was started
         add_module_folders(function_names(settings, settings.reward_spec), before.paths)
-        present = located(settings, before.paths)
+        located_settings = located(settings, before.paths)
     if run is None:
-        check_location(place or str(RUNS / name))
-    task, tokenizers = preflight.check(present)
-    sources = sources_of(present, task, tokenizers)
+        check_location(location or str(RUNS / name))
+    task, tokenizers = preflight.check(located_settings)
+    sources = sources_of(located_settings, task, tokenizers)
     if run is not None and before is not None:
-        reached = run.latest_checkpoint()
+        last_update = run.latest_checkpoint()
         changes = check_sources(before, settings, task, sources, run.place, allow_changes)
         for change in changes:
-            print(consequence(change, reached), file=sys.stderr)
-        sources = sources.continuing(before, settings, changes, reached)
+            print(consequence(change, last_update), file=sys.stderr)
+        sources = sources.continuing(before, settings, changes, last_update)
     elif run is not None and not allow_changes:
         raise CommandError(
-            f"{run.place} has no {SOURCES}, so nothing tells whether its data and model are those that it began with. "
-            "Restore it, or resume with --allow-changes."
+            f"{run.place} has no {SOURCES}, so its data and model cannot be checked for changes. Restore the file, or "
+            "resume with --allow-changes."
         )
-    if IN_JOB not in os.environ:  # a job's driver may have a GPU of its own; `cory submit` checks
+    if IN_JOB not in os.environ:  # a job's driver may have its own GPU; `cory submit` checks this
         session.check_driver(settings)
     check_gpus(settings)
     done = None
@@ -80,14 +80,14 @@ def train_run(
             return run, 0
         sources.write(run.path)
     else:
-        starting_policies(settings)  # before there is a folder
-        settings = present = settings.with_chat_date()
-        run = create(place, name, settings, sources, origin)
+        starting_policies(settings)  # fail before the folder is created
+        settings = located_settings = settings.with_chat_date()
+        run = create_run(location, name, settings, sources, origin)
 
-    from launch.training.training import train
+    from launch.training.training import train_locked_run
 
     try:
-        return run, train(run, present, done, max_failures=max_failures, quiet=quiet, debug=debug)
+        return run, train_locked_run(run, located_settings, done, max_failures=max_failures, quiet=quiet, debug=debug)
     except CommandError:
         run.abort()
         raise
@@ -96,18 +96,16 @@ def train_run(
 
 
 def reopen(run: Run, settings: Settings, origin: str) -> int:
-    """Locks a run and sets it back to its latest checkpoint, of which it returns the update.
-
-    One that is done stays as it is.
+    """Locks a run, rewinds it to its latest checkpoint unless it is done, and returns the checkpoint's update.
 
     Raises:
-        CommandError: it has no checkpoint.
+        CommandError: The run has no checkpoint.
     """
     run.lock()
     run.download_checkpoint()
     done = latest_valid_checkpoint(run, lambda text: print(text, file=sys.stderr))
     if done is None:
-        raise CommandError(f"{run.place} has no checkpoint to go on from. Start a new run.")
+        raise CommandError(f"{run.place} has no checkpoint to resume from. Start a new run.")
     if done >= settings.num_updates:
         return done
     run.cut_after(done)
@@ -117,9 +115,9 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
 
 
 def print_done(run: Run, done: int) -> None:
-    """Says that a run is done; of one in storage, which has all of it, nothing stays here."""
+    """Prints that a run is done, and removes the local copy of a run in storage."""
     run.remove_local()
     print(
-        f"{run.place} is done: it has all of its {done} updates. To lengthen it: {run.resume_command()} "
+        f"{run.place} is done: all {done} updates are completed. To train longer: {run.resume_command()} "
         f"num_updates={2 * done}"
     )

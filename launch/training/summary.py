@@ -1,4 +1,4 @@
-"""What a finished run says: held-out figures and sample texts before and after, and where everything lies."""
+"""The summary of a finished run: held-out metrics and samples before and after training, and file locations."""
 
 from typing import cast
 
@@ -7,56 +7,58 @@ from rich.text import Text
 
 from launch.display.tables import MAIN_METRICS, format_metric, metric_format, table
 from launch.display.terminal import Terminal
-from launch.display.texts import before_and_after
+from launch.display.texts import before_and_after_text
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
 
 COLUMNS = (*MAIN_METRICS, "response_length", "eos_rate")
-NARROW = 78
-"""Below so many characters of width only the main figures fit."""
+MIN_WIDE_TERMINAL = 78
+"""Terminals narrower than this many characters show only the main metrics."""
 
 
-def summarise(run: Run, settings: Settings, terminal: Terminal) -> None:
-    """Prints the summary of a run whose last update is evaluated."""
-    evaluated = [line for line in run.updates() if "evaluation" in line]
-    first, last = evaluated[0], evaluated[-1]
+def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
+    """Prints the summary of a run whose last update was evaluated."""
+    evaluations = [line for line in run.updates() if "evaluation" in line]
+    first, last = evaluations[0], evaluations[-1]
     updates = f"update {first['update']} {terminal.arrow} {last['update']}"
     terminal.print()
     chain = ", and the chain's last answer" if "last_response" in last else ""
-    terminal.print(Text(f"Queries never trained on, each policy alone{chain}, {updates}", style="bold"))
+    terminal.print(Text(f"Held-out queries, each policy alone{chain}, {updates}", style="bold"))
     terminal.print(before_and_after_table(first, last, terminal))
     sources = Sources.read(run.path)
     changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
     for update, text in {change["update"]: change["text"] for change in changes}.items():
-        terminal.print(f"Warning: figures before and after update {update} do not compare. {text}.", True)
+        terminal.print(f"Warning: Metrics before and after update {update} are not comparable. {text}.", True)
     samples = [sample for sample in cast(list[SampleLine], run.samples.read()) if sample["held_out"]]
-    before, after = ([sample for sample in samples if sample["update"] == at["update"]] for at in (first, last))
+    before, after = ([sample for sample in samples if sample["update"] == line["update"]] for line in (first, last))
     if before and after:
-        terminal.print(Text("\nThe chain on such queries, before and after", style="bold"))
+        terminal.print(Text("\nThe chain on held-out queries, before and after", style="bold"))
         for earlier, later in list(zip(before, after, strict=False))[: max(6 // settings.num_agents, 1)]:
-            terminal.print(before_and_after(earlier, f"update {first['update']}", later, f"update {last['update']}"))
+            terminal.print(
+                before_and_after_text(earlier, f"update {first['update']}", later, f"update {last['update']}")
+            )
     best = run.best_update()
     terminal.print()
     terminal.print(f"Curves      {run.shown(run.curves)}", True)
-    if best is not None:  # every evaluation's reward may have failed
+    if best is not None:  # None if the reward failed in every evaluation
         terminal.print(f"Best        {run.shown(run.checkpoints.folder / 'best')}, from update {best}", True)
     terminal.print(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
 
 
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
-    """Returns the held-out figures of each policy at two updates."""
-    columns = COLUMNS if terminal.console.width >= NARROW else MAIN_METRICS
-    made = table([""], [metric_format(key).heading for key in columns])
+    """Returns a table of each policy's held-out metrics at two updates."""
+    columns = COLUMNS if terminal.console.width >= MIN_WIDE_TERMINAL else MAIN_METRICS
+    rich_table = table([""], [metric_format(key).heading for key in columns])
     names = list(last["evaluation"])
     rows = {
         name: (first["evaluation"][name], last["evaluation"][name])
-        for name in (names if len(names) > 2 else names[:1])  # the mean of one policy says nothing
+        for name in (names if len(names) > 2 else names[:1])  # the mean equals the only policy's
     }
     if "last_response" in first and "last_response" in last:
         rows["last answer"] = (first["last_response"], last["last_response"])
     for name, (old, new) in rows.items():
         pairs = ([format_metric(key, figures[key]) for figures in (old, new)] for key in columns)
-        made.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
-    return made
+        rich_table.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
+    return rich_table

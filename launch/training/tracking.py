@@ -1,4 +1,4 @@
-"""Sends a run's numbers to TensorBoard files and, if asked, to Weights & Biases and Trackio."""
+"""Logs a run's metrics to TensorBoard files and, if enabled, to Weights & Biases and Trackio."""
 
 import contextlib
 import importlib.util
@@ -18,27 +18,27 @@ from launch.run_folder.records import Sample, Update, to_json
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
-POSITION = "position/"
-COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
-"""Of a table of sample texts."""
+POSITION_PREFIX = "position/"
+SAMPLE_COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
+"""Columns of the table of samples."""
 logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Receives the numbers of every update."""
+    """Logs the metrics of every update."""
 
     name: str
-    """What users know it by."""
+    """Display name."""
 
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of one update."""
 
     def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
-        """Records sample texts of one update, if it can; before its numbers."""
+        """Logs samples of one update, if supported; called before `log`."""
         return
 
     def close(self, failed: bool) -> None:
-        """Writes what is still held back, and that the run has ended, or failed."""
+        """Flushes buffers, and marks the run as finished or failed."""
 
 
 class TensorBoard(Tracker):
@@ -47,45 +47,44 @@ class TensorBoard(Tracker):
     name = "TensorBoard"
 
     def __init__(self, folder: Path, after: int | None) -> None:
-        """Opens new event files; TensorBoard then ignores what older ones say of updates later than `after`."""
+        """Creates new event files; TensorBoard then ignores updates later than `after` in older files."""
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
-        for name, value in figures.items():
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of one update."""
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, update)
         self._writer.flush()
 
     def close(self, failed: bool) -> None:
-        """Closes the files. A disk that is full by now was reported where the run itself wrote to it."""
+        """Closes the files. Errors of a full disk are ignored here; the run's own files report them."""
         with contextlib.suppress(OSError):
             self._writer.close()
 
 
 class WeightsAndBiases(Tracker):
-    """One Weights & Biases run, continued under the same id when training is resumed.
+    """A Weights & Biases run, continued under the same id when training is resumed.
 
-    Its own variables, such as WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY and WANDB_RUN_GROUP, say where and how it is
-    kept.
+    Configured by its environment variables, such as WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY and WANDB_RUN_GROUP.
     """
 
     name = "Weights & Biases"
 
     def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
-        """Opens the run; what it is known by is kept in the run's folder.
+        """Opens the run, and stores its id in the run's folder.
 
         Args:
-            folder: the run's.
-            settings: of the run.
-            group: what it is a part of, beside others in this process (`launch.training.tracking.open_services`).
+            folder: The run's folder.
+            settings: The run's settings.
+            group: Name of a search with several trackers in this process; None: a single run.
 
         Raises:
-            CommandError: the tracker refuses, as without a login.
+            CommandError: The tracker fails to start, for example without a login.
         """
-        self._alone = group is None
-        self._next = 0  # the first update that it does not hold yet, unless it sees to that by itself
+        self._has_group = group is not None
+        self._next_update = 0  # updates before it are logged already; used by trackers that do not check this
         self._open(folder, settings, group)
 
     def _open(self, folder: Path, settings: Settings, group: str | None) -> None:
@@ -102,45 +101,44 @@ class WeightsAndBiases(Tracker):
                 id=file.read_text(),
                 resume="allow",
                 group=os.environ.get("WANDB_RUN_GROUP") or group,
-                reinit="create_new",  # others of its group may be open
+                reinit="create_new",  # other runs of the group may be open
                 dir=os.environ.get("WANDB_DIR") or str(folder),
                 config=settings.public_dict(),
             )
         except wandb.Error as error:
             raise CommandError(
-                f"Weights & Biases refuses to start: {error} To do without: WANDB_MODE=offline, or wandb=false."
+                f"Weights & Biases failed to start: {error} Set WANDB_MODE=offline, or wandb=false."
             ) from error
 
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update, unless it was done before the run went back to a checkpoint."""
-        if update >= self._next:
-            self._run.log(dict(figures), step=update)
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of one update, unless it repeats one after a resume."""
+        if update >= self._next_update:
+            self._run.log(dict(metrics), step=update)
 
     def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
-        """Records sample texts of one update, as a table."""
+        """Logs samples of one update as a table."""
         rows = [
             [update, sample["query"], response["role"], response["policy"], response["text"], response["task_reward"]]
             for sample in samples
             for response in sample["responses"]
         ]
-        table = self._library.Table(columns=list(COLUMNS), data=rows)
+        table = self._library.Table(columns=list(SAMPLE_COLUMNS), data=rows)
         self.log(update, {"samples/held_out" if held_out else "samples/training": table})
 
     def close(self, failed: bool) -> None:
-        """Ends the run, and the process that sends its numbers."""
+        """Finishes the run, and stops its uploading process."""
         try:
             self._run.finish(exit_code=int(failed))
         finally:
-            if self._alone:
-                self._library.teardown()  # else one that has died is asked again when this process ends
+            if not self._has_group:
+                self._library.teardown()  # otherwise wandb contacts a dead process again when this process exits
 
 
 class Trackio(WeightsAndBiases):
-    """One Trackio run, continued under its name when training is resumed. Trackio has the interface of the above.
+    """A Trackio run, continued under its name when training is resumed. Trackio has the interface of wandb.
 
-    It keeps numbers in a database on this machine, which `trackio show` draws in a browser. Its own variables say where
-    numbers go: TRACKIO_DIR, or TRACKIO_SPACE_ID and TRACKIO_SERVER_URL for a dashboard elsewhere; TRACKIO_PROJECT the
-    project, else `cory`.
+    Metrics are stored in a local database, shown by `trackio show`. Configured by its environment variables:
+    TRACKIO_DIR; TRACKIO_SPACE_ID and TRACKIO_SERVER_URL for a remote dashboard; TRACKIO_PROJECT, by default `cory`.
     """
 
     name = "Trackio"
@@ -150,38 +148,38 @@ class Trackio(WeightsAndBiases):
 
         self._library = trackio
         file = folder / TRACKIO_ID
-        known = file.exists()
-        with contextlib.redirect_stdout(io.StringIO()):  # its greeting
+        is_resumed = file.exists()
+        with contextlib.redirect_stdout(io.StringIO()):  # hide its greeting
             self._run = trackio.init(
                 project=os.environ.get("TRACKIO_PROJECT") or "cory",
-                name=file.read_text(encoding="utf-8") if known else folder.name,
+                name=file.read_text(encoding="utf-8") if is_resumed else folder.name,
                 group=group,
                 config=settings.public_dict(),
-                resume="allow" if known else "never",
+                resume="allow" if is_resumed else "never",
                 embed=False,
             )
         file.write_text(self._run.name, encoding="utf-8")
-        self._next = self._run._next_step  # it would keep both of two that are of one update
+        self._next_update = self._run._next_step  # Trackio would store the same update twice
 
     def close(self, failed: bool) -> None:
-        """Waits until all numbers are written."""
+        """Waits until all metrics are written."""
         from trackio import context_vars
 
         with contextlib.redirect_stdout(io.StringIO()):
             self._run.finish()
-        if context_vars.current_run.get() is self._run:  # which Trackio finishes when Python ends
+        if context_vars.current_run.get() is self._run:  # otherwise Trackio finishes it again when Python exits
             context_vars.current_run.set(None)
 
 
 class Trackers:
-    """The trackers of a run, which ends by none of them: one that fails after it was opened is left out from then on.
+    """The trackers of a run. A tracker that fails after it was opened is closed, and training continues without it.
 
-    So it is with Weights & Biases in a job that is stopped: Ray ends the process that sends the numbers, too.
-    A context, which closes them; an exception that leaves it tells them that the run has failed.
+    For example, when a job is stopped, Ray also kills the uploading process of Weights & Biases.
+    A context manager that closes the trackers, and marks the run as failed after an exception.
     """
 
-    def __init__(self, opened: Iterable[Tracker]) -> None:
-        self._opened = list(opened)
+    def __init__(self, trackers: Iterable[Tracker]) -> None:
+        self._trackers = list(trackers)
 
     def __enter__(self) -> Self:
         return self
@@ -190,43 +188,43 @@ class Trackers:
         self.close(failed=kind is not None)
 
     def close(self, failed: bool) -> None:
-        """Tells all of them that the run has ended, or failed."""
-        for tracker in self._opened:
+        """Closes all trackers, and marks the run as finished or failed."""
+        for tracker in self._trackers:
             try:
                 tracker.close(failed)
             except Exception as error:
                 _warn(tracker, error)
 
-    def log(self, update: int, figures: Mapping[str, float]) -> None:
-        """Records the numbers of one update."""
-        self._tell(lambda tracker: tracker.log(update, figures))
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of one update."""
+        self._call_each(lambda tracker: tracker.log(update, metrics))
 
     def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
-        """Records sample texts of one update."""
-        self._tell(lambda tracker: tracker.show(update, samples, held_out))
+        """Logs samples of one update."""
+        self._call_each(lambda tracker: tracker.show(update, samples, held_out))
 
-    def _tell(self, say: Callable[[Tracker], None]) -> None:
-        for tracker in tuple(self._opened):
+    def _call_each(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in tuple(self._trackers):
             try:
-                say(tracker)
+                call(tracker)
             except Exception as error:
-                self._opened.remove(tracker)
+                self._trackers.remove(tracker)
                 with contextlib.suppress(Exception):
                     tracker.close(failed=True)
                 _warn(tracker, error)
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    said = without_passwords(describe_error(error)).rstrip(".")
-    logger.warning("%s has failed (%s). The run does without it; %s has all numbers.", tracker.name, said, METRICS)
+    message = without_passwords(describe_error(error)).rstrip(".")
+    logger.warning("%s failed (%s). Training continues without it; %s has all metrics.", tracker.name, message, METRICS)
 
 
 SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "trackio": Trackio}
-"""Trackers that are others' programs, by their packages, which are the settings that ask for them too."""
+"""External trackers by package name, which is also the setting that enables them."""
 
 
 def check(settings: Settings) -> None:
-    """Refuses, before anything is started, settings whose tracker is not installed.
+    """Checks that the enabled trackers are installed.
 
     Raises:
         CommandError: `wandb=true` or `trackio=true` without the package.
@@ -234,36 +232,41 @@ def check(settings: Settings) -> None:
     for name in SERVICES:
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise CommandError(
-                f"{name}=true needs the package {name}, which is not installed. Run `pip install {name}`, or set "
+                f"{name}=true requires the package {name}, which is not installed. Run `pip install {name}`, or set "
                 f"{name}=false."
             )
 
 
 def open_trackers(folder: Path, settings: Settings, after: int | None) -> Trackers:
-    """Opens the trackers of the run in `folder`, which goes on after update `after`, or starts anew.
+    """Opens the trackers of a run.
+
+    Args:
+        folder: The run's folder.
+        settings: The run's settings.
+        after: The update after which the run resumes; None: a new run.
 
     Raises:
-        CommandError: one of them refuses.
+        CommandError: A tracker fails to start.
     """
     return Trackers([TensorBoard(folder / TENSORBOARD, after), *open_services(folder, settings)])
 
 
 def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
-    """Opens the trackers that are others' programs, as far as settings name them.
+    """Opens the enabled external trackers.
 
     Args:
-        folder: of the run, which is called after it.
-        settings: of the run.
-        group: what it is a part of, as a search, beside others in this process; `end_services` when all are closed.
+        folder: The run's folder, whose name is the default name of the tracker's run.
+        settings: The run's settings.
+        group: Name of a search with several runs in this process; call `end_services` when all are closed.
 
     Raises:
-        CommandError: one of them refuses.
+        CommandError: A tracker fails to start.
     """
     return [kind(folder, settings, group) for name, kind in SERVICES.items() if getattr(settings, name)]
 
 
 def end_services() -> None:
-    """Ends the processes of trackers of which a group was opened."""
+    """Stops the processes of trackers that were opened with a group."""
     if "wandb" in sys.modules:
         import wandb
 
@@ -271,19 +274,19 @@ def end_services() -> None:
 
 
 def figures_of(line: Update) -> dict[str, float]:
-    """Returns an update's finite numbers, and each policy's position in its chain (0: pioneer) as `position/llm_1`."""
-    figures = {name: value for name, value in flatten(line) if name != "update"}
+    """Flattens an update's finite metrics, and adds each policy's position (0: pioneer) as `position/llm_1`."""
+    metrics = {name: value for name, value in flatten(line) if name != "update"}
     if "roles" not in line:
-        return figures
+        return metrics
     roles = line["roles"]
     policies = sorted(line["policy"], key=lambda name: (len(name), name))  # llm_10 after llm_9
-    first = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
-    places = {policy: k for team in first.teams() for k, policy in enumerate(team.as_dict().values())}
-    return figures | {f"{POSITION}{policy}": float(place) for policy, place in places.items()}
+    mapping = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
+    positions = {policy: index for team in mapping.teams() for index, policy in enumerate(team.as_dict().values())}
+    return metrics | {f"{POSITION_PREFIX}{policy}": float(position) for policy, position in positions.items()}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the finite numbers of a nested record as `policy/llm_1/kl`, value."""
+    """Yields the finite numbers of a nested record as pairs such as (`policy/llm_1/kl`, 0.1)."""
     for key, value in record.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}/")

@@ -1,4 +1,4 @@
-"""A run from the first line on the terminal to the last: start Ray and the algorithm, train, record, save, report."""
+"""Trains a run in its folder: starts Ray and the algorithm, trains, records metrics, saves and prints results."""
 
 import contextlib
 import gc
@@ -31,95 +31,98 @@ if TYPE_CHECKING:
     from policies.cory import Cory
 
 COLLAPSED = 3
-"""Exit code of a run that `stop_on_collapse` ended."""
+"""Exit code if `stop_on_collapse` ended the run."""
 
 HELD_OUT_SAMPLES = 3
-"""Held-out queries whose responses are kept from before and after training."""
+"""Number of held-out queries whose responses are recorded before and after training."""
 
 
-def train(run: Run, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool) -> int:
+def train_locked_run(
+    run: Run, settings: Settings, done: int | None, *, max_failures: int = 0, quiet: bool, debug: bool
+) -> int:
     """Trains in a locked run folder, to the end or until the user stops it.
 
     Args:
-        run: where everything is written.
-        settings: of the whole run.
-        done: continue from the checkpoint of this update; None starts anew.
-        max_failures: go on from the latest checkpoint after so many failures that may pass (`may_pass`).
-        quiet: print only where the results are.
-        debug: show the libraries' logs.
+        run: The locked run.
+        settings: Settings of the run.
+        done: Continue from the checkpoint of this update; None: start from update 0.
+        max_failures: Number of retryable failures (`is_retryable`) after which training resumes from the latest
+            checkpoint.
+        quiet: Print only the locations of results.
+        debug: Print the logs of libraries.
 
     Returns:
-        0; 3 when a collapse ended the run (`stop_on_collapse`); 128 + the number of the signal that stopped it.
+        0; 3 if `stop_on_collapse` ended the run; 128 + signal number if a signal stopped it.
     """
     terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
 
     def confirm() -> None:
-        terminal.print("Finishing this update, then saving. Ctrl-C again aborts at once.", True)
+        terminal.print("Finishing this update, then saving. Press Ctrl-C again to abort immediately.", True)
         if interrupts.requested is not None and not debug:
             print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
 
     interrupts = Interrupts(confirm)
-    terminal.print(_describe(settings, terminal.arrow))
-    terminal.print(f"Run folder: {run.place}" + (f" (going on after update {done})" if done is not None else ""))
+    terminal.print(_run_description(settings, terminal.arrow))
+    terminal.print(f"Run folder: {run.place}" + (f" (resuming after update {done})" if done is not None else ""))
     terminal.print()
     with interrupts:
         try:
-            with _failure_explained(run):
-                with contextlib.ExitStack() as around:
+            with _explain_failure(run):
+                with contextlib.ExitStack() as stack:
                     if not debug:
-                        around.enter_context(output.redirect_output(run.log))
-                    around.enter_context(output.forward_warnings(lambda text: terminal.print(text, True)))
-                    around.enter_context(terminal)
-                    reached = Trainer(run, settings, terminal, interrupts, debug).work(done, max_failures)
-                return _end(run, settings, terminal, interrupts, reached)
+                        stack.enter_context(output.redirect_output(run.log))
+                    stack.enter_context(output.forward_warnings(lambda text: terminal.print(text, True)))
+                    stack.enter_context(terminal)
+                    last_update = Trainer(run, settings, terminal, interrupts, debug).train(done, max_failures)
+                return _finish_run(run, settings, terminal, interrupts, last_update)
         except KeyboardInterrupt:
             terminal.print(f"Aborted. {_how_to_resume(run)}", True)
             return interrupts.exit_code
 
 
-def _end(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, reached: int) -> int:
-    """Draws and sums up a run whose updates up to `reached` are saved, and uploads the last of it.
+def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, last_update: int) -> int:
+    """Plots and summarises a run that is saved up to `last_update`, and finishes its upload.
 
-    The first signal changes nothing: what is left takes seconds.
+    The first signal is ignored, because this takes only seconds.
 
     Returns:
-        What `train` does.
+        The exit code of `train_locked_run`.
     """
-    from launch.display.curves import draw
-    from launch.training.summary import summarise
+    from launch.display.curves import draw_curves
+    from launch.training.summary import print_summary
 
-    stopped = reached < settings.num_updates and interrupts.requested is not None
+    stopped = last_update < settings.num_updates and interrupts.requested is not None
     if stopped:
         terminal.print(f"Stopped. {_how_to_resume(run)}", True)
     else:
-        draw(run.updates(), settings, run.curves)
-        summarise(run, settings, terminal)
+        draw_curves(run.updates(), settings, run.curves)
+        print_summary(run, settings, terminal)
     run.finalize_upload()
     if stopped:
         return interrupts.exit_code
-    if reached < settings.num_updates:
-        terminal.print(f"Stopped after update {reached}, because a policy has collapsed (stop_on_collapse).", True)
+    if last_update < settings.num_updates:
+        terminal.print(f"Stopped after update {last_update} because a policy collapsed (stop_on_collapse).", True)
         return COLLAPSED
     return 0
 
 
 @contextlib.contextmanager
-def _failure_explained(run: Run) -> Iterator[None]:
-    """Uploads what a failed run has, and notes on its exception where everything is, and how to resume."""
+def _explain_failure(run: Run) -> Iterator[None]:
+    """Uploads a failed run, and adds notes to its exception: saved files and how to resume."""
     try:
         yield
     except Exception as error:
-        batch = _keep_batch(run, error)
+        batch = _save_rejected_batch(run, error)
         if not isinstance(error, StorageError) and (sync_error := run.sync_error()) is not None:
             error.add_note(sync_error)
         if batch is not None:
-            error.add_note(f"What it was to learn from is in {batch}, to be looked at by safetensors.torch.load_file.")
+            error.add_note(f"The rejected batch is saved in {batch}. Load it with safetensors.torch.load_file.")
         error.add_note(_how_to_resume(run))
         raise
 
 
 class Trainer:
-    """Trains an algorithm in a run's folder, through failures that may pass."""
+    """Trains an algorithm in a run's folder, with retries after retryable failures."""
 
     def __init__(self, run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, debug: bool) -> None:
         self.run = run
@@ -129,8 +132,8 @@ class Trainer:
         self.debug = debug
         self.trackers = Trackers([])
 
-    def work(self, done: int | None, max_failures: int) -> int:
-        """Trains, through failures that may pass; returns the number of updates that are done and saved."""
+    def train(self, done: int | None, max_failures: int) -> int:
+        """Trains with retries; returns the number of completed and saved updates."""
         failures = 0
         while True:
             try:
@@ -140,71 +143,71 @@ class Trainer:
                 if failures > max_failures or self.interrupts.requested is not None or not is_retryable(error):
                     raise
                 done = latest_valid_checkpoint(self.run, self._warn)
-                if done is None and not self.run.checkpoints.empty():  # all are damaged, and worth a look
+                if done is None and not self.run.checkpoints.empty():  # all are damaged: leave them for inspection
                     raise
                 message = (str(error).strip() or type(error).__name__).splitlines()[0]
-            start = "Starting anew." if done is None else f"Going on after update {done}."
-            self._warn(f"Failure {failures} of at most {max_failures}: {message} {start}")
+            restart = "Starting again from update 0." if done is None else f"Resuming after update {done}."
+            self._warn(f"Failure {failures} of at most {max_failures}: {message} {restart}")
             self.terminal.rewind(done or 0)
             self.run.cut_after(-1 if done is None else done)
             self.interrupts.training = False
-            gc.collect()  # the models of the attempt that failed, before those of the next one are loaded
+            gc.collect()  # free the models of the failed attempt before the next one loads them
 
     def _attempt(self, done: int | None, again: bool) -> int:
         self.terminal.stage("Starting Ray")
-        with contextlib.ExitStack() as ending:
-            # Machines that are lost may take as long to come back as runners may.
+        with contextlib.ExitStack() as stack:
+            # Lost machines get as much time to return as lost runners.
             patience = 2 * self.settings.generation_timeout if again else 0.0
-            ending.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
-            self.interrupts.install()  # Ray took SIGTERM
+            stack.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
+            self.interrupts.install()  # Ray replaced the SIGTERM handler
             self.terminal.stage("Loading the models")
-            with hangup_blocked():  # engines may have processes too
-                algo = self._build(fresh=done is None)
-            ending.push(partial(_stop_failed, algo))
+            with hangup_blocked():  # engines may start processes too
+                algo = self._build(is_new=done is None)
+            stack.push(partial(_stop_after_failure, algo))
             self.check_queries(algo.task)
             latest = self.run.checkpoints.latest()
             if done is not None and latest is not None:
                 algo.restore_from_path(str(latest[1].resolve()))
-            self.trackers = ending.enter_context(open_trackers(self.run.path, self.settings, after=done))
-            saving = ending.enter_context(CheckpointWriter(self.run, self.settings.keep_checkpoints, self._warn))
+            self.trackers = stack.enter_context(open_trackers(self.run.path, self.settings, after=done))
+            checkpoints = stack.enter_context(CheckpointWriter(self.run, self.settings.keep_checkpoints, self._warn))
             if done is None:
-                self._start(algo, saving)
-            self._loop(algo, saving)
+                self._evaluate_start(algo, checkpoints)
+            self._loop(algo, checkpoints)
             algo.stop()
             return algo.updates
 
-    def _build(self, fresh: bool) -> "Cory":
-        """Builds the algorithm; one that is not fresh gets its policies from a checkpoint of this run."""
+    def _build(self, is_new: bool) -> "Cory":
+        """Builds the algorithm; policies of a resumed run are restored from its checkpoint later."""
         from policies.cory import CoryConfig
 
-        start = starting_policies(self.settings) if fresh else None
+        start = starting_policies(self.settings) if is_new else None
         return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()
 
     def check_queries(self, task: Task) -> None:
-        """Refuses queries that changed after they were recorded: an attempt after a failure reads them again.
+        """Checks that queries, which are read again after a failure, are unchanged.
 
         Raises:
-            CommandError: they did.
+            CommandError: The queries changed.
         """
         sources = Sources.read(self.run.path)
         if sources is not None and sources.queries != queries_of(task):
             raise CommandError(
-                f"The data of task {task.name} changed while this run was training. Put them back, then resume it."
+                f"The data of task {task.name} changed during training. Restore the data, then resume the run."
             )
 
-    def _start(self, algo: "Cory", saving: CheckpointWriter) -> None:
-        """Evaluates and saves the untrained policies: what training is measured against, and a first way to resume."""
-        self.terminal.stage("Evaluating the start")
+    def _evaluate_start(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
+        """Evaluates and saves the untrained policies, as the baseline and the first checkpoint."""
+        self.terminal.stage("Evaluating the untrained policies")
         line = cast(Update, to_json({"update": 0, **algo.evaluator.held_out()}))
-        self._keep(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
+        self._record_samples(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
         self.terminal.update(line)
-        saving.begin(algo)
+        checkpoints.start(algo)
 
-    def _loop(self, algo: "Cory", saving: CheckpointWriter) -> None:
-        """Trains until all updates are done or the user asks to stop; either way the last update is saved.
+    def _loop(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
+        """Trains until all updates are done or the user stops the run; saves the last update in both cases.
 
-        An update's metrics are on the disk before its checkpoint is, so a resumed run never misses a line.
+        Metrics are written before the checkpoint of the same update, so a resumed run never misses a line.
         """
         settings = self.settings
         self.interrupts.training = True
@@ -220,23 +223,23 @@ class Trainer:
             samples = cast(list[Sample], to_json(result["samples"]))
             line = cast(Update, to_json({key: value for key, value in result.items() if key != "samples"}))
             if update % settings.samples_every == 0:
-                self._keep(update, samples, held_out=False)
+                self._record_samples(update, samples, held_out=False)
             if done:
-                self._keep(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
+                self._record_samples(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
                 if settings.test_queries is not None:
                     final.write(self.run.final, final.final_responses(algo, settings.test_queries))
             self._record(line)
             self.terminal.update(line)
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
-            better = "evaluation" in line and self.run.best_update() == update
-            if better or update % settings.checkpoint_every == 0:
-                saving.begin(algo)
-            saving.poll()
-        # Whatever ended the loop: a signal may have come after the look at the period, before the look at signals.
+            is_best = "evaluation" in line and self.run.best_update() == update
+            if is_best or update % settings.checkpoint_every == 0:
+                checkpoints.start(algo)
+            checkpoints.poll()
+        # A signal may have ended the loop between two periodic checkpoints.
         if not self.run.checkpoints.place(algo.updates).exists():
-            saving.begin(algo)
-        saving.finish()
+            checkpoints.start(algo)
+        checkpoints.finish()
 
     def _warn(self, text: str) -> None:
         self.terminal.print(text, True)
@@ -245,26 +248,26 @@ class Trainer:
         self.run.metrics.append(line)
         self.trackers.log(line["update"], figures_of(line))
 
-    def _keep(self, update: int, samples: Sequence[object], held_out: bool) -> None:
+    def _record_samples(self, update: int, samples: Sequence[object], held_out: bool) -> None:
         rows = cast(list[Sample], to_json(samples))
         for sample in rows:
             self.run.samples.append({"update": update, "held_out": held_out, **sample})
         self.trackers.show(update, rows, held_out)
 
 
-def _stop_failed(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
-    """Ends what an algorithm that failed has in this process and others, as far as it still can be ended."""
+def _stop_after_failure(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:
+    """Stops the processes of a failed algorithm, ignoring further errors."""
     if kind is not None and not issubclass(kind, KeyboardInterrupt):
         with contextlib.suppress(Exception):
             algo.stop()
 
 
-def _describe(settings: Settings, arrow: str) -> str:
-    """Returns what is trained on what, in two sentences."""
+def _run_description(settings: Settings, arrow: str) -> str:
+    """Describes the training in two sentences."""
     learners = f"{settings.algorithm}: one agent learns"
     if settings.num_agents > 1:
-        by = "" if settings.critic else f" by {settings.algorithm}"
-        learners = f"CORY{by}: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+        algorithm = "" if settings.critic else f" by {settings.algorithm}"
+        learners = f"CORY{algorithm}: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
     exchange = ""
     if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.policy_ids) > 1:
         exchange = f"; roles are exchanged every {settings.exchange_period}"
@@ -280,8 +283,8 @@ def _describe(settings: Settings, arrow: str) -> str:
     )
 
 
-def _keep_batch(run: Run, error: Exception) -> Path | None:
-    """Saves the batch of an update that was refused, and returns the file."""
+def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
+    """Saves the batch of an update that was rejected for a non-finite gradient, and returns the file."""
     from safetensors.torch import save_file
 
     from policies.learning.rows import NonFiniteUpdate
@@ -289,17 +292,17 @@ def _keep_batch(run: Run, error: Exception) -> Path | None:
     if not isinstance(error, NonFiniteUpdate):
         return None
     file = run.path / REFUSED.format(error.update, error.name)
-    beside = file.with_name(f".{file.name}.new")
-    save_file({name: column.contiguous() for name, column in error.rows.items()}, beside)
-    beside.replace(file)
+    temporary = file.with_name(f".{file.name}.new")
+    save_file({name: column.contiguous() for name, column in error.rows.items()}, temporary)
+    temporary.replace(file)
     return file
 
 
 def _how_to_resume(run: Run) -> str:
     if not run.path.exists():
-        moved = "Go on with it by `cory train --resume` and the path that its folder has now."
-        return moved if run.storage is None else f"All of the run is in {run.place}."
+        moved = "Its folder was moved. Resume with `cory train --resume` and the new path."
+        return moved if run.storage is None else f"The whole run is in {run.place}."
     latest = run.checkpoints.latest()
     if latest is None:
-        return "Nothing was saved yet."
-    return f"Update {latest[0]} is saved. Go on with:\n  {run.resume_command()}"
+        return "No checkpoint was saved."
+    return f"Update {latest[0]} is saved. Resume with:\n  {run.resume_command()}"

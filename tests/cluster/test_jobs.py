@@ -150,13 +150,13 @@ def test_a_stopped_job_is_saved_and_resumed_by_the_same_command(head: Head, proj
     remaining = stopped_at(job, "1/100", head, project)
     run = Run.open(storage / "run")
     last_update = run.checkpoints.updates()[-1]
-    assert f"Update {last_update} is saved. Go on with:\n  cory train --resume file://{storage}/run" in remaining
+    assert f"Update {last_update} is saved. Resume with:\n  cory train --resume file://{storage}/run" in remaining
     assert 0 < last_update < 100 and run.updates()[-1]["update"] == last_update
 
     job = head.cory(*words, f"num_updates={last_update + 1}", cwd=project)
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
-    assert f"going on after update {last_update}" in output
+    assert f"resuming after update {last_update}" in output
     assert [line["update"] for line in run.updates()] == list(range(last_update + 2))
     assert run.checkpoints.updates()[-1] == last_update + 1
 

@@ -38,6 +38,6 @@ def test_losing_a_learner_loses_no_update(
         process.kill()
     assert process.returncode == 0, run.output_text
     assert "Failure 1 of at most 1: " in run.output_text and message in run.output_text
-    assert "Going on after update 4." in run.output_text
+    assert "Resuming after update 4." in run.output_text
     assert_as_undisturbed(run, 1e-5 if learners == SINGLE else 1e-3)
     assert not named(LEARNER)

@@ -73,7 +73,7 @@ def test_losing_a_cluster_loses_no_update_if_a_new_one_resumes_from_storage(ray_
         process.kill()
         nodes.close()
     assert process.returncode == 0, run.output_text
-    assert "(going on after update 4)" in run.output_text
+    assert "(resuming after update 4)" in run.output_text
     assert not list((cache / "cory-rllib" / "runs").iterdir())
     assert_as_undisturbed(run)
 

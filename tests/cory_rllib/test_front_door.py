@@ -65,8 +65,8 @@ def test_invalid_names_and_values_have_clear_messages() -> None:
     ("options", "message"),
     [
         ({"out": "s3://bucket/figures"}, "s3://bucket/figures is a URI, but the evaluation requires a local folder"),
-        ({"queries": 0}, "queries=0 is not above 0."),
-        ({"samples": -1}, "samples=-1 is not above 0."),
+        ({"queries": 0}, "queries=0 must be at least 1."),
+        ({"samples": -1}, "samples=-1 must be at least 1."),
     ],
 )
 def test_an_evaluation_with_invalid_options_raises_and_leaves_no_files(

@@ -98,4 +98,4 @@ except Exception as error:
     warning, backend, error = run(unpacked, "-c", code).splitlines()
     assert "WARNING:policies.generation.installed:vLLM is not installed, so backend=transformers" in warning
     assert backend == "transformers"
-    assert error.startswith("backend=vllm needs the package vllm, which is not installed.")
+    assert error.startswith("backend=vllm requires the package vllm, which is not installed.")

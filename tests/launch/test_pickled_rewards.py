@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands.report import report
-from launch.commands.train import _same
+from launch.commands.train import _merge_resumable
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import Plan
 from launch.experiments.search import Search, check_same
@@ -63,9 +63,9 @@ def test_model_cards_reports_and_comparisons_contain_only_the_function_s_name(
 
 def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"holds a run with reward=near, and that cannot change"):
-        _same(runs[0], settings(5))
+        _merge_resumable(runs[0], settings(5))
     with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):
-        _same(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
+        _merge_resumable(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
     stored, requested = (
         Search(pin_objective(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
         for length in (4, 5)

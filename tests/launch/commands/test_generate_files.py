@@ -101,7 +101,7 @@ def test_an_interrupted_job_resumes_and_a_different_job_starts_from_scratch(
 
     monkeypatch.setattr(TrainedChain, "answer_all", interrupted_answer_all)
     assert generate(policies_run, source, out, "--roles", "llm_1") == 130
-    assert f"1 of 2 batches are kept in {part}; the same command continues." in capsys.readouterr().err
+    assert f"1 of 2 batches are saved in {part}. Repeat the command to continue." in capsys.readouterr().err
     assert part.exists() and not out.exists()
     with part.open("a") as file:
         file.write('{"batch": 1, "ro')

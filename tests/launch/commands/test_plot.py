@@ -28,7 +28,7 @@ def test_a_run_in_its_first_updates_and_with_missing_figures_is_drawn(tmp_path: 
     assert (tmp_path / "elsewhere.pdf").stat().st_size > 1000
 
 
-def test_plot_says_where_the_curves_are(cory_here: Cory, tmp_path: Path) -> None:
+def test_plot_prints_the_path_of_the_image(cory_here: Cory, tmp_path: Path) -> None:
     record(tmp_path / "run", Settings())
     result = cory_here("plot", "run")
     assert (result.returncode, result.stdout) == (0, "run/curves.png\n")
@@ -37,23 +37,23 @@ def test_plot_says_where_the_curves_are(cory_here: Cory, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("curves.foo", "curves.foo names no picture. End it in one of ."),
-        ("run", "run names no picture."),
-        ("taken/curves.png", "The folder taken cannot be created: File exists."),
+        ("curves.foo", "curves.foo is not an image file. Use one of the suffixes ."),
+        ("run", "run is not an image file."),
+        ("occupied/curves.png", "The folder occupied cannot be created: File exists."),
         ("s3://bucket/curves.png", "s3://bucket/curves.png is a URI, but must be a path"),
     ],
 )
-def test_a_place_where_nothing_can_be_drawn_is_refused(
+def test_an_invalid_image_path_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str, message: str
 ) -> None:
     record(tmp_path / "run", Settings())
-    (tmp_path / "taken").touch()
+    (tmp_path / "occupied").touch()
     monkeypatch.chdir(tmp_path)
     assert main(["plot", "run", "--out", out]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_folder_of_a_picture_is_made_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_the_folder_of_the_image_is_created_without_temporary_files(tmp_path: Path) -> None:
     record(tmp_path / "run", Settings())
     assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path / "new" / "curves.svg")]) == 0
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["curves.svg"]
@@ -65,39 +65,41 @@ def test_a_run_without_metrics_cannot_be_drawn(cory_here: Cory, tmp_path: Path) 
     assert result.returncode == 2 and "no metrics yet" in result.stderr
 
 
-def test_curves_are_rows_of_numbers_that_are_those_of_the_metrics(cory_here: Cory, tmp_path: Path) -> None:
-    one = record(tmp_path / "a" / "run", Settings(num_updates=12))
+def test_the_csv_contains_every_metric_once_in_long_format(cory_here: Cory, tmp_path: Path) -> None:
+    run = record(tmp_path / "a" / "run", Settings(num_updates=12))
     record(tmp_path / "b" / "run", Settings(num_updates=12, num_agents=1), updates=range(2))
-    last = {**one.updates()[12], "update": 13, "last_response": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
-    one.metrics.append(last)
+    last = {**run.updates()[12], "update": 13, "last_response": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
+    run.metrics.append(last)
     assert cory_here("plot", "a/run", "b/run", "--csv", "new/curves.csv").stdout == "new/curves.csv\n"
     text = (tmp_path / "new" / "curves.csv").read_text()
     assert cory_here("plot", "a/run", "b/run", "--csv", "-").stdout == text
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert list(rows[0]) == ["run", "update", "of", "policy", "measure", "value"]
-    found = {tuple(row.values())[:5]: float(row["value"]) for row in rows}
-    assert len(found) == len(rows)  # a number stands once
-    for line in one.updates():
-        for of, group in (("training", line.get("policy", {})), ("held_out", line.get("evaluation", {}))):
+    assert list(rows[0]) == ["run", "update", "split", "policy", "role", "metric", "value"]
+    values = {tuple(row.values())[:6]: float(row["value"]) for row in rows}
+    assert len(values) == len(rows)  # no duplicates
+    for line in run.updates():
+        for split, group in (("train", line.get("policy", {})), ("validation", line.get("evaluation", {}))):
             for policy, figures in group.items():
-                for measure, value in figures.items():
-                    assert found["a/run", str(line["update"]), of, policy, measure] == value
-    assert found["a/run", "13", "last_response", "", "kl"] == 0.5
-    assert found["a/run", "5", "run", "", "exchanged"] == 1 and found["a/run", "5", "run", "", "seconds/total"] == 2
-    assert ("a/run", "13", "training", "pioneer", "task_reward") not in found
-    assert {name for name, *_ in found} == {"a/run", "b/run"}
+                for metric, value in figures.items():
+                    assert values["a/run", str(line["update"]), split, policy, "", metric] == value
+    assert values["a/run", "13", "validation", "", "last answer", "kl"] == 0.5
+    assert values["a/run", "5", "run", "", "", "exchanged"] == 1
+    assert values["a/run", "5", "run", "", "", "seconds/total"] == 2
+    assert ("a/run", "13", "train", "", "pioneer", "task_reward") not in values
+    assert ("a/run", "5", "train", "", "pioneer", "task_reward") in values
+    assert {name for name, *_ in values} == {"a/run", "b/run"}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--csv", "c.csv", "--out", "c.png"], "name one of them"),
-        (["run", "other", "--out", "c.png"], "--out c.png is one picture, for one run."),
-        (["run", "--csv", "run"], "run is a folder: name a file with --csv."),
+        (["run", "--csv", "c.csv", "--out", "c.png"], "--out conflicts with --csv."),
+        (["run", "other", "--out", "c.png"], "--out c.png is for a single run."),
+        (["run", "--csv", "run"], "run is a folder. Name a file with --csv."),
         (["run", "other", "--csv", "c.csv"], "other is not a run's folder"),
     ],
 )
-def test_what_cannot_be_written_leaves_nothing(cory_here: Cory, tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_arguments_leave_no_files(cory_here: Cory, tmp_path: Path, words: list[str], message: str) -> None:
     record(tmp_path / "run", Settings())
     result = cory_here("plot", *words)
     assert result.returncode == 2 and message in result.stderr

@@ -1,4 +1,4 @@
-"""`cory report` on the results of a study, whose figures the test chooses."""
+"""`cory report` on the results of a study with known metrics."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from launch.commands.report import report
 from launch.experiments.results import result_file
 from launch.main import main
 from launch.report import tables
-from launch.report.plots import comparisons, health, pareto, side_by_side
-from launch.report.runs import arms_of, read
+from launch.report.plots import ablation_plots, comparison_plots, health_plots, pareto_plots
+from launch.report.runs import group_arms, read_runs
 from tests.launch.conftest import record
 from tests.launch.results_of_studies import figures, keep, study_run
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three arms over three seeds, one run of which diverged, and one of which repeats itself."""
+    """Three arms over three seeds; one run diverged, and one repeats itself."""
     folder = tmp_path_factory.mktemp("study")
     for seed in range(3):
         good, bad = figures(1.0 + seed, 2.0), figures(1.0 + seed, 4.0)
@@ -35,8 +35,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_arms_are_those_of_the_study_with_its_labels(study: Path) -> None:
-    arms = arms_of(read([study]))
+def test_arms_have_the_labels_of_the_study(study: Path) -> None:
+    arms = group_arms(read_runs([study]))
     assert [(arm.label, [run.name for run in arm.runs]) for arm in arms] == [
         ("CORY <1>", ["cory/0", "cory/1", "cory/2"]),
         ("PPO", ["ppo/0", "ppo/1", "ppo/2"]),
@@ -44,36 +44,36 @@ def test_arms_are_those_of_the_study_with_its_labels(study: Path) -> None:
     ]
 
 
-def test_figures_are_those_of_the_last_evaluation(study: Path) -> None:
-    cory, ppo, eta = tables.arm_rows(arms_of(read([study])))
-    # Means 2, 3 and 1.7 over seeds whose task rewards are 1, 2, 3: deviation 1; t of 2 degrees of freedom is 4.303.
+def test_metrics_are_from_the_last_evaluation(study: Path) -> None:
+    cory, ppo, eta = tables.arm_rows(group_arms(read_runs([study])))
+    # Means 2, 3 and 1.7; the task rewards 1, 2, 3 have deviation 1; t of 2 degrees of freedom is 4.303.
     assert cory["figures"][0] == ("+2.00", "-0.48\u00a0… +4.48")
-    assert [found.text for found in cory["figures"]] == ["+2.00", "3.00", "+1.70"]
+    assert [cell.text for cell in cory["figures"]] == ["+2.00", "3.00", "+1.70"]
     assert (cory["collapsed"], ppo["collapsed"], eta["collapsed"]) == (0, 1, 1)
     assert eta["figures"][0].text == "+1.50" and eta["figures"][0].small.endswith(", 2 of 3")  # one diverged
-    assert cory["more"][1].text == "-"  # its last answers were not kept
-    assert cory["more"][2].text == "-"  # nor was the influence measured
+    assert cory["more"][1].text == "-"  # the chain's last responses were not recorded
+    assert cory["more"][2].text == "-"  # influence was not measured
     assert cory["more"][4].text == "0.2"  # 10 s of updates
 
 
-def test_differences_are_of_runs_with_the_same_seed(study: Path) -> None:
-    ppo, eta = tables.difference_rows(arms_of(read([study])))
+def test_differences_are_paired_by_seed(study: Path) -> None:
+    ppo, eta = tables.difference_rows(group_arms(read_runs([study])))
     assert (ppo["label"], ppo["against"], ppo["seeds"]) == ("PPO", "CORY <1>", 3)
     assert ppo["figures"][0] == ("-0.50", "-0.50\u00a0… -0.50, p\u00a00.25")
-    assert [found.text for found in eta["figures"]] == ["+0.00", "-1.00", "+0.10"] and eta["seeds"] == 2
+    assert [cell.text for cell in eta["figures"]] == ["+0.00", "-1.00", "+0.10"] and eta["seeds"] == 2
 
 
-def test_runs_of_one_arm_that_differ_are_not_thrown_together(study: Path, tmp_path: Path) -> None:
+def test_runs_of_the_same_arm_with_different_settings_are_separate_arms(study: Path, tmp_path: Path) -> None:
     keep(tmp_path, study_run("cory", 7, figures(1.0, 2.0), figures(1.0, 2.0), lr=1.0))
-    arms = arms_of(read([study, tmp_path]))
+    arms = group_arms(read_runs([study, tmp_path]))
     assert [(arm.label, len(arm.runs)) for arm in arms if "CORY <1>" in arm.label or arm.label.startswith("cory")] == [
         ("CORY <1>", 3),
         ("cory", 1),
     ]
-    assert [len(arm.runs) for arm in arms_of(read([study, study]))] == [3, 3, 3]
+    assert [len(arm.runs) for arm in group_arms(read_runs([study, study]))] == [3, 3, 3]
 
 
-def test_the_page_has_what_went_wrong(study: Path, tmp_path: Path) -> None:
+def test_the_page_shows_divergence_and_collapse(study: Path, tmp_path: Path) -> None:
     report([str(study)], tmp_path / "study.html")
     html = (tmp_path / "study.html").read_text(encoding="utf-8")
     for text in (
@@ -87,66 +87,66 @@ def test_the_page_has_what_went_wrong(study: Path, tmp_path: Path) -> None:
     assert "<1>" not in html
 
 
-def test_the_pareto_plane_has_each_arm_with_its_interval(study: Path) -> None:
-    (plot,) = pareto(arms_of(read([study])))
-    assert plot.panels[0].says == "CORY <1>: 2.00 at KL 3.00; PPO: 1.50 at KL 8.00; CORY η: 1.50 at KL 2.00"
+def test_the_pareto_plot_shows_each_arm_with_its_interval(study: Path) -> None:
+    (plot,) = pareto_plots(group_arms(read_runs([study])))
+    assert plot.panels[0].alt == "CORY <1>: 2.00 at KL 3.00; PPO: 1.50 at KL 8.00; CORY η: 1.50 at KL 2.00"
     assert [key.label for key in plot.legend] == ["CORY <1>", "PPO", "CORY η"] and "95 % interval" in plot.note
     panel = Figure().subplots()
     plot.panels[0].draw(panel)
-    vertical = panel.lines[2].get_ydata()  # after the runs and the interval of the KL
+    vertical = panel.lines[2].get_ydata()  # the lines before it are the runs and the KL interval
     assert list(np.asarray(vertical)) == pytest.approx([2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5], abs=1e-3)
 
 
-def test_each_tier_has_an_axis_of_its_own(study: Path, tmp_path: Path) -> None:
-    (plot,) = side_by_side(arms_of(read([study])))
-    assert plot.name == "ablation" and plot.panels[0].says == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
-    for place, tier in enumerate((1, 1, 2)):
-        run = study_run(f"arm-{place}", 0, *[figures(place, 0.0)] * 2, arm_index=place)
-        keep(tmp_path, run._replace(tier=tier, label=f"arm {place}"))
-    plots = side_by_side(arms_of(read([tmp_path])))
+def test_each_tier_has_its_own_plot(study: Path, tmp_path: Path) -> None:
+    (plot,) = ablation_plots(group_arms(read_runs([study])))
+    assert plot.name == "ablation" and plot.panels[0].alt == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
+    for index, tier in enumerate((1, 1, 2)):
+        run = study_run(f"arm-{index}", 0, *[figures(index, 0.0)] * 2, arm_index=index)
+        keep(tmp_path, run._replace(tier=tier, label=f"arm {index}"))
+    plots = ablation_plots(group_arms(read_runs([tmp_path])))
     assert [(plot.name, plot.title) for plot in plots] == [
         ("ablation", "Final combined reward"),
         ("ablation-tier-2", "Final combined reward, tier 2"),
     ]
-    assert [plot.panels[0].says for plot in plots] == ["arm 0: 0.00; arm 1: 1.00", "arm 2: 2.00"]
+    assert [plot.panels[0].alt for plot in plots] == ["arm 0: 0.00; arm 1: 1.00", "arm 2: 2.00"]
 
 
-def test_many_arms_are_dealt_out_to_several_plots_and_those_without_evaluations_left_out(tmp_path: Path) -> None:
-    for place in range(8):
-        run = study_run(f"arm-{place}", 0, figures(1.0, 1.0), arm_index=place)
-        keep(tmp_path, run._replace(metrics=run.metrics if place else []))
-    drawn = comparisons(arms_of(read([tmp_path])))
-    assert [[key.label for key in plot.legend] for plot in drawn] == [
+def test_many_arms_are_split_into_several_plots_without_unevaluated_arms(tmp_path: Path) -> None:
+    for index in range(8):
+        run = study_run(f"arm-{index}", 0, figures(1.0, 1.0), arm_index=index)
+        keep(tmp_path, run._replace(metrics=run.metrics if index else []))
+    plots = comparison_plots(group_arms(read_runs([tmp_path])))
+    assert [[key.label for key in plot.legend] for plot in plots] == [
         ["arm-1", "arm-2", "arm-3", "arm-4"],
         ["arm-5", "arm-6", "arm-7"],
     ]
-    assert drawn[0].panels[0].says.startswith("Task reward. arm-1 ends at 1.00; arm-2")
+    assert plots[0].panels[0].alt.startswith("Task reward. arm-1 ends at 1.00; arm-2")
 
 
-def test_every_arm_has_its_interval_in_the_curves_and_where_none_is_drawn_none_is_promised(tmp_path: Path) -> None:
-    for place in range(6):
+def test_curves_show_every_arms_interval_and_mention_it_only_if_drawn(tmp_path: Path) -> None:
+    for index in range(6):
         for seed in range(3):
             keep(
                 tmp_path,
-                study_run(f"arm-{place}", seed, figures(1.0, 1.0), arm_index=place, training=(0.0, float(seed))),
+                study_run(f"arm-{index}", seed, figures(1.0, 1.0), arm_index=index, training=(0.0, float(seed))),
             )
-    arms = arms_of(read([tmp_path]))
-    (plot,) = comparisons(arms)
+    arms = group_arms(read_runs([tmp_path]))
+    (plot,) = comparison_plots(arms)
     assert "held-out queries" in plot.note and "95 % interval" in plot.note
     panel = Figure().subplots()
     plot.panels[0].draw(panel)
-    bars = [each for each in panel.collections if isinstance(each, LineCollection)]
-    assert len(bars) == 6 and len({bar.get_segments()[0][0][0] for bar in bars}) == 6  # none hides another
+    bars = [artist for artist in panel.collections if isinstance(artist, LineCollection)]
+    assert len(bars) == 6 and len({bar.get_segments()[0][0][0] for bar in bars}) == 6  # none overlap
     keep(tmp_path / "few", study_run("arm", 0, figures(1.0, 1.0)), study_run("arm", 1, figures(1.0, 1.0)))
-    assert "interval" not in comparisons(arms_of(read([tmp_path / "few"])))[0].note  # of two seeds
+    assert "interval" not in comparison_plots(group_arms(read_runs([tmp_path / "few"])))[0].note  # only two seeds
 
 
-def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
+def test_signs_of_collapse_are_plotted_with_their_limits(tmp_path: Path) -> None:
     run = study_run("ppo", 0, figures(1.0, 1.0), training=(0.0,))
     run.metrics[0]["policy"]["llm_1"] |= {"kl": 6.0, "response_length": 4.0}
     keep(tmp_path, run)
-    (plot,) = health(arms_of(read([tmp_path])))
-    assert [panel.says.partition(". ")[2] for panel in plot.panels] == [
+    (plot,) = health_plots(group_arms(read_runs([tmp_path])))
+    assert [panel.alt.partition(". ")[2] for panel in plot.panels] == [
         "ppo ends at nan",
         "ppo ends at nan",
         "ppo ends at 1.50",
@@ -157,15 +157,15 @@ def test_what_collapse_shows_in_is_drawn_with_its_limit(tmp_path: Path) -> None:
     assert panel.lines[0].get_ydata() == [2.0, 2.0]  # max_token_kl
 
 
-def test_studies_and_runs_stand_side_by_side(study: Path, tmp_path: Path) -> None:
-    run = record(tmp_path / "own", study_run("", 0, figures(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3}))
-    arms = arms_of(read([study, run.path]))
-    assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO (own)"]
-    (plot,) = comparisons(arms)
+def test_studies_and_runs_can_be_combined(study: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "run", study_run("", 0, figures(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3}))
+    arms = group_arms(read_runs([study, run.path]))
+    assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO (run)"]
+    (plot,) = comparison_plots(arms)
     assert [key.label for key in plot.legend] == [arm.label for arm in arms]
 
 
-def test_a_damaged_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_result_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = result_file(tmp_path, "cory", 0)
     file.parent.mkdir(parents=True)
     file.write_text("{")

@@ -1,4 +1,4 @@
-"""A run that resumes, answers or is evaluated elsewhere, or after what it is made from has changed. No training."""
+"""Resuming, evaluating or using a run in another folder, or after its sources changed. No training."""
 
 import json
 import os
@@ -48,11 +48,11 @@ def write_rows(file: Path, rows: list[dict[str, str]]) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, small_model: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The present folder, with a run that did 4 updates of data, with a reward and a model, that lie beside it."""
+    """The current folder, with data, reward and model, and a run of 4 updates that uses them."""
     project = tmp_path / "project"
     project.mkdir()
     monkeypatch.chdir(project)
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # commands may add to them
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # commands may extend it
     monkeypatch.setattr(sys, "path", [*sys.path])
     write_rows(project / "q.jsonl", ROWS)
     Path("kind_words.py").write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
@@ -67,14 +67,14 @@ def project(tmp_path: Path, small_model: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another folder, which is the present one."""
+    """Another folder, which is the current one."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     return tmp_path / "elsewhere"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """The exit code of `cory train`, and what it prints. A run that is done ends without training."""
+def run_train(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Returns the exit code and output of `cory train`, which does not train a run that is done."""
     code = main(["train", *words])
     output = capsys.readouterr()
     return code, output.err + output.out
@@ -83,103 +83,101 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "words", [("--resume", "run"), ("-c", "same.yaml", "--out", "run", "--continue", "num_updates=5")]
 )
-def test_a_resume_with_other_queries_is_refused_and_the_run_stays_as_it_is(
+def test_a_resume_with_changed_queries_is_rejected_and_the_run_unchanged(
     project: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("same.yaml").write_text(as_yaml(make_settings(VALUES)))
     write_rows(project / "q.jsonl", [{**ROWS[0], "query": "Another book was"}, *ROWS[1:]])
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
-    code, text = said(capsys, *words)
+    code, text = run_train(capsys, *words)
     assert code == 2 and text == (
-        "Error: run cannot resume as it was. q.jsonl has changed since training started: its training queries differ "
-        "(18 now, 18 then). Put that back, or resume with --allow-changes.\n"
+        "Error: run cannot resume unchanged. q.jsonl has changed since training started: its training queries differ "
+        "(18 now, 18 then). Undo this change, or resume with --allow-changes.\n"
     )
     assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
 
 
-def test_a_resume_goes_on_with_other_queries_if_it_may_and_says_what_no_longer_compares(
+def test_allow_changes_resumes_with_changed_queries_and_warns(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rows(project / "q.jsonl", [*ROWS[:18], {**ROWS[18], "want": "bad"}, {**ROWS[19], "want": "bad"}])
-    code, text = said(capsys, "--resume", "run", "--allow-changes")
+    code, text = run_train(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "run is done" in text
-    assert "its test queries differ (1 now, 1 then). The held-out figures up to update 4 do not compare" in text
-    assert "its training queries differ (18 now, 18 then). The training figures up to update 4 do not" in text
+    assert "its test queries differ (1 now, 1 then). The held-out figures up to update 4 are not comparable" in text
+    assert "its training queries differ (18 now, 18 then). The training figures up to update 4 are not" in text
 
 
-def test_a_reward_may_be_corrected_between_two_resumes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_may_change_between_resumes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("kind_words.py").write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
-    code, text = said(capsys, "--resume", "run")
-    assert code == 0 and "Warning: The code of kind_words:score has changed. The figures up to update 4 do not" in text
+    code, text = run_train(capsys, "--resume", "run")
+    assert code == 0 and "Warning: The code of kind_words:score has changed. The figures up to update 4 are not" in text
 
 
-def test_a_run_without_its_record_resumes_only_if_that_is_allowed(
+def test_a_run_without_recorded_sources_requires_allow_changes(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "run" / "sources.json").unlink()
-    code, text = said(capsys, "--resume", "run")
-    assert code == 2 and "Error: run has no sources.json, so nothing tells whether its data" in text
-    code, text = said(capsys, "--resume", "run", "--allow-changes")
+    code, text = run_train(capsys, "--resume", "run")
+    assert code == 2 and "Error: run has no sources.json, so its data and model cannot be checked" in text
+    code, text = run_train(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "is done" in text
 
 
-def test_a_resume_in_another_folder_finds_data_model_and_reward_where_they_were(
+def test_a_resume_in_another_folder_finds_data_model_and_reward(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, text = said(capsys, "--resume", "../project/run")
+    code, text = run_train(capsys, "--resume", "../project/run")
     assert code == 0 and "Warning" not in text
 
 
-def test_data_and_model_may_be_elsewhere_if_they_are_the_same(
+def test_data_and_model_may_be_moved_if_unchanged(
     project: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.move(project / "q.jsonl", elsewhere / "moved.jsonl")
-    code, text = said(capsys, "--resume", "../project/run")
+    code, text = run_train(capsys, "--resume", "../project/run")
     assert code == 2 and text == (
         f"Error: data=q.jsonl: q.jsonl was found neither in {elsewhere} nor in {project}, where the run had it. "
         "Restore it, or set data=PATH.\n"
     )
-    code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl")
+    code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl")
     assert code == 0 and "Warning" not in text
     shutil.move(project / "m", elsewhere / "other")
-    code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
+    code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
     assert code == 0 and "Warning" not in text
     write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
-    code, text = said(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
+    code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
     assert code == 2 and "moved.jsonl has changed since training started: its training queries differ" in text
 
 
-def test_a_file_of_the_same_name_in_another_folder_is_not_taken_for_the_run_s(
+def test_a_different_file_of_the_same_name_is_rejected(
     elsewhere: Path, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rows(elsewhere / "q.jsonl", ROWS[::-1])
-    code, text = said(capsys, "--resume", "../project/run")
-    assert (
-        code == 2 and f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
-    )
+    code, text = run_train(capsys, "--resume", "../project/run")
+    assert code == 2 and f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
 
 
-def test_changes_are_allowed_in_a_run_that_resumes_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "imdb-tiny", "--allow-changes") == (
+def test_allow_changes_requires_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_train(capsys, "imdb-tiny", "--allow-changes") == (
         2,
         "Error: --allow-changes requires --resume or --continue.\n",
     )
 
 
-def test_a_chain_answers_in_another_folder_and_without_data_and_reward(elsewhere: Path, project: Path) -> None:
-    def answers() -> object:
+def test_a_chain_generates_in_another_folder_without_data_and_reward(elsewhere: Path, project: Path) -> None:
+    def generate() -> object:
         trained = open_trained("../project/run")
         assert trained.changes() == []
         return TrainedChain(trained, trained.policy_ids, 1.0, 0).answer(0, "The film")["responses"]
 
-    before = answers()
+    before = generate()
     for name in ("q.jsonl", "kind_words.py"):
         (project / name).unlink()
-    assert answers() == before
-    chain_of(open_trained("../project/run"), ["llm_1"])  # as `cory serve` asks for each policy
+    assert generate() == before
+    chain_of(open_trained("../project/run"), ["llm_1"])  # as `cory serve` does for each policy
 
 
-def test_a_task_of_the_user_s_own_prompts_as_it_did_in_another_folder_and_without_data(
+def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
     elsewhere: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "loud_task.py").write_text(
@@ -194,16 +192,16 @@ def test_a_task_of_the_user_s_own_prompts_as_it_did_in_another_folder_and_withou
     settings = make_settings({**VALUES, "task": "loud_task:make", "reward": None, "validation": False})
     run = Run(project / "run")
     run.write_settings(settings, "cory train")
-    with monkeypatch.context() as there:
-        there.chdir(project)
+    with monkeypatch.context() as context:
+        context.chdir(project)
         sources_of(settings, *load_task(settings)).write(run.path)
-        there.delitem(sys.modules, "loud_task")
+        context.delitem(sys.modules, "loud_task")
     (project / "q.jsonl").unlink()
     chain = chain_of(open_trained("../project/run"), ["llm_1"])
     assert chain.task.prompt(Query(0, "quiet")) == "QUIET"
 
 
-def test_without_its_model_a_run_says_where_it_was(elsewhere: Path, project: Path) -> None:
+def test_the_error_about_a_missing_model_names_its_old_location(elsewhere: Path, project: Path) -> None:
     shutil.move(project / "m", elsewhere / "n")
     with pytest.raises(
         CommandError, match=rf"model=m: m was found neither in {elsewhere} nor in {project}, where .* in its folder"
@@ -213,21 +211,21 @@ def test_without_its_model_a_run_says_where_it_was(elsewhere: Path, project: Pat
     assert open_trained("../project/run").changes() == []
 
 
-def test_another_model_tokenizer_or_template_is_told_of_by_who_answers_and_exports(project: Path) -> None:
+def test_a_changed_model_is_reported_when_a_run_is_used(project: Path) -> None:
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
     trained = open_trained("run")
     assert trained.changes() == ["The model m has changed since training started."]
 
 
-def test_an_export_and_its_card_need_neither_data_nor_the_folder(elsewhere: Path, project: Path) -> None:
+def test_an_export_needs_no_data_and_works_in_another_folder(elsewhere: Path, project: Path) -> None:
     (project / "q.jsonl").unlink()
     trained = open_trained("../project/run")
     write_export(trained, "llm_1", elsewhere / "exported", "fp32", merge=False)
     assert "Reference: {reference}" in (elsewhere / "exported" / "README.md").read_text()
 
 
-def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, project: Path) -> None:
+def test_an_evaluation_in_another_folder_finds_the_runs_data(elsewhere: Path, project: Path) -> None:
     run = Run.open(Path("../project/run"))
 
     def settings(*words: str) -> object:
@@ -240,7 +238,7 @@ def test_an_evaluation_in_another_folder_is_the_same_one(elsewhere: Path, projec
     assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
 
 
-def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_trained_on(project: Path) -> None:
+def test_an_evaluation_of_changed_data_warns_about_possible_training_queries(project: Path) -> None:
     run = Run.open(Path("run"))
     write_rows(project / "q.jsonl", ROWS[1:] + ROWS[:1])
     settings = located_settings(run)
@@ -248,14 +246,14 @@ def test_an_evaluation_of_changed_data_says_that_it_may_be_of_queries_that_were_
     now = sources_of(settings, task, tokenizers)
     texts = changes_since(run, settings, task, now)
     assert texts[0] == (
-        "q.jsonl has changed since training started: its training queries differ (18 now, 18 then). So queries that "
-        "are asked may have been trained on."
+        "q.jsonl has changed since training started: its training queries differ (18 now, 18 then). Evaluated "
+        "queries may have been used in training."
     )
     other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})
-    assert changes_since(run, other, task, now) == []  # as was asked for
+    assert changes_since(run, other, task, now) == []  # other data was requested
 
 
-def test_what_a_run_in_storage_is_made_from_is_there_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sources_of_a_run_in_storage_are_stored_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(project / "cache"))
     run = Run.create(f"file://{project}/stored")
     run.write_settings(make_settings(VALUES), "cory train")
@@ -267,17 +265,15 @@ def test_what_a_run_in_storage_is_made_from_is_there_too(project: Path, monkeypa
     run.unlock()
     monkeypatch.setenv("XDG_CACHE_HOME", str(project / "another_machine"))
     assert Sources.read(read_run(f"file://{project}/stored").path) == sources
-    taken = Run.open(f"file://{project}/stored")
-    assert Sources.read(taken.path) == sources
-    taken.unlock()
+    reopened = Run.open(f"file://{project}/stored")
+    assert Sources.read(reopened.path) == sources
+    reopened.unlock()
 
 
-def test_data_that_change_while_a_run_trains_end_it_when_an_attempt_after_a_failure_reads_them(project: Path) -> None:
+def test_data_changed_during_training_is_rejected_after_a_failure(project: Path) -> None:
     run, settings = Run.open(Path("run")), make_settings(VALUES)
-    attempt = Trainer(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
-    attempt.check_queries(settings.make_task())
+    trainer = Trainer(run, settings, Terminal(settings, sys.stdout), Interrupts(lambda: None), debug=False)
+    trainer.check_queries(settings.make_task())
     write_rows(project / "q.jsonl", ROWS[::-1])
-    with pytest.raises(
-        CommandError, match=r"The data of task custom changed while this run was training\. Put them back"
-    ):
-        attempt.check_queries(settings.make_task())
+    with pytest.raises(CommandError, match=r"The data of task custom changed during training\. Restore the data"):
+        trainer.check_queries(settings.make_task())

@@ -1,4 +1,4 @@
-"""`cory watch` on recorded runs: what it shows, when it ends, and how."""
+"""`cory watch` on recorded runs: output, end and exit codes."""
 
 import re
 import signal
@@ -18,7 +18,7 @@ def rows(output: str) -> list[str]:
     return re.findall(r"^ *(\d+)/12 +llm", output, re.MULTILINE)
 
 
-def test_a_finished_run_is_shown_whole_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_prints_a_finished_run_and_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path / "run", SETTINGS).unlock()
     assert watch(str(tmp_path / "run")) == 0
     output = capsys.readouterr().out
@@ -27,7 +27,7 @@ def test_a_finished_run_is_shown_whole_and_left(tmp_path: Path, capsys: pytest.C
     assert re.search(r"Update 12 of 12, \d+ s ago, done\n$", output)
 
 
-def test_a_look_at_a_running_run_names_its_process_and_does_not_wait(cory: Cory, tmp_path: Path) -> None:
+def test_once_prints_the_training_process_and_does_not_wait(cory: Cory, tmp_path: Path) -> None:
     run = record(tmp_path / "run", SETTINGS, updates=range(4))
     with run.metrics.path.open("a") as file:
         file.write('{"update": 4, "policy": {"llm_1"')
@@ -35,19 +35,17 @@ def test_a_look_at_a_running_run_names_its_process_and_does_not_wait(cory: Cory,
     assert result.returncode == 0 and result.stderr == ""
     assert rows(result.stdout) == ["1", "2", "3"]
     owner = (run.path / ".lock").read_text()
-    assert re.search(rf"Update 3 of 12, \d+ s ago, process {owner} trains it\n$", result.stdout)
+    assert re.search(rf"Update 3 of 12, \d+ s ago, training in process {owner}\n$", result.stdout)
     assert "\x1b" not in result.stdout
 
 
-def test_a_run_that_nothing_trains_ends_the_watch_with_an_exit_code_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watch_exits_with_1_if_no_process_is_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path / "run", SETTINGS, updates=range(4)).unlock()
     assert watch(str(tmp_path / "run")) == 1
-    assert capsys.readouterr().out.endswith("no process on this machine trains it\n")
+    assert capsys.readouterr().out.endswith("no process on this machine is training it\n")
 
 
-def test_a_collapse_and_its_warning_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collapse_and_its_warning_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = record(tmp_path / "run", SETTINGS.model_copy(update={"stop_on_collapse": True}), updates=range(4))
     warning = {"signature": "kl", "subject": "llm_1", "text": "llm_1 is far.", "updates": 3}
     for update, collapsed in ((4, False), (5, True)):
@@ -57,28 +55,28 @@ def test_a_collapse_and_its_warning_are_told(tmp_path: Path, capsys: pytest.Capt
     assert watch(str(tmp_path / "run")) == 3
     output = capsys.readouterr().out
     assert output.count("Warning: ") == 1 and "Warning: Update 4: llm_1 is far.\n" in output
-    assert output.endswith("stopped, as a policy has collapsed\n")
+    assert output.endswith("stopped because a policy collapsed\n")
 
 
-def test_new_updates_show_when_they_are_whole_also_after_a_resume_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+def test_watch_follows_new_updates_and_a_resume_until_ctrl_c(tmp_path: Path) -> None:
     run = record(tmp_path / "run", SETTINGS, updates=range(4))
     later = record(tmp_path / "later", SETTINGS, updates=range(7)).updates()
     process = begin(tmp_path, "watch", "run", "--follow", PYTHONUNBUFFERED="1")
     assert process.stdout
 
     def read_to(text: str) -> str:
-        seen = ""
-        while text not in seen:
+        output = ""
+        while text not in output:
             line = process.stdout.readline()  # type: ignore[union-attr]
-            assert line, seen
-            seen += line
-        return seen
+            assert line, output
+            output += line
+        return output
 
-    assert rows(read_to("trains it")) == ["1", "2", "3"]
+    assert rows(read_to("training in process")) == ["1", "2", "3"]
     with run.metrics.path.open("a") as file:
         file.write('{"update": 4, "policy"')
     run.unlock()
-    read_to("no process on this machine trains it")
+    read_to("no process on this machine is training it")
     run.lock()
     run.cut_after(2)
     for line in later[3:5]:
@@ -89,6 +87,6 @@ def test_new_updates_show_when_they_are_whole_also_after_a_resume_and_ctrl_c_end
     assert process.wait(timeout=30) == 130
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="is not a run's folder"):
         watch(str(tmp_path / "nothing"))

@@ -28,9 +28,9 @@ def test_a_file_error_is_one_sentence_with_a_remedy(capsys: pytest.CaptureFixtur
 
 def test_notes_of_an_exception_follow_its_message(capsys: pytest.CaptureFixture[str]) -> None:
     error = CommandError("No.")
-    error.add_note("Go on with:\n  cory train --resume runs/a")
+    error.add_note("Resume with:\n  cory train --resume runs/a")
     assert run_failing(error) == 2
-    assert capsys.readouterr().err == "Error: No.\nGo on with:\n  cory train --resume runs/a\n"
+    assert capsys.readouterr().err == "Error: No.\nResume with:\n  cory train --resume runs/a\n"
 
 
 def test_out_of_memory_is_one_sentence_with_the_settings_to_lower(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The data frame of metrics against lines written by hand."""
+"""The data frame of metrics, built from lines written by hand."""
 
 import math
 import subprocess
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.display.frame import LAST, MEAN, TOKEN_KL, Metrics, metric_rows, over_seeds
+from launch.display.frame import LAST, MEAN, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
 
 LINES: list[Any] = [
     {"update": 0, "evaluation": {"llm_1": {"kl": 0.0}, MEAN: {"kl": 0.0}}},
@@ -29,7 +29,7 @@ def metrics(*runs: str) -> Metrics:
     return Metrics([(run, seed, *row) for seed, run in enumerate(runs) for row in metric_rows(LINES, FINAL)])
 
 
-def test_each_split_policy_and_role_has_its_metric_by_run_and_update() -> None:
+def test_metrics_are_indexed_by_split_policy_role_run_and_update() -> None:
     frame = metrics("a", "b")
     assert frame.get("validation", "kl", "llm_1").to_dict() == {("a", 0): 0, ("a", 1): 1, ("b", 0): 0, ("b", 1): 1}
     assert frame.get("train", "kl", "", "pioneer").to_dict() == {("a", 1): 4.0, ("b", 1): 4.0}
@@ -40,19 +40,19 @@ def test_each_split_policy_and_role_has_its_metric_by_run_and_update() -> None:
     assert frame.seeds.to_dict() == {"a": 0, "b": 1}
 
 
-def test_what_is_not_known_is_nan_where_its_split_was_measured_and_a_mean_needs_every_policy() -> None:
+def test_unknown_values_are_nan_and_a_mean_requires_every_policy() -> None:
     frame = metrics("a")
     assert frame.get("train", TOKEN_KL, "llm_1")["a", 1] == 0.5
     assert math.isnan(frame.get("train", "kl")["a", 1]) and math.isnan(frame.get("validation", "kl")["a", 1])
     assert frame.get("train", "response_length")["a", 1] == 4.0
     unknown = frame.get("validation", "task_reward")
     assert list(unknown.index) == [("a", 0), ("a", 1)] and unknown.isna().all()
-    assert Metrics([]).get("test", "kl").empty and over_seeds(Metrics([]).get("train", "kl")).empty
+    assert Metrics([]).get("test", "kl").empty and mean_over_seeds(Metrics([]).get("train", "kl")).empty
 
 
 @pytest.mark.parametrize(
     "module", ["launch.main", "launch.commands.train", "launch.experiments.tables", "launch.evaluation.figures"]
 )
-def test_what_does_not_read_runs_does_not_wait_for_pandas(module: str) -> None:
+def test_modules_that_do_not_read_runs_do_not_import_pandas(module: str) -> None:
     code = f"import sys, {module}; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

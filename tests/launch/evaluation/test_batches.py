@@ -1,4 +1,4 @@
-"""Work that is done batch by batch goes on where it was stopped, and only if it is the same work."""
+"""Batch-wise work resumes where it stopped, but only if it is the same work."""
 
 import io
 from pathlib import Path
@@ -14,38 +14,38 @@ WORK = ("a", "b", "c")
 
 
 def run(batches: Batches[str], stop_at: str = "") -> list[str]:
-    """Does what is left, or stops at a batch; returns what was done now."""
-    done = []
+    """Processes the remaining batches, or stops at one of them; returns the batches processed now."""
+    processed = []
 
-    def do(batch: str) -> dict[str, object]:
+    def process_batch(batch: str) -> dict[str, object]:
         if batch == stop_at:
             raise KeyboardInterrupt
-        done.append(batch)
+        processed.append(batch)
         return {"text": batch.upper()}
 
-    with ProgressPrinter(io.StringIO(), len(WORK)) as voice:
-        batches.run(do, voice)
-    return done
+    with ProgressPrinter(io.StringIO(), len(WORK)) as progress:
+        batches.run(process_batch, progress)
+    return processed
 
 
-def test_a_stopped_work_goes_on_after_the_batches_that_are_whole(tmp_path: Path) -> None:
+def test_stopped_work_resumes_after_the_completed_batches(tmp_path: Path) -> None:
     file = tmp_path / "work.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run(Batches(file, IDENTITY, WORK), stop_at="c")
     with file.open("a") as out:
-        out.write('{"batch": 2, "te')  # a kill in the middle of a line
+        out.write('{"batch": 2, "te')  # killed in the middle of a line
     batches = Batches(file, IDENTITY, WORK)
     assert batches.done == 2
     assert run(batches) == ["c"] and [result["text"] for result in batches.results] == ["A", "B", "C"]
     assert run(Batches(file, IDENTITY, WORK)) == []
 
 
-def test_other_work_is_refused_untouched_with_what_differs_or_begun_anew(tmp_path: Path) -> None:
+def test_other_work_is_rejected_with_its_differences_or_restarted(tmp_path: Path) -> None:
     file = tmp_path / "work.jsonl"
     run(Batches(file, IDENTITY, WORK))
-    kept = file.read_bytes()
+    content = file.read_bytes()
     other = {"samples": 3, "settings": {"seed": 1, "temperature": 1.0}}
-    with pytest.raises(CommandError, match=r"holds other work: its samples, seed differed\. Name another place"):
+    with pytest.raises(CommandError, match=r"contains other work: different samples, seed\. Choose another location"):
         Batches(file, other, WORK[:1])
-    assert file.read_bytes() == kept
+    assert file.read_bytes() == content
     assert run(Batches(file, other, WORK[:1], restart=True)) == ["a"]

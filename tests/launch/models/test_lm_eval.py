@@ -86,7 +86,7 @@ def test_the_table_shows_the_metrics_of_the_base_and_of_every_policy(
 
     words[5] = "3"
     assert main(["evaluate", str(policies_run.path), *words]) == 2
-    assert f"{out}/results.jsonl holds other work: its limit differed." in capfd.readouterr().err
+    assert f"{out}/results.jsonl contains other work: different limit." in capfd.readouterr().err
 
 
 @harness

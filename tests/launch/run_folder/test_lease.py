@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.train import _find
+from launch.commands.train import _find_run
 from launch.run_folder import lease
 from launch.run_folder.lease import Lease, LeaseHeldError, LeaseLostError
 from launch.run_folder.run import Run
@@ -103,7 +103,7 @@ def test_after_a_kill_the_same_machine_resumes_at_once_and_others_after_a_while(
     killed_holder(path)
     with on_another_machine(tmp_path):
         monkeypatch.setattr(lease, "STALE", 3.0)
-        other = _find(uri_of(path))  # `--continue` retries, as in unattended jobs
+        other = _find_run(uri_of(path))  # `--continue` retries, as in unattended jobs
         assert other is not None and other.latest_checkpoint() == 6
         other.unlock()
     assert capsys.readouterr().err.count("Warning: ") == 1
@@ -234,8 +234,8 @@ def test_the_same_command_on_another_machine_resumes_a_run_whose_machine_was_los
     record = json.loads((path / ".lease").read_text())
     (path / ".lease").write_text(json.dumps({**record, "time": record["time"] - 2 * lease.STALE}))
     again = cory(*words, XDG_CACHE_HOME=str(tmp_path / "another"))
-    assert again.returncode == 0 and "(going on after update " in again.stdout, again.stderr
+    assert again.returncode == 0 and "(resuming after update " in again.stdout, again.stderr
     assert updates_in(path / "metrics.jsonl") == [0, 1, 2, 3, 4] and Run.open(path).checkpoints.choose("4")
     assert not (path / ".lease").exists() and not list((tmp_path / "another" / "cory-rllib" / "runs").iterdir())
     done = cory(*words, XDG_CACHE_HOME=str(tmp_path / "one"))
-    assert done.returncode == 0 and "is done: it has all of its 4 updates" in done.stdout
+    assert done.returncode == 0 and "is done: all 4 updates are completed" in done.stdout

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from launch.commands import watch
-from launch.commands.evaluate import _run_in
+from launch.commands.evaluate import _find_run
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.models.trained import POLICIES, open_trained
@@ -22,7 +22,7 @@ from launch.run_folder.status import read_run
 from launch.run_folder.storage import Storage, StorageError
 from policies.models.model_names import AVERAGE
 from policies.settings.settings import Settings
-from tests.launch.commands.test_report import sampled
+from tests.launch.commands.test_report import append_sample
 from tests.launch.conftest import record
 from tests.launch.experiments.test_results import last_responses
 from tests.launch.run_folder.conftest import SETTINGS
@@ -60,7 +60,7 @@ def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
 def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Path, tmp_path: Path) -> None:
     settings = Settings(num_updates=6)
     run = record(tmp_path / "run", settings, updates=range(7))
-    sampled(run, 5, "a wonderful film")
+    append_sample(run, 5, "a wonderful film")
     final.write(run.final, {**last_responses(settings, 4), "update": 6})
     run.checkpoints.save(6, write)
     run.unlock()
@@ -90,7 +90,7 @@ def test_commands_accept_the_uri_of_a_run(
     assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
     assert main(["watch", uri, "--once"]) == 0
     assert "Update 6 of 6" in capsys.readouterr().out
-    run_folder = _run_in(uri)
+    run_folder = _find_run(uri)
     assert run_folder is not None and run_folder.checkpoints.choose("latest", POLICIES)[0] == 6
 
 
@@ -157,7 +157,7 @@ def test_watch_follows_a_run_in_storage_until_it_is_done(
 
     def train(seconds: float) -> None:
         """Trains four updates between two polls."""
-        assert seconds == watch.STORAGE_SECONDS
+        assert seconds == watch.STORAGE_POLL_SECONDS
         for line in lines[len(run.updates()) :][:4]:
             run.metrics.append(line)
         storage.upload(run.path, keep=2, best=None)
@@ -189,7 +189,7 @@ def test_watch_retries_if_storage_is_temporarily_unreadable(
         download(self, folder, *rest)
 
     monkeypatch.setattr(Storage, "download", shaky)
-    monkeypatch.setattr(watch, "STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "STORAGE_POLL_SECONDS", 0.0)
     monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
     monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 0.0)
     assert main(["watch", storage.uri]) == 2
@@ -198,5 +198,5 @@ def test_watch_retries_if_storage_is_temporarily_unreadable(
     monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 60.0)
     assert main(["watch", storage.uri]) == 0
     output = capsys.readouterr().out
-    assert output.count("Warning: The bucket cannot be read: no network. Looking again for a minute.\n") == 1
+    assert output.count("Warning: The bucket cannot be read: no network. Retrying for a minute.\n") == 1
     assert output.endswith("done\n")

@@ -71,7 +71,7 @@ def test_a_run_in_a_bucket_is_trained_resumed_and_evaluated(
     assert cory("train", *SMALL, "checkpoint_every=1", "--out", uri, **environment).returncode == 0
     shutil.rmtree(tmp_path / "cache")  # as on another machine
     resumed = cory("train", "--resume", uri, "num_updates=4", **environment)
-    assert resumed.returncode == 0 and "(going on after update 3)" in resumed.stdout, resumed.stderr
+    assert resumed.returncode == 0 and "(resuming after update 3)" in resumed.stdout, resumed.stderr
     with filesystem.open_input_stream("bucket/run/metrics.jsonl") as metrics:
         assert [json.loads(line)["update"] for line in metrics.read().splitlines()] == [0, 1, 2, 3, 4]
     paths = [file.path for file in filesystem.get_file_info(FileSelector("bucket/run/checkpoints", recursive=True))]

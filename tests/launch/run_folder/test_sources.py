@@ -287,13 +287,13 @@ def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
     settings = make_settings(VALUES)
     task, now = settings.make_task(), sources()
     with pytest.raises(
-        CommandError, match=r"^run cannot resume as it was\. q\.jsonl has changed .* --allow-changes\.$"
+        CommandError, match=r"^run cannot resume unchanged\. q\.jsonl has changed .* --allow-changes\.$"
     ):
         check_sources(before, settings, task, now, "run", allow=False)
     allowed = check_sources(before, settings, task, now, "run", allow=True)
     assert [consequence(change, 5).partition("). ")[2] for change in allowed] == [
-        "The training figures up to update 5 do not compare with later ones.",
-        "The held-out figures up to update 5 do not compare with later ones, nor does `best`.",
+        "The training figures up to update 5 are not comparable with later ones.",
+        "The held-out figures up to update 5 are not comparable with later ones, and neither is `best`.",
     ]
     later = now.continuing(before, settings, allowed, 5)
     assert list_changes(later) == []

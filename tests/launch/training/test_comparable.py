@@ -1,4 +1,4 @@
-"""Trainings that are compared are made from the same, from the first one of a search or study to the last."""
+"""All trainings of a search or study must use the same sources."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ STUDY = "about: Two.\nbase: imdb-tiny\nsettings: {settings}\narms:\n  one: {{}}\
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The present folder, with data and a reward."""
+    """The current folder, with data and a reward."""
     monkeypatch.chdir(tmp_path)
     write_rows(ROWS)
     Path("warm_words.py").write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
@@ -35,26 +35,29 @@ def write_rows(rows: list[dict[str, str]], name: str = "q.jsonl") -> None:
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def check(folder: Path | None, *asked: Settings, allow: bool = False) -> list[str]:
-    told: list[str] = []
-    made = check_comparable(folder, [("Arm one", each) for each in asked], load_task, told.append, allow)
-    write_comparable(folder or Path(), made)
-    return told
+def check(folder: Path | None, *settings: Settings, allow: bool = False) -> list[str]:
+    """Checks and records the sources of settings; returns the warnings."""
+    warnings: list[str] = []
+    sources = check_comparable(
+        folder, [("Arm one", arm_settings) for arm_settings in settings], load_task, warnings.append, allow
+    )
+    write_comparable(folder or Path(), sources)
+    return warnings
 
 
-def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
+def test_each_kind_of_training_is_compared_with_its_earlier_sources(folder: Path) -> None:
     write_rows(ROWS[::-1], "other.jsonl")
-    one, alone = make_settings(VALUES), make_settings({**VALUES, "num_agents": 1, "lr": 0.1})
+    one, single_agent = make_settings(VALUES), make_settings({**VALUES, "num_agents": 1, "lr": 0.1})
     other = make_settings({**VALUES, "data": "other.jsonl"})
-    assert check(None, one, alone, other) == []
-    assert len(read_comparable(folder)) == 2  # how many agents there are, and how they learn, does not count
-    assert check(folder, one, alone, other) == []
+    assert check(None, one, single_agent, other) == []
+    assert len(read_comparable(folder)) == 2  # the number of agents and learning settings are irrelevant
+    assert check(folder, one, single_agent, other) == []
     write_rows(ROWS, "other.jsonl")
     assert check(folder, one) == []
     with pytest.raises(CommandError, match=r"other\.jsonl has changed since training started: its training queries"):
-        check(folder, alone, other)
-    told = check(folder, one, other, allow=True)
-    assert len(told) == 3 and all(text.endswith("before and after this do not compare.") for text in told)
+        check(folder, single_agent, other)
+    warnings = check(folder, one, other, allow=True)
+    assert len(warnings) == 3 and all(text.endswith("after this change are not comparable.") for text in warnings)
     assert check(folder, one, other) == []
     (folder / "sources.json").write_text("[]")
     with pytest.raises(CommandError, match=r"sources\.json is damaged"):
@@ -64,9 +67,7 @@ def test_each_kind_is_compared_with_what_it_was_before(folder: Path) -> None:
         check(None, one)
 
 
-def test_trials_find_their_data_from_any_folder_but_in_a_job_in_that_of_each_node(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_use_absolute_paths_except_in_a_ray_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_settings({**VALUES, "data": "q.jsonl?query_column=want"})
     check(None, settings)
     sources = read_comparable(folder).values()
@@ -78,7 +79,7 @@ def test_trials_find_their_data_from_any_folder_but_in_a_job_in_that_of_each_nod
     assert placed_settings(settings, sources) == settings
 
 
-def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search = Search(pin_objective(make_settings(VALUES)), read_axes(["temperature=0.5,1.0"]), None, 1, 1, None)
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
@@ -88,20 +89,20 @@ def test_a_search_whose_data_changed_does_not_resume(folder: Path, capsys: pytes
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert main(["tune", "--resume", "search"]) == 2
     assert capsys.readouterr().err == (
-        "Error: search cannot resume as it was. q.jsonl has changed since training started: its training queries "
-        "differ (18 now, 18 then). Put that back, or resume with --allow-changes.\n"
+        "Error: search cannot resume unchanged. q.jsonl has changed since training started: its training queries "
+        "differ (18 now, 18 then). Undo this change, or resume with --allow-changes.\n"
     )
     assert main(["tune", "imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
     assert "--allow-changes requires --resume or --continue" in capsys.readouterr().err
 
 
-def test_a_study_whose_data_changed_begins_no_other_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_with_changed_data_starts_no_further_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(STUDY.format(settings=json.dumps(VALUES)))
     (folder / "study").mkdir()
-    loaded = load("mine.yaml")
-    check(None, *(loaded.settings(arm, 0) for arm in loaded.arms.values()))
+    study = load("mine.yaml")
+    check(None, *(study.settings(arm, 0) for arm in study.arms.values()))
     (folder / "sources.json").rename(folder / "study" / "sources.json")
     write_rows(ROWS[:-1])
     assert main(["study", "mine.yaml", "--out", "study"]) == 2
-    assert "Error: study cannot resume as it was. q.jsonl has changed since training started" in capsys.readouterr().err
+    assert "Error: study cannot resume unchanged. q.jsonl has changed since training started" in capsys.readouterr().err
     assert not any((folder / "study").rglob("config.yaml"))

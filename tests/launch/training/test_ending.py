@@ -1,4 +1,4 @@
-"""How a run ends: nothing of it is lost by a signal that comes late, or by what fails after the last update."""
+"""The end of a run: late signals and failures after the last update lose no data."""
 
 import signal
 import sys
@@ -16,7 +16,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from launch.training import training
 from launch.training.saving import CheckpointWriter
-from launch.training.summary import summarise
+from launch.training.summary import print_summary
 from policies.settings.settings import Settings
 from tests.forked import forked
 from tests.launch.conftest import ENVIRONMENT, record
@@ -24,59 +24,60 @@ from tests.launch.run_folder.conftest import SETTINGS
 from tests.launch.run_folder.test_checkpoints import write
 
 
-def ending(uri: str, recorded: Path, happens: str) -> int:
-    """Ends a run whose updates are all done, while something happens."""
+def finish_run(uri: str, recorded: Path, event: str) -> int:
+    """Finishes a run whose updates are all done, with a signal or failure in between."""
     run = Run.create(uri)
     run.write_settings(SETTINGS, "cory train")
     for line in record(recorded, SETTINGS).updates():
         run.metrics.append(line)
     run.checkpoints.save(12, write)
 
-    def work(self: training.Trainer, *_: object) -> int:
+    def no_training(self: training.Trainer, *_: object) -> int:
         self.interrupts.training = True
         return 12
 
     def draw(*_: object) -> None:
-        if happens == "defect":
+        if event == "defect":
             raise ValueError("no fonts")
         signal.raise_signal(signal.SIGTERM)
-        if happens == "signals":
+        if event == "signals":
             signal.raise_signal(signal.SIGTERM)
 
-    training.Trainer.work, curves.draw = work, draw  # type: ignore[assignment, method-assign]
-    return training.train(run, SETTINGS, 0, quiet=True, debug=True)
+    training.Trainer.train, curves.draw_curves = no_training, draw  # type: ignore[assignment, method-assign]
+    return training.train_locked_run(run, SETTINGS, 0, quiet=True, debug=True)
 
 
 @pytest.mark.parametrize(
-    ("happens", "code", "said"),
-    [("signal", 0, ""), ("signals", 143, "Update 12 is saved. Go on with"), ("defect", 1, "ValueError: no fonts")],
+    ("event", "code", "message"),
+    [("signal", 0, ""), ("signals", 143, "Update 12 is saved. Resume with"), ("defect", 1, "ValueError: no fonts")],
 )
-def test_what_happens_after_the_last_update_costs_nothing_of_a_run(
-    cluster: dict[str, str], tmp_path: Path, happens: str, code: int, said: str
+def test_events_after_the_last_update_lose_no_data(
+    cluster: dict[str, str], tmp_path: Path, event: str, code: int, message: str
 ) -> None:
-    place = tmp_path / "storage" / "run"
-    own = {**ENVIRONMENT, **cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    arguments = (f"file://{place}", tmp_path / "recorded", happens)
-    ended = forked(ending, *arguments, folder=tmp_path, environment=own)
-    assert (ended.returncode, said in ended.stdout + ended.stderr) == (code, True), ended.stdout + ended.stderr
+    stored = tmp_path / "storage" / "run"
+    environment = {**ENVIRONMENT, **cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    arguments = (f"file://{stored}", tmp_path / "recorded", event)
+    result = forked(finish_run, *arguments, folder=tmp_path, environment=environment)
+    output = result.stdout + result.stderr
+    assert (result.returncode, message in output) == (code, True), output
     local = list((tmp_path / "cache" / "cory-rllib" / "runs").iterdir())
-    if happens != "signals":  # of which the second one aborts at once, and all is on this machine
-        assert Run.open(place).checkpoints.choose("latest")[0] == 12
-    assert bool(local) == (happens != "signal")
+    if event != "signals":  # the second signal aborts at once and leaves everything on this machine
+        assert Run.open(stored).checkpoints.choose("latest")[0] == 12
+    assert bool(local) == (event != "signal")
 
 
-class SignalledLate(int):
-    """A period of saving, at the look at which a signal comes: after it was asked whether one had come."""
+class SignallingPeriod(int):
+    """A `checkpoint_every` that raises a signal when it is read, after the loop has checked for signals."""
 
     def __rmod__(self, update: int) -> int:
-        """Says that the period is not over."""
+        """Returns that no checkpoint is due."""
         if update == 2:
             signal.raise_signal(signal.SIGTERM)
         return 1
 
 
-def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: Path) -> None:
-    settings = Settings(num_updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignalledLate(10)})
+def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
+    settings = Settings(num_updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignallingPeriod(10)})
     run = record(tmp_path / "run", Settings(num_updates=12), updates=[0])
     lines = iter(record(tmp_path / "other", Settings(num_updates=12)).updates()[1:])
     algo = SimpleNamespace(
@@ -86,35 +87,35 @@ def test_a_signal_after_the_decision_not_to_save_an_update_loses_none(tmp_path: 
         learners=SimpleNamespace(begin_save=lambda folder: None, saved=lambda: True, finish_save=lambda: None),
     )
 
-    def learn() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
         algo.updates += 1
         return {"cory": {**next(lines), "samples": [], "collapsed": False}}
 
-    algo.train = learn
+    algo.train = train
     terminal = Terminal(settings, sys.stdout, bar=False)
     interrupts = Interrupts(lambda: None)
-    with terminal, interrupts, CheckpointWriter(run, 2, pytest.fail) as saving:
-        training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo), saving)
+    with terminal, interrupts, CheckpointWriter(run, 2, pytest.fail) as checkpoints:
+        training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo), checkpoints)
     assert interrupts.requested == signal.SIGTERM and algo.updates == 2
     assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]
 
 
-def test_a_run_whose_folder_is_renamed_or_removed_ends_in_a_sentence_and_makes_none_anew(tmp_path: Path) -> None:
+def test_a_run_whose_folder_was_renamed_fails_without_creating_it_again(tmp_path: Path) -> None:
     run = record(tmp_path / "run", Settings(num_updates=6), updates=[0])
-    run.path.rename(tmp_path / "kept")
-    gone = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
-    with gone as raised, training._failure_explained(run):
+    run.path.rename(tmp_path / "renamed")
+    expected_error = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
+    with expected_error as raised, training._explain_failure(run):
         run.metrics.append({"update": 1})
-    assert "the path that its folder has now" in raised.value.__notes__[-1]
-    assert not run.path.exists() and Run(tmp_path / "kept").updates()
+    assert "Its folder was moved." in raised.value.__notes__[-1]
+    assert not run.path.exists() and Run(tmp_path / "renamed").updates()
 
 
-def test_a_run_that_is_refused_removes_nothing_of_another_that_has_its_path_now(tmp_path: Path) -> None:
+def test_aborting_a_renamed_run_does_not_remove_a_new_run_at_its_path(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
-    run.path.rename(tmp_path / "kept")
+    run.path.rename(tmp_path / "renamed")
     other = Run.create(tmp_path / "run")
-    for one in (run, other):
-        one.write_settings(Settings(), "cory train")
+    for new_run in (run, other):
+        new_run.write_settings(Settings(), "cory train")
     run.abort()
     assert other.exists()
     other.abort()
@@ -122,7 +123,7 @@ def test_a_run_that_is_refused_removes_nothing_of_another_that_has_its_path_now(
     run.unlock()
 
 
-def test_the_summary_has_texts_the_best_update_and_what_does_not_compare(
+def test_the_summary_has_samples_the_best_update_and_source_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = record(tmp_path / "run", Settings(num_updates=12))
@@ -131,7 +132,7 @@ def test_the_summary_has_texts_the_best_update_and_what_does_not_compare(
     for update, text in ((0, "before"), (12, "after")):
         response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
         run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
-    summarise(run, Settings(num_updates=12), Terminal(Settings(num_updates=12), sys.stdout, bar=False))
+    print_summary(run, Settings(num_updates=12), Terminal(Settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
-    assert output.count("Warning: figures before and after update 6 do not compare. q.jsonl differs.") == 1
+    assert output.count("Warning: Metrics before and after update 6 are not comparable. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output

@@ -1,4 +1,4 @@
-"""A disk that is full or read-only costs what was being written, and nothing that was there before."""
+"""A full or read-only disk loses only the file being written."""
 
 import errno
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.launch.conftest import mount
 MEGABYTE = b"\0" * 2**20
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_ones_and_the_room_it_took(
+def test_a_checkpoint_that_does_not_fit_is_removed_and_earlier_ones_remain(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write(folder: Path, megabytes: int) -> None:
@@ -38,21 +38,21 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_ones_and_the_room_it_
     assert manifest.verify(disk / "update_000001") is None
 
 
-def test_a_line_that_a_full_disk_cut_is_no_record_and_goes_when_the_run_goes_on(disk: Path) -> None:
+def test_a_line_truncated_by_a_full_disk_is_ignored_and_removed_on_resume(disk: Path) -> None:
     journal = Journal(disk / "metrics.jsonl")
     with pytest.raises(OSError) as raised:
         for update in range(1000):
             journal.append({"update": update, "text": "x" * 2**16})
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(journal.path))
-    whole = journal.read()
-    assert [record["update"] for record in whole] == list(range(len(whole))) and len(whole) > 20
+    records = journal.read()
+    assert [record["update"] for record in records] == list(range(len(records))) and len(records) > 20
     mount("-o", "remount,size=8m", str(disk))
     journal.cut_after(20)
     journal.append({"update": 21})
     assert [record["update"] for record in journal.read()] == list(range(22))
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_read_only_folder_is_rejected(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (disk / "old").mkdir()
     mount("-o", "remount,ro", str(disk))
 
@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(disk: Path, capsys: pytes
         assert str(disk / name) in message and "Read-only file system" in message
 
 
-def test_a_disk_that_turns_read_only_ends_the_save_and_leaves_what_is_there(
+def test_a_disk_that_becomes_read_only_fails_the_save_and_keeps_earlier_data(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints, journal = Checkpoints(disk / "checkpoints"), Journal(disk / "metrics.jsonl")
@@ -74,12 +74,12 @@ def test_a_disk_that_turns_read_only_ends_the_save_and_leaves_what_is_there(
     journal.append({"update": 1})
     mount("-o", "remount,ro", str(disk))
 
-    def go_on(step: Callable[[], object]) -> int:
+    def run_step(step: Callable[[], object]) -> int:
         step()
         return 0
 
     for step in (lambda: journal.append({"update": 2}), lambda: checkpoints.save(2, lambda folder: None)):
-        assert run(partial(go_on, step), debug=False) == 2
+        assert run(partial(run_step, step), debug=False) == 2
         message = capsys.readouterr().err
         assert str(disk) in message and "Read-only file system. Free disk space" in message
     assert [record["update"] for record in journal.read()] == [1]

@@ -1,4 +1,4 @@
-"""Trackio keeps a run's numbers, in a database of its own."""
+"""Logging to Trackio."""
 
 import json
 import subprocess
@@ -26,14 +26,14 @@ def session(*lines):
     tracker.close(failed=False)
 
 session(first)
-session(first, *rest)  # goes on from a checkpoint before its first update
+session(first, *rest)  # resumes from a checkpoint before its first update
 """
 
 
-def test_trackio_keeps_a_run_goes_on_with_it_and_holds_each_update_once(tmp_path: Path) -> None:
+def test_trackio_continues_a_resumed_run_and_stores_each_update_once(tmp_path: Path) -> None:
     run = record(tmp_path / "here", Settings(num_updates=12), updates=range(3))
     environment = {**ENVIRONMENT, "TRACKIO_DIR": str(tmp_path / "kept"), "TRACKIO_PROJECT": "theirs"}
-    written = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", TO_TRACKIO, str(run.path)],
         env=environment,
         input="".join(json.dumps(line) + "\n" for line in run.updates()[1:]),
@@ -41,17 +41,17 @@ def test_trackio_keeps_a_run_goes_on_with_it_and_holds_each_update_once(tmp_path
         text=True,
         timeout=100,
     )
-    assert written.returncode == 0, written.stderr
-    assert written.stdout == ""
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == ""
 
-    def ask(*words: str) -> Any:
+    def query(*words: str) -> Any:
         command = [str(Path(sys.executable).with_name("trackio")), *words, "--project", "theirs", "--json"]
         return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
 
-    assert ask("list", "runs")["runs"] == ["here"]
-    metric = ask("get", "metric", "--run", "here", "--metric", "policy/llm_1/kl")
+    assert query("list", "runs")["runs"] == ["here"]
+    metric = query("get", "metric", "--run", "here", "--metric", "policy/llm_1/kl")
     points = [(point["step"], point["value"]) for point in metric["values"]]
     assert points == [(update, run.updates()[update]["policy"]["llm_1"]["kl"]) for update in (1, 2)]
-    tables = ask("get", "metric", "--run", "here", "--metric", "samples/held_out")["values"]
+    tables = query("get", "metric", "--run", "here", "--metric", "samples/held_out")["values"]
     assert [(table["step"], table["value"]["_value"][0]["response"]) for table in tables] == [(1, "good"), (2, "good")]
-    assert ask("get", "run", "--run", "here")["config"]["lr"] == 3e-5
+    assert query("get", "run", "--run", "here")["config"]["lr"] == 3e-5

@@ -1,4 +1,4 @@
-"""What is refused before a run's folder is made: models that cannot be loaded, queries that do not fit."""
+"""Checks before a run's folder is created: models, queries, rewards and backends."""
 
 import json
 import shutil
@@ -29,69 +29,72 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model"))
 
 
-def refusal(**values: Any) -> str:
+def error_of(**values: Any) -> str:
+    """Returns the message with which settings are rejected."""
     with pytest.raises((CommandError, ModelError)) as raised:
         check(make_settings({"backend": "transformers", **values}))
     return str(raised.value)
 
 
-def keep_nothing(folder: Path) -> None:
+def delete_all(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
 
 
-def keep_the_model_alone(folder: Path) -> None:
+def delete_tokenizer(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
 
 
-def cut_weights(folder: Path) -> None:
+def truncate_weights(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
 
 
-def cut_config(folder: Path) -> None:
+def truncate_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": ')
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
-        (keep_nothing, "it has no config.json"),
+        (delete_all, "it has no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
-        (cut_weights, "model.safetensors are damaged"),
-        (cut_config, "config.json' is not a valid JSON file"),
+        (truncate_weights, "model.safetensors are damaged"),
+        (truncate_config, "config.json' is not a valid JSON file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "The tokenizer of"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "The tokenizer of"),
-        (keep_the_model_alone, "has no tokens"),
+        (delete_tokenizer, "has no tokens"),
     ],
 )
-def test_a_model_that_is_not_whole_is_refused_with_its_folder(
-    model: Path, spoil: Callable[[Path], object], message: str
+def test_an_incomplete_model_is_rejected_with_its_folder(
+    model: Path, damage: Callable[[Path], object], message: str
 ) -> None:
-    spoil(model)
-    told = refusal(model=str(model))
-    assert message in told and str(model) in told and "\n" not in told
+    damage(model)
+    error = error_of(model=str(model))
+    assert message in error and str(model) in error and "\n" not in error
 
 
-def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(tmp_path: Path) -> None:
+def test_prompt_lengths_of_both_splits_are_checked_and_the_min_length_named(tmp_path: Path) -> None:
     def rows(name: str, *queries: str) -> str:
         (tmp_path / name).write_text("".join(json.dumps({"query": query}) + "\n" for query in queries))
         return str(tmp_path / name)
 
     short, long = rows("short.jsonl", "One", "Two"), rows("long.jsonl", "One", "Two is " + "very " * 50 + "long")
-    own = {
+    settings = {
         "task": "custom",
         "reward": "tests.cory_env.sample_rewards:length",
         "max_prompt_tokens": 32,
         "validation": False,
     }
     for files in ({"data": long, "eval_data": short}, {"data": short, "eval_data": long}):
-        told = refusal(**own, **files)
-        assert "1 of 2 queries of" in told and "the first is query 1, 'Two is very" in told
-    fitting = int(told.split("Raise max_prompt_tokens to ")[1].split(",")[0])
-    check(make_settings({**own, **files, "backend": "transformers", "max_prompt_tokens": fitting}))
-    assert f"Raise max_prompt_tokens to {fitting}" in refusal(**own | {"max_prompt_tokens": fitting - 1}, **files)
+        error = error_of(**settings, **files)
+        assert "1 of 2 queries of" in error and "the first is query 1, 'Two is very" in error
+    min_length = int(error.split("Raise max_prompt_tokens to ")[1].split(",")[0])
+    check(make_settings({**settings, **files, "backend": "transformers", "max_prompt_tokens": min_length}))
+    assert f"Raise max_prompt_tokens to {min_length}" in error_of(
+        **settings | {"max_prompt_tokens": min_length - 1}, **files
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,64 +105,66 @@ def test_every_query_of_both_splits_is_measured_and_the_length_that_works_named(
         ("tests.cory_env.sample_rewards:no_such", "has no function 'no_such'"),
     ],
 )
-def test_a_reward_that_cannot_be_loaded_is_refused_before_any_model_is(reward: str, message: str) -> None:
-    assert message in refusal(reward=reward)
+def test_an_unloadable_reward_is_rejected_before_models_are_loaded(reward: str, message: str) -> None:
+    assert message in error_of(reward=reward)
 
 
-def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has() -> None:
-    said = refusal(weights="lora", lora_target_modules="c_attn,q_proj")
-    assert "has no linear layer 'q_proj' to adapt. It has c_attn, c_fc, c_proj; set lora_target_modules" in said
+def test_a_missing_lora_target_is_rejected_with_the_available_layers() -> None:
+    error = error_of(weights="lora", lora_target_modules="c_attn,q_proj")
+    assert "has no linear layer 'q_proj' to adapt. It has c_attn, c_fc, c_proj; set lora_target_modules" in error
 
 
-def test_a_reward_that_reads_tokens_is_refused_where_llms_have_different_ones() -> None:
+def test_a_reward_with_completion_ids_is_rejected_for_different_tokenizers() -> None:
     mixed = {"task": "drafts", "model": ["drafts-llama-tiny", "imdb-gpt2-tiny"], "max_prompt_tokens": 48}
-    told = refusal(**mixed, reward="tests.cory_env.sample_rewards:trl_token_lengths")
-    assert "asks for completion_ids, which are tokens, and the tokenizers of drafts-llama-tiny, imdb-gpt2-tiny" in told
+    error = error_of(**mixed, reward="tests.cory_env.sample_rewards:trl_token_lengths")
+    assert "requires completion_ids, but the models drafts-llama-tiny, imdb-gpt2-tiny" in error
 
 
-def test_a_column_that_the_reward_needs_and_the_data_lacks_is_refused_before_any_model_is(tmp_path: Path) -> None:
+def test_a_missing_reward_column_is_rejected_before_models_are_loaded(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
-    own = {"task": "custom", "data": str(tmp_path / "rows.jsonl")}
-    told = refusal(**own, reward="tests.cory_env.sample_rewards:with_column")
-    assert "2 of 2 queries of train have no value in the column 'answer', which the reward" in told
-    check(make_settings({**own, "backend": "transformers", "reward": "tests.cory_env.sample_rewards:with_default"}))
+    settings = {"task": "custom", "data": str(tmp_path / "rows.jsonl")}
+    error = error_of(**settings, reward="tests.cory_env.sample_rewards:with_column")
+    assert "2 of 2 queries of train have no value in the column 'answer', which the reward" in error
+    check(
+        make_settings({**settings, "backend": "transformers", "reward": "tests.cory_env.sample_rewards:with_default"})
+    )
 
 
-def test_without_vllm_its_backend_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vllm_backend_without_vllm_is_rejected_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(installed, "version", missing)
-    assert "pip install 'cory-rllib[vllm]'" in refusal(backend="vllm")
+    assert "pip install 'cory-rllib[vllm]'" in error_of(backend="vllm")
     check(make_settings({"backend": "transformers"}))
 
 
-def test_validate_names_the_longest_prompt_that_training_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_the_required_max_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["arithmetic", "digits=1", "operations=sums", "max_response_tokens=40"]
     assert main(["validate", *words]) == 0
     printed = capsys.readouterr().out
     assert "46 of 46 gold answers score 1.0" in printed and "The default max_prompt_tokens=64 is too small" in printed
-    needed = printed.split("Train with max_prompt_tokens=")[1].split(".")[0]
-    assert main(["validate", *words, f"max_prompt_tokens={needed}"]) == 0
+    required = printed.split("Train with max_prompt_tokens=")[1].split(".")[0]
+    assert main(["validate", *words, f"max_prompt_tokens={required}"]) == 0
     assert "Warnings" not in capsys.readouterr().out
 
 
-def test_validate_shows_the_prompts_of_a_file_of_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_shows_the_prompts_of_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text('task: arithmetic\ndigits: 1\nprompt: "Work out {query} ="\nmax_response_tokens: 40\n')
     assert main(["validate", "-c", str(mine), "operations=sums"]) == 0
     assert "Work out " in capsys.readouterr().out
-    for words, said in (
+    for words, message in (
         (["operations=sums"], "The task is missing. Run `cory validate TASK operations=sums`."),
         (["imdb", "gsm8k"], "One preset or file: imdb and gsm8k cannot be combined."),
         (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
     ):
         assert main(["validate", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_preset_summarize_is_proven_and_trained_on_a_file(
+def test_the_summarize_preset_validates_and_trains_on_a_file(
     cory: Cory, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
     texts = ["The film is long. I liked it, and so did my aunt.", "It rained all day, and the match was called off."]
@@ -197,9 +202,7 @@ def test_the_preset_summarize_is_proven_and_trained_on_a_file(
     assert all(0 <= line["policy"][policy]["task_reward"] <= 1 for policy in ("llm_1", "llm_2"))
 
 
-def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_dialogue_preset_validates_with_a_custom_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     rows: list[dict[str, object]] = [
         {"query": "Name a fruit."},
@@ -219,5 +222,5 @@ def test_the_preset_dialogue_is_proven_with_a_judge_of_ones_own(
     assert "Another assistant answered:" in capsys.readouterr().out
 
 
-def test_settings_of_another_task_are_refused() -> None:
-    assert "operations=sums requires task=arithmetic" in refusal(operations="sums")
+def test_settings_of_another_task_are_rejected() -> None:
+    assert "operations=sums requires task=arithmetic" in error_of(operations="sums")

@@ -1,4 +1,4 @@
-"""A run whose raylet is killed, Ray's own process on this machine."""
+"""A run whose raylet, the Ray process of this machine, is killed."""
 
 import signal
 import subprocess
@@ -21,12 +21,12 @@ def kill_raylet_in(process: "subprocess.Popen[str]", update: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_raylet_was_killed_ends_at_once_and_its_resume_continues(tmp_path: Path) -> None:
+def test_a_run_whose_raylet_was_killed_exits_at_once_and_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     process = begin(tmp_path, "train", *SMALL, "num_updates=4", "checkpoint_every=1", "num_runners=1", "--out", "run")
     kill_raylet_in(process, 1)
     process.communicate(timeout=120)
-    assert process.returncode == 1  # Ray's own, which ends the driver; why is in the log
+    assert process.returncode == 1  # Ray's exit code: it ends the driver and logs the reason
     assert "raylet" in (tmp_path / "run" / "log.txt").read_text()
 
     process = begin(tmp_path, "train", "--resume", "run")

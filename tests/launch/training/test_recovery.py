@@ -1,4 +1,4 @@
-"""Which failures a run may get past, and where it goes on."""
+"""Retryable failures, and the checkpoint from which a run resumes."""
 
 import errno
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.launch.conftest import record
 from tests.launch.run_folder.test_checkpoints import write
 
 
-def raised_in_a_process(error: Exception) -> Exception:
+def raised_in_worker(error: Exception) -> Exception:
     return RayTaskError("sample", "", error).as_instanceof_cause()
 
 
@@ -29,15 +29,15 @@ def raised_in_a_process(error: Exception) -> Exception:
     [
         LearnerError("gone"),
         GenerationError("all gone"),
-        raised_in_a_process(GenerationError("all gone")),
+        raised_in_worker(GenerationError("all gone")),
         RewardKilled("no memory"),
-        raised_in_a_process(RewardKilled("no memory")),
+        raised_in_worker(RewardKilled("no memory")),
         RayActorError(),
         NodeDiedError("gone"),
         ObjectLostError("", "", ""),
     ],
 )
-def test_the_loss_of_processes_and_machines_may_pass(error: Exception) -> None:
+def test_lost_processes_and_machines_are_retryable(error: Exception) -> None:
     assert is_retryable(error)
 
 
@@ -45,45 +45,45 @@ def test_the_loss_of_processes_and_machines_may_pass(error: Exception) -> None:
     "error",
     [
         RewardError("wrong"),
-        raised_in_a_process(RewardError("wrong")),
+        raised_in_worker(RewardError("wrong")),
         SettingsError("wrong"),
         CommandError("wrong"),
         NonFiniteUpdate("llm_1", 3, {}),
         OSError(errno.ENOSPC, "No space left on device"),
-        raised_in_a_process(OSError(errno.ENOSPC, "No space left on device")),
+        raised_in_worker(OSError(errno.ENOSPC, "No space left on device")),
         KeyError("a defect"),
         ActorDiedError(RayTaskError("__init__", "", ModelError("no such layer"))),
     ],
 )
-def test_what_would_only_come_again_may_not(error: Exception) -> None:
+def test_recurring_errors_are_not_retryable(error: Exception) -> None:
     assert not is_retryable(error)
 
 
-def test_a_run_goes_on_from_its_latest_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_latest_valid_checkpoint(tmp_path: Path) -> None:
     run: Run = record(tmp_path / "run", Settings(num_updates=12), updates=range(7))
-    told: list[str] = []
-    assert latest_valid_checkpoint(run, told.append) is None and not told
+    warnings: list[str] = []
+    assert latest_valid_checkpoint(run, warnings.append) is None and not warnings
     for update in (3, 6):
         run.checkpoints.save(update, write)
-    assert latest_valid_checkpoint(run, told.append) == 6 and not told
+    assert latest_valid_checkpoint(run, warnings.append) == 6 and not warnings
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
-    assert latest_valid_checkpoint(run, told.append) == 3
-    assert len(told) == 1 and told[0].startswith("Warning: ") and "damaged_update_000006" in told[0]
+    assert latest_valid_checkpoint(run, warnings.append) == 3
+    assert len(warnings) == 1 and warnings[0].startswith("Warning: ") and "damaged_update_000006" in warnings[0]
 
 
-def test_a_cluster_may_take_a_while_to_come_back_but_at_the_first_start_nothing_is_waited_for(
+def test_connections_are_retried_only_within_the_given_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
-    tries: list[str] = []
+    attempts: list[str] = []
 
     def start() -> None:
-        tries.append("try")
-        if len(tries) < 3:
+        attempts.append("attempt")
+        if len(attempts) < 3:
             raise ConnectionError("no head yet")
 
     with pytest.raises(ConnectionError):
         retry(start, 0.0)
-    assert len(tries) == 1
+    assert len(attempts) == 1
     retry(start, 60.0)
-    assert len(tries) == 3
+    assert len(attempts) == 3

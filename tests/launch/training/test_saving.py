@@ -1,4 +1,4 @@
-"""A checkpoint is written while training goes on, and published when it is whole."""
+"""Asynchronous checkpoints: written during training and published when complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["make_cory", "ray_session"]
 
 
 class Disk:
-    """Where learners write: as slow as a test wants it, and full if it says so."""
+    """A fake disk for learners, with controllable speed and free space."""
 
     def __init__(self) -> None:
         self.ready, self.full = threading.Event(), False
@@ -38,7 +38,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """Has learners copy what they write, as on a GPU."""
+    """Makes learners copy weights before writing, as on a GPU."""
     disk = Disk()
     monkeypatch.setattr(TokenPPOLearner, "_copies", True)
     monkeypatch.setattr(stored_policy, "save", disk.save)
@@ -56,62 +56,60 @@ def run(algorithm: Cory, tmp_path: Path) -> Run:
 
 
 def names(run: Run) -> list[str]:
-    """Of checkpoints, whole or not."""
+    """Returns the names of checkpoints, complete or not."""
     return sorted(entry.name for entry in run.checkpoints.folder.iterdir() if "update" in entry.name)
 
 
-def test_training_goes_on_beside_one_checkpoint_which_is_published_when_it_is_whole(
+def test_training_continues_during_a_save_and_checkpoints_are_published_when_complete(
     algorithm: Cory, run: Run, disk: Disk, make_cory: MakeCory
 ) -> None:
-    with CheckpointWriter(run, 2, pytest.fail) as saving:
+    with CheckpointWriter(run, 2, pytest.fail) as writer:
         algorithm.train()
-        saving.begin(algorithm)
-        saving.begin(algorithm)  # the same
+        writer.start(algorithm)
+        writer.start(algorithm)  # no effect: already pending
         algorithm.train()
-        saving.poll()
+        writer.poll()
         assert names(run) == [".unfinished-update_000001"]
         disk.ready.set()
-        saving.begin(algorithm)  # never two at once
+        writer.start(algorithm)  # waits for the first
         assert "update_000001" in names(run)
         algorithm.train()
     assert names(run) == ["update_000001", "update_000002"]
     resumed = make_cory(lr=1e-3, num_agents=1, eval_every=100)
     for update in (1, 2):
-        place = run.checkpoints.place(update)
-        assert manifest.verify(place) is None
-        resumed.restore_from_path(str(place))
+        checkpoint = run.checkpoints.place(update)
+        assert manifest.verify(checkpoint) is None
+        resumed.restore_from_path(str(checkpoint))
         while resumed.updates < 3:
             resumed.train()
         assert checksum(resumed.weights("llm_1")) == checksum(algorithm.weights("llm_1"))
 
 
-def test_a_full_disk_is_heard_of_at_the_next_look_and_leaves_the_checkpoints_before(
-    algorithm: Cory, run: Run, disk: Disk
-) -> None:
+def test_a_full_disk_is_reported_and_keeps_earlier_checkpoints(algorithm: Cory, run: Run, disk: Disk) -> None:
     disk.ready.set()
-    with pytest.raises(OSError) as raised, CheckpointWriter(run, 2, pytest.fail) as saving:
-        saving.begin(algorithm)
-        saving.finish()
+    with pytest.raises(OSError) as raised, CheckpointWriter(run, 2, pytest.fail) as writer:
+        writer.start(algorithm)
+        writer.finish()
         algorithm.train()
         disk.full = True
         disk.ready.clear()
-        saving.begin(algorithm)
+        writer.start(algorithm)
         assert names(run) == [".unfinished-update_000001", "update_000000"]
         disk.ready.set()
         algorithm.train()
-        saving.finish()
+        writer.finish()
     assert raised.value.errno == errno.ENOSPC and str(raised.value.filename).endswith("update_000001")
     assert names(run) == ["update_000000"] and manifest.verify(run.checkpoints.place(0)) is None
 
 
-@pytest.mark.parametrize(("what", "left"), [(RuntimeError, ["update_000000"]), (KeyboardInterrupt, [])])
-def test_what_fails_meanwhile_loses_no_checkpoint_that_was_begun_but_an_abort_does(
-    algorithm: Cory, run: Run, disk: Disk, what: type[BaseException], left: list[str]
+@pytest.mark.parametrize(("error", "checkpoints"), [(RuntimeError, ["update_000000"]), (KeyboardInterrupt, [])])
+def test_a_pending_checkpoint_is_published_after_an_error_but_not_after_an_abort(
+    algorithm: Cory, run: Run, disk: Disk, error: type[BaseException], checkpoints: list[str]
 ) -> None:
-    with pytest.raises(what), CheckpointWriter(run, 2, pytest.fail) as saving:
-        saving.begin(algorithm)
-        if what is RuntimeError:
+    with pytest.raises(error), CheckpointWriter(run, 2, pytest.fail) as writer:
+        writer.start(algorithm)
+        if error is RuntimeError:
             disk.ready.set()
-        raise what
-    assert names(run) == left
+        raise error
+    assert names(run) == checkpoints
     disk.ready.set()

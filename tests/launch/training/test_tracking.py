@@ -1,4 +1,4 @@
-"""Where a run's numbers go, beside its own files: TensorBoard, and Weights & Biases offline."""
+"""Logging to TensorBoard, and to Weights & Biases offline."""
 
 import json
 import re
@@ -26,13 +26,13 @@ for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was
     tracker.show(json.loads(text)["update"], [{"query": "This film", "responses": RESPONSES}], held_out=True)
     tracker.log(json.loads(text)["update"], figures_of(json.loads(text)))
     tracker.close(failed)
-    time.sleep(1.1)  # W&B names an offline run's folder by the second it began in
+    time.sleep(1.1)  # W&B names the folder of an offline run by the second of its start
 """
 
 
-def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_path: Path) -> None:
+def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
     run = record(tmp_path / "here", Settings(num_updates=12), updates=range(3))
-    written = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "HOME": str(tmp_path)},
         input="".join(json.dumps(line) + "\n" for line in run.updates()[1:]),
@@ -40,40 +40,46 @@ def test_weights_and_biases_keeps_a_run_without_a_network_and_under_one_id(tmp_p
         text=True,
         timeout=150,
     )
-    assert written.returncode == 0, written.stderr
+    assert result.returncode == 0, result.stderr
     name = (run.path / "wandb.id").read_text()
     files = sorted((run.path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
     assert len(files) == 2
     for update, file in enumerate(files, start=1):
-        figure = run.updates()[update]["policy"]["llm_1"]["kl"]
-        assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(figure).encode()), file.read_bytes())
+        kl = run.updates()[update]["policy"]["llm_1"]["kl"]
+        assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(kl).encode()), file.read_bytes())
         assert exit_code_in(file) == (1 if update == 1 else 0)
-        assert b'"lambda"' in file.read_bytes() and b"pickled" not in file.read_bytes()  # of a reward, its name alone
+        assert b'"lambda"' in file.read_bytes() and b"pickled" not in file.read_bytes()  # only the reward's name
         (table,) = (file.parent / "files" / "media" / "table" / "samples").glob("held_out*.table.json")
-        kept = json.loads(table.read_text())
-        assert kept["columns"] == ["update", "query", "role", "policy", "response", "task_reward"]
-        assert kept["data"] == [[update, "This film", "pioneer", "llm_2", "is a wonder", 0.5]]
+        content = json.loads(table.read_text())
+        assert content["columns"] == ["update", "query", "role", "policy", "response", "task_reward"]
+        assert content["data"] == [[update, "This film", "pioneer", "llm_2", "is a wonder", 0.5]]
 
 
-def test_the_variables_of_weights_and_biases_say_where_and_how_a_run_is_kept_but_not_its_id(tmp_path: Path) -> None:
+def test_wandb_environment_variables_apply_except_the_run_id(tmp_path: Path) -> None:
     run = record(tmp_path / "here", Settings(num_updates=12), updates=range(2))
-    own = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
-    own |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "kept")}
-    (tmp_path / "kept").mkdir()
-    written = subprocess.run(
+    variables = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
+    variables |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "wandb-dir")}
+    (tmp_path / "wandb-dir").mkdir()
+    result = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
-        env={**ENVIRONMENT, **{f"WANDB_{key}": value for key, value in own.items()}, "WANDB_MODE": "offline"},
+        env={**ENVIRONMENT, **{f"WANDB_{key}": value for key, value in variables.items()}, "WANDB_MODE": "offline"},
         input=json.dumps(run.updates()[1]) + "\n",
         capture_output=True,
         text=True,
         timeout=150,
     )
-    assert written.returncode == 0, written.stderr
+    assert result.returncode == 0, result.stderr
     name = (run.path / "wandb.id").read_text()
-    (file,) = (tmp_path / "kept" / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")
-    kept = record_in(file, "run").run
-    assert (kept.project, kept.display_name, kept.entity, kept.run_id) == ("theirs", "mine", "team", name)
-    assert (kept.run_group, kept.job_type, list(kept.tags), kept.notes) == ("seeds", "train", ["one", "two"], "why")
+    (file,) = (tmp_path / "wandb-dir" / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")
+    wandb_run = record_in(file, "run").run
+    assert (wandb_run.project, wandb_run.display_name, wandb_run.entity) == ("theirs", "mine", "team")
+    assert wandb_run.run_id == name
+    assert (wandb_run.run_group, wandb_run.job_type, list(wandb_run.tags), wandb_run.notes) == (
+        "seeds",
+        "train",
+        ["one", "two"],
+        "why",
+    )
 
 
 def exit_code_in(file: Path) -> int:
@@ -81,7 +87,7 @@ def exit_code_in(file: Path) -> int:
 
 
 def record_in(file: Path, kind: str) -> Any:
-    """Returns a record of the file that Weights & Biases wrote: a magic number, then records with headers."""
+    """Returns a record of a W&B file, which has a magic number, then records with headers."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, record = file.read_bytes()[7:], Record()
@@ -91,7 +97,7 @@ def record_in(file: Path, kind: str) -> Any:
         data = data[7 + length :]
         if record.HasField(kind):
             return record
-    raise AssertionError(f"it has no {kind}")
+    raise AssertionError(f"{file} has no record {kind}")
 
 
 KILLED = """
@@ -115,9 +121,9 @@ with forward_warnings(print):
 """
 
 
-def test_a_tracker_whose_process_is_killed_is_left_out_with_a_warning_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_killed_tracker_is_dropped_with_a_warning_and_the_others_continue(tmp_path: Path) -> None:
     run = record(tmp_path / "here", Settings(num_updates=12), updates=range(4))
-    written = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", KILLED, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},
         input="".join(json.dumps(line) + "\n" for line in run.updates()),
@@ -125,17 +131,17 @@ def test_a_tracker_whose_process_is_killed_is_left_out_with_a_warning_and_the_ot
         text=True,
         timeout=150,
     )
-    assert (written.returncode, written.stderr) == (0, "")
-    lost = (
-        r"Warning: Weights & Biases has failed \(ConnectionResetError: .*\). The run does without it; "
-        r"metrics\.jsonl has all numbers\.\n"
+    assert (result.returncode, result.stderr) == (0, "")
+    warning = (
+        r"Warning: Weights & Biases failed \(ConnectionResetError: .*\). Training continues without it; "
+        r"metrics\.jsonl has all metrics\.\n"
     )
-    assert re.fullmatch(2 * lost, written.stdout), written.stdout
-    kept = b"".join(file.read_bytes() for file in (run.path / "tensorboard").iterdir())
-    assert kept.count(b"policy/llm_1/kl") == 2 * 3
+    assert re.fullmatch(2 * warning, result.stdout), result.stdout
+    events = b"".join(file.read_bytes() for file in (run.path / "tensorboard").iterdir())
+    assert events.count(b"policy/llm_1/kl") == 2 * 3
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("wandb", "trackio"):
         with pytest.raises(CommandError, match=f"Run `pip install {name}`, or set {name}=false"):

@@ -1,4 +1,4 @@
-"""`cory train` end to end: stopped by Ctrl-C, continued, everything in its place, and its policies at work."""
+"""`cory train` end to end: stopped by Ctrl-C, resumed, all files written, and the policies used afterwards."""
 
 import json
 import os
@@ -33,22 +33,22 @@ def updates_in(file: Path) -> list[int]:
     return [json.loads(line)["update"] for line in file.read_text().splitlines()]
 
 
-def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
+def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
     cory_forked: Cory, cory_here: Cory, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "prompt=Go on:\n{query}", "--out", "run")
     assert process.stdout and process.stderr
-    seen: list[str] = []
-    while not seen or not seen[-1].lstrip().startswith("1/3"):
-        seen.append(process.stdout.readline())
-        assert seen[-1], process.stderr.read()  # it ended before its first update
+    lines_printed: list[str] = []
+    while not lines_printed or not lines_printed[-1].lstrip().startswith("1/3"):
+        lines_printed.append(process.stdout.readline())
+        assert lines_printed[-1], process.stderr.read()  # it ended before its first update
     with pytest.raises(CommandError, match="in use by another run"):
         Run.create(run)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
     rest, errors = process.communicate(timeout=120)
-    output = "".join(seen) + rest
+    output = "".join(lines_printed) + rest
     assert process.returncode == 130, errors
     assert "cory train --resume run" in output
     assert "\x1b" not in output and "\r" not in output
@@ -59,13 +59,13 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
     # As if killed between the metrics and the checkpoint of the next update.
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
-    other = ("num_runners=1", "micro_batch_size=2")  # as on another machine
-    resumed = cory_forked("train", "--resume", "run", *other, **cluster)
+    changes = ("num_runners=1", "micro_batch_size=2")  # as on another machine
+    resumed = cory_forked("train", "--resume", "run", *changes, **cluster)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"going on after update {stopped[-1]}" in resumed.stdout
+    assert f"resuming after update {stopped[-1]}" in resumed.stdout
     assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]
     roles = [json.loads(line)["roles"]["pioneer"] for line in (run / "metrics.jsonl").read_text().splitlines()[1:]]
-    assert roles == ["llm_1", "llm_2", "llm_1"]  # exchanged after every update, across the stop too
+    assert roles == ["llm_1", "llm_2", "llm_1"]  # exchanged after every update, also across the resume
 
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert {sample["update"] for sample in samples if sample["held_out"]} == {0, 3}
@@ -78,15 +78,15 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
     again = cory_here("train", "--resume", "run")
     assert again.returncode == 0 and "is done" in again.stdout and "num_updates=6" in again.stdout
 
-    # What was trained answers held-out queries as the run's last evaluation has it.
+    # The trained chain gives the same responses as the run's last evaluation.
     last = [sample for sample in samples if sample["held_out"] and sample["update"] == 3]
     for response in (response for sample in last for response in sample["responses"]):
-        for measured in ("task_reward", "ended", "repetition"):
-            del response[measured]
-    said = "\n".join(sample["query"] for sample in last)
-    answered = cory_here("generate", "run", "--checkpoint", "latest", "--json", stdin=said)
-    assert answered.returncode == 0 and "llm_2 then llm_1, after update 3 of run\n" in answered.stderr
-    assert [json.loads(line) for line in answered.stdout.splitlines()] == [
+        for metric in ("task_reward", "ended", "repetition"):
+            del response[metric]
+    queries = "\n".join(sample["query"] for sample in last)
+    generated = cory_here("generate", "run", "--checkpoint", "latest", "--json", said=queries)
+    assert generated.returncode == 0 and "llm_2 then llm_1, after update 3 of run\n" in generated.stderr
+    assert [json.loads(line) for line in generated.stdout.splitlines()] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last
     ]
     exported = cory_here("export", "run", "--policy", "llm_2", "--out", "llm_2")
@@ -95,15 +95,13 @@ def test_a_run_stopped_by_ctrl_c_goes_on_and_ends_whole(
 
 
 @pytest.mark.slow
-def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_its_own(
-    cory: Cory, tmp_path: Path
-) -> None:
+def test_stop_on_collapse_saves_the_run_and_exits_with_3(cory: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     strict = ("stop_on_collapse=true", "health_patience=1", "max_token_kl=1e-6", "lr=1e-3", "num_updates=9")
     result = cory("train", *SMALL, *strict, "--out", "run")
     assert result.returncode == 3, result.stderr
     assert "is far from its initial policy" in result.stdout
-    assert "Stopped after update 2, because a policy has collapsed (stop_on_collapse)." in result.stdout
+    assert "Stopped after update 2, because a policy collapsed (stop_on_collapse)." in result.stdout
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [0, 1, 2]
     assert {warning["signature"] for warning in lines[2]["health"]} == {"kl"} and "evaluation" in lines[2]
@@ -111,32 +109,33 @@ def test_a_collapse_ends_a_run_that_asked_for_it_saved_and_with_an_exit_code_of_
 
 
 @pytest.mark.slow
-def test_a_run_stopped_as_ray_stops_a_job_is_saved_although_what_sends_its_numbers_is_ended_too(tmp_path: Path) -> None:
+def test_a_run_stopped_like_a_ray_job_is_saved_even_if_the_wandb_process_is_killed_too(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     tracked = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
     process = begin(tmp_path, "train", *SMALL, "wandb=true", "num_updates=50", "--out", "run", **tracked)
     assert process.stdout and process.stderr
-    seen: list[str] = []
-    while not seen or not seen[-1].lstrip().startswith("1/50"):
-        seen.append(process.stdout.readline())
-        assert seen[-1], process.stderr.read()  # it ended before its first update
-    core, *_ = [one for one in psutil.Process(process.pid).children(recursive=True) if one.name() == "wandb-core"]
+    lines_printed: list[str] = []
+    while not lines_printed or not lines_printed[-1].lstrip().startswith("1/50"):
+        lines_printed.append(process.stdout.readline())
+        assert lines_printed[-1], process.stderr.read()  # it ended before its first update
+    children = psutil.Process(process.pid).children(recursive=True)
+    core, *_ = [child for child in children if child.name() == "wandb-core"]
     core.terminate()
     process.terminate()
     rest, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (143, ""), rest
-    assert "Warning: Weights & Biases has failed (ConnectionResetError: Connection lost)." in rest
+    assert "Warning: Weights & Biases failed (ConnectionResetError: Connection lost)." in rest
     last = updates_in(tmp_path / "run" / "metrics.jsonl")[-1]
     assert f"Stopped. Update {last} is saved." in rest
 
 
-def test_an_update_with_a_gradient_that_is_not_finite_is_refused_and_its_batch_kept(
+def test_an_update_with_a_non_finite_gradient_is_rejected_and_its_batch_saved(
     cory_forked: Cory, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     result = cory_forked("train", *SMALL, "lr=1e30", "grad_clip=null", "--out", "run", **cluster)
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "The gradient of llm_1 is not finite in update 2" in result.stderr
-    assert "Update 0 is saved. Go on with:\n  cory train --resume run" in result.stderr
+    assert "Update 0 is saved. Resume with:\n  cory train --resume run" in result.stderr
     rows = load_file(tmp_path / "run" / "refused_update_000002_llm_1.safetensors")
     assert rows["responses"].shape[0] == 4 and not rows["advantages"].isfinite().all()
