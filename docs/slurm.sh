@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One run on nodes that Slurm lends: a Ray cluster for this job alone, and `cory train` in it.
+# One run on nodes allocated by Slurm: a Ray cluster for this job alone, and `cory train` in it.
 #
 #   sbatch docs/slurm.sh imdb-gpt2 --out /shared/runs/one num_runners=4 num_learners=2
 #
-# What stands after the script is for `cory train`; --out must be a folder that all nodes share, or a URI. Five minutes
-# before its time is over, and on `scancel --signal=TERM --batch`, the run finishes its update and saves it; so it does
-# where the job is preempted. Submitted again, or requeued, it goes on (--continue).
+# Arguments after the script are passed to `cory train`; --out must be a folder that all nodes share, or a URI. Five
+# minutes before the time limit, on preemption, and on `scancel --signal=TERM --batch`, the run finishes its update and
+# saves it. If the job is submitted again or requeued, the run resumes (--continue).
 #SBATCH --job-name=cory
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -18,7 +18,7 @@
 #SBATCH --output=cory-%j.log
 set -euo pipefail
 
-# Nobody else's processes on these nodes may use this cluster: Ray asks for a token that only this user can read.
+# Ray requires a token that only this user can read, so no other process on these nodes can use this cluster.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/.cory-slurm-$SLURM_JOB_ID"
 (umask 077 && python -c 'import secrets; print(secrets.token_hex(32), end="")' >"$RAY_AUTH_TOKEN_PATH")
 
@@ -40,7 +40,7 @@ until ray health-check --address "$RAY_ADDRESS" 2>/dev/null; do
 done
 for node in "${nodes[@]:1}"; do join "$node" --address="$RAY_ADDRESS"; done
 
-# cory refuses what the cluster cannot place, so all nodes must be there first.
+# cory rejects a run that the cluster cannot place, so wait for all nodes first.
 python - "${#nodes[@]}" <<'EOF'
 import sys, time, ray
 ray.init(log_to_driver=False)

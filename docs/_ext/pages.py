@@ -1,10 +1,10 @@
-"""What the site adds to Sphinx.
+"""Sphinx extension of this site.
 
-- A line that is only a link to a Markdown file outside of `docs/`, such as `[…](../../CHANGELOG.md)`, becomes the text
-  of that file below its title. On GitHub it stays a link.
-- A line `<!-- generated: settings -->` becomes what the function of that name in `reference` returns.
-- A link to such a file leads to the page that holds it. A link to any other file of the repository leads to a page that
-  shows that file.
+- A line that is only a link to a Markdown file outside `docs/`, such as `[…](../../CHANGELOG.md)`, is replaced by that
+  file's text without its title. On GitHub it stays a link.
+- A line `<!-- generated: settings -->` is replaced by the result of the function `settings` in `reference`.
+- Links to such an included file lead to its page. Links to other files of the repository lead to a page that shows the
+  file.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-INSERTED = re.compile(r"^\[[^\]]*\]\(((?:\.\./)+[\w./-]+\.md)\)$")
+INCLUDED = re.compile(r"^\[[^\]]*\]\(((?:\.\./)+[\w./-]+\.md)\)$")
 GENERATED = re.compile(r"^<!-- generated: (\w+) -->$")
 TARGET = re.compile(r"(?<=\]\()(?![a-z]+:)([^)\s#]*)(#[^)\s]+)?(?=\))")
-"""Where a Markdown link leads, unless that is a URI: a path and an anchor, either of which may be missing."""
+"""The target of a Markdown link that is not a URI: path and anchor, each optional."""
 ON_THE_SITE = (".md", ".ipynb", ".png", ".svg")
 
 
-def inserted() -> dict[str, str]:
-    """Returns the page that holds each file outside of `docs/`, by its path in the repository."""
-    holders = {}
+def included_files() -> dict[str, str]:
+    """Maps each included file's path in the repository to the page that includes it."""
+    including = {}
     for page in sorted(DOCS.glob("**/*.md")):
         for line in page.read_text(encoding="utf-8").splitlines():
-            if match := INSERTED.match(line):
+            if match := INCLUDED.match(line):
                 file = (page.parent / match[1]).resolve().relative_to(ROOT).as_posix()
-                holders[file] = page.relative_to(DOCS).with_suffix("").as_posix()
-    return holders
+                including[file] = page.relative_to(DOCS).with_suffix("").as_posix()
+    return including
 
 
 class Page:
-    """One page's Markdown, made ready for Sphinx."""
+    """Prepares one Markdown page for Sphinx."""
 
-    def __init__(self, docname: str, holders: dict[str, str]) -> None:
-        """Takes the page's name, and what `inserted` returned."""
+    def __init__(self, docname: str, including_pages: dict[str, str]) -> None:
+        """Takes the page's name, and the result of `included_files`."""
         self.docname = docname
-        self.holders = holders
-        self.shown: set[str] = set()
-        """Files and folders of the repository that it links to, which get a page each."""
+        self.including_pages = including_pages
+        self.source_files: set[str] = set()
+        """Files and folders of the repository that the page links to; each gets a page."""
 
-    def made(self, text: str) -> str:
-        """Returns its text with what is inserted and generated, all links of which hold on the site."""
+    def render(self, text: str) -> str:
+        """Returns the text with included and generated parts, and with links that are valid on the site."""
         return "\n".join(self._line(line) for line in text.splitlines()) + "\n"
 
     def _line(self, line: str) -> str:
         if line.endswith("*") and self.docname == "index" and not [*DOCS.glob(f"{line}.md")]:
-            return ""  # a pattern in a table of contents, for a page that only other versions have
+            return ""  # a pattern in the table of contents that matches no page of this version
         if match := GENERATED.match(line):
             return str(getattr(reference, match[1])())
-        if match := INSERTED.match(line):
+        if match := INCLUDED.match(line):
             file = normpath(join("docs", self.docname, "..", match[1]))
             _, _, text = (ROOT / file).read_text(encoding="utf-8").partition("\n")  # below its title
             return self._links(text, file)
@@ -73,46 +73,46 @@ class Page:
         return TARGET.sub(lambda match: self._target(match[1], match[2] or "", file), text)
 
     def _target(self, path: str, anchor: str, file: str) -> str:
-        """Returns where a link leads that stands in a file of the repository."""
+        """Resolves a link in a file of the repository to its target on the site."""
         target = normpath(join(file, "..", path)) if path else file
-        if target in self.holders:
-            return self._to(f"{self.holders[target]}.md") + anchor
+        if target in self.including_pages:
+            return self._relative(f"{self.including_pages[target]}.md") + anchor
         if not path or (target.startswith("docs/") and target.endswith(ON_THE_SITE)):
-            return self._to(target.removeprefix("docs/")) + anchor
+            return self._relative(target.removeprefix("docs/")) + anchor
         if not (ROOT / target).exists():
-            logger.warning("%s links to %s, which is not there", file, target, location=self.docname)
-        self.shown.add(target)
-        return f"source:{self._to(f'source/{target}.html')}"
+            logger.warning("%s links to %s, which does not exist", file, target, location=self.docname)
+        self.source_files.add(target)
+        return f"source:{self._relative(f'source/{target}.html')}"
 
-    def _to(self, place: str) -> str:
-        return relpath(place, normpath(join(self.docname, "..")))
+    def _relative(self, path: str) -> str:
+        return relpath(path, normpath(join(self.docname, "..")))
 
 
-def read(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Makes a page of Markdown ready, and remembers which files it links to."""
+def render_page(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Renders a Markdown page, and stores which files it links to."""
     if app.env.doc2path(docname).suffix == ".md":
-        page = Page(docname, inserted())
-        source[0] = page.made(source[0])
-        app.env.shown_files[docname] = page.shown  # type: ignore[attr-defined]
+        page = Page(docname, included_files())
+        source[0] = page.render(source[0])
+        app.env.source_files[docname] = page.source_files  # type: ignore[attr-defined]
 
 
-def begin(app: Sphinx) -> None:
-    """Makes room in the environment, which Sphinx keeps from build to build."""
-    if not hasattr(app.env, "shown_files"):
-        app.env.shown_files = {}  # type: ignore[attr-defined]
+def initialize(app: Sphinx) -> None:
+    """Adds an attribute to the environment, which Sphinx keeps between builds."""
+    if not hasattr(app.env, "source_files"):
+        app.env.source_files = {}  # type: ignore[attr-defined]
 
 
 def outdated(app: Sphinx, env: Any, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
-    """Reads all pages of Markdown anew in every build: what they are made of may have changed."""
+    """Reads all Markdown pages again in every build, because included and generated parts may have changed."""
     return [docname for docname in env.found_docs if env.doc2path(docname).suffix == ".md"]
 
 
-def files(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yields a page for each file, or folder, that a page links to."""
-    shown: set[str] = set().union(*app.env.shown_files.values())  # type: ignore[attr-defined]
-    for folder in [path for path in shown if (ROOT / path).is_dir()]:
-        shown |= {f"{folder}/{file.name}" for file in (ROOT / folder).iterdir() if file.is_file()}
-    for path in sorted(shown):
+def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yields a page for each file or folder that a page links to."""
+    paths: set[str] = set().union(*app.env.source_files.values())  # type: ignore[attr-defined]
+    for folder in [path for path in paths if (ROOT / path).is_dir()]:
+        paths |= {f"{folder}/{file.name}" for file in (ROOT / folder).iterdir() if file.is_file()}
+    for path in sorted(paths):
         yield f"source/{path}", {"title": path, "body": _body(app, path)}, "page.html"
 
 
@@ -132,19 +132,21 @@ def _body(app: Sphinx, path: str) -> str:
     return title + code
 
 
-def docstring(app: Sphinx, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
-    """Makes reStructuredText of a docstring's Markdown: code in single quotes, and indented code below a sentence."""
+def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Converts a docstring's Markdown to reStructuredText: `code`, and indented code blocks below a sentence."""
     code = r"(?<!`)`([^`]+)`(?!`)(?=(\w?))"
     text = re.sub(code, lambda match: f"``{match[1]}``" + "\\ " * bool(match[2]), "\n".join(lines))
     lines[:] = re.sub(r"(?m)^(\S.*[^:\n])\n\n(?= {4}\S)", r"\1\n\n::\n\n", text).split("\n")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers it all with Sphinx."""
+    """Registers the extension with Sphinx."""
     app.add_lexer("csv", TextLexer)
-    app.connect("builder-inited", begin)
+    app.connect("builder-inited", initialize)
     app.connect("env-get-outdated", outdated)
-    app.connect("source-read", read)
-    app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon, which heeds code in two quotes
-    app.connect("html-collect-pages", files)
+    app.connect("source-read", render_page)
+    app.connect(
+        "autodoc-process-docstring", docstring, priority=400
+    )  # before napoleon, which respects code in two backquotes
+    app.connect("html-collect-pages", source_pages)
     return {"version": "1", "parallel_read_safe": False}

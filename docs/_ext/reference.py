@@ -1,4 +1,4 @@
-"""The reference pages, from the code: each function returns the Markdown of one."""
+"""Generates the reference pages from the code: each function returns the Markdown of one page."""
 
 from __future__ import annotations
 
@@ -21,30 +21,39 @@ from policies.settings.files import presets as preset_names
 from policies.settings.settings import METADATA, Settings
 from policies.settings.yaml12 import to_yaml
 
-KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", NoneType: "null"}
-LISTS = {list[str]: "list of texts", list[float]: "list of numbers"}
+KINDS = {int: "integer", float: "number", bool: "true or false", str: "string", NoneType: "null"}
+LISTS = {list[str]: "list of strings", list[float]: "list of numbers"}
 SIGNS = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {}"}
 
 
 def settings() -> str:
-    """Every setting under the heading that it stands under in `fields.py`."""
-    heads = dict(_topics())
+    """All settings, under the headings of `fields.py`."""
+    headings = dict(_topics())
     parts = []
     for name, field in Settings.model_fields.items():
-        if name in heads:
-            parts.append(f"## {heads[name]}\n")
-        known = METADATA[name]
-        may = [said for said, can in (("resume", known.resume), ("search", known.search), ("PBT", known.clone)) if can]
-        text = f"{_linked(field.description or '')}\n\n*Of {'; '.join([known.category, *may])}.*"
+        if name in headings:
+            parts.append(f"## {headings[name]}\n")
+        metadata = METADATA[name]
+        changeable = [
+            occasion
+            for occasion, allowed in (
+                ("when resuming", metadata.resume),
+                ("in searches", metadata.search),
+                ("in PBT clones", metadata.clone),
+            )
+            if allowed
+        ]
+        changes = f"; can change {', '.join(changeable)}" if changeable else ""
+        text = f"{_add_links(field.description or '')}\n\n*Category: {metadata.category}{changes}.*"
         default = f"`{to_yaml(field.default)}`"
         parts.append(_directive("confval", name, text, type=kind(field), default=default))
     return "\n".join(parts)
 
 
 def families() -> str:
-    """What was measured of each model family."""
+    """The measurements of each model family."""
     table = read_table()
-    heads = (
+    columns = (
         "family",
         "padding",
         "attention",
@@ -55,10 +64,10 @@ def families() -> str:
         "after an update",
         "LoRA",
     )
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for name, row in sorted(table.families.items()):
         lines.append(f"| {' | '.join((f'`{name}`', *_learner_cells(row), *_engine_cells(row['vllm'])))} |")
-    measured = ", ".join(f"{package} {of}" for package, of in table.versions.items())
+    measured = ", ".join(f"{package} {version}" for package, version in table.versions.items())
     return "\n".join([f"Measured with {measured}, on a CPU, in fp32.\n", *lines])
 
 
@@ -71,7 +80,11 @@ def _learner_cells(row: dict[str, Any]) -> Iterator[str]:
 
 def _engine_cells(row: dict[str, Any]) -> Iterator[str]:
     yield (
-        "the one of transformers" if "Transformers" in row.get("model", "") else "its own" if "model" in row else "none"
+        "transformers' implementation"
+        if "Transformers" in row.get("model", "")
+        else "its own"
+        if "model" in row
+        else "none"
     )
     for name in ("before", "after"):
         yield _nats(row[name], ENGINE_LIMIT) if name in row else "–"
@@ -83,11 +96,11 @@ def _nats(difference: float, limit: float) -> str:
 
 
 def _topics() -> Iterator[tuple[str, str]]:
-    """Yields the settings that stand first below a comment of their own, and that comment's first sentence."""
+    """Yields each setting that follows a comment line in `fields.py`, and that comment's first sentence."""
     source = inspect.getsource(fields)
     lines = source.splitlines()
-    (made,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    for node in made.body:
+    (settings_class,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    for node in settings_class.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             comment = lines[node.lineno - 2].strip()
             if comment.startswith("# "):
@@ -95,10 +108,10 @@ def _topics() -> Iterator[tuple[str, str]]:
 
 
 def kind(field: FieldInfo) -> str:
-    """Returns in words what values a setting takes."""
+    """Returns the values that a setting accepts, in words."""
     annotation = field.annotation
     choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    if field.default is None and NoneType not in choices:  # a number takes its place, such as GPUs
+    if field.default is None and NoneType not in choices:  # null is replaced by a computed number, such as of GPUs
         choices = (*choices, NoneType)
     words = [word for choice in choices for word in _words(choice)]
     limits = [
@@ -118,46 +131,51 @@ def _words(choice: Any) -> Iterable[str]:
 
 
 def commands() -> str:
-    """Every command: what it does, how it is called, its arguments and options, and what its help says below them."""
-    return "\n".join(_command(name, about) for name, about in COMMANDS.items())
+    """All commands: purpose, usage, arguments, options, and the epilogue of the help text."""
+    return "\n".join(_command(name, summary) for name, summary in COMMANDS.items())
 
 
-def _command(name: str, about: str) -> str:
+def _command(name: str, summary: str) -> str:
     parsed = command(name)
     context = parsed.make_context(f"cory {name}", [], resilient_parsing=True)
-    above, _, below = (parsed.help or about).partition("\n\n")
+    description, _, epilogue = (parsed.help or summary).partition("\n\n")
     usage = " ".join([context.command_path, *parsed.collect_usage_pieces(context)])
-    parts = [f"## cory {name}\n", f"{_linked(above)}\n", _code(usage, "text"), f"```{{program}} cory {name}\n```\n"]
+    parts = [
+        f"## cory {name}\n",
+        f"{_add_links(description)}\n",
+        _code(usage, "text"),
+        f"```{{program}} cory {name}\n```\n",
+    ]
     for parameter in parsed.params:
         title, text = parameter.get_help_record(context)
         if parameter.param_type_name == "argument":
-            parts.append(f"{title}\n: {_linked(text)}\n")
+            parts.append(f"{title}\n: {_add_links(text)}\n")
         else:
-            parts.append(_directive("option", title, _linked(text)))
-    return "\n".join([*parts, *([_code(below, "text")] if below else [])])
+            parts.append(_directive("option", title, _add_links(text)))
+    return "\n".join([*parts, *([_code(epilogue, "text")] if epilogue else [])])
 
 
 def presets() -> str:
-    """Every preset: what its file says first, how it is trained, and the file."""
+    """All presets: description, training command and file."""
     parts = []
-    for name, about in preset_names().items():
+    for name, summary in preset_names().items():
         text = (files("policies.settings") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-        parts += [f"## {name}\n", f"{_linked(about)}\n", _code(f"cory train {name}", "text")]
+        parts += [f"## {name}\n", f"{_add_links(summary)}\n", _code(f"cory train {name}", "text")]
         parts.append(_code(text.split("\n", 1)[1], "yaml"))
     return "\n".join(parts)
 
 
 def metrics() -> str:
-    """Every figure of an update: of LLMs, roles and evaluations, and of the update as a whole."""
+    """All metrics of an update: of LLMs, roles and evaluations, and of the update as a whole."""
     parts = []
-    for head, meanings in (("Figures", METRICS), ("Of an update", dict(_report())), ("Seconds", PHASES)):
-        rows = [f"| `{name}` | {_linked(meaning)} |" for name, meaning in meanings.items()]
-        parts.append("\n".join([f"## {head}", "", "| name | meaning |", "|---|---|", *rows, ""]))
+    for heading, meanings in (("Metrics", METRICS), ("Entries of an update", dict(_report())), ("Seconds", PHASES)):
+        rows = [f"| `{name}` | {_add_links(meaning)} |" for name, meaning in meanings.items()]
+        parts.append("\n".join([f"## {heading}", "", "| name | meaning |", "|---|---|", *rows, ""]))
     return "\n".join(parts)
 
 
 def _report() -> Iterator[tuple[str, str]]:
-    """Yields each entry of an update's report, and its docstring; unread by Python, as it would bring Ray along."""
+    """Yields each entry of an update's report with its docstring, from the source: importing it imports Ray."""
     source = (files("policies") / "report.py").read_text(encoding="utf-8")
     (report,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Report"]
     for entry, text in pairwise(report.body):
@@ -165,9 +183,9 @@ def _report() -> Iterator[tuple[str, str]]:
             yield entry.target.id, str(ast.literal_eval(text.value)).replace("|", "\\|")
 
 
-def _linked(text: str) -> str:
-    """Returns a text of the code with the pages that it names as links, and options as code."""
-    text = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
+def _add_links(text: str) -> str:
+    """Turns page paths in a text into links, and options into code."""
+    text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
     return re.sub(r"(`[^`]*`)|(--[a-z][\w-]*)", lambda match: match[1] or f"`{match[2]}`", text)
 
 

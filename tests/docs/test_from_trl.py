@@ -1,4 +1,4 @@
-"""The page for those who come from TRL: what stands there is what works."""
+"""The page for users of TRL: its files and settings work."""
 
 import re
 from pathlib import Path
@@ -14,27 +14,27 @@ PAGE = (Path(__file__).parents[2] / "docs" / "from-trl.md").read_text(encoding="
 MODEL = Path(__file__).parents[2] / "cory_env" / "assets" / "imdb-gpt2-tiny"
 
 
-def block(kind: str, number: int = 0) -> str:
-    return re.findall(rf"```{kind}\n(.*?)```", PAGE, flags=re.DOTALL)[number]
+def code_block(language: str, index: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[index]
 
 
-def test_its_files_make_a_run_of_one_agent_and_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-model").symlink_to(MODEL)
-    (tmp_path / "my_rewards.py").write_text(block("python", 1))
-    (tmp_path / "mine.yaml").write_text(block("yaml"))
-    (tmp_path / "prompts.jsonl").write_text(block("json") * 10)
+    (tmp_path / "my_rewards.py").write_text(code_block("python", 1))
+    (tmp_path / "mine.yaml").write_text(code_block("yaml"))
+    (tmp_path / "prompts.jsonl").write_text(code_block("json") * 10)
     settings = split_words(["mine.yaml"]).settings()
     assert settings.responses == 64 == settings.minibatch_size and settings.advantage == "grpo"
     task, _ = preflight.check(settings)
     assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 2
-    words = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
-    two = split_words(["mine.yaml", *(word.strip("'") for word in words[0].split(" ", 1))]).settings()
-    assert preflight.check(two)[0].observer_template.startswith("{query} (another one said")
+    (arguments,) = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
+    pair = split_words(["mine.yaml", *(word.strip("'") for word in arguments.split(" ", 1))]).settings()
+    assert preflight.check(pair)[0].observer_template.startswith("{query} (another one said")
     assert main(["validate", "mine.yaml"]) == 0
 
 
-def test_the_settings_that_it_names_are_there() -> None:
+def test_the_settings_that_it_names_exist() -> None:
     rows = re.findall(r"^\| .*? \| (.*?) \|", PAGE, flags=re.MULTILINE)
-    named = {name.split("=")[0] for row in rows for name in re.findall(r"`([a-z_]+(?:=\w+)?)`", row)}
-    assert len(named) > 20 and named <= Settings.model_fields.keys()
+    names = {name.split("=")[0] for row in rows for name in re.findall(r"`([a-z_]+(?:=\w+)?)`", row)}
+    assert len(names) > 20 and names <= Settings.model_fields.keys()

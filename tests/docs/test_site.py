@@ -1,4 +1,4 @@
-"""The site builds without a warning, has an entry for whatever has a name, and no link of it leads nowhere."""
+"""The site builds without warnings, documents every setting, command and preset, and has no broken links."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from launch.experiments.study import load, studies
 from policies.settings.files import presets
 from policies.settings.settings import Settings
 
-HOUSE = Path(__file__).parents[2]
-DOCS = HOUSE / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 COMMAND = re.compile(r"`((?:cory|python -m) [^`]+)`")
 
 
-class Read(HTMLParser):
-    """What a page can be linked at, and what it links to."""
+class PageLinks(HTMLParser):
+    """The anchors of an HTML page, and its links."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -44,103 +44,103 @@ class Read(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Read]:
-    """The pages of a site that was just built, by their files."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, PageLinks]:
+    """Builds the site, and returns the links of each page by its file."""
     folder = tmp_path_factory.mktemp("site")
-    words = ["-q", "-W", "--keep-going", "-d", folder / "read", DOCS, folder / "html"]
-    command = [sys.executable, "-m", "sphinx", *map(str, words)]
-    built = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True)
-    assert (built.returncode, built.stderr) == (0, "")
-    return {file: Read(file) for file in (folder / "html").rglob("*.html")}
+    options = ["-q", "-W", "--keep-going", "-d", folder / "doctrees", DOCS, folder / "html"]
+    command = [sys.executable, "-m", "sphinx", *map(str, options)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    return {file: PageLinks(file) for file in (folder / "html").rglob("*.html")}
 
 
-def page(site: dict[Path, Read], name: str) -> Read:
-    (found,) = [read for file, read in site.items() if file.as_posix().endswith(f"/html/{name}.html")]
-    return found
+def page(site: dict[Path, PageLinks], name: str) -> PageLinks:
+    (links,) = [links for file, links in site.items() if file.as_posix().endswith(f"/html/{name}.html")]
+    return links
 
 
-def test_every_setting_command_option_and_preset_has_its_entry(site: dict[Path, Read]) -> None:
+def test_every_setting_command_option_and_preset_has_an_entry(site: dict[Path, PageLinks]) -> None:
     assert {f"confval-{name}" for name in Settings.model_fields} <= page(site, "reference/settings").anchors
     assert presets().keys() <= page(site, "reference/presets").anchors
     commands = page(site, "reference/commands").anchors
     assert {f"cory-{name}" for name in COMMANDS} <= commands
     for name in COMMANDS:
-        words = {word for parameter in command(name).params for word in parameter.opts if word.startswith("-")}
-        options = {f"cmdoption-cory-{name}-{word.lstrip('-')}" for word in words}
-        assert options <= commands
+        options = {option for parameter in command(name).params for option in parameter.opts if option.startswith("-")}
+        assert {f"cmdoption-cory-{name}-{option.lstrip('-')}" for option in options} <= commands
 
 
-def test_what_a_setting_takes_is_said_in_words() -> None:
-    said = {name: reference.kind(field) for name, field in Settings.model_fields.items()}
-    assert said["lr"] == "number > 0"
-    assert said["gpus_per_runner"] == "number ≥ 0 or null"
-    assert said["max_lag"] == "whole number ≥ 0, ≤ 1"
-    assert said["exchange_period"] == "whole number ≥ 1 or null"
-    assert said["weight_transfer"] == "`gloo`, `nccl`, `ipc` or null"
-    assert said["model"] == "text or list of texts"
+def test_types_and_limits_of_settings_are_written_in_words() -> None:
+    kinds = {name: reference.kind(field) for name, field in Settings.model_fields.items()}
+    assert kinds["lr"] == "number > 0"
+    assert kinds["gpus_per_runner"] == "number ≥ 0 or null"
+    assert kinds["max_lag"] == "integer ≥ 0, ≤ 1"
+    assert kinds["exchange_period"] == "integer ≥ 1 or null"
+    assert kinds["weight_transfer"] == "`gloo`, `nccl`, `ipc` or null"
+    assert kinds["model"] == "string or list of strings"
 
 
-def test_no_link_leads_nowhere(site: dict[Path, Read]) -> None:
-    lost = []
-    for file, read in site.items():
-        for link in read.links:
+def test_no_page_has_a_broken_link(site: dict[Path, PageLinks]) -> None:
+    broken = []
+    for file, page_links in site.items():
+        for link in page_links.links:
             path, anchor = urlsplit(link).path, unquote(urlsplit(link).fragment)
             target = (file.parent / unquote(path)).resolve() if path else file
             target = target / "index.html" if target.is_dir() else target
             if not target.exists() or (anchor and target in site and anchor not in site[target].anchors):
-                lost.append(f"{file.name} -> {link}")
-    assert not lost, lost
+                broken.append(f"{file.name} -> {link}")
+    assert not broken, broken
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a Markdown page's headings, as GitHub makes them."""
+    """The anchors of a Markdown page's headings, as on GitHub."""
     prose = re.sub(r"(?ms)^```.*?^```", "", text)
     headings = re.findall(r"(?m)^#+ (.+)$", prose)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"])
-def test_no_link_of_the_pages_beside_the_site_leads_nowhere(name: str) -> None:
-    file = HOUSE / name
-    lost = []
+def test_no_markdown_page_outside_the_site_has_a_broken_link(name: str) -> None:
+    file = ROOT / name
+    broken = []
     for path, anchor in pages.TARGET.findall(file.read_text(encoding="utf-8")):
         target = file.parent / path if path else file
-        known = anchors(target.read_text(encoding="utf-8")) if anchor else set()
-        if not target.exists() or (anchor and anchor[1:] not in known):
-            lost.append(path + anchor)
-    assert not lost, lost
+        headings = anchors(target.read_text(encoding="utf-8")) if anchor else set()
+        if not target.exists() or (anchor and anchor[1:] not in headings):
+            broken.append(path + anchor)
+    assert not broken, broken
 
 
-def test_the_search_finds_settings_and_words_of_pages(site: dict[Path, Read]) -> None:
+def test_the_search_index_has_settings_and_words_of_pages(site: dict[Path, PageLinks]) -> None:
     (html,) = {file.parent for file in site if file.name == "search.html"}
-    found = json.loads((html / "searchindex.js").read_text(encoding="utf-8")[len("Search.setIndex(") : -1])
-    number = found["docnames"].index("reference/settings")
-    assert {"exchange_period", "kl_coef"} <= {entry[-1] for entries in found["objects"].values() for entry in entries}
-    held = found["terms"]["tensorboard"]
-    assert found["docnames"].index("reference/metrics") in (held if isinstance(held, list) else [held])
-    assert "Settings" in found["titles"][number]
+    index = json.loads((html / "searchindex.js").read_text(encoding="utf-8")[len("Search.setIndex(") : -1])
+    page_number = index["docnames"].index("reference/settings")
+    assert {"exchange_period", "kl_coef"} <= {entry[-1] for entries in index["objects"].values() for entry in entries}
+    page_numbers = index["terms"]["tensorboard"]
+    page_numbers = page_numbers if isinstance(page_numbers, list) else [page_numbers]
+    assert index["docnames"].index("reference/metrics") in page_numbers
+    assert "Settings" in index["titles"][page_number]
 
 
-def test_every_command_among_the_recipes_is_one_that_would_be_taken() -> None:
-    commands = COMMAND.findall((DOCS / "recipes.md").read_text(encoding="utf-8"))
+def test_every_command_of_the_results_page_is_valid() -> None:
+    commands = COMMAND.findall((DOCS / "results.md").read_text(encoding="utf-8"))
     assert len(commands) > 40
     arms = {name: load(name).arms.keys() for name in studies()}
-    for program, name, *words in map(shlex.split, commands):
-        if program == "cory" and "…" not in words:
-            options = parsed(name, words)
+    for program, name, *arguments in map(shlex.split, commands):
+        if program == "cory" and "…" not in arguments:
+            options = parsed(name, arguments)
             if name == "study":
                 study, *names = [word for word in options.words or () if "=" not in word]
-                assert set(names) <= arms[study], words
+                assert set(names) <= arms[study], arguments
             elif name in ("train", "tune"):
                 split_words(options.words or ()).settings()
         elif program == "python":
-            module = words[0]
-            assert (HOUSE / f"{module.replace('.', '/')}.py").exists() or (HOUSE / module / "__main__.py").exists()
+            module = arguments[0]
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists() or (ROOT / module / "__main__.py").exists()
 
 
-def test_the_workflow_that_publishes_it_is_one() -> None:
+def test_the_workflow_that_publishes_the_site_is_valid() -> None:
     check = Path(sys.executable).parent / "check-jsonschema"
-    workflow = HOUSE / ".github/workflows/site.yml"
+    workflow = ROOT / ".github/workflows/site.yml"
     command = [str(check), "--builtin-schema", "vendor.github-workflows", str(workflow)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout
