@@ -87,7 +87,7 @@ def sync(settings: dict[str, Any], rounds: int) -> list[Figure]:
     seconds = []
     for version in range(rounds):
         started = time.perf_counter()
-        algorithm.runners.send(version)
+        algorithm.runners.sync_weights(version)
         seconds.append(time.perf_counter() - started)
     algorithm.stop()
     ray.shutdown()

@@ -151,7 +151,7 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
 
     from benchmarks.tiny_models import attention_difference, padding_difference, tiny_model
     from policies.models.adapters import linear_layers
-    from policies.models.families import LIMIT, has_soft_cap
+    from policies.models.families import LOGPROB_TOLERANCE, has_soft_cap
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -159,7 +159,7 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
     model = tiny_model(config)
     row: dict[str, Any] = {"class": type(model).__name__, "padding": _rounded(padding_difference(model))}
     difference = row["attention_difference"] = _rounded(attention_difference(config))
-    eager = has_soft_cap(model.config) or (difference is not None and not difference < LIMIT)
+    eager = has_soft_cap(model.config) or (difference is not None and not difference < LOGPROB_TOLERANCE)
     row["attention"] = "eager" if eager else None
     row["lora_layers"] = linear_layers(model)
     with tempfile.TemporaryDirectory() as folder:

@@ -152,8 +152,8 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
     """Learns a few updates of one case."""
     s = settings(case, o, make_model(case.size, folder, device), device)
     config = config_of(case.size)
-    at_once = logits.AT_ONCE
-    logits.AT_ONCE = at_once if case.parts else 2**62
+    at_once = logits.CHUNK_LOGITS
+    logits.CHUNK_LOGITS = at_once if case.parts else 2**62
     clear(device)
     try:
         model = PolicyModel(
@@ -179,10 +179,10 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
             scored.append(between - began)
             learned.append(now(device) - middle)
     finally:
-        logits.AT_ONCE = at_once
+        logits.CHUNK_LOGITS = at_once
     score, learn = statistics.median(scored[1:]), statistics.median(learned[1:])
     mfu = operations(model, rows, config, case.weights) / learn / peak
-    parts = memory.learner(s, memory.shapes(s)).parts
+    parts = memory.estimate_learner(s, memory.model_shapes(s)).parts
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
     peak_bytes = float(torch.cuda.max_memory_allocated()) if device == "cuda" else None
     of_plan = (

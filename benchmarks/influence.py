@@ -9,7 +9,7 @@ import json
 
 from launch.console.configuration import resolve
 from policies.cory import CoryConfig
-from policies.influence import components, measure_influence, share_interval
+from policies.influence import variance_components, measure_influence, share_interval
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
         pioneers, observers = measure_influence(algorithm, options.queries)
     finally:
         algorithm.stop()
-    parts = components(observers)
+    parts = variance_components(observers)
     low, high = share_interval(observers)
     print(
         json.dumps(

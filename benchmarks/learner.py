@@ -21,16 +21,16 @@ from launch.console.configuration import read_preset
 from policies.cory import CoryConfig
 from policies.generation.generator import Response
 from policies.learning.credit import assign_credit
-from policies.learning.estimation import Estimation
-from policies.learning.metrics import measure as measure_rows
+from policies.learning.estimation import AdvantageEstimator
+from policies.learning.metrics import compute_metrics as measure_rows
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows
 from policies.models.language_model import compute_dtype
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import module_config
-from policies.rllib.token_batch import rows_of
-from policies.rollout.episodes import as_rllib_episode
+from policies.rllib.token_batch import rows_from_episodes
+from policies.rollout.episodes import to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -157,7 +157,7 @@ def learn(learners: Mapping[str, PolicyLearner], rows_by_policy: Mapping[str, Ro
         name: {**rows_of_policy, **learners[name].score(rows_of_policy)}
         for name, rows_of_policy in rows_by_policy.items()
     }
-    estimations = {name: Estimation(s.hyperparameters) for name in rows}
+    estimations = {name: AdvantageEstimator(s.hyperparameters) for name in rows}
     for name, rewards in assign_credit(rows, s.credit_assignment, estimations).items():
         rows[name]["rewards"] = rewards
         measure_rows(rows[name], s.report_kl_coef)
@@ -183,7 +183,7 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
             episode.respond({"tokens": tokens, "length": length})
             responses.append(Response(tokens, [-8.0] * length))
         episodes.append(
-            as_rllib_episode(
+            to_rllib_episode(
                 PromptRef(episode.query.id, query),
                 episode,
                 responses,
@@ -197,4 +197,4 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
             observation, response = agent.observations[0], agent.actions[0]
             prompt = observation["tokens"][: observation["length"]].tolist()
             samples.setdefault(agent.module_id, []).append(Sample(prompt, response["tokens"], agent.rewards[0]))
-    return rows_of(episodes), samples
+    return rows_from_episodes(episodes), samples

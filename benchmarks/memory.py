@@ -64,6 +64,6 @@ def run(folder: Path, quick: bool) -> Record:
 def estimated(settings: dict[str, Any]) -> tuple[float, float]:
     """Bytes at rest and at the peak, by the plan's estimate, without libraries and allowance."""
     s = make_settings(settings)
-    parts = memory.learner(s, memory.shapes(s)).parts
+    parts = memory.estimate_learner(s, memory.model_shapes(s)).parts
     peak = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
     return sum(size for name, size in parts.items() if name in AT_REST), peak

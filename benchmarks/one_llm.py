@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from policies.learning.estimation import Estimation
+from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace, path: str) -> None:
         micro_batch_size=options.micro_batch_size,
         advantage=options.advantage,
     )
-    learner, estimation = PolicyLearner(model, hyper), Estimation(hyper)
+    learner, estimation = PolicyLearner(model, hyper), AdvantageEstimator(hyper)
     rows = random_rows(options, model.lm.config.get_text_config().vocab_size)
     tokens = int(rows["mask"].sum() + rows["prompt_mask"].sum())
     trained = sum(parameter.numel() for parameter in learner.parameters)

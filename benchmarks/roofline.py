@@ -39,9 +39,9 @@ from rich.table import Table
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from launch.console.configuration import resolve
-from policies.learning.rows import make_rows, places, take, trimmed
+from policies.learning.rows import make_rows, split_micro_batches, select_rows, trim_padding
 from policies.settings import memory
-from policies.settings.memory import Shape, shapes
+from policies.settings.memory import ModelShape, model_shapes
 from policies.settings.settings import Settings
 
 
@@ -114,10 +114,10 @@ def main(argv: list[str] | None = None) -> None:
             MODELS[size].save_pretrained(path)
         for preset, (size, nodes) in PRESETS.items():
             settings = resolve(preset, [], [f"model={paths[size]}", "dtype=bf16"])
-            parts = update(settings, shapes(settings)[0], Machine(), nodes)
+            parts = update(settings, model_shapes(settings)[0], Machine(), nodes)
             total = sum(parts[name] for name in ("rollout", "score", "learn", "sync"))
             times.add_row(preset, *(f"{seconds:.1f} s" for seconds in parts.values()), f"{total:.1f} s")
-            of_parts = spent(settings, shapes(settings)[0], Machine(), nodes)
+            of_parts = spent(settings, model_shapes(settings)[0], Machine(), nodes)
             shares.add_row(preset, *(f"{abs(share):.1%}" for share in of_parts.values()))
         needed = Table("GPUs per LLM that learn it", *MODELS)
         for weights in ("full", "lora"):
@@ -131,10 +131,10 @@ def main(argv: list[str] | None = None) -> None:
 def least_gpus(path: Path, weights: str) -> int | None:
     """The fewest over which an LLM can be learned with GSM8K's lengths, by `cory plan`'s estimate."""
     words = [f"model={path}", "dtype=bf16", f"weights={weights}"]
-    return memory.least_shards(resolve("gsm8k-qwen7b", [], words), GPU)
+    return memory.min_shards(resolve("gsm8k-qwen7b", [], words), GPU)
 
 
-def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:
+def update(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict[str, float]:
     """Seconds of each part of one update."""
     ranks, num_policies = s.shards_per_policy or 1, len(s.policy_ids)
     tokens = s.responses * (s.max_prompt_tokens / 2 + s.max_response_tokens) / ranks
@@ -165,7 +165,7 @@ def update(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str,
     }
 
 
-def spent(s: Settings, model: Shape, machine: Machine, nodes: int) -> dict[str, float]:
+def spent(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict[str, float]:
     """The shares of all GPUs' time in an update, by the names of `LOST`; their sum is 1."""
     parts = update(s, model, machine, nodes)
     learners, runners = (s.num_learners * s.gpus_per_learner, s.num_runners * s.gpus_per_runner)
@@ -216,8 +216,8 @@ def uneven(s: Settings) -> float:
     order = np.lexsort((rows["prompt_mask"].sum(1).numpy(), rows["mask"].sum(1).numpy()))
     costs = []
     for rank in range(ranks):
-        rank_rows = take(rows, torch.from_numpy(order[rank::ranks].copy()))
-        micro = (trimmed(rank_rows, index) for index in places(rank_rows, s.micro_batch_size, s.micro_batch_tokens))
+        rank_rows = select_rows(rows, torch.from_numpy(order[rank::ranks].copy()))
+        micro = (trim_padding(rank_rows, index) for index in split_micro_batches(rank_rows, s.micro_batch_size, s.micro_batch_tokens))
         costs.append([float(part["prompts"].numel() + part["responses"].numel()) for part in micro])
     steps = max(map(len, costs))
     slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launch.display.statistics import differences
+from launch.display.statistics import estimate_difference
 
 WHO = {
     "base": "untrained, bare",
@@ -136,7 +136,7 @@ def _compared(by_seed: list[Figures]) -> dict[str, object]:
             "mean": float(np.mean([by_label[label] for by_label in by_seed])),
             "by_seed": [e[label] for e in by_seed],
         }
-        more = differences({seed: figures[last] - figures[label] for seed, figures in enumerate(by_seed)})
+        more = estimate_difference({seed: figures[last] - figures[label] for seed, figures in enumerate(by_seed)})
         if more is not None and label != last and not label.endswith("tokens"):
             compared[f"{last}, over {label}"] = more.estimate._asdict() | {"p": more.p}
     return compared

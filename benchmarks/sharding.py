@@ -68,7 +68,7 @@ def run(folder: Path, quick: bool) -> Record:
 def compare(how: str, settings: dict[str, Any], baseline: Found, measured: list[Found]) -> list[Figure]:
     """The worst rank against the plan's estimate, and all of them against one process alone."""
     s = make_settings(settings)
-    parts = memory.learner(s, memory.shapes(s)).parts
+    parts = memory.estimate_learner(s, memory.model_shapes(s)).parts
     share = sum(size for name, size in parts.items() if name in AT_REST)
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
     rest, peak = max(rank.rest for rank in measured), max(rank.peak for rank in measured)

@@ -42,7 +42,7 @@ def measure(settings: dict[str, Any], size: str) -> list[Figure]:
     seconds = []
     for version in range(1, ROUNDS + 2):
         started = time.perf_counter()
-        algorithm.runners.send(version)
+        algorithm.runners.sync_weights(version)
         seconds.append(time.perf_counter() - started)
     algorithm.stop()
     learners = settings["num_learners"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from policies.compat.transformers import attention_of
+from policies.compat.transformers import attn_implementation
 
 VOCABULARY = 128
 HEADS, HEAD_WIDTH = 4, 32  # the narrowest heads that vLLM's attention on a CPU takes
@@ -183,7 +183,7 @@ def attention_difference(config: PreTrainedConfig, trust_remote_code: bool = Fal
         CannotShrink: the family's code does not take a small configuration.
     """
     chosen = tiny_model(config, trust_remote_code=trust_remote_code)
-    if attention_of(chosen) == "eager":
+    if attn_implementation(chosen) == "eager":
         return None
     eager = tiny_model(config, trust_remote_code=trust_remote_code, attention="eager")
     return _largest(_logprobs(chosen, _rows()), _logprobs(eager, _rows()))

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query
-from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
+from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.learning.metrics import measure_responses
+from policies.learning.metrics import compute_response_metrics
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import make_rows
 from policies.settings.settings import Settings, make_settings
@@ -68,8 +68,8 @@ class Referee(TrainerCallback):
         self.generator.load(LLM, weights, 0)
         self.model.load({f"lm.{name}": array for name, array in weights.items()})
         queries = self.task.queries("validation")[: s.eval_queries]
-        prompts = self.chain.encode_first(queries)
-        seeds = [sampling_seed(s.seed, EVALUATION_STREAM, query.id, 0) for query in queries]
+        prompts = self.chain.encode_pioneer_prompts(queries)
+        seeds = [sampling_seed(s.seed, EVALUATION_UPDATE, query.id, 0) for query in queries]
         sampling = Sampling(s.temperature, s.max_response_tokens, seeds, self.chain.stop_token_ids)
         responses = self.generator.generate(prompts, LLM, sampling)
         rows = make_rows(
@@ -77,11 +77,11 @@ class Referee(TrainerCallback):
             [response.tokens for response in responses],
             [response.logprobs for response in responses],
             self.rewards(queries, [self.chain.decode(response.tokens) for response in responses]),
-            [self.chain.cut(response.tokens)[1] for response in responses],
+            [self.chain.truncate_response(response.tokens)[1] for response in responses],
         )
         scores = self.model.score(rows)
         rows |= {name: column * rows["mask"] for name, column in scores.items()}
-        return float(measure_responses(rows, s.report_kl_coef)["combined_reward"].mean())
+        return float(compute_response_metrics(rows, s.report_kl_coef)["combined_reward"].mean())
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def main() -> None:
     tokenizer = settings.make_tokenizers()[LLM]
     tokenizer.padding_side = "left"
     prompts = [task.prompt(query) for query in task.train]
-    if tokenizer(prompts[:100])["input_ids"] != referee.chain.encode_first(task.train[:100]):
+    if tokenizer(prompts[:100])["input_ids"] != referee.chain.encode_pioneer_prompts(task.train[:100]):
         raise RuntimeError("The trainer would read other prompts than ours.")
     kind = {"rloo": (trl.RLOOTrainer, trl.RLOOConfig), "grpo": (trl.GRPOTrainer, trl.GRPOConfig)}[work["trainer"]]
     bf16 = settings.dtype == "bf16"

@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from gymnasium import spaces
 
-from cory_env.chat import ChatFormat, reject_conversations
+from cory_env.chat import ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
 from cory_env.message import Message
 from cory_env.tasks.task import Query, Task, literals, placeholders
-from cory_env.tokenizer import tokens_holding
+from cory_env.tokenizer import token_ids_containing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_PROMPT = 128
+DEFAULT_MAX_PROMPT_TOKENS = 128
 DEFAULT_MAX_RESPONSE_TOKENS = 15  # the longest IMDB response in the paper
 
-Observed = Literal["all", "last", "best"]
+ObservedResponses = Literal["all", "last", "best"]
 """Which earlier responses an agent sees: all, the last one, or the one with the best task reward."""
 
 
@@ -41,7 +41,7 @@ class PromptError(ValueError):
     """A prompt cannot be given to a model."""
 
 
-class QueryTooLong(PromptError):
+class QueryTooLongError(PromptError):
     """A query's prompt exceeds `max_prompt_tokens` even without any reference."""
 
 
@@ -88,9 +88,9 @@ class ChainSettings:
 
     num_agents: int = 2
     knowledge_transfer: bool = True
-    observed: Observed = "all"
+    observed: ObservedResponses = "all"
     partner_reward: float = 1.0
-    max_prompt_tokens: int = MAX_PROMPT
+    max_prompt_tokens: int = DEFAULT_MAX_PROMPT_TOKENS
     max_response_tokens: int = DEFAULT_MAX_RESPONSE_TOKENS
     vocab_size: int | None = None
     num_embeddings: int | None = None
@@ -106,8 +106,8 @@ class ChainSettings:
                 f"max_prompt_tokens is {self.max_prompt_tokens} and max_response_tokens {self.max_response_tokens}, "
                 "but both must be at least 1."
             )
-        if self.observed not in get_args(Observed):
-            raise ValueError(f"observed is {self.observed!r}, but must be one of: {', '.join(get_args(Observed))}.")
+        if self.observed not in get_args(ObservedResponses):
+            raise ValueError(f"observed is {self.observed!r}, but must be one of: {', '.join(get_args(ObservedResponses))}.")
         if not math.isfinite(self.partner_reward):
             raise ValueError(f"partner_reward is {self.partner_reward}, but must be a finite number; the paper's is 1.")
 
@@ -121,7 +121,7 @@ class Chain:
         stops: The stop strings (none or one), in the form that `Detokenizer` takes.
     """
 
-    at: "tuple[Chain, ...]"
+    by_position: "tuple[Chain, ...]"
 
     def __init__(self, task: Task, tokenizer: "PreTrainedTokenizerBase", **settings: Any) -> None:
         """Makes a chain.
@@ -136,12 +136,12 @@ class Chain:
             ChatError: The chat template is missing or unsuitable, or a query is a conversation and `chat` is off.
         """
         s = ChainSettings(**settings)
-        self.chat = ChatFormat(tokenizer, s.system_prompt, s.chat_date) if s.chat else None
+        self.chat = ChatTemplate(tokenizer, s.system_prompt, s.chat_date) if s.chat else None
         vocab = tokenizer.get_vocab()
         self._tokenizer_vocab_size = max(vocab.values()) + 1  # ids may have gaps
         self.vocab_size = s.vocab_size or self._tokenizer_vocab_size
         self.num_embeddings = s.num_embeddings or self.vocab_size
-        ids_with_stop = [] if s.stop is None else tokens_holding(tokenizer, s.stop)
+        ids_with_stop = [] if s.stop is None else token_ids_containing(tokenizer, s.stop)
         turn_end = None if self.chat is None else self.chat.turn_end([tokenizer.eos_token_id, *s.stop_token_ids])
         end_ids = [
             token
@@ -179,9 +179,9 @@ class Chain:
         self.pad_token_id = pad if pad < self.num_embeddings else 0
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._anchor_text = self._decode(self._anchor)
-        self.at = (self,) * len(self.roles)
+        self.by_position = (self,) * len(self.roles)
 
-    def with_readers(self, others: "Sequence[Chain]") -> Self:
+    def with_position_chains(self, others: "Sequence[Chain]") -> Self:
         """Returns this chain with a different tokenizer per agent. Agents pass text to one another.
 
         Encode and decode with the chains in its `at`: its own methods still use this chain's tokenizer.
@@ -190,7 +190,7 @@ class Chain:
             others: By position, a chain that differs from this one only in its tokenizer.
         """
         mixed = copy.copy(self)
-        mixed.at = tuple(others)
+        mixed.by_position = tuple(others)
         mixed.vocab_size = max(other.vocab_size for other in others)
         return mixed
 
@@ -226,7 +226,7 @@ class Chain:
         texts = [text if self.chat is None else self.chat.render(text, history or ()) for text, history in prompts]
         return self.control.encode(texts, add_special_tokens=self.chat is None)
 
-    def encode_first(self, queries: Sequence[Query]) -> list[list[int]]:
+    def encode_pioneer_prompts(self, queries: Sequence[Query]) -> list[list[int]]:
         """Tokenizes the pioneer's prompts.
 
         Raises:
@@ -237,7 +237,7 @@ class Chain:
         self._reject_unembedded(queries, prompts)
         return prompts
 
-    def encode_later(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
+    def encode_observer_prompts(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
         """Tokenizes the prompts of agents that see earlier responses.
 
         Args:
@@ -288,7 +288,7 @@ class Chain:
             spelled[token] = [part for ids in characters for part in ids if part < self.num_embeddings]
         return [part for token in prompt for part in spelled.get(token, [token])]
 
-    def cut(self, tokens: list[int]) -> tuple[list[int], bool]:
+    def truncate_response(self, tokens: list[int]) -> tuple[list[int], bool]:
         """Truncates a response after the token that ends it: an end token, or the one that completes the stop string.
 
         Returns:
@@ -297,19 +297,19 @@ class Chain:
         first_end = next((i for i, token in enumerate(tokens, start=1) if token in self.end_token_ids), None)
         tokens = tokens[:first_end]
         ended = tokens[-1] in self.end_token_ids
-        if self.stop is None or self.stop not in self.decode_whole(tokens if not ended else tokens[:-1]):
+        if self.stop is None or self.stop not in self.decode_untruncated(tokens if not ended else tokens[:-1]):
             return tokens, ended
         # The stop string spans several tokens; no single token contains it.
         stop = self.stop
-        length = bisect_left(range(len(tokens)), True, key=lambda end: stop in self.decode_whole(tokens[:end]))
+        length = bisect_left(range(len(tokens)), True, key=lambda end: stop in self.decode_untruncated(tokens[:end]))
         return tokens[:length], True
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns a response as text, as rewards and later agents see it: `decode_whole` up to the stop string."""
-        text = self.decode_whole(tokens)
+        """Returns a response as text, as rewards and later agents see it: `decode_untruncated` up to the stop string."""
+        text = self.decode_untruncated(tokens)
         return text if self.stop is None else text.partition(self.stop)[0]
 
-    def decode_whole(self, tokens: Sequence[int]) -> str:
+    def decode_untruncated(self, tokens: Sequence[int]) -> str:
         """Returns a response as text, without end tokens, with its leading space so that prompt + text reads right.
 
         Some tokenizers drop the first space of decoded text. So the response is decoded after a fixed anchor token, and
@@ -344,10 +344,10 @@ class Chain:
             The prompt's 1 to `max_prompt_tokens` token ids, and whether the reference was truncated.
 
         Raises:
-            QueryTooLong: The prompt does not fit even without any reference.
+            QueryTooLongError: The prompt does not fit even without any reference.
         """
         if not responses or not self.knowledge_transfer:
-            prompt = self.encode_first([query])[0]
+            prompt = self.encode_pioneer_prompts([query])[0]
             if len(prompt) > self.max_prompt_tokens:
                 raise self._too_long(query, len(prompt))
             return prompt, False
@@ -360,7 +360,7 @@ class Chain:
                 if num_tokens > 0:
                     texts.append(chain.decode(response[:num_tokens]))
                 num_tokens -= len(response)
-            return self.encode_later([(query, texts or [""])])[0]
+            return self.encode_observer_prompts([(query, texts or [""])])[0]
 
         prompt = encode_prefix(total)
         if len(prompt) <= self.max_prompt_tokens:
@@ -371,8 +371,8 @@ class Chain:
         num_tokens = bisect_left(range(1, total), True, key=lambda n: len(encode_prefix(n)) > self.max_prompt_tokens)
         return encode_prefix(num_tokens), True
 
-    def _too_long(self, query: Query, length: int) -> QueryTooLong:
-        return QueryTooLong(
+    def _too_long(self, query: Query, length: int) -> QueryTooLongError:
+        return QueryTooLongError(
             f"Query {query.id} of task {self.task.name} needs a prompt of {length} tokens without any reference, but "
             f"max_prompt_tokens is {self.max_prompt_tokens}: {query.text[:80]!r}. Raise max_prompt_tokens to at least "
             f"{length}, or shorten or remove the query."

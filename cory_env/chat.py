@@ -23,11 +23,11 @@ class ChatError(ValueError):
     """Prompts cannot be rendered with a chat template."""
 
 
-class ChatFormat:
+class ChatTemplate:
     """A tokenizer's chat template: the text of a conversation up to where the assistant's turn begins.
 
     Attributes:
-        asks_date: Whether the template has used today's date so far.
+        uses_date: Whether the template has used today's date so far.
         template_text: The text that the template writes around messages, for all roles that it supports.
     """
 
@@ -50,7 +50,7 @@ class ChatFormat:
                 f"The tokenizer of {tokenizer.name_or_path} has no chat template, but chat is on. Set chat=false, "
                 "or use an instruction-tuned model."
             )
-        self.asks_date = False
+        self.uses_date = False
         self._tokenizer = tokenizer
         self._system = system_prompt
         self._date = None if chat_date is None else datetime.combine(date.fromisoformat(chat_date), datetime.min.time())
@@ -109,7 +109,7 @@ class ChatFormat:
 
     def _strftime_now(self, form: str) -> str:
         """Replaces transformers' `strftime_now`, which templates call for today's date."""
-        self.asks_date = True
+        self.uses_date = True
         return (self._date or datetime.now()).strftime(form)
 
     def _check_roles(self, roles: Sequence[str]) -> None:

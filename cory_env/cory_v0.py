@@ -117,7 +117,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
 
         Raises:
             ValueError: The query does not exist.
-            QueryTooLong: The query does not fit `max_prompt_tokens`.
+            QueryTooLongError: The query does not fit `max_prompt_tokens`.
         """
         if seed is not None:
             self._random = np.random.default_rng(seed)

@@ -65,14 +65,14 @@ class ChainEpisode:
         """Returns the 1 to `max_prompt_tokens` token ids of the current role's prompt.
 
         Raises:
-            QueryTooLong: The prompt does not fit even without any reference.
+            QueryTooLongError: The prompt does not fit even without any reference.
             ValueError: All agents have responded, or the prompt requires task rewards that are not noted yet.
         """
         position = len(self.responses)
         if self.role is None:
             raise ValueError("All agents of this episode have responded, so there is no prompt. Start a new episode.")
         if len(self._prompts) == position:
-            observed, chains = self._observed_positions(), self.chain.at
+            observed, chains = self._observed_positions(), self.chain.by_position
             prompt, truncated = chains[position].build_prompt(
                 self.query, [self.responses[k] for k in observed], [chains[k] for k in observed]
             )
@@ -127,7 +127,7 @@ class ChainEpisode:
         if position == len(self.responses):
             self.prompt_ids()
         prompt = self._prompts[position] if position < len(self._prompts) else []
-        tokens = np.full(self.chain.max_prompt_tokens, self.chain.at[position].pad_token_id, np.int32)
+        tokens = np.full(self.chain.max_prompt_tokens, self.chain.by_position[position].pad_token_id, np.int32)
         tokens[: len(prompt)] = prompt
         return {"tokens": tokens, "length": len(prompt)}
 
@@ -143,8 +143,8 @@ class ChainEpisode:
                 "All agents of this episode have responded, so it takes no more actions. Start a new episode."
             )
         self.prompt_ids()  # build the prompt even if nobody asked for it
-        chain = self.chain.at[len(self.responses)]
-        response, ended = chain.cut(self._validate_action(role, action, chain.vocab_size))
+        chain = self.chain.by_position[len(self.responses)]
+        response, ended = chain.truncate_response(self._validate_action(role, action, chain.vocab_size))
         self.responses.append(response)
         self.ended.append(ended)
         self.completions.append(chain.decode(response))

@@ -50,7 +50,7 @@ def _find_user_module(name: str, folders: Iterable[str | Path]) -> ModuleSpec | 
 
 
 @contextlib.contextmanager
-def own_packages_first() -> Iterator[None]:
+def project_packages_first() -> Iterator[None]:
     """Puts the project's packages first on the search path, which spawned `multiprocessing` processes inherit."""
     prefix = [str(ROOT)] if shadowing_modules() else []
     sys.path[:0] = prefix

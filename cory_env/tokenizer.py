@@ -95,7 +95,7 @@ def fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 @lru_cache(maxsize=8)
-def tokens_holding(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+def token_ids_containing(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Returns the ids of the tokens whose text contains `text`."""
     ids = sorted(tokenizer.get_vocab().values())  # ids may have gaps
     token_texts = tokenizer.batch_decode([[token] for token in ids])

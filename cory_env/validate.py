@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from cory_env.chain import MAX_PROMPT, Chain, NoEmbeddingError
+from cory_env.chain import DEFAULT_MAX_PROMPT_TOKENS, Chain, NoEmbeddingError
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
@@ -30,7 +30,7 @@ NUM_SAMPLES = 3  # queries with example rewards in the report
 
 
 @dataclass
-class Report:
+class ValidationReport:
     """The result of `validate`.
 
     Attributes:
@@ -91,10 +91,10 @@ def validate(
     task: Task,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    max_prompt_tokens: int | None = MAX_PROMPT,
+    max_prompt_tokens: int | None = DEFAULT_MAX_PROMPT_TOKENS,
     reward_timeout: float = 60.0,
     **settings: Any,
-) -> Report:
+) -> ValidationReport:
     """Checks a task and shows example prompts and rewards.
 
     Args:
@@ -114,7 +114,7 @@ def validate(
     chain = Chain(
         task, tokenizer, max_prompt_tokens=sys.maxsize if max_prompt_tokens is None else max_prompt_tokens, **settings
     )
-    report = Report(task.name)
+    report = ValidationReport(task.name)
     check_queries(task, report)
     try:
         check_lengths(chain, report)
@@ -134,7 +134,7 @@ def validate(
     return report
 
 
-def check_queries(task: Task, report: Report) -> None:
+def check_queries(task: Task, report: ValidationReport) -> None:
     """Finds empty splits, empty queries, wrong numbering, and training queries that are also held out."""
     for split in task.splits:
         queries = task.queries(split)
@@ -153,7 +153,7 @@ def check_queries(task: Task, report: Report) -> None:
         )
 
 
-def check_lengths(chain: Chain, report: Report) -> None:
+def check_lengths(chain: Chain, report: ValidationReport) -> None:
     """Finds queries whose prompts are too long, and queries whose references may be truncated."""
     references = chain.max_references * chain.max_response_tokens
     for split in chain.task.splits:
@@ -183,13 +183,13 @@ def check_lengths(chain: Chain, report: Report) -> None:
             )
 
 
-def check_chat(chain: Chain, report: Report) -> None:
+def check_chat(chain: Chain, report: ValidationReport) -> None:
     """Finds prompts that do not begin with exactly one BOS token although the tokenizer has one."""
     tokenizer = chain.tokenizer
     bos = tokenizer.bos_token_id
     if bos is None or not chain.task.train:
         return
-    count = len(list(takewhile(lambda token: token == bos, chain.encode_first(chain.task.train[:1])[0])))
+    count = len(list(takewhile(lambda token: token == bos, chain.encode_pioneer_prompts(chain.task.train[:1])[0])))
     if count > 1 or (not count and tokenizer("a")["input_ids"][:1] == [bos]):
         cause = "`prompt` and the tokenizer" if chain.chat is None else "the chat template"
         report.warnings.append(
@@ -198,7 +198,7 @@ def check_chat(chain: Chain, report: Report) -> None:
         )
 
 
-def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
+def check_columns(task: Task, needed: Sequence[str], report: ValidationReport) -> None:
     """Finds queries without a value in a column that the reward requires.
 
     Args:
@@ -221,15 +221,15 @@ def check_columns(task: Task, needed: Sequence[str], report: Report) -> None:
 
 def longest_prompts(chain: Chain, queries: Sequence[Query], references: int) -> list[int]:
     """Returns, for each query, the length of its longest prompt with this number of empty references."""
-    lengths = [len(prompt) for prompt in chain.encode_first(queries)]
+    lengths = [len(prompt) for prompt in chain.encode_pioneer_prompts(queries)]
     if not references:
         return lengths
     empty = [""] * references
-    later = chain.encode_later([(query, empty) for query in queries])
+    later = chain.encode_observer_prompts([(query, empty) for query in queries])
     return [max(length, len(prompt)) for length, prompt in zip(lengths, later, strict=True)]
 
 
-def show_prompts(chain: Chain, report: Report) -> None:
+def show_prompts(chain: Chain, report: ValidationReport) -> None:
     """Adds each role's prompt for the first training query, with placeholders as responses.
 
     If agents see the best response, all responses count as equally good.
@@ -246,7 +246,7 @@ def show_prompts(chain: Chain, report: Report) -> None:
         )
 
 
-def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
+def show_rewards(chain: Chain, worker: RewardWorker, report: ValidationReport) -> None:
     """Adds the task rewards of a few responses: the gold answer (or the query's text), and an empty response."""
     queries = chain.task.train[:NUM_SAMPLES]
     answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries] + [(queries[0], "")]
@@ -256,7 +256,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: Report) -> None:
             report.rewards.append((role, query.text, text, value))
 
 
-def check_answers(chain: Chain, worker: RewardWorker, report: Report) -> None:
+def check_answers(chain: Chain, worker: RewardWorker, report: ValidationReport) -> None:
     """Finds gold answers with a reward other than 1.0 or too long for a response, and wrong answers with reward 1.0.
 
     The wrong answer to a query is the gold answer of the next query, if it differs.

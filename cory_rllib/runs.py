@@ -142,7 +142,7 @@ def load_chain(
         warnings.warn(text, stacklevel=3)
     return TrainedChain(
         policies,
-        policies.policy_ids if roles is None else policies.named(roles),
+        policies.policy_ids if roles is None else policies.resolve_names(roles),
         settings.temperature if temperature is None else temperature,
         settings.seed if seed is None else seed,
     )
@@ -209,7 +209,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     settings = config.settings
     session.quiet_libraries(debug=True)  # their output goes to the log, not to this process's terminal
 
-    from launch.training.training import COLLAPSED
+    from launch.training.training import EXIT_COLLAPSED
 
     run, code = train_run(
         settings,
@@ -219,6 +219,6 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
         max_failures=max_failures,
         quiet=quiet,
     )
-    if code not in (0, COLLAPSED):
+    if code not in (0, EXIT_COLLAPSED):
         raise KeyboardInterrupt
     return load_run(run.place)

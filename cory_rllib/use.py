@@ -13,11 +13,11 @@ from cory_env.tasks import Query
 from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, load_chain, load_run
 from launch.console.errors import CommandError
-from launch.evaluation.figures import PolicyScores, summarise
-from launch.models.trained import PolicySet, policies_of
+from launch.evaluation.figures import PolicyScores, compute_scores
+from launch.models.trained import PolicySet, current_policies
 from launch.run_folder.records import Batch, RawSample
 from launch.run_folder.storage import check_location
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import make_settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def generate(
 
     Raises:
         CommandError: the run, checkpoint or policy does not exist, or prompts require more columns than the query.
-        QueryTooLong: a query exceeds the prompt length of training.
+        QueryTooLongError: a query exceeds the prompt length of training.
     """
     texts = [queries] if isinstance(queries, str) else queries
     chain = load_chain(_policies(source, checkpoint), roles, temperature, seed)
@@ -127,7 +127,7 @@ def export(
         CommandError: the run, checkpoint or policy does not exist, or the folder is in use or a URI.
         OSError: the folder cannot be written.
     """
-    from launch.models.export import check_free_folder, choose_policy, export_warnings, write
+    from launch.models.export import check_free_folder, choose_policy, export_warnings, export_policy
 
     out = _local_path(out, "model")
     check_free_folder(out)
@@ -135,7 +135,7 @@ def export(
     policy_id = choose_policy(policies, policy)
     for text in export_warnings(policies, policy_id):
         warnings.warn(text, stacklevel=2)
-    write(policies, policy_id, out, dtype, merge)
+    export_policy(policies, policy_id, out, dtype, merge)
     return out
 
 
@@ -143,7 +143,7 @@ def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> 
     if isinstance(source, Run | str | Path):
         return _run(source).open_policies(checkpoint)
     _reject_checkpoint(checkpoint)
-    return policies_of(source)
+    return current_policies(source)
 
 
 def _local_path(out: str | Path, content: str) -> Path:
@@ -162,17 +162,17 @@ def _reject_checkpoint(checkpoint: str | int | None) -> None:
 
 
 def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, PolicyScores]:
-    from launch.evaluation.evaluation import answers, make_plan
+    from launch.evaluation.evaluation import evaluate_batch, make_plan
 
     task, checkpoint = algorithm.task, (algorithm.updates, Path())
     plan = make_plan(algorithm.settings, task, None, split, queries, samples, checkpoint)
     batches: list[Batch] = []
     for lineup, prompt_refs in plan.batches():
         if lineup.trained:
-            average = algorithm.evaluator.average() if AVERAGE in lineup.policy_ids else contextlib.nullcontext()
+            average = algorithm.evaluator.average() if AVERAGE_POLICY in lineup.policy_ids else contextlib.nullcontext()
             with average:
-                batches.append(Batch(batch=len(batches), chains=answers(algorithm, lineup, prompt_refs, split)))
-    return summarise(batches, plan.scoring(task.solved_at))
+                batches.append(Batch(batch=len(batches), chains=evaluate_batch(algorithm, lineup, prompt_refs, split)))
+    return compute_scores(batches, plan.scoring(task.solved_at))
 
 
 def _evaluate_run(

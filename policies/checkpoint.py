@@ -32,7 +32,7 @@ class Checkpoint:
         Raises:
             LearnerError: a learner died.
         """
-        return self._learners.saved()
+        return self._learners.is_saved()
 
     def finish(self) -> None:
         """Waits until everything is written.

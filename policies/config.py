@@ -26,7 +26,7 @@ from policies.settings.gpus import GPU_SETTINGS
 from policies.settings.overrides import apply_overrides
 from policies.settings.processes import named_resources, processes
 from policies.settings.settings import Settings, SettingsError, make_settings, reject_unknown_settings
-from policies.settings.start import find_start
+from policies.settings.start import find_start_checkpoint
 from policies.worker_setup import check_workers
 
 ENV = "cory_v0"
@@ -75,7 +75,7 @@ class ChainConfig(AlgorithmConfig):
             SettingsError: a setting is invalid, `start_from` does not exist, or a module of the user would shadow our
                 package in Ray's workers.
         """
-        find_start(self.settings)
+        find_start_checkpoint(self.settings)
         if self.settings.num_runners or self.settings.num_learners:
             check_workers()
         return super().build_algo(*args, **kwargs)

@@ -26,14 +26,14 @@ from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import warn_if_vllm_missing
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import assign_credit, check_scheme
-from policies.learning.estimation import Estimation
-from policies.learning.metrics import measure
+from policies.learning.credit import assign_credit, check_custom_credit
+from policies.learning.estimation import AdvantageEstimator
+from policies.learning.metrics import compute_metrics
 from policies.learning.rows import Rows
 from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, log_update, measure_roles, update_report
 from policies.rllib.learners import LearnerError, Learners
-from policies.rllib.token_batch import rows_of
+from policies.rllib.token_batch import rows_from_episodes
 from policies.role_exchange import exchange_due
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import Runners, WeightSyncError, check_started, shutdown
@@ -86,12 +86,12 @@ class Cory(TemporaryLogdir, Algorithm):
     def setup(self, config: Any) -> None:
         """Builds learners and runners, syncs the initial weights, and runs the weight-sync check."""
         s = self.settings = self.config.settings
-        check_scheme(s.credit_assignment, s.num_agents)
+        check_custom_credit(s.credit_assignment, s.num_agents)
         self.mapping = RoleMapping(s.roles, s.policy_ids)
         self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # on held-out queries, by `select_by`, at the last evaluation
         self.health = Health(s)
-        self.estimators = {name: Estimation(s.hyperparameters) for name in s.policy_ids}
+        self.estimators = {name: AdvantageEstimator(s.hyperparameters) for name in s.policy_ids}
         self._report: dict[str, Any] = {}
         self.task = s.make_task()
         warn_if_vllm_missing(s.backend)
@@ -105,7 +105,7 @@ class Cory(TemporaryLogdir, Algorithm):
         self.learners: Learners = self.learner_group
         self.runners = Runners(self.env_runner_group, s, self.learners, self.task.checksum)
         self.warm_start = WarmStart(s, self.learners)
-        self.runners.send(self.updates)
+        self.runners.sync_weights(self.updates)
         self.scheduler = RolloutScheduler(s, self.runners, len(self.task.train))
         self.sync_check = SyncCheck(s, self.task, self.runners, self.learners)
         self.evaluator = Evaluator(s, self.task, self.runners, self.learners, self.sync_check)
@@ -149,7 +149,7 @@ class Cory(TemporaryLogdir, Algorithm):
         # 1. Generate responses: pioneer first, then observer.
         with timer.phase("rollout"):
             rollout = self.scheduler.generate(update, mapping)
-        rows = rows_of(rollout.episodes)
+        rows = rows_from_episodes(rollout.episodes)
 
         if s.max_lag and update + 1 < s.num_updates:  # runners generate the next update while learners train
             exchange_next = exchange_due(s, self.updates_since_exchange + 1)
@@ -161,7 +161,7 @@ class Cory(TemporaryLogdir, Algorithm):
                 rows[policy_id] |= scores
 
             # 3. Assign credit, then estimate advantages.
-            policy_metrics = {policy_id: measure(r, s.report_kl_coef) for policy_id, r in rows.items()}
+            policy_metrics = {policy_id: compute_metrics(r, s.report_kl_coef) for policy_id, r in rows.items()}
             self.sync_check.check_update(rows, rollout, update)
             train_columns: dict[str, Rows] = {}
             for policy_id, rewards in assign_credit(rows, s.credit_assignment, self.estimators).items():
@@ -176,7 +176,7 @@ class Cory(TemporaryLogdir, Algorithm):
             kl_coefs = {policy_id: estimator.kl_coef for policy_id, estimator in self.estimators.items()}
             results = self.learners.learn(train_columns, update, kl_coefs)
             for policy_id, estimator in self.estimators.items():
-                estimator.adapt(rows[policy_id]["kl"])
+                estimator.update_kl_coef(rows[policy_id]["kl"])
         log_update(self.metrics, rollout, policy_metrics, results, s)
         self.updates += 1
         self.updates_since_exchange += 1
@@ -191,8 +191,8 @@ class Cory(TemporaryLogdir, Algorithm):
         with timer.phase("rollout"):
             self.scheduler.wait()
         with timer.phase("sync"):
-            self.runners.send(self.updates)
-            self.sync_check.check_learned()
+            self.runners.sync_weights(self.updates)
+            self.sync_check.check_trained_weights()
 
         # 7. Report. `RoleExchange` exchanges roles after this step.
         self._report = {
@@ -206,7 +206,7 @@ class Cory(TemporaryLogdir, Algorithm):
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % s.eval_every == 0 or self._is_done():
             with timer.phase("evaluate"):
-                self._report |= self.evaluator.held_out()
+                self._report |= self.evaluator.evaluate()
             self.combined_reward = s.selection_score(self._report)
         self._report["seconds"] = timer.seconds(rollout.counters)
 
@@ -219,9 +219,9 @@ class Cory(TemporaryLogdir, Algorithm):
         self.exchanges += 1
         self.updates_since_exchange = 0
         if self.settings.reset_on_exchange:
-            self.learners.forget()
+            self.learners.reset_optimizers()
             for estimator in self.estimators.values():
-                estimator.forget()
+                estimator.reset()
 
     # Rollouts and weights.
 
@@ -281,7 +281,7 @@ class Cory(TemporaryLogdir, Algorithm):
         """
         self.updates = update
         self.warm_start.load(checkpoint.resolve())
-        self.runners.send(update)
+        self.runners.sync_weights(update)
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Restores a checkpoint, also an older one into a running algorithm. Syncs its weights to all runners.
@@ -294,4 +294,4 @@ class Cory(TemporaryLogdir, Algorithm):
         super().restore_from_path(path, *args, **kwargs)
         self.warm_start.error = None
         self.scheduler.discard_prefetched()
-        self.runners.send(self.updates)
+        self.runners.sync_weights(self.updates)

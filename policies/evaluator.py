@@ -12,13 +12,13 @@ from torch import Tensor
 
 from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
-from policies.generation.generator import EVALUATION_STREAM
-from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, measure_responses
-from policies.learning.rows import Rows, at_position
+from policies.generation.generator import EVALUATION_UPDATE
+from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, compute_response_metrics
+from policies.learning.rows import Rows, select_position
 from policies.models.language_model import left_padded
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 from policies.rllib.learners import Learners
-from policies.rllib.token_batch import rows_of
+from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
@@ -59,7 +59,7 @@ class Evaluator:
         self.learners = learners
         self.sync_check = sync_check
 
-    def held_out(self) -> dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """Evaluates each policy alone, and the chain's last response, on the validation queries.
 
         The chain runs in every order that role exchange produces, so each policy is the pioneer once. A pioneer gets
@@ -67,7 +67,7 @@ class Evaluator:
 
         Returns:
             `evaluation`: `{policy_id: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of
-            each policy on the bare query; with `eval_average` also of the `AVERAGE` of the policies; and the `mean`
+            each policy on the bare query; with `eval_average` also of the `AVERAGE_POLICY` of the policies; and the `mean`
             over the policies, without the average. NaN if the reward failed on every query (`on_reward_error: skip`).
             `last_response`, if later agents see earlier responses: the same metrics of the last response, mean over the
             orders. Its `kl` is to the reference on the bare query, which is what users of the chain get. Its
@@ -85,7 +85,7 @@ class Evaluator:
         mean = mean_metrics(list(alone.values()))
         if self.settings.eval_average:
             with self.average() as mapping:
-                alone[AVERAGE] = self._mean_metrics(AVERAGE, mapping, cache)[mapping.roles[0]]
+                alone[AVERAGE_POLICY] = self._mean_metrics(AVERAGE_POLICY, mapping, cache)[mapping.roles[0]]
         results = {"evaluation": {**alone, "mean": mean}}
         return {**results, "last_response": mean_metrics(last)} if last else results
 
@@ -133,11 +133,11 @@ class Evaluator:
         """
         first = self.settings.policy_ids[0]
         try:
-            with self.learners.lent(first):
-                self.runners.send(self.runners.version, [first])
+            with self.learners.temporary_average(first):
+                self.runners.sync_weights(self.runners.version, [first])
                 yield RoleMapping(("pioneer",), (first,))
         finally:
-            self.runners.send(self.runners.version, [first])
+            self.runners.sync_weights(self.runners.version, [first])
 
     def measure(
         self, prompt_refs: Sequence[PromptRef], mapping: RoleMapping, split: Split
@@ -154,15 +154,15 @@ class Evaluator:
             if the reward failed on every query. For the last role of a chain, `kl` is to the reference on the bare
             query, estimated from the sampled tokens, and `in_chain_kl` to the reference in the role's own prompt.
         """
-        rollout = self.runners.generate(prompt_refs, update=EVALUATION_STREAM, mapping=mapping, split=split)
-        rows = rows_of(rollout.episodes)
+        rollout = self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split=split)
+        rows = rows_from_episodes(rollout.episodes)
         scored = {policy_id: rows[policy_id] | scores for policy_id, scores in self.learners.score(rows).items()}
         for policy_id, scored_rows in scored.items():
             self.sync_check.check_rows(policy_id, scored_rows)
         role_metrics = {}
         for position, role in enumerate(mapping.roles) if scored else ():
-            role_rows = at_position(scored[mapping(role)], position)
-            metrics = measure_responses(role_rows, self.settings.report_kl_coef)
+            role_rows = select_position(scored[mapping(role)], position)
+            metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
             if position == len(mapping.roles) - 1 > 0:
                 metrics["in_chain_kl"] = metrics["kl"]
                 metrics["kl"] = self._bare_query_kl(rollout, role_rows, mapping, split)
@@ -176,7 +176,7 @@ class Evaluator:
         if policy_id not in self._single_chains:
             self._single_chains[policy_id] = self.settings.make_chain(self.task, self.tokenizers, (policy_id,))
         chain = self._single_chains[policy_id]
-        prompts = chain.encode_first([queries[prompt_ref.query] for prompt_ref in rollout.prompt_refs])
+        prompts = chain.encode_pioneer_prompts([queries[prompt_ref.query] for prompt_ref in rollout.prompt_refs])
         rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
         rows |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
         (scores,) = self.learners.score({policy_id: rows}).values()
@@ -185,4 +185,4 @@ class Evaluator:
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
         """Returns the chain's responses to the first `count` validation queries as text; see `to_text`."""
         prompt_refs = [PromptRef(query) for query in range(min(count, len(self.task.queries("validation"))))]
-        return self.runners.generate(prompt_refs, update=EVALUATION_STREAM, mapping=mapping, split="validation").samples
+        return self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split="validation").samples

@@ -31,7 +31,7 @@ MIN_FIRST_EOS_RATE = 0.05
 """If the first end-of-sequence rate is below this, a lower one is not a sign."""
 
 
-class Sign(NamedTuple):
+class HealthSign(NamedTuple):
     """A sign of failure in one update."""
 
     signature: str
@@ -73,13 +73,13 @@ class Health:
                 logger.warning("Update %d: %s", report["update"], warning["text"])
         return warnings
 
-    def _signs(self, report: dict[str, Any]) -> Iterator[Sign]:
+    def _signs(self, report: dict[str, Any]) -> Iterator[HealthSign]:
         for policy_id, metrics in report["policy"].items():
             first = self.state["first_eos_rate"][policy_id]
-            yield from signs_of_collapse(self.settings, policy_id, metrics, first, self.settings.responses)
+            yield from collapse_signs(self.settings, policy_id, metrics, first, self.settings.responses)
         yield from self._role_signs(report["role"])
 
-    def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[Sign]:
+    def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[HealthSign]:
         s = self.settings
         (pioneer, pioneer_metrics), *later = roles.items()
         for role, metrics in later:
@@ -89,14 +89,14 @@ class Health:
             means = f"task reward {metrics['task_reward']:.2f} vs. {pioneer_metrics['task_reward']:.2f}"
             rewards = f"{means}, {abs(effect):.1f} standard deviations"
             if s.knowledge_transfer and effect < -s.max_observer_deficit:
-                yield Sign(
+                yield HealthSign(
                     "dragged_down",
                     role,
                     f"The {role} has lower rewards than the {pioneer} ({rewards}; max_observer_deficit is "
                     f"{s.max_observer_deficit:g}): the reference misleads it.",
                 )
             if abs(effect) > s.max_role_gap:
-                yield Sign(
+                yield HealthSign(
                     "one_sided",
                     role,
                     f"The {role if effect > 0 else pioneer} has far higher rewards ({role}: {rewards}; max_role_gap is "
@@ -104,9 +104,9 @@ class Health:
                 )
 
 
-def signs_of_collapse(
+def collapse_signs(
     settings: Settings, policy_id: str, metrics: Mapping[str, float], first_eos_rate: float, responses: int
-) -> Iterator[Sign]:
+) -> Iterator[HealthSign]:
     """Yields a policy's signs of collapse.
 
     Args:
@@ -117,7 +117,7 @@ def signs_of_collapse(
         responses: the number of responses per rate; the smallest if rates differ in it.
     """
     if metrics["repetition"] > settings.max_repetition:
-        yield Sign(
+        yield HealthSign(
             "repetition",
             policy_id,
             f"{policy_id} repeats itself: {metrics['repetition']:.0%} of its token pairs occur earlier in the same "
@@ -127,7 +127,7 @@ def signs_of_collapse(
     margin = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / responses)
     has_fallen = eos_rate < min(ratio * first_eos_rate, first_eos_rate - margin)
     if settings.min_response_tokens is None and first_eos_rate >= MIN_FIRST_EOS_RATE and has_fallen:
-        yield Sign(
+        yield HealthSign(
             "eos",
             policy_id,
             f"{policy_id} rarely ends its responses: {eos_rate:.0%} end with the end-of-sequence token, "
@@ -135,7 +135,7 @@ def signs_of_collapse(
         )
     token_kl = metrics["kl"] / max(metrics["response_length"], 1.0)
     if token_kl > settings.max_token_kl:
-        yield Sign(
+        yield HealthSign(
             "kl",
             policy_id,
             f"{policy_id} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "

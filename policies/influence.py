@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.cory import Cory
-from policies.generation.generator import EVALUATION_STREAM
+from policies.generation.generator import EVALUATION_UPDATE
 from policies.rollout.prompt_sampling import PromptRef
 
 _RESAMPLES = 1000
@@ -39,7 +39,7 @@ class Influence(NamedTuple):
         return self.draft / total if total > 0 else float("nan")
 
 
-def components(rewards: NDArray[np.floating]) -> Influence:
+def variance_components(rewards: NDArray[np.floating]) -> Influence:
     """Estimates the variance components by a nested random-effects analysis of variance.
 
     Args:
@@ -70,7 +70,7 @@ def share_interval(rewards: NDArray[np.floating]) -> tuple[float, float]:
         Lower and upper bound; NaN if the variance is 0.
     """
     rng = np.random.default_rng(0)
-    shares = [components(rewards[rng.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
+    shares = [variance_components(rewards[rng.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
     finite_shares = [share for share in shares if not np.isnan(share)]
     low, high = np.quantile(finite_shares, [0.025, 0.975]) if finite_shares else (np.nan, np.nan)
     return float(low), float(high)
@@ -97,7 +97,7 @@ def measure_influence(
     count = min(queries, len(algorithm.task.test))
     prompt_refs = [PromptRef(query, sample) for query in range(count) for sample in range(drafts)]
     rollout = algorithm.runners.generate(
-        prompt_refs, update=EVALUATION_STREAM, mapping=algorithm.mapping, split="test", num_siblings=drafts
+        prompt_refs, update=EVALUATION_UPDATE, mapping=algorithm.mapping, split="test", num_siblings=drafts
     )
     chains: dict[int, list[list[float]]] = {}
     for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):

@@ -1,6 +1,6 @@
 """Descriptions of metrics, by their names in `metrics.jsonl` and trackers; `report.Report` describes the others."""
 
-METRICS = {
+METRIC_DOCS = {
     "task_reward": "Mean task reward of the responses, before `credit` and `reward_scaling`.",
     "kl": "Mean KL to the reference policy per response, in nats, summed over tokens and computed over the whole "
     "vocabulary. In `last_response`: estimated from the sampled tokens, with the reference on the bare query.",
@@ -26,7 +26,7 @@ METRICS = {
     "value_loss": "Mean loss of the critic per response token (`advantage=gae`).",
 }
 """Metrics of an LLM, a role or an evaluation; several reward functions also have `reward/NAME` each, its mean."""
-PHASES = {
+PHASE_DOCS = {
     "rollout": "Generation of responses, without rewards.",
     "reward": "Computation of rewards.",
     "learn": "Scoring, credit assignment and optimization.",

@@ -16,8 +16,8 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, measure
-from policies.learning.rows import Rows, at_position
+from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, compute_metrics
+from policies.learning.rows import Rows, select_position
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -113,7 +113,7 @@ def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: 
     """
     teams = mapping.teams()
     return {
-        role: mean_metrics([measure(at_position(rows[team(role)], position), eval_kl_coef) for team in teams])
+        role: mean_metrics([compute_metrics(select_position(rows[team(role)], position), eval_kl_coef) for team in teams])
         for position, role in enumerate(mapping.roles)
     }
 

@@ -38,11 +38,11 @@ _NUM_QUERIES = 16
 """Queries of a check without an update's responses."""
 
 
-class SelfTestFailure(RuntimeError):
+class WeightSyncCheckError(RuntimeError):
     """The engine does not use the learner's weights; training on its responses would be silently wrong."""
 
 
-class Probe(NamedTuple):
+class SyncDiffs(NamedTuple):
     """Result of one LLM's check at start: mean |sampler - learner| log-probability per token, in nats."""
 
     before: float
@@ -87,7 +87,7 @@ class SyncCheck:
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
         self._checked_learned = False
         """Whether an engine has been checked with trained weights."""
-        self.probes = {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
+        self.initial_diffs = {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
         """Policy id → result of the check at start."""
 
     def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:
@@ -105,7 +105,7 @@ class SyncCheck:
             for policy_id, policy_rows in rows.items():
                 self.check_rows(policy_id, policy_rows)
 
-    def check_learned(self) -> None:
+    def check_trained_weights(self) -> None:
         """Checks the first trained weights with `max_lag`, when no update's responses are sampled with them.
 
         Raises:
@@ -141,7 +141,7 @@ class SyncCheck:
                 "rounding, increase max_logprob_diff; otherwise use another backend and report this."
             )
 
-    def _probe(self, policy_id: str) -> Probe:
+    def _probe(self, policy_id: str) -> SyncDiffs:
         prompts = self._prompts(policy_id)
         length = self.settings.max_prompt_tokens
         prompts.append([token for prompt in prompts * length for token in prompt][:length])
@@ -149,7 +149,7 @@ class SyncCheck:
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
             return self.learners.score_under(policy_id, weights, rows)["logprobs"]
 
-        load, generate = partial(self.runners.load_one, policy_id), partial(self._generate, policy_id)
+        load, generate = partial(self.runners.load_on_one_runner, policy_id), partial(self._generate, policy_id)
         tolerance = _TOLERANCE[self._dtype(policy_id)]
         return check_weight_sync(self.learners.weights(policy_id), prompts, load, generate, score, policy_id, tolerance)
 
@@ -165,7 +165,7 @@ class SyncCheck:
 
     def _dtype(self, policy_id: str) -> torch.dtype:
         """Returns the compute type of an LLM's learner."""
-        return self.learners.ask(
+        return self.learners.call_first(
             lambda learner: learner.policies[policy_id].model.dtype if policy_id in learner.policies else None
         )
 
@@ -189,7 +189,7 @@ def check_weight_sync(
     score: Callable[[Weights, Rows], torch.Tensor],
     policy_id: str,
     tolerance: float = _TOLERANCE[torch.float32],
-) -> Probe:
+) -> SyncDiffs:
     """Perturbs and restores an LLM's weights in the engine; compares log-probabilities with the learner's each time.
 
     Args:
@@ -221,11 +221,11 @@ def check_weight_sync(
         load(weights)
     restored_rows = _make_rows(prompts, generate(prompts))
     perturbed, moved = diff(perturbed_rows, perturbed_weights), diff(perturbed_rows, weights)
-    result = Probe(before, perturbed, moved, diff(restored_rows, weights))
+    result = SyncDiffs(before, perturbed, moved, diff(restored_rows, weights))
     limit = 2 * before + tolerance * result.moved
     is_synced = result.perturbed <= limit and result.after <= limit and result.moved >= 10 * before
     if not is_synced:  # True for NaN too
-        raise SelfTestFailure(
+        raise WeightSyncCheckError(
             f"The generation engine of {policy_id} does not use new weights: mean |sampler - learner| log-probability "
             f"is {result.before:.2g} initially, {result.perturbed:.2g} after new weights (limit {limit:.2g}; "
             f"{result.moved:.2g} with the old ones) and {result.after:.2g} after restoring the old ones. Use another "

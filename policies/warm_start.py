@@ -9,7 +9,7 @@ from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from policies.rllib.learners import Learners
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings
-from policies.settings.start import find_start
+from policies.settings.start import find_start_checkpoint
 
 
 class WarmStart:
@@ -24,7 +24,7 @@ class WarmStart:
         self.error: SettingsError | None = None
         """The reason if loading failed."""
         try:
-            start = find_start(settings)
+            start = find_start_checkpoint(settings)
         except SettingsError as error:
             self.error = error
             return

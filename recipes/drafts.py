@@ -25,9 +25,9 @@ from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import drafts, make_task
 from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
-from policies.generation.generator import EVALUATION_STREAM, Response, Sampling, sampling_seed
+from policies.generation.generator import EVALUATION_UPDATE, Response, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.influence import components, share_interval
+from policies.influence import variance_components, share_interval
 from recipes.cards import Figures
 from recipes.staging import save_tokenizer
 
@@ -290,16 +290,16 @@ def sample_forks(
     first_turns = [(query, first) for query in queries for first in (0, 1)]
     later_turns = [(query, first, second) for query, first in first_turns for second in (0, 1)]
     first_prompts = [chain.build_prompt(query, [])[0] for query, _ in first_turns]
-    seeds = [sampling_seed(0, EVALUATION_STREAM, query.id, 0, first) for query, first in first_turns]
-    first_responses = [chain.cut(response.tokens)[0] for response in generate(first_prompts, seeds)]
+    seeds = [sampling_seed(0, EVALUATION_UPDATE, query.id, 0, first) for query, first in first_turns]
+    first_responses = [chain.truncate_response(response.tokens)[0] for response in generate(first_prompts, seeds)]
     references = [tokens for tokens in first_responses for _ in (0, 1)]
     later_prompts = [
         chain.build_prompt(query, [tokens])[0] for (query, *_), tokens in zip(later_turns, references, strict=True)
     ]
     seeds = [
-        sampling_seed(0, EVALUATION_STREAM, query.id, 1, 2 * first + second) for query, first, second in later_turns
+        sampling_seed(0, EVALUATION_UPDATE, query.id, 1, 2 * first + second) for query, first, second in later_turns
     ]
-    later_responses = [chain.cut(response.tokens)[0] for response in generate(later_prompts, seeds)]
+    later_responses = [chain.truncate_response(response.tokens)[0] for response in generate(later_prompts, seeds)]
 
     def compute_rewards(
         turn_queries: Sequence[Query], role: str, responses: Sequence[list[int]]
@@ -354,7 +354,7 @@ def compute_figures(responses: ForkedResponses, queries: Sequence[Query]) -> Fig
     for name, values in (("", rewards), (", both drafts answers", rewards[both_answers])):
         if len(values) < 2:
             continue
-        parts, (low, high) = components(values), share_interval(values)
+        parts, (low, high) = variance_components(values), share_interval(values)
         figures |= {
             f"influence of the draft{name}": parts.share,
             f"influence of the draft{name}, 95 % interval": f"{low:.3f} to {high:.3f}",

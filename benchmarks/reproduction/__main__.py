@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from benchmarks.reproduction.claims import Judged, judge_all
-from launch.experiments.results import StudyRun, read
+from launch.experiments.results import StudyRun, read_results
 from launch.run_folder.journal import atomic_write
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="the folder of a study's results")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to")
     options = parser.parse_args(argv)
-    judged = claims([run for study in options.studies for run in read(study)])
+    judged = claims([run for study in options.studies for run in read_results(study)])
     atomic_write(options.out, json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
     print(options.out)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks.reproduction import findings as find
 from benchmarks.reproduction.findings import FAR, LATE, MUCH_MORE, NEARLY, SIMILAR, Arms, Finding
 from benchmarks.reproduction.measures import trained, unsteadiness, untrained
-from launch.experiments.measures import at_end
+from launch.experiments.measures import final_value
 from launch.experiments.results import StudyRun
 
 PAPER = "paper, IMDB"
@@ -63,7 +63,7 @@ def _cooperation(study: str) -> Claim:
         "Cooperative agents do better than competitive ones",
         "CORY's combined reward ends higher than with α = -1",
         partial(
-            find.difference, one="cory", other="competitive", measure=at_end("combined_reward"), name="combined reward"
+            find.difference, one="cory", other="competitive", measure=final_value("combined_reward"), name="combined reward"
         ),
     )
 
@@ -132,7 +132,7 @@ CLAIMS = (
         PAPER,
         "A larger single model ends with more KL",
         "PPO with twice the parameters ends with more than CORY",
-        partial(find.difference, one="ppo-double-model", other="cory", measure=at_end("kl"), name="KL"),
+        partial(find.difference, one="ppo-double-model", other="cory", measure=final_value("kl"), name="KL"),
     ),
     Claim(
         "imdb",
@@ -146,7 +146,7 @@ CLAIMS = (
         PAPER,
         "Without knowledge transfer the KL is higher",
         "it ends higher than CORY's",
-        partial(find.difference, one="no-transfer", other="cory", measure=at_end("kl"), name="KL"),
+        partial(find.difference, one="no-transfer", other="cory", measure=final_value("kl"), name="KL"),
     ),
     Claim(
         "imdb",

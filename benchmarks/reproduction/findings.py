@@ -26,14 +26,14 @@ from benchmarks.reproduction.measures import (
     variance,
 )
 from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
-from launch.display.statistics import Difference, Estimate, differences, mean_ci
-from launch.experiments.measures import Measure, at_end, collapse, collapses, metrics_of
+from launch.display.statistics import Difference, Estimate, estimate_difference, mean_ci
+from launch.experiments.measures import Measure, final_value, run_collapse_signs, count_collapsed, metrics_of
 from launch.experiments.results import StudyRun
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Arms = Mapping[str, Sequence[StudyRun]]
 """The runs of a study, by arm."""
-FINAL_REWARD, FIRST_REWARD, FINAL_KL = at_end("task_reward"), before("task_reward"), at_end("kl")
+FINAL_REWARD, FIRST_REWARD, FINAL_KL = final_value("task_reward"), before("task_reward"), final_value("kl")
 
 FEWEST = 3
 """Runs of an arm from which a claim is decided."""
@@ -129,7 +129,7 @@ def _share_of_gain(
     ours, theirs = (values(arms.get(name, ()), reward) for name in (one, other))
     start = values(arms.get(other, ()), start_of)
     seeds = [seed for seed in sorted(ours.keys() & theirs.keys() & start.keys()) if theirs[seed] > start[seed]]
-    return differences({seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed]) for seed in seeds})
+    return estimate_difference({seed: (ours[seed] - theirs[seed]) / (theirs[seed] - start[seed]) for seed in seeds})
 
 
 def similar_reward(
@@ -175,7 +175,7 @@ def observer_below_pioneer(arms: Arms) -> Finding | None:
     late = metrics.complete(in_roles(metrics, "kl")).groupby("run").tail(LATE).groupby("run").sum()
     if late.empty:
         return None
-    estimate = differences(metrics.by_seed(lambda _: _log(late["pioneer"]) - _log(late["observer"])).to_dict())
+    estimate = estimate_difference(metrics.by_seed(lambda _: _log(late["pioneer"]) - _log(late["observer"])).to_dict())
     return None if estimate is None else _times(estimate, FAR, len(arms["no-exchange"]))
 
 
@@ -202,7 +202,7 @@ def learning_rates(arms: Arms) -> Finding | None:
     pairs = matched(arms, "lr")
     if len(pairs) < 2:
         return None
-    counts = {rate: (collapses(ppo), len(ppo), collapses(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
+    counts = {rate: (count_collapsed(ppo), len(ppo), count_collapsed(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
     text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
     decided = [(a / n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
     if (1.0, 0.0) in decided:
@@ -232,7 +232,7 @@ def collapse_repeats(arms: Arms) -> Finding | None:
         return None
     beyond = sum("repetition" in _signatures(run) for run in runs)
     end, start = (
-        [values([run], measure("repetition")).get(run.seed, 0.0) for run in runs] for measure in (at_end, before)
+        [values([run], measure("repetition")).get(run.seed, 0.0) for run in runs] for measure in (final_value, before)
     )
     more = sum(late > MUCH_MORE * early for late, early in zip(end, start, strict=True))
     text = f"{beyond} of the {len(runs)} runs of PPO that collapsed; {more} repeat {MUCH_MORE} times as much as before"
@@ -242,11 +242,11 @@ def collapse_repeats(arms: Arms) -> Finding | None:
 def _collapsed(arms: Arms) -> list[StudyRun] | None:
     """Returns PPO's runs, in all arms, that collapsed; None where it was not run."""
     ppo = [run for runs in arms.values() for run in runs if run.settings.num_agents == 1 and run.settings.critic]
-    return [run for run in ppo if collapse(run)] if ppo else None
+    return [run for run in ppo if run_collapse_signs(run)] if ppo else None
 
 
 def _signatures(run: StudyRun) -> set[str]:
-    return {sign.signature for sign in collapse(run)}
+    return {sign.signature for sign in run_collapse_signs(run)}
 
 
 def _most(count: int, runs: Sequence[StudyRun], otherwise: Verdict) -> Verdict:
@@ -305,7 +305,7 @@ def fewer_collapses(arms: Arms) -> Finding | None:
     settings = {ppo[0].arm: (ppo, cory) for key in ("lr", "kl_coef") for ppo, cory in matched(arms, key).values()}
     if not settings:
         return None
-    counts = [(collapses(ppo), len(ppo), collapses(cory), len(cory)) for ppo, cory in settings.values()]
+    counts = [(count_collapsed(ppo), len(ppo), count_collapsed(cory), len(cory)) for ppo, cory in settings.values()]
     theirs, ppo_runs, ours, cory_runs = map(sum, zip(*counts, strict=True))
     shares = [(a / n, b / m) for a, n, b, m in counts if a or b]
     text = f"PPO {theirs} of {ppo_runs}, CORY {ours} of {cory_runs}, in {len(shares)} of {len(settings)} settings"
@@ -328,7 +328,7 @@ def less_variance(arms: Arms) -> Finding | None:
     theirs, ours = (variance(metrics_of(runs), "combined_reward") for runs in (ppo, cory))
     if not theirs > 0 or math.isnan(ours):
         return None
-    counts = [len(values(runs, at_end("combined_reward"))) for runs in (cory, ppo)]
+    counts = [len(values(runs, final_value("combined_reward"))) for runs in (cory, ppo)]
     low, high = (ours / theirs / float(f.ppf(q, counts[0] - 1, counts[1] - 1)) for q in (0.975, 0.025))
     estimate = Estimate(ours / theirs - 1, low - 1, high - 1, min(counts))
     return Finding(_percent(estimate, min(len(cory), len(ppo))), quoted(estimate, -0.41, 0.0))
@@ -340,11 +340,11 @@ def _log(values: "pd.Series[float]") -> "pd.Series[float]":
 
 
 def _shown(estimate: Estimate, runs: int, sign: str = "+") -> str:
-    return f"{estimate.shown(f'{{:{sign}.3g}}')}, {_count(estimate.n, runs)}"
+    return f"{estimate.format(f'{{:{sign}.3g}}')}, {_count(estimate.n, runs)}"
 
 
 def _percent(estimate: Estimate, runs: int, of: str = "") -> str:
-    mean, bracket, interval = estimate.shown("{:+z.0%}").partition(" [")
+    mean, bracket, interval = estimate.format("{:+z.0%}").partition(" [")
     return f"{mean}{of}{bracket}{interval}, {_count(estimate.n, runs)}"
 
 

@@ -9,9 +9,9 @@ import pandas as pd
 
 from launch.display.frame import MEAN, Metrics
 from launch.display.statistics import Difference
-from launch.experiments.measures import Measure, StudyMetrics, metrics_of, paired
+from launch.experiments.measures import Measure, StudyMetrics, metrics_of, paired_difference
 from launch.experiments.results import StudyRun
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 
 
 def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
@@ -21,7 +21,7 @@ def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
 
 def paired_runs(one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure) -> Difference | None:
     """Returns one arm's measure less another's, seed by seed; None without a seed that both have."""
-    return paired(metrics_of(one).by_seed(measure), metrics_of(other).by_seed(measure))
+    return paired_difference(metrics_of(one).by_seed(measure), metrics_of(other).by_seed(measure))
 
 
 def before(metric: str) -> Measure:
@@ -124,7 +124,7 @@ def policies_at_end(metrics: Metrics, metric: str) -> pd.DataFrame:
         {
             policy: table[policy, role, name]
             for policy, role, name in table.columns
-            if name == metric and policy not in (MEAN, AVERAGE, "")
+            if name == metric and policy not in (MEAN, AVERAGE_POLICY, "")
         }
     )
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.reproduction.measures import ParetoPoint, before, pareto_front, values
 from launch.console.configuration import Value
-from launch.display.statistics import Difference, differences
-from launch.experiments.measures import at_end
+from launch.display.statistics import Difference, estimate_difference
+from launch.experiments.measures import final_value
 from launch.experiments.results import StudyRun
 
 FEWEST = 3
@@ -58,14 +58,14 @@ def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, floa
 
 def larger(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
     """Returns by how much one hypervolume is larger than another, seed by seed."""
-    return differences({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
+    return estimate_difference({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
 
 
 def _hypervolumes(columns: Sequence[Sequence[StudyRun]], worst: Mapping[int, ParetoPoint]) -> dict[int, float]:
     complete_seeds = set(worst).intersection(*({run.seed for run in column} for column in columns))
     points_by_seed: dict[int, list[ParetoPoint]] = {seed: [] for seed in sorted(complete_seeds)}
     for column in columns:
-        rewards, kls = (values(column, at_end(metric)) for metric in ("task_reward", "kl"))
+        rewards, kls = (values(column, final_value(metric)) for metric in ("task_reward", "kl"))
         for seed in complete_seeds & rewards.keys() & kls.keys():
             points_by_seed[seed].append(ParetoPoint(rewards[seed], kls[seed]))
     return {seed: hypervolume(points, worst[seed]) for seed, points in points_by_seed.items()}

@@ -14,8 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from launch.console.cli import COMMANDS, command
-from policies.metric_docs import METRICS, PHASES
-from policies.models.families import ENGINE_LIMIT, LIMIT, read_table
+from policies.metric_docs import METRIC_DOCS, PHASE_DOCS
+from policies.models.families import ENGINE_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, read_family_table
 from policies.settings import fields
 from policies.settings.files import presets as preset_names
 from policies.settings.settings import METADATA, Settings
@@ -52,7 +52,7 @@ def settings() -> str:
 
 def families() -> str:
     """The measurements of each model family."""
-    table = read_table()
+    table = read_family_table()
     columns = (
         "family",
         "padding",
@@ -72,9 +72,9 @@ def families() -> str:
 
 
 def _learner_cells(row: dict[str, Any]) -> Iterator[str]:
-    yield _nats(row["padding"], LIMIT)
+    yield _nats(row["padding"], LOGPROB_TOLERANCE)
     yield "eager" if row["attention"] == "eager" else "any"
-    yield _nats(row["export"], LIMIT) if isinstance(row["export"], float) else "fails"
+    yield _nats(row["export"], LOGPROB_TOLERANCE) if isinstance(row["export"], float) else "fails"
     yield ", ".join(f"`{layer}`" for layer in row["lora_layers"] if layer not in row["vllm"].get("lora_barred", {}))
 
 
@@ -87,8 +87,8 @@ def _engine_cells(row: dict[str, Any]) -> Iterator[str]:
         else "none"
     )
     for name in ("before", "after"):
-        yield _nats(row[name], ENGINE_LIMIT) if name in row else "–"
-    yield _nats(row["lora_after"], ENGINE_LIMIT) if "lora_after" in row else "no"
+        yield _nats(row[name], ENGINE_LOGPROB_TOLERANCE) if name in row else "–"
+    yield _nats(row["lora_after"], ENGINE_LOGPROB_TOLERANCE) if "lora_after" in row else "no"
 
 
 def _nats(difference: float, limit: float) -> str:
@@ -168,7 +168,7 @@ def presets() -> str:
 def metrics() -> str:
     """All metrics of an update: of LLMs, roles and evaluations, and of the update as a whole."""
     parts = []
-    for heading, meanings in (("Metrics", METRICS), ("Entries of an update", dict(_report())), ("Seconds", PHASES)):
+    for heading, meanings in (("Metrics", METRIC_DOCS), ("Entries of an update", dict(_report())), ("Seconds", PHASE_DOCS)):
         rows = [f"| `{name}` | {_add_links(meaning)} |" for name, meaning in meanings.items()]
         parts.append("\n".join([f"## {heading}", "", "| name | meaning |", "|---|---|", *rows, ""]))
     return "\n".join(parts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from launch.console.errors import CommandError
-from policies.settings.processes import OWN, Process
+from policies.settings.processes import BUILTIN_RESOURCES, Process
 
 if TYPE_CHECKING:
     from policies.settings.memory import Memory
@@ -52,7 +52,7 @@ class Shortfall(NamedTuple):
 
 def make_node(address: str, resources: Mapping[str, float]) -> Node:
     """Returns a node with the total resources that Ray reports."""
-    custom = {name: amount for name, amount in resources.items() if name not in OWN and not name.startswith("node:")}
+    custom = {name: amount for name, amount in resources.items() if name not in BUILTIN_RESOURCES and not name.startswith("node:")}
     memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
     return Node(f"node {address}", resources.get("CPU", 0.0), [1.0] * int(resources.get("GPU", 0)), custom, memory)
 
@@ -156,7 +156,7 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     """
     available = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
     missing = [
-        f"{max(available.get(name, 0.0), 0.0):g} {name}{'s' * (name in OWN)}"
+        f"{max(available.get(name, 0.0), 0.0):g} {name}{'s' * (name in BUILTIN_RESOURCES)}"
         for name, amount in _resources(kind).items()
         if (not _pick_gpus(node, amount) if name == "GPU" else available.get(name, 0.0) < amount - TOLERANCE)
     ]

@@ -22,7 +22,7 @@ from launch.console.credentials import worker_runtime_env
 from launch.console.errors import IN_JOB, CommandError, is_defect
 from launch.console.interrupts import hangup_blocked
 from launch.console.retry import retry
-from policies.compat.ray import lean_start, patient_start
+from policies.compat.ray import without_dashboard, node_start_timeout
 from policies.settings.processes import Process, cpus, processes
 from policies.settings.settings import Settings
 
@@ -154,8 +154,8 @@ def init_ray(**options: Any) -> None:
         if "address" not in options and "RAY_ADDRESS" in os.environ:
             _check_reachable(os.environ["RAY_ADDRESS"])
         with (
-            patient_start(START_TIMEOUT),
-            lean_start() if options.get("address") == "local" else contextlib.nullcontext(),
+            node_start_timeout(START_TIMEOUT),
+            without_dashboard() if options.get("address") == "local" else contextlib.nullcontext(),
         ):
             ray.init(**options)
     except AuthenticationError as error:

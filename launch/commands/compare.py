@@ -83,17 +83,17 @@ def _to_record(runs: Sequence[ReportedRun], estimates: Sequence[FinalEstimates])
 
 
 def _comparison_tables(runs: Sequence[ReportedRun], estimates: Sequence[FinalEstimates]) -> list[Table]:
-    from launch.display.tables import FINE, MAIN_METRICS, metric_format, table
-    from launch.experiments.space import show_value
+    from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, metric_format, new_table
+    from launch.experiments.space import format_setting_value
     from launch.report.runs import differing_values
 
-    settings = table(["setting", *(run.name for run in runs)], [])
+    settings = new_table(["setting", *(run.name for run in runs)], [])
     for key, values in differing_values(runs).items():
-        settings.add_row(key, *map(show_value, values))
+        settings.add_row(key, *map(format_setting_value, values))
     if not settings.row_count:
-        settings = table(["All settings are equal."], [])
-    figures = table(["held out", ""], ["update", *(metric_format(name).heading for name in MAIN_METRICS)])
-    costs = table(["run", "state"], ["update", "response tokens", "seconds of updates"])
+        settings = new_table(["All settings are equal."], [])
+    figures = new_table(["held out", ""], ["update", *(metric_format(name).heading for name in MAIN_METRICS)])
+    costs = new_table(["run", "state"], ["update", "response tokens", "seconds of updates"])
     for run, run_estimates in zip(runs, estimates, strict=True):
         if run.result.final is None:
             figures.add_row(run.name, "not evaluated", *["-"] * (1 + len(MAIN_METRICS)))
@@ -101,7 +101,7 @@ def _comparison_tables(runs: Sequence[ReportedRun], estimates: Sequence[FinalEst
             first = run.name, str(run.result.final["update"])
             for index, (policy, by_metric) in enumerate(run_estimates.items()):
                 name, update = ("", "") if index else first
-                cells = [by_metric[metric].shown(FINE[metric]) for metric in MAIN_METRICS]
+                cells = [by_metric[metric].format(FINE_PATTERNS[metric]) for metric in MAIN_METRICS]
                 figures.add_row(name, policy, update, *cells)
         done, cost = run.updates[-1]["update"] if run.updates else 0, run.result.cost
         updates = f"{done}/{run.settings.num_updates}"

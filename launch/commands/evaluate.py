@@ -164,7 +164,7 @@ def _lm_eval(
     console = output.dup_stdout()
     log = contextlib.nullcontext() if debug else output.redirect_output(out / "log.txt")
     with lock_folder(out), log, Interrupts(lambda: None):
-        results = lm_eval.measure(trained, suite, out, console, quiet)
+        results = lm_eval.run_lm_eval(trained, suite, out, console, quiet)
     if not quiet:
         print_tables(sys.stdout, lm_eval.results_table(results))
     print(f"Results     {out}")
@@ -197,10 +197,10 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
     from launch.console.configuration import DEFAULT_PRESET, read_preset, read_words
     from launch.evaluation.evaluation import located_settings
     from policies.settings.overrides import apply_overrides
-    from policies.settings.settings import make_settings, settings_in
+    from policies.settings.settings import make_settings, settings_in_categories
 
     overrides = read_words(words)
-    if policy_overrides := settings_in("policy") & overrides.keys():
+    if policy_overrides := settings_in_categories("policy") & overrides.keys():
         raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
     if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file
         overrides["data"] = overrides["eval_data"] = overrides.get("data", overrides.get("eval_data"))
@@ -209,7 +209,7 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
     policy: dict[str, Value] = {"model": target, "num_agents": 1}
     if run is not None:
         base = located_settings(run, overrides).model_dump()
-        policy = {key: base[key] for key in settings_in("policy")}
+        policy = {key: base[key] for key in settings_in_categories("policy")}
     if agents is not None:  # the critic is unused, and its inputs would not match another chain length
         policies = policy.get("num_policies") or policy["num_agents"]
         policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
@@ -219,10 +219,10 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
                 f"task={overrides['task']} requires max_response_tokens. {target} has "
                 f"{base.get('max_response_tokens')}, for another task."
             )
-        base = {key: value for key, value in base.items() if key == "task" or key not in settings_in("task")}
+        base = {key: value for key, value in base.items() if key == "task" or key not in settings_in_categories("task")}
     if "data" in overrides:
         base = {key: value for key, value in base.items() if key not in GENERATED_QUERY_SETTINGS}
-    values = {key: value for key, value in {**base, **overrides}.items() if key not in settings_in("policy")}
+    values = {key: value for key, value in {**base, **overrides}.items() if key not in settings_in_categories("policy")}
     if "queries_per_update" in overrides or agents is not None:
         values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # unused: there is no training
         roles = cast(int, policy["num_agents"])

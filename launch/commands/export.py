@@ -47,7 +47,7 @@ def export(
     from launch.cluster import session
 
     session.quiet_libraries(debug)  # before libraries are imported
-    from launch.models.export import check_free_folder, choose_policy, export_warnings, write
+    from launch.models.export import check_free_folder, choose_policy, export_warnings, export_policy
     from launch.models.trained import open_trained
 
     check_free_folder(out)
@@ -61,7 +61,7 @@ def export(
     policy_id = choose_policy(trained, policy)
     for text in export_warnings(trained, policy_id):
         print(f"Warning: {text}", file=sys.stderr)
-    write(trained, policy_id, out, dtype, merge)
+    export_policy(trained, policy_id, out, dtype, merge)
     megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
     print(f"{out}: {policy_id} after update {trained.update}, {dtype}, {megabytes:,.0f} MB.")
     if push is not None:

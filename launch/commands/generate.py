@@ -80,7 +80,7 @@ def generate(
         check_output_free(out)
     trained = open_trained(run, checkpoint)
     settings = trained.settings
-    policy_ids = trained.policy_ids if roles is None else trained.named(roles.split(","))
+    policy_ids = trained.policy_ids if roles is None else trained.resolve_names(roles.split(","))
     print(f"{' then '.join(policy_ids)}, after update {trained.update} of {run}", file=sys.stderr)
     engine = "transformers" if source is None else choose_backend(backend, settings)
     temperature = settings.temperature if temperature is None else temperature

@@ -12,7 +12,7 @@ from launch.cluster.placement import GB, Node, alive_nodes, count_noun, pack
 from launch.console.cli import ConfigFiles, Debug, Words
 
 if TYPE_CHECKING:
-    from policies.settings.memory import Memory, Shape
+    from policies.settings.memory import Memory, ModelShape
     from policies.settings.processes import Process
     from policies.settings.settings import Settings
 
@@ -45,8 +45,8 @@ def plan(
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus
     from launch.console.configuration import split_words
-    from policies.models.model_check import check_folder
-    from policies.settings.memory import shapes
+    from policies.models.model_check import check_model_folder
+    from policies.settings.memory import model_shapes
     from policies.settings.processes import processes
 
     settings = split_words(words or (), config or ()).settings()
@@ -55,12 +55,12 @@ def plan(
     hypothetical = nodes is not None or bool(machine)
     session.quiet_libraries(debug)
     for path in settings.model_paths.values():
-        check_folder(path, weights=not hypothetical)  # hypothetical machines need no weights
+        check_model_folder(path, weights=not hypothetical)  # hypothetical machines need no weights
     tokenizers = settings.make_tokenizers()
     for policy_id in settings.policy_ids:
         settings.vocab_size(tokenizers, policy_id)
     settings.chat_formats(tokenizers)
-    models = shapes(settings)
+    models = model_shapes(settings)
     kinds, needs = processes(settings), estimate(settings, models)
     if hypothetical:
         machines = make_machines(nodes or 1, **machine)
@@ -104,11 +104,11 @@ def make_machines(
     return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, {}, memory * GB, gpu_bytes) for n in range(count)]
 
 
-def estimate(settings: Settings, models: Sequence[Shape]) -> dict[str, list[Memory]]:
+def estimate(settings: Settings, models: Sequence[ModelShape]) -> dict[str, list[Memory]]:
     """Returns kind of process → its memory; a driver may have several parts."""
     from policies.settings import memory
 
-    learner, runner = memory.learner(settings, models), memory.runner(settings, models)
+    learner, runner = memory.estimate_learner(settings, models), memory.estimate_runner(settings, models)
     driver = memory.Memory("cpu", {"libraries": memory.LIBRARIES["learner"]}, 0.0)
     needs = {"runner": [runner], "learner": [learner], "driver": [driver if settings.num_learners else learner]}
     if settings.num_runners == 0:
@@ -122,11 +122,11 @@ def _suggest_gpus(settings: Settings, kind: str, gpu_bytes: float) -> str:
 
     gpus = f"GPUs of {gpu_bytes / GB:g} GB"
     if kind == "runner":
-        parts = memory.least_parts(settings, gpu_bytes) if settings.backend == "vllm" else None
+        parts = memory.min_tensor_parallel_size(settings, gpu_bytes) if settings.backend == "vllm" else None
         if parts is None:
             return f"A runner's engines do not fit on up to 8 {gpus}."
         return f"A runner's engines fit on {gpus} with tensor_parallel_size={parts} gpus_per_runner={parts}."
-    shards = memory.least_shards(settings, gpu_bytes)
+    shards = memory.min_shards(settings, gpu_bytes)
     if shards is None:
         return f"Learners do not fit on up to {memory.SHARD_COUNTS[-1]} {gpus} per LLM."
     count = shards * len(settings.policy_ids)

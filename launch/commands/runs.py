@@ -58,14 +58,14 @@ def runs(
 
 
 def _runs_table(rows: list[ListedRun]) -> Table:
-    from launch.display.tables import FINE, format_number, table
+    from launch.display.tables import FINE_PATTERNS, format_number, new_table
 
-    rich_table = table(["run", "state", "task"], ["update", "best", "at", "last update"])
+    rich_table = new_table(["run", "state", "task"], ["update", "best", "at", "last update"])
     for row in rows:
         done = "-" if row.update is None else f"{row.update}/{row.updates}"
         at = "-" if row.best_update is None else str(row.best_update)
         written = "-" if row.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written))
         rich_table.add_row(
-            row.run, row.state, row.task or "-", done, format_number(row.best, FINE["combined_reward"]), at, written
+            row.run, row.state, row.task or "-", done, format_number(row.best, FINE_PATTERNS["combined_reward"]), at, written
         )
     return rich_table

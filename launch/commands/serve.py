@@ -61,13 +61,13 @@ def serve(
         raise CommandError(f"cory serve requires {error.name}. Run `pip install 'cory-rllib[serve]'`.") from error
     from launch.models.generators import choose_backend, load_generator
     from launch.models.trained import open_trained
-    from launch.models.trained_chain import chain_of
+    from launch.models.trained_chain import make_env_chain
     from launch.serving.backends import make_backend
     from launch.serving.request_queue import RequestQueue
     from launch.serving.responses import ServedModel
 
     policies = open_trained(run, checkpoint)
-    policy_ids = policies.policy_ids if roles is None else policies.named(roles.split(","))
+    policy_ids = policies.policy_ids if roles is None else policies.resolve_names(roles.split(","))
     names = tuple(dict.fromkeys(policy_ids))
     engine = choose_backend(backend, policies.settings)
     try:
@@ -77,9 +77,9 @@ def serve(
             f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --port or --host."
         ) from error
     with sock:
-        models = {name: ServedModel(name, (name,), chain_of(policies, [name])) for name in names}
+        models = {name: ServedModel(name, (name,), make_env_chain(policies, [name])) for name in names}
         if len(policy_ids) > 1:
-            models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, chain_of(policies, policy_ids))
+            models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, make_env_chain(policies, policy_ids))
         for change in policies.changes():
             print(f"Warning: {change}", file=sys.stderr)
         chain_text = " then ".join(policy_ids)

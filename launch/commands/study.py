@@ -31,7 +31,7 @@ def study(
         str | None, typer.Option(metavar="N|N,N", help="Seeds of all arms: a count or a list (one seed: `3,`).")
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List the studies, or a study's arms and their progress, and exit.")
+        bool, typer.Option("--list", help="List the bundled_studies, or a study's arms and their progress, and exit.")
     ] = False,
     allow_changes: AllowChanges = False,
     quiet: Quiet = False,
@@ -59,21 +59,21 @@ def study(
     from launch.console.errors import make_folder
     from launch.console.output import dup_stdout
     from launch.display.terminal import ProgressPrinter
-    from launch.experiments.study import load, studies
+    from launch.experiments.study import load_study, bundled_studies
     from launch.experiments.study_runs import list_jobs
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.storage import check_location
-    from launch.training.comparable import check_comparable, write_comparable
+    from launch.training.source_check import check_all_sources, write_all_sources
     from launch.training.preflight import load_task
-    from policies.models.cache import locked
+    from policies.models.cache import file_lock
 
     names = [word for word in words or () if "=" not in word]
     if list_ and not names:
-        print("\n".join(f"{name:<12}{about}" for name, about in studies().items()))
+        print("\n".join(f"{name:<12}{about}" for name, about in bundled_studies().items()))
         return 0
     if not names:
         raise CommandError("Missing study: give a name, such as imdb, or a file. `cory study --list` lists the names.")
-    plan = load(names[0], [word for word in words or () if "=" in word])
+    plan = load_study(names[0], [word for word in words or () if "=" in word])
     arm_names = names[1:] or list(plan.arms)
     if unknown := [name for name in arm_names if name not in plan.arms]:
         raise CommandError(f"Unknown arm {', '.join(unknown)}. {plan.name} has: {', '.join(plan.arms)}.")
@@ -101,9 +101,9 @@ def study(
             progress.print(f"Skipped: {arm.missing}", True)
     session.quiet_libraries(debug)
     arm_settings = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
-    with locked(out / f".{SOURCES}.lock"):  # other processes may share the study
-        sources = check_comparable(out, arm_settings, load_task, lambda text: progress.print(text, True), allow_changes)
-        write_comparable(out, sources)
+    with file_lock(out / f".{SOURCES}.lock"):  # other processes may share the study
+        sources = check_all_sources(out, arm_settings, load_task, lambda text: progress.print(text, True), allow_changes)
+        write_all_sources(out, sources)
     return _run_jobs(todo, jobs, progress, ["--allow-changes"] if allow_changes else [])
 
 
@@ -113,7 +113,7 @@ def _refresh_results(plan: "Study", folder: Path) -> None:
     Raises:
         CommandError: a result was created with other settings, so it does not belong to this study.
     """
-    from launch.experiments.results import read_available_results, write
+    from launch.experiments.results import read_available_results, write_result
     from launch.experiments.study_runs import StudyJob
 
     for run in read_available_results(folder):
@@ -123,7 +123,7 @@ def _refresh_results(plan: "Study", folder: Path) -> None:
                 continue
             with claim:
                 if (updated := job.read()) is not None:
-                    write(job.result, updated)
+                    write_result(job.result, updated)
 
 
 def _run_jobs(
@@ -137,7 +137,7 @@ def _run_jobs(
         progress: prints the progress.
         options: further options of `cory train`.
     """
-    from launch.experiments.results import write
+    from launch.experiments.results import write_result
     from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
 
     stop_message = "Finishing this update, then saving. Ctrl-C again aborts at once."
@@ -145,7 +145,7 @@ def _run_jobs(
     failures: list[str] = []
     num_claimed_elsewhere = stop_code = 0
     with progress, trainer.interrupts:
-        progress.begin()
+        progress.start_clock()
         for job in todo:
             claim = job.claim()
             if claim is None:
@@ -163,7 +163,7 @@ def _run_jobs(
                     break
                 try:
                     run = collect_result(job, process_result)
-                    write(job.result, run)
+                    write_result(job.result, run)
                     progress.print(f"{_result_line(run)}  {progress.advance()}")
                 except CommandError as error:
                     failures.append(f"{job.arm.name}, seed {job.seed}, failed: {error}")
@@ -203,10 +203,10 @@ def _report_results(jobs: "Sequence[StudyJob]", progress: "ProgressPrinter") -> 
 
 def _arms_table(plan: "Study", jobs: "Sequence[StudyJob]") -> "Table":
     """Returns a table of arms: their differences and the number of finished runs."""
-    from launch.display.tables import table
+    from launch.display.tables import new_table
     from launch.experiments.study import to_cli_setting
 
-    arms_table = table(["arm", "differs from", "in"], ["tier", "done"])
+    arms_table = new_table(["arm", "differs from", "in"], ["tier", "done"])
     arms_table.columns[2].no_wrap = False  # wrap the settings rather than the names
     for arm in plan.arms.values():
         if arm_jobs := [job for job in jobs if job.arm is arm]:
@@ -218,11 +218,11 @@ def _arms_table(plan: "Study", jobs: "Sequence[StudyJob]") -> "Table":
 
 def _result_line(run: "StudyRun") -> str:
     """Returns a line with the metrics of a finished run."""
-    from launch.display.tables import FINE, MAIN_METRICS, format_number, metric_format
+    from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, format_number, metric_format
 
     means = {} if run.final is None else run.final["mean"]
     figures = "  ".join(
-        f"{metric_format(key).heading} {format_number(means.get(key), FINE[key]):>6}" for key in MAIN_METRICS
+        f"{metric_format(key).heading} {format_number(means.get(key), FINE_PATTERNS[key]):>6}" for key in MAIN_METRICS
     )
     return f"{run.arm:<18} seed {run.seed}  {figures}  {_remark(run)}"
 
@@ -232,14 +232,14 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
     import pandas as pd
 
     from launch.display.tables import MAIN_METRICS
-    from launch.experiments.measures import at_end, metrics_of
+    from launch.experiments.measures import final_value, metrics_of
     from launch.experiments.tables import points_table
 
     points = []
     for _, group in groupby(sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm)), lambda run: run.arm):
         arm_runs = list(group)
         metrics = metrics_of(arm_runs)
-        frame = pd.DataFrame({key: at_end(key)(metrics) for key in MAIN_METRICS})
+        frame = pd.DataFrame({key: final_value(key)(metrics) for key in MAIN_METRICS})
         frame = frame.reindex([str(run.seed) for run in arm_runs])
         seconds, remarks = [run.cost["seconds"] for run in arm_runs], [_remark(run) for run in arm_runs]
         frame = frame.assign(complete=True, seconds=seconds, remark=remarks)
@@ -248,10 +248,10 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
 
 
 def _remark(run: "StudyRun") -> str:
-    from launch.experiments.measures import collapse
+    from launch.experiments.measures import run_collapse_signs
 
     is_done = run.status == "done"
-    signs = ", ".join(sorted({sign.signature for sign in collapse(run)} - {run.status}))
+    signs = ", ".join(sorted({sign.signature for sign in run_collapse_signs(run)} - {run.status}))
     if is_done and not signs:
         return ""
     return f"seed {run.seed} {'collapsed' if is_done else f'{run.status}, ended early'}" + f": {signs}" * bool(signs)

@@ -23,7 +23,7 @@ from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path
 from launch.console.credentials import SECRETS_VARIABLE, find_secret, is_secret
 from launch.console.errors import CommandError
 from policies.settings.processes import Process
-from policies.settings.yaml12 import read_yaml, scalar
+from policies.settings.yaml12 import read_yaml, parse_scalar
 
 OUTPUT_KINDS = {"train": "run", "tune": "search"}
 """Commands that write to a location and can resume, with what they write."""
@@ -226,7 +226,7 @@ def find_named_files(words: Sequence[str]) -> list[str]:
 
 def _split_paths(text: str) -> list[str]:
     """Returns the paths in a setting's value: a path, a YAML list, or the comma-separated values of a search."""
-    value = scalar(text, lists=True)
+    value = parse_scalar(text, lists=True)
     if isinstance(value, str) and not os.path.exists(value.partition("?")[0]):
         value = [*value.split(",")]
     entries = value if isinstance(value, list) else [value]
@@ -264,9 +264,9 @@ def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[placemen
     options = parsed(words[0], words[1:])
     if options.resume:
         return  # its settings are in storage, so the driver checks the placement
-    from policies.settings.gpus import run_elsewhere
+    from policies.settings.gpus import without_local_gpu
 
-    with run_elsewhere():
+    with without_local_gpu():
         (_check_search if words[0] == "tune" else _check_run)(options, job, cluster)
 
 
@@ -283,8 +283,8 @@ def _check_run(options: SimpleNamespace, job: Process, cluster: Sequence[placeme
 
 def _check_search(options: SimpleNamespace, job: Process, cluster: Sequence[placement.Node]) -> None:
     from launch.commands.tune import read_search
-    from launch.experiments.search import check_room
-    from launch.experiments.space import points
+    from launch.experiments.search import check_trial_placement
+    from launch.experiments.space import grid_points
 
     search, _ = read_search(options)
-    check_room(points(search.settings, search.axes), cluster, beside=[job])
+    check_trial_placement(grid_points(search.settings, search.axes), cluster, beside=[job])

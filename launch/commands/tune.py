@@ -88,20 +88,20 @@ def tune(
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.search import (
         Search,
-        check_same,
+        check_same_search,
         create_search_folder,
         is_resumable,
         read_reports,
-        resolve_start,
+        pin_start_checkpoint,
         resume_command,
     )
-    from launch.experiments.space import points, unique_kinds
+    from launch.experiments.space import grid_points, distinct_settings
     from launch.run_folder.layout import RUNS, new_folder
     from launch.run_folder.locks import lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_location
     from launch.training import preflight, tracking
-    from launch.training.comparable import check_comparable, placed_settings, write_comparable
+    from launch.training.source_check import check_all_sources, absolute_settings, write_all_sources
 
     if allow_changes and not (resume or continue_):
         raise CommandError("--allow-changes requires --resume or --continue.")
@@ -118,21 +118,21 @@ def tune(
         name = f"tune-{name}"
         check_location(str(folder or RUNS / name), "search")
         if folder and continue_ and is_resumable(folder):
-            check_same(folder, search)
+            check_same_search(folder, search)
             search, is_resuming = Search.read(folder), True  # with the stored chat date and start checkpoint
         else:
-            search = resolve_start(search)
-    kinds = unique_kinds(points(search.settings, search.axes))
-    tracking.check(search.settings)
+            search = pin_start_checkpoint(search)
+    kinds = distinct_settings(grid_points(search.settings, search.axes))
+    tracking.check_trackers(search.settings)
     session.quiet_libraries(debug)
     for settings in kinds:
         check_gpus(settings)
         if not is_resuming:
-            preflight.check(settings)
-    sources = check_comparable(
+            preflight.check_run_settings(settings)
+    sources = check_all_sources(
         folder if is_resuming else None,
         [("A trial", settings) for settings in kinds],
-        preflight.check if is_resuming else preflight.load_task,
+        preflight.check_run_settings if is_resuming else preflight.load_task,
         lambda text: print(text, file=sys.stderr),
         allow_changes,
     )
@@ -146,7 +146,7 @@ def tune(
     stop_message = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
     interrupts = Interrupts(lambda: progress.print(stop_message, True))
     with lock, interrupts:
-        write_comparable(folder, sources)
+        write_all_sources(folder, sources)
         done, total = len(read_reports(folder)), search.trials * search.settings.num_updates
         progress = ProgressPrinter(output.dup_stdout(), total, done=done, quiet=quiet, bar=not debug)
         progress.print(_describe(search))
@@ -158,7 +158,7 @@ def tune(
             from launch.experiments.tuning import run_search
 
             stop = StopCallback(interrupts, max_updates, max_minutes)
-            resolve_paths = functools.partial(placed_settings, sources=sources.values())
+            resolve_paths = functools.partial(absolute_settings, sources=sources.values())
             results = run_search(search, folder, resolve_paths, progress, stop, debug)
             exit_code = _report_results(results, search, folder, progress)
         except KeyboardInterrupt:
@@ -254,7 +254,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
     from launch.console.configuration import as_yaml
     from launch.experiments.outcome import STATUS_FAILED, group_points, write_csv
     from launch.experiments.search import RESULTS_FILE
-    from launch.experiments.space import format_point, show_value
+    from launch.experiments.space import format_point, format_setting_value
     from launch.experiments.tables import points_table
     from launch.run_folder.journal import atomic_write
     from policies.settings.settings import make_settings
@@ -265,7 +265,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         return 0
     points = group_points(results, keys, separate=search.scheduler == "pbt")
     progress.print()
-    progress.print(points_table(keys, [([*map(show_value, point.iloc[0][keys])], point) for point in points]), True)
+    progress.print(points_table(keys, [([*map(format_setting_value, point.iloc[0][keys])], point) for point in points]), True)
     progress.print("", True)
     failed = results[results["status"] == STATUS_FAILED]
     for _, trial in failed.iterrows():

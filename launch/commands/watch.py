@@ -42,7 +42,7 @@ def watch(
     from launch.display.terminal import Terminal
     from launch.run_folder.status import read_status
     from launch.run_folder.storage import StorageError
-    from launch.training.training import COLLAPSED
+    from launch.training.training import EXIT_COLLAPSED
 
     status = read_status(run)
     with Terminal(status.settings, sys.stdout, bar=not once) as terminal:
@@ -62,7 +62,7 @@ def watch(
                 terminal.print(_state_text(status))
             training = bool(status.process)
             if is_last:
-                return COLLAPSED if status.collapsed else 0 if status.done or status.process else EXIT_NOT_DONE
+                return EXIT_COLLAPSED if status.collapsed else 0 if status.done or status.process else EXIT_NOT_DONE
             time.sleep(STORAGE_POLL_SECONDS if status.stored else POLL_SECONDS)
             status = retry(lambda: read_status(run), RETRY_SECONDS, StorageError, warn)
 

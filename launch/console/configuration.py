@@ -9,7 +9,7 @@ from launch.console.errors import CommandError
 from policies.settings.files import DEFAULT_PRESET, presets, read_file, read_preset, takes_lists
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, reject_unknown_settings
-from policies.settings.yaml12 import Value, scalar, to_yaml
+from policies.settings.yaml12 import Value, parse_scalar, to_yaml
 
 
 class SettingsArguments(NamedTuple):
@@ -98,7 +98,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
         reject_unknown_settings([key], " on the command line")
         if not text:
             raise CommandError(f"`{word}` has no value. Is a shell variable unset? Write {key}=null to set it to None.")
-        values[key] = scalar(text, lists=takes_lists(key))
+        values[key] = parse_scalar(text, lists=takes_lists(key))
     return values
 
 

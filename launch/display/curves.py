@@ -22,7 +22,7 @@ from launch.display.frame import MEAN, MIN_SEEDS, TOKEN_KL, Metrics, mean_over_s
 from launch.display.plot import LEGEND_STYLES, LegendEntry, Panel, Plot
 from launch.display.texts import algorithm_name
 from launch.run_folder.records import Update
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import Settings
 
 MetricPanel = tuple[str, str, str]
@@ -75,8 +75,8 @@ class Curve(NamedTuple):
 
 def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: Settings) -> Plot:
     """Plots each policy of one run, or of runs that differ only in their seed."""
-    policy_ids = [*settings.policy_ids, *([AVERAGE] if AVERAGE in set(metrics.frame["policy"]) else [])]
-    curves = {policy_id: Curve(metrics, policy_id, show_train=policy_id != AVERAGE) for policy_id in policy_ids}
+    policy_ids = [*settings.policy_ids, *([AVERAGE_POLICY] if AVERAGE_POLICY in set(metrics.frame["policy"]) else [])]
+    curves = {policy_id: Curve(metrics, policy_id, show_train=policy_id != AVERAGE_POLICY) for policy_id in policy_ids}
     return plot_over_updates(name, title, note, curves, [settings], events=metrics)
 
 

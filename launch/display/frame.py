@@ -23,7 +23,7 @@ from launch.display.statistics import Estimate, column_cis
 from launch.run_folder.records import Figures, Update, mean_over_policies
 
 FRAME_COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "value")
-MEAN, LAST = "mean", "last answer"
+MEAN, LAST_RESPONSE = "mean", "last answer"
 TOKEN_KL = "token_kl"
 """KL to the initial policy per token; `policies.health` compares it with `max_token_kl`."""
 RUN_WIDE = ("tokens", "tokens_per_second", "exchanges", "exchanged", "averaged", "collapsed")
@@ -51,12 +51,12 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
         groups += [("train", "", role, figures) for role, figures in line.get("role", {}).items()]
         groups += [("validation", policy, "", figures) for policy, figures in line.get("evaluation", {}).items()]
         if "last_response" in line:
-            groups.append(("validation", "", LAST, line["last_response"]))
+            groups.append(("validation", "", LAST_RESPONSE, line["last_response"]))
         groups.append(("run", "", "", _run_wide(line)))
         yield from _rows(line["update"], groups)
     if final is not None:
         groups = [("test", policy, "", figures) for policy, figures in {**final["policy"], MEAN: final["mean"]}.items()]
-        groups.append(("test", "", LAST, final.get("last_response", {})))
+        groups.append(("test", "", LAST_RESPONSE, final.get("last_response", {})))
         groups.append(("test", "", "", {"influence": final["influence"]["share"]} if "influence" in final else {}))
         yield from _rows(final["update"], groups)
 

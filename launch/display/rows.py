@@ -7,20 +7,20 @@ from rich.text import Text
 
 from launch.display.tables import format_metric
 from launch.run_folder.records import Figures, Update, mean_over_policies
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
-COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
+ROW_COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
 """Columns of each policy: metric, heading and width."""
-POLICY_WIDTH = sum(width for *_, width in COLUMNS)
+POLICY_WIDTH = sum(width for *_, width in ROW_COLUMNS)
 MIN_CHAIN_WIDTH = 12
 """Minimum width of the column that shows the chain."""
 SPEED_WIDTH = 13
 """Width of the last two columns."""
 
 
-class Rows:
+class RowFormatter:
     """Formats the rows of one run."""
 
     def __init__(self, settings: Settings, arrow: str, width: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Rows:
         """Returns the two lines above the rows."""
         names = self._columns or ("mean",)
         first_line = " " * (self.indent + self._chain_width) + "".join(f"{name:>{POLICY_WIDTH}}" for name in names)
-        labels = "".join(f"{label:>{width}}" for _, label, width in COLUMNS) * len(names)
+        labels = "".join(f"{label:>{width}}" for _, label, width in ROW_COLUMNS) * len(names)
         return [
             Text(first_line, style="bold"),
             Text(f"{'update':<{self.indent}}{'chain':<{self._chain_width}}{labels}  tok/s     s", style="bold"),
@@ -62,9 +62,9 @@ class Rows:
         """Returns the rows of an update's held-out evaluation: policies, the chain's last answer, the mean LLM."""
         rows = [Text(f"{self._number(line)}{'held-out':<{self._chain_width}}", style="bold")]
         rows[0].append_text(self._figures(line["evaluation"]))
-        for label, figures in (("last answer", line.get("last_response")), (AVERAGE, line["evaluation"].get(AVERAGE))):
+        for label, figures in (("last answer", line.get("last_response")), (AVERAGE_POLICY, line["evaluation"].get(AVERAGE_POLICY))):
             if figures is not None:
-                group = "".join(f"{format_metric(key, figures[key]):>{width}}" for key, _, width in COLUMNS)
+                group = "".join(f"{format_metric(key, figures[key]):>{width}}" for key, _, width in ROW_COLUMNS)
                 rows.append(Text(f"{self._number(line)}{label:<{self._chain_width}}{group}", style="bold"))
         return rows
 
@@ -83,7 +83,7 @@ class Rows:
         groups = [figures[name] for name in self._policy_ids]
         text = Text()
         for group in groups if self._columns else [mean_over_policies(groups)]:
-            for key, _, width in COLUMNS:
+            for key, _, width in ROW_COLUMNS:
                 style = "bold green" if key == "combined_reward" else ""
                 text.append(f"{format_metric(key, group[key]):>{width}}", style=style)
         return text

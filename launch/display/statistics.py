@@ -37,7 +37,7 @@ class Estimate(NamedTuple):
     high: float | None
     n: int
 
-    def shown(self, pattern: str) -> str:
+    def format(self, pattern: str) -> str:
         """Returns `mean [low, high]`, or only the mean if there is no interval."""
         mean = format_number(self.mean, pattern)
         if self.low is None or self.high is None:
@@ -135,7 +135,7 @@ class Difference(NamedTuple):
     """Hedges' g of paired values; see `hedges_g`."""
 
 
-def differences(by_seed: Mapping[int, float]) -> Difference | None:
+def estimate_difference(by_seed: Mapping[int, float]) -> Difference | None:
     """Summarises paired differences; None if there are none."""
     values = tuple(by_seed.values())
     if not values:

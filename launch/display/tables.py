@@ -28,7 +28,7 @@ METRIC_FORMATS = {
 }
 MAIN_METRICS = ("task_reward", "kl", "combined_reward")
 """The metrics shown in every table and plot."""
-FINE = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
+FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
 """Their formats in comparisons of runs, whose combined rewards often differ only in the third digit."""
 
 
@@ -47,7 +47,7 @@ def format_metric(name: str, value: float | None) -> str:
     return format_number(value, metric_format(name).pattern)
 
 
-def table(left: Sequence[str], right: Sequence[str]) -> Table:
+def new_table(left: Sequence[str], right: Sequence[str]) -> Table:
     """Returns an empty table.
 
     Args:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from launch.display.rows import Rows
+from launch.display.rows import RowFormatter
 from launch.display.texts import chain_text
 from launch.run_folder.records import Sample, Update
 from policies.settings.settings import Settings
@@ -87,7 +87,7 @@ class ProgressPrinter:
         else:
             self.print(text)
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """Starts the clock of the first step."""
         self._last = time.monotonic()
 
@@ -125,7 +125,7 @@ class Terminal(ProgressPrinter):
         """Creates the output of a run; see `ProgressPrinter`."""
         super().__init__(output, settings.num_updates, done=done, quiet=quiet, bar=bar)
         self._settings = settings
-        self._rows = Rows(settings, self.arrow, self.console.width)
+        self._rows = RowFormatter(settings, self.arrow, self.console.width)
         self._rows_printed = 0
 
     def set_settings(self, settings: Settings, done: int) -> None:
@@ -133,7 +133,7 @@ class Terminal(ProgressPrinter):
         self._total, self._done = settings.num_updates, done
         self._bar.update(self._task, total=settings.num_updates, completed=done)
         if settings != self._settings:
-            self._settings, self._rows = settings, Rows(settings, self.arrow, self.console.width)
+            self._settings, self._rows = settings, RowFormatter(settings, self.arrow, self.console.width)
 
     def update(self, line: Update) -> None:
         """Prints the row of an update, if it trained, and the rows of its evaluation, if any."""

@@ -54,6 +54,6 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def visible(text: str) -> str:
+def replace_control_chars(text: str) -> str:
     """Replaces control characters, which a terminal would execute, and surrogates, which no file can store."""
     return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)

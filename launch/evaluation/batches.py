@@ -69,7 +69,7 @@ class Batches(Generic[T]):
             KeyboardInterrupt: After Ctrl-C; the number of saved batches is printed first.
         """
         total = len(self.work)
-        progress.begin()
+        progress.start_clock()
         try:
             for batch in self.work[self.done :]:
                 self._journal.append({"batch": self.done, **process_batch(batch)})

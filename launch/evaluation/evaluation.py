@@ -23,7 +23,7 @@ from launch.console.errors import CommandError, make_folder
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
-from launch.evaluation.figures import BASE, PolicyScores, Scoring, summarise
+from launch.evaluation.figures import BASE, PolicyScores, Scoring, compute_scores
 from launch.run_folder import manifest
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
@@ -35,15 +35,15 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, compare, function_names, sources_of
 from launch.run_folder.storage import check_location
 from launch.training import preflight
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.processes import processes
-from policies.settings.settings import BY_CONTENT, Settings, settings_in
+from policies.settings.settings import BY_CONTENT, Settings, settings_in_categories
 
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-RESPONSE_SETTINGS = set(settings_in("task", "policy", "sampling")) - {*NAMED}
+RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*NAMED}
 """Settings that affect responses or their metrics, except file names: `Sources` has checksums of the files."""
 
 
@@ -61,7 +61,7 @@ EvaluationBatch = tuple[Lineup, list[tuple[int, int]]]
 """A lineup, and pairs of query index and sample index."""
 
 
-class Plan(NamedTuple):
+class EvaluationPlan(NamedTuple):
     """An evaluation, with everything its responses depend on."""
 
     settings: Settings
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
         if self.checkpoint is None:
             return lineups
         if self.settings.eval_average:  # in all roles, because there is only one average
-            orders.append((AVERAGE,) * len(orders[0]))
+            orders.append((AVERAGE_POLICY,) * len(orders[0]))
         return lineups + [Lineup(True, order, order) for order in orders]
 
     def batches(self) -> list[EvaluationBatch]:
@@ -151,7 +151,7 @@ def plan_evaluation(
     queries: int | None,
     samples: int,
     warn: Callable[[str], None],
-) -> Plan:
+) -> EvaluationPlan:
     """Plans the evaluation of a run's checkpoint or of a model.
 
     Args:
@@ -167,7 +167,7 @@ def plan_evaluation(
         CommandError: A setting or file cannot be used, a number is below 1, or the split has no queries.
         ModelError: The model does not exist.
     """
-    task, tokenizers = preflight.check(settings)
+    task, tokenizers = preflight.check_run_settings(settings)
     settings = settings.with_chat_date()
     check_gpus(settings)
     sources = sources_of(settings, task, tokenizers)
@@ -184,7 +184,7 @@ def make_plan(
     queries: int | None,
     samples: int,
     checkpoint: tuple[int, Path] | None,
-) -> Plan:
+) -> EvaluationPlan:
     """Plans an evaluation on the first queries of a split, or on all; see `plan_evaluation`.
 
     Raises:
@@ -196,11 +196,11 @@ def make_plan(
     available = len(task.queries(split))
     if not available:
         raise CommandError(f"The {split} split of task {task.name} has no queries. Choose another split.")
-    return Plan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
+    return EvaluationPlan(settings, task, sources, split, min(queries or available, available), samples, checkpoint)
 
 
 def evaluate(
-    plan: Plan,
+    plan: EvaluationPlan,
     path: Path,
     command: str,
     *,
@@ -255,7 +255,7 @@ def evaluate(
                 _run_batches(plan, batches, progress)
         results = cast(list[Batch], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
-        scores = summarise(results, scoring)
+        scores = compute_scores(results, scoring)
         if not scores:
             raise CommandError("The reward failed on every response. Fix the reward function.")
         planned_chains = len(plan.lineups) * plan.queries * plan.samples
@@ -280,7 +280,7 @@ def evaluate(
     return scores
 
 
-def _run_batches(plan: Plan, batches: Batches[EvaluationBatch], progress: ProgressPrinter) -> None:
+def _run_batches(plan: EvaluationPlan, batches: Batches[EvaluationBatch], progress: ProgressPrinter) -> None:
     """Evaluates the remaining batches: first those of the base, then the others with the checkpoint's weights."""
     from policies.cory import CoryConfig
 
@@ -301,26 +301,26 @@ def _run_batches(plan: Plan, batches: Batches[EvaluationBatch], progress: Progre
                     raise CommandError(f"{checkpoint} was deleted by the continuing run. Evaluate a later checkpoint.")
                 algo.load_policies(checkpoint, update)
             progress.stage(f" {progress.arrow} ".join(lineup.names))
-            if AVERAGE in lineup.policy_ids:
+            if AVERAGE_POLICY in lineup.policy_ids:
                 temporary_weights.enter_context(algo.evaluator.average())
             current = lineup
-        return {"chains": answers(algo, lineup, prompt_refs, plan.split)}
+        return {"chains": evaluate_batch(algo, lineup, prompt_refs, plan.split)}
 
     batches.run(evaluate_next, progress)
     algo.stop()
 
 
-def answers(
+def evaluate_batch(
     algo: "Cory", lineup: Lineup, prompt_refs: Sequence[tuple[int, int]], split: Split
 ) -> list[list[Evaluation]]:
     """Evaluates a batch with an algorithm that has the lineup's weights; see `measure_chains`.
 
-    For the `AVERAGE`, call it within `Evaluator.average`.
+    For the `AVERAGE_POLICY`, call it within `Evaluator.average`.
     """
     from policies.rollout.prompt_sampling import PromptRef
 
     first = algo.settings.policy_ids[0]  # has the average weights within `Evaluator.average`
-    policy_ids = tuple(first if policy_id == AVERAGE else policy_id for policy_id in lineup.policy_ids)
+    policy_ids = tuple(first if policy_id == AVERAGE_POLICY else policy_id for policy_id in lineup.policy_ids)
     mapping = RoleMapping(role_names(len(policy_ids)), policy_ids)
     return measure_chains(
         algo, mapping, lineup.names, [PromptRef(query, sample) for query, sample in prompt_refs], split
@@ -366,7 +366,7 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     if before is None:
         return []
     run_settings = located(run.settings(), before.paths, needed=())
-    same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in("task"))
+    same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in_categories("task"))
     leak = " Evaluated queries may have been used in training."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"

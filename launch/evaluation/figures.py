@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cory_env.chain import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
-from launch.display.tables import METRIC_FORMATS, metric_format, table
+from launch.display.tables import METRIC_FORMATS, metric_format, new_table
 from launch.run_folder.records import Batch, Evaluation
 
 UNBOUNDED_METRICS = ("kl", "response_length")
@@ -49,7 +49,7 @@ class PolicyScores(TypedDict):
     figures: dict[str, Estimate]
 
 
-def summarise(batches: Iterable[Batch], scoring: Scoring) -> dict[str, PolicyScores]:
+def compute_scores(batches: Iterable[Batch], scoring: Scoring) -> dict[str, PolicyScores]:
     """Computes the metrics by label: first all policies on the bare query, as pioneers, then in later roles.
 
     Each metric is computed per query from all its responses, then averaged over queries.
@@ -121,10 +121,10 @@ def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> li
     tables = []
     for role in dict.fromkeys(policy_scores["role"] for policy_scores in scores.values()):
         by_label = {label: entry["figures"] for label, entry in scores.items() if entry["role"] == role}
-        tables.append(table([role], list(by_label)))
+        tables.append(new_table([role], list(by_label)))
         for name in names:
             heading, pattern = metric_format(name)
-            tables[-1].add_row(heading, *(figures[name].shown(pattern) for figures in by_label.values()))
+            tables[-1].add_row(heading, *(figures[name].format(pattern) for figures in by_label.values()))
     return tables
 
 

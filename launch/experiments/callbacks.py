@@ -14,14 +14,14 @@ from ray.tune.experiment import Trial
 
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
-from launch.display.rows import COLUMNS
+from launch.display.rows import ROW_COLUMNS
 from launch.display.tables import format_metric
 from launch.display.terminal import ProgressPrinter
 from launch.experiments.space import OBJECTIVE, TIME_KEY, format_point
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
 from launch.run_folder.records import Figures, Sample, Update, to_json
-from launch.training.tracking import Trackers, end_services, figures_of, open_services
+from launch.training.tracking import Trackers, end_services, flat_metrics, open_services
 from policies.settings.settings import make_settings
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ProgressCallback(Callback):
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
             figures = cast(Figures, to_json(dict(settings.selection_metrics(result["cory"]))))
-            text = "  ".join(f"{label} {format_metric(key, figures[key]):>6}" for key, label, _ in COLUMNS)
+            text = "  ".join(f"{label} {format_metric(key, figures[key]):>6}" for key, label, _ in ROW_COLUMNS)
             done = f"{result[TIME_KEY]:>4}/{settings.num_updates:<4}"
             self.progress.print(f"{trial}  {done} {text}  {format_point(values)}  {time_left}")
 
@@ -95,8 +95,8 @@ class TrackerCallback(Callback):
         report = cast(dict[str, Any], to_json(result["cory"]))
         samples, update = cast(list[Sample], report.pop("samples", [])), report["update"]
         if samples and update % trial.config["cory_settings"]["samples_every"] == 0:
-            trackers.show(update, samples, held_out=False)
-        trackers.log(update, figures_of(cast(Update, report)))
+            trackers.log_samples(update, samples, held_out=False)
+        trackers.log(update, flat_metrics(cast(Update, report)))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Closes the trial's tracker run."""

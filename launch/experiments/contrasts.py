@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from rich.table import Table
 
 from launch.display.statistics import Difference, holm
-from launch.display.tables import table
-from policies.models.model_names import AVERAGE
+from launch.display.tables import new_table
+from policies.models.model_names import AVERAGE_POLICY
 
 if TYPE_CHECKING:
     from launch.experiments.results import StudyRun
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LEVEL_MARGIN = -0.02
 """Two arms are level if the lower end of the confidence interval of their difference is above this."""
 CONTRAST_METRIC = "combined_reward"
-_FRAME_KEYS = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE, "")}
+_FRAME_KEYS = {"bare": ("mean", ""), "last": ("", "last answer"), "mean": (AVERAGE_POLICY, "")}
 """Value of `of` to the policy and role of the metric in the data frame."""
 
 
@@ -70,7 +70,7 @@ def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]"
     """
     import pandas as pd
 
-    from launch.experiments.measures import at_end, did_all_updates, metrics_of, paired, total_tokens, value_at_tokens
+    from launch.experiments.measures import final_value, did_all_updates, metrics_of, paired_difference, total_tokens, value_at_tokens
 
     differences = []
     for contrast in contrasts:
@@ -83,8 +83,8 @@ def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]"
             measures = [value_at_tokens(CONTRAST_METRIC, *keys, token_limits) for keys in frame_keys]
         else:
             frames = [metrics_of(group) for group in arm_runs]
-            measures = [at_end(CONTRAST_METRIC, *keys) for keys in frame_keys]
-        difference = paired(*(metrics.by_seed(measure) for metrics, measure in zip(frames, measures, strict=True)))
+            measures = [final_value(CONTRAST_METRIC, *keys) for keys in frame_keys]
+        difference = paired_difference(*(metrics.by_seed(measure) for metrics, measure in zip(frames, measures, strict=True)))
         if difference is not None:
             differences.append((contrast, difference))
     corrected = holm([difference.p for _, difference in differences], len(contrasts))
@@ -93,14 +93,14 @@ def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]"
 
 def contrasts_table(results: Sequence[ContrastResult]) -> Table:
     """Returns a table of contrasts: differences with their 95 % intervals, and the corrected p."""
-    contrast_table = table(["arm", "against"], ["seeds", "difference", "p", ""])
+    contrast_table = new_table(["arm", "against"], ["seeds", "difference", "p", ""])
     for result in results:
         contrast, difference, p = result
         contrast_table.add_row(
             _arm_label(contrast.arm, contrast.of) + ", equal tokens" * (contrast.at == "tokens"),
             _arm_label(contrast.against, contrast.against_of),
             str(len(difference.seeds)),
-            difference.estimate.shown("{:+.3f}"),
+            difference.estimate.format("{:+.3f}"),
             "" if p is None else f"{p:.2g}",
             result.verdict,
         )

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pandas as pd
 
-from launch.display.frame import LAST, MEAN, Metrics, metric_rows
-from launch.display.statistics import Difference, differences
+from launch.display.frame import LAST_RESPONSE, MEAN, Metrics, metric_rows
+from launch.display.statistics import Difference, estimate_difference
 from launch.experiments.results import StudyRun
 from launch.run_folder.records import Update
-from policies.health import Sign, signs_of_collapse
-from policies.models.model_names import AVERAGE
+from policies.health import HealthSign, collapse_signs
+from policies.models.model_names import AVERAGE_POLICY
 
 COLLAPSE_METRICS = {"repetition", "eos_rate", "kl", "response_length"}
 """Metrics of a policy that collapse detection needs."""
@@ -57,30 +57,30 @@ def metrics_of(runs: Iterable[StudyRun]) -> StudyMetrics:
     return StudyMetrics({str(run.seed): run for run in runs})
 
 
-def at_end(metric: str, policy: str = MEAN, role: str = "") -> Measure:
+def final_value(metric: str, policy: str = MEAN, role: str = "") -> Measure:
     """Returns the measure of a metric after the last update, by default the mean over the run's policies."""
     return lambda metrics: metrics.get("test", metric, policy, role).droplevel("update")
 
 
-def last_response(metric: str) -> Measure:
+def final_last_response_value(metric: str) -> Measure:
     """Returns the measure of a metric of the chain's last response after the last update."""
-    return at_end(metric, "", LAST)
+    return final_value(metric, "", LAST_RESPONSE)
 
 
-def of_average(metric: str) -> Measure:
+def final_average_policy_value(metric: str) -> Measure:
     """Returns the measure of a metric, after the last update, of the LLM with the mean of all LLMs' weights."""
-    return at_end(metric, AVERAGE)
+    return final_value(metric, AVERAGE_POLICY)
 
 
-def influence(metrics: StudyMetrics) -> "pd.Series[float]":
+def final_influence(metrics: StudyMetrics) -> "pd.Series[float]":
     """Returns the share of the variance of the second agent's reward that the pioneer's response explains.
 
     The range is 0 to 1.
     """
-    return at_end("influence", "")(metrics)
+    return final_value("influence", "")(metrics)
 
 
-def area(metrics: StudyMetrics) -> "pd.Series[float]":
+def mean_curve_height(metrics: StudyMetrics) -> "pd.Series[float]":
     """Returns the mean height of the held-out learning curve of the combined reward.
 
     This is the area under the curve by the trapezoidal rule, divided by the number of updates.
@@ -122,12 +122,12 @@ def did_all_updates(run: StudyRun) -> bool:
     return bool(run.metrics) and run.metrics[-1]["update"] == run.settings.num_updates
 
 
-def paired(one: "pd.Series[float]", other: "pd.Series[float]") -> Difference | None:
+def paired_difference(one: "pd.Series[float]", other: "pd.Series[float]") -> Difference | None:
     """Returns the paired difference of two arms, seed by seed; None if they share no seed."""
-    return differences((one - other).dropna().to_dict())
+    return estimate_difference((one - other).dropna().to_dict())
 
 
-def collapse(run: StudyRun) -> list[Sign]:
+def run_collapse_signs(run: StudyRun) -> list[HealthSign]:
     """Returns the signs of collapse at a run's last held-out evaluation, by the limits of its health settings.
 
     A policy has collapsed if its responses are repetitive (`max_repetition`), if their end-of-sequence rate is below
@@ -135,7 +135,7 @@ def collapse(run: StudyRun) -> list[Sign]:
     non-finite gradient has collapsed too.
     """
     evaluated: list[Update] = [line for line in run.metrics if "evaluation" in line]
-    signs: list[Sign] = []
+    signs: list[HealthSign] = []
     if evaluated:
         first, last = evaluated[0]["evaluation"], dict(evaluated[-1]["evaluation"])
         if run.final is not None:
@@ -144,12 +144,12 @@ def collapse(run: StudyRun) -> list[Sign]:
             figures = {name: value for name, value in last[policy].items() if value is not None}
             if figures.keys() >= COLLAPSE_METRICS:  # results of older versions have fewer metrics
                 rate = first[policy].get("eos_rate") or 0.0
-                signs += signs_of_collapse(run.settings, policy, figures, rate, run.settings.eval_queries)
+                signs += collapse_signs(run.settings, policy, figures, rate, run.settings.eval_queries)
     if run.status == "diverged":
-        signs.append(Sign("diverged", "the run", run.reason or ""))
+        signs.append(HealthSign("diverged", "the run", run.reason or ""))
     return signs
 
 
-def collapses(runs: Iterable[StudyRun]) -> int:
+def count_collapsed(runs: Iterable[StudyRun]) -> int:
     """Returns the number of collapsed runs."""
-    return sum(bool(collapse(run)) for run in runs)
+    return sum(bool(run_collapse_signs(run)) for run in runs)

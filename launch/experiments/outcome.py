@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
-from launch.display.tables import FINE, format_number
+from launch.display.tables import FINE_PATTERNS, format_number
 from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, Axis, to_axis_text
 from launch.run_folder.journal import atomic_write
 
@@ -103,7 +103,7 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = F
 
 def _remark(trial: Mapping[str, Any]) -> str:
     if trial["status"] in (STATUS_STOPPED, STATUS_COLLAPSED):
-        objective = format_number(trial[OBJECTIVE], FINE[OBJECTIVE])
+        objective = format_number(trial[OBJECTIVE], FINE_PATTERNS[OBJECTIVE])
         return f"{trial['trial']} {trial['status']} at update {trial[TIME_KEY]}, {objective}"
     return "" if trial["status"] == STATUS_DONE else f"{trial['trial']} {trial['status']}"
 

@@ -14,14 +14,14 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import Final, FinalInfluence
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, to_json
-from policies.settings.settings import Settings, make_settings, settings_in
+from policies.settings.settings import Settings, make_settings, settings_in_categories
 
 Status = Literal["done", "collapsed", "diverged"]
 """`collapsed`: stopped by `stop_on_collapse`. `diverged`: stopped by a non-finite gradient. Both count as results."""
 
 SIGNIFICANT_DIGITS, SECONDS_DIGITS = 5, 3
 """Significant digits of metrics, and of seconds."""
-NO_MATTER = settings_in("computing", "writing")
+MACHINE_SETTINGS = settings_in_categories("computing", "output")
 """Settings that may differ between the machines that run a study."""
 _POLICY_METRICS = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
@@ -95,7 +95,7 @@ def result_file(folder: Path, arm: str, seed: int) -> Path:
     return folder / "results" / arm / f"seed_{seed}.json"
 
 
-def read(folder: Path) -> list[StudyRun]:
+def read_results(folder: Path) -> list[StudyRun]:
     """Reads all results in a study's folder, ordered by tier, arm and seed.
 
     Raises:
@@ -151,7 +151,7 @@ def _add_derived_metrics(run: StudyRun) -> None:
                 line["role"] = {role: line["policy"][policy_id] for role, policy_id in line["roles"].items()}
 
 
-def write(file: Path, run: StudyRun) -> None:
+def write_result(file: Path, run: StudyRun) -> None:
     """Writes a result atomically, with one line per update so that diffs are readable.
 
     Metrics that tables and plots do not need, or that can be derived, are omitted.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from cory_env.pickled import display_name
 from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED_KEY, TIME_KEY, Axis, points, read_axes, unique_kinds
+from launch.experiments.space import SEED_KEY, TIME_KEY, Axis, grid_points, read_axes, distinct_settings
 from launch.run_folder.journal import Journal, atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
@@ -106,14 +106,14 @@ class Search(NamedTuple):
             raise CommandError(f"{file} is not a valid search: {error}") from error
 
 
-def resolve_start(search: Search) -> Search:
+def pin_start_checkpoint(search: Search) -> Search:
     """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search.
 
     Raises:
         CommandError: the run has no checkpoint, or it is a URI.
         SettingsError: its policies do not match those of a trial.
     """
-    kinds = unique_kinds(points(search.settings, search.axes))
+    kinds = distinct_settings(grid_points(search.settings, search.axes))
     for settings in kinds:
         if settings.start_from is not None and is_uri(settings.start_from):
             raise CommandError(
@@ -147,7 +147,7 @@ def is_resumable(folder: Path) -> bool:
     return any(folder.glob(STATE_PATTERN))
 
 
-def check_same(folder: Path, search: Search) -> None:
+def check_same_search(folder: Path, search: Search) -> None:
     """Checks that a folder contains the requested search.
 
     Raises:
@@ -180,7 +180,7 @@ def read_reports(folder: Path) -> list[dict[str, Any]]:
     return list(reports.values())
 
 
-def check_room(settings: Sequence[Settings], nodes: Sequence[placement.Node], beside: Sequence[Process] = ()) -> None:
+def check_trial_placement(settings: Sequence[Settings], nodes: Sequence[placement.Node], beside: Sequence[Process] = ()) -> None:
     """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently.
 
     Args:

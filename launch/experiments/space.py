@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
 from launch.console.errors import CommandError
-from policies.settings.settings import METADATA, Settings, SettingsError, make_settings, nearest_key, settings_in
-from policies.settings.yaml12 import Value, scalar, to_cli, write_yaml
+from policies.settings.settings import METADATA, Settings, SettingsError, make_settings, nearest_key, settings_in_categories
+from policies.settings.yaml12 import Value, parse_scalar, to_cli, write_yaml
 
 SEED_KEY = "seed"
 TIME_KEY = "updates"
@@ -76,7 +76,7 @@ def read_axes(options: Sequence[str]) -> list[Axis]:
 
 
 def _parse_list(option: str, key: str, text: str) -> Axis:
-    values = scalar(f"[{text}]", lists=True)
+    values = parse_scalar(f"[{text}]", lists=True)
     if not isinstance(values, list):
         raise CommandError(f"--over {option} is not a valid YAML list. Quote texts with special characters.")
     if len(set(map(repr, values))) < len(values):
@@ -107,7 +107,7 @@ def pin_objective(settings: Settings) -> Settings:
     return make_settings({**settings.model_dump(), "eval_kl_coef": settings.report_kl_coef})
 
 
-def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
+def grid_points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     """Returns the settings at all combinations of list values and range ends.
 
     Raises:
@@ -123,18 +123,18 @@ def points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
     return settings_list
 
 
-def unique_kinds(settings_list: Sequence[Settings]) -> list[Settings]:
+def distinct_settings(settings_list: Sequence[Settings]) -> list[Settings]:
     """Removes settings that are equal in all task, policy and sampling settings; keeps one of each kind."""
-    keys = sorted(settings_in("task", "policy", "sampling"))
+    keys = sorted(settings_in_categories("task", "policy", "sampling"))
     return list({repr([getattr(settings, key) for key in keys]): settings for settings in settings_list}.values())
 
 
 def format_point(point: Mapping[str, Value]) -> str:
     """Formats a point as `key=value key=value`."""
-    return " ".join(f"{key}={show_value(value)}" for key, value in point.items())
+    return " ".join(f"{key}={format_setting_value(value)}" for key, value in point.items())
 
 
-def show_value(value: Value) -> str:
+def format_setting_value(value: Value) -> str:
     """Formats a value as on the command line, with up to four significant digits and without pickled code."""
     return f"{value:.4g}" if isinstance(value, float) else display_name(to_cli(value))
 

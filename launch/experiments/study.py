@@ -104,13 +104,13 @@ class Study(BaseModel, extra="forbid"):
         return list(self.arms).index(arm.name)
 
 
-def studies() -> dict[str, str]:
+def bundled_studies() -> dict[str, str]:
     """Returns the names and descriptions of the bundled studies."""
     shipped = {Path(file.name).stem: file for file in _STUDIES_DIR.iterdir() if file.name.endswith(".yaml")}
     return {name: str(read_yaml(shipped[name].read_text("utf-8"), name)["about"]) for name in sorted(shipped)}
 
 
-def load(name: str, words: Sequence[str] = ()) -> Study:
+def load_study(name: str, words: Sequence[str] = ()) -> Study:
     """Loads a study and checks that its arms differ only in the settings they list.
 
     Args:
@@ -120,10 +120,10 @@ def load(name: str, words: Sequence[str] = ()) -> Study:
     Raises:
         CommandError: the study is unknown or invalid; see the module's docstring for the format.
     """
-    name = name if name in studies() else expand_home(name)
-    file = _STUDIES_DIR / f"{name}.yaml" if name in studies() else Path(name)
+    name = name if name in bundled_studies() else expand_home(name)
+    file = _STUDIES_DIR / f"{name}.yaml" if name in bundled_studies() else Path(name)
     if not file.is_file():
-        raise CommandError(f"Unknown study `{name}`. Use one of {', '.join(studies())}, or a YAML file.")
+        raise CommandError(f"Unknown study `{name}`. Use one of {', '.join(bundled_studies())}, or a YAML file.")
     changes = read_words(words)
     try:
         entries = read_yaml(file.read_text("utf-8"), name)

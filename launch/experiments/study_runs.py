@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 from launch.console.errors import IN_JOB, CommandError
 from launch.console.interrupts import SIGNALS, Interrupts
 from launch.experiments.results import (
-    NO_MATTER,
+    MACHINE_SETTINGS,
     Cost,
     Status,
     StudyRun,
@@ -37,7 +37,7 @@ from launch.run_folder.locks import lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.run_folder.run import Run
 from launch.run_folder.status import divergence
-from launch.training.training import COLLAPSED
+from launch.training.training import EXIT_COLLAPSED
 from policies.settings.settings import changed_settings
 
 MAX_FAILURES = 2
@@ -98,7 +98,7 @@ class StudyJob:
         if not self.result.exists():
             return None
         run = read_result(self.result)
-        changes = set(changed_settings(run.settings, self.study.settings(self.arm, self.seed))) - NO_MATTER
+        changes = set(changed_settings(run.settings, self.study.settings(self.arm, self.seed))) - MACHINE_SETTINGS
         if changes:
             raise CommandError(
                 f"{self.result} was created with other settings: {', '.join(sorted(changes))}. Remove it, or choose "
@@ -234,7 +234,7 @@ def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | 
     code = process_result.code
     if code == 0:
         return "done", None
-    if code == COLLAPSED:
+    if code == EXIT_COLLAPSED:
         return "collapsed", f"stop_on_collapse ended it after update {run.updates()[-1]['update']}."
     lines = [line for line in process_result.output.splitlines() if line.strip()] or [f"exit code {code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])

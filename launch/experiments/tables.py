@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from launch.display.statistics import mean_ci
-from launch.display.tables import FINE, MAIN_METRICS, metric_format, table
+from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, metric_format, new_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,14 +20,14 @@ def points_table(keys: Sequence[str], points: "Iterable[tuple[Sequence[str], pd.
         points: the cells of these columns, and a frame of the point's runs with the columns `complete`, each of
             `MAIN_METRICS`, `seconds` and `remark` (may be empty).
     """
-    results_table = table(keys, ["seeds", *(metric_format(key).heading for key in MAIN_METRICS), "minutes"])
+    results_table = new_table(keys, ["seeds", *(metric_format(key).heading for key in MAIN_METRICS), "minutes"])
     results_table.add_column("")
     for cells, runs in points:
         complete = runs[runs["complete"]]
         results_table.add_row(
             *cells,
             f"{len(complete)}" if len(complete) == len(runs) else f"{len(complete)} of {len(runs)}",
-            *(_format_mean(complete[key].astype(float), FINE[key]) for key in MAIN_METRICS),
+            *(_format_mean(complete[key].astype(float), FINE_PATTERNS[key]) for key in MAIN_METRICS),
             f"{runs['seconds'].mean() / 60:.1f}",
             ", ".join(filter(None, runs["remark"])),
         )

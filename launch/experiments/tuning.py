@@ -17,8 +17,8 @@ from launch.display.terminal import ProgressPrinter
 from launch.experiments.callbacks import ProgressCallback, StopCallback, TrackerCallback
 from launch.experiments.outcome import trials_frame
 from launch.experiments.schedulers import AshaScheduler, FifoScheduler, PbtScheduler, StopRequested, TrialReports
-from launch.experiments.search import LOG_FILE, REPORTS_FILE, Search, check_room, is_resumable, read_reports
-from launch.experiments.space import OBJECTIVE, TIME_KEY, points
+from launch.experiments.search import LOG_FILE, REPORTS_FILE, Search, check_trial_placement, is_resumable, read_reports
+from launch.experiments.space import OBJECTIVE, TIME_KEY, grid_points
 from launch.experiments.trials import ResolvePaths, Trials
 from launch.run_folder.journal import Journal
 from policies.cory import Cory, CoryConfig
@@ -57,7 +57,7 @@ def run_search(
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `stop.interrupts` handles SIGINT
-    point_settings = points(search.settings, search.axes)
+    point_settings = grid_points(search.settings, search.axes)
     largest = max((processes(settings, trial=True) for settings in point_settings), key=cpus)
     with contextlib.ExitStack() as stack:
         if not debug:
@@ -67,13 +67,13 @@ def run_search(
         stack.enter_context(session.ray_session(largest, debug))
         stop.interrupts.install()  # Ray has replaced the SIGTERM handler
         if session.UNCHECKED not in os.environ:
-            check_room(point_settings, placement.alive_nodes())
+            check_trial_placement(point_settings, placement.alive_nodes())
         progress.stage("Running trials")
         reports = Journal(folder / REPORTS_FILE, TIME_KEY)
         reports.cut_after(search.settings.num_updates)  # drops a line that a kill left incomplete
         trials = Trials(folder, search.settings, [axis.key for axis in search.axes], resolve_paths)
         scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
-        progress.begin()
+        progress.start_clock()
         stop.interrupts.training = True
         space = CoryConfig().cory(**search.space())
         callbacks = [ProgressCallback(reports, progress, trials), TrackerCallback(folder)]

@@ -46,7 +46,7 @@ def choose_policy(trained: PolicySet, name: str | None) -> str:
     """
     if name is None and len(trained.available_policy_ids) > 1:
         raise CommandError(f"Missing --policy. Use one of: {trained.available_names}.")
-    return trained.named([name or trained.available_policy_ids[0]])[0]
+    return trained.resolve_names([name or trained.available_policy_ids[0]])[0]
 
 
 def export_warnings(trained: PolicySet, policy_id: str) -> list[str]:
@@ -73,12 +73,12 @@ def check_free_folder(out: Path) -> None:
         raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
 
 
-def write(trained: PolicySet, policy_id: str, out: Path, dtype: str = "fp32", merge: bool = False) -> None:
+def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "fp32", merge: bool = False) -> None:
     """Exports a policy atomically.
 
     Args:
         trained: the policies.
-        policy_id: one of the run's, or `AVERAGE`.
+        policy_id: one of the run's, or `AVERAGE_POLICY`.
         out: a folder that does not exist or is empty.
         dtype: `fp32` or `bf16`.
         merge: merge an adapter into its base model; otherwise write the adapter.
@@ -130,7 +130,7 @@ def merged_model(trained: PolicySet, policy_id: str) -> tuple[PreTrainedModel, T
 
     Args:
         trained: the policies.
-        policy_id: one of the run's, or `AVERAGE`.
+        policy_id: one of the run's, or `AVERAGE_POLICY`.
 
     Returns:
         The base model on the meta device with the base's own configuration, and a function that computes a fp32 weight
@@ -235,7 +235,7 @@ def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.
 
     Args:
         trained: the policies.
-        policy_id: one of the run's, or `AVERAGE`.
+        policy_id: one of the run's, or `AVERAGE_POLICY`.
         folder: an existing folder.
         dtype: of the weights.
 

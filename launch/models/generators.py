@@ -71,7 +71,7 @@ def load_generator(
         max_length = settings.max_prompt_tokens + settings.max_response_tokens
         hf_generator = TransformersGenerator(models, **common, quantization=settings.quantization, longest=max_length)
         for policy_id in policy_ids:
-            trained.check_base(policy_id, weights[policy_id], hf_generator.own[policy_id])
+            trained.check_base(policy_id, weights[policy_id], hf_generator.trainable[policy_id])
             hf_generator.load(policy_id, weights[policy_id], trained.update)
         return hf_generator
     from policies.generation.vllm_generator import VLLMGenerator

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from launch.console.errors import CommandError
-from launch.display.tables import table
+from launch.display.tables import new_table
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
-from launch.models.export import write
+from launch.models.export import export_policy
 from launch.models.trained import PolicySet
 from policies.models.model_names import model_path
 
@@ -59,7 +59,7 @@ class Suite(NamedTuple):
         return f"lm-eval-{digest[:8]}"
 
 
-def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet: bool) -> dict[str, dict[str, Any]]:
+def run_lm_eval(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet: bool) -> dict[str, dict[str, Any]]:
     """Evaluates the base model and every policy. Policies are exported first, with adapters merged.
 
     Args:
@@ -95,7 +95,7 @@ def measure(trained: PolicySet, suite: Suite, out: Path, console: TextIO, quiet:
         with tempfile.TemporaryDirectory(prefix="cory-export-") as folder:
             path = model_path(bases[label]) if label in bases else str(Path(folder) / "model")
             if label not in bases:
-                write(trained, label, Path(path), merge=trained.settings.lora is not None)
+                export_policy(trained, label, Path(path), merge=trained.settings.lora is not None)
             results = _run_harness(path, trained.settings.trust_remote_code, suite, manager)
         return {"model": label, **json.loads(json.dumps(results, default=_to_json_value))}
 
@@ -131,7 +131,7 @@ def results_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
     Values include the standard error, if available. An arrow shows the direction of improvement.
     """
-    rows = table(["task", "documents", "metric"], list(results))
+    rows = new_table(["task", "documents", "metric"], list(results))
     first = next(iter(results.values()))
     for task, metrics in first["results"].items():
         samples = first.get("n-samples", {}).get(task, {})

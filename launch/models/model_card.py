@@ -15,10 +15,10 @@ from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
 from launch.run_folder.records import Figures
 from launch.run_folder.sources import task_without_queries
-from launch.training.summary import COLUMNS
-from policies.generation.vllm_lora import MOST, room
-from policies.models.model_names import AVERAGE, model_path
-from policies.settings.settings import Settings, settings_in
+from launch.training.summary import SUMMARY_METRICS
+from policies.generation.vllm_lora import MAX_LORA_RANK, vllm_max_rank
+from policies.models.model_names import AVERAGE_POLICY, model_path
+from policies.settings.settings import Settings, settings_in_categories
 from policies.settings.yaml12 import write_yaml
 
 CARD_TEMPLATE = Path(__file__).with_suffix(".md")
@@ -30,7 +30,7 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
 
     Args:
         trained: the policies.
-        policy_id: one of the run's, or `AVERAGE`.
+        policy_id: one of the run's, or `AVERAGE_POLICY`.
         warnings: health warnings of the policy.
         adapter: the export is an adapter without its base.
     """
@@ -48,13 +48,13 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
         version=own_version(),
         policy_ids=settings.policy_ids,
         num_teams=len(settings.policy_ids) // settings.num_agents,
-        is_mean=policy_id == AVERAGE,
+        is_mean=policy_id == AVERAGE_POLICY,
         warnings=warnings,
         adapter=adapter,
         lora=lora,
         quantized=settings.quantization != "none",
-        max_rank=MOST,
-        rank_limit=room(lora) if lora and lora.rank <= MOST else None,
+        max_rank=MAX_LORA_RANK,
+        rank_limit=vllm_max_rank(lora) if lora and lora.rank <= MAX_LORA_RANK else None,
         messages=[*system, {"role": "user", "content": "PROMPT"}],
         prompts=_prompts(trained),
         results=_results(trained, policy_id),
@@ -72,7 +72,7 @@ def base_path(trained: PolicySet, policy_id: str) -> str:
 
 def _training_settings(settings: Settings) -> dict[str, object]:
     """Returns the settings that affect the trained policy, without unset ones."""
-    names = settings_in("task", "policy", "sampling", "learning")
+    names = settings_in_categories("task", "policy", "sampling", "learning")
     return {name: value for name, value in settings.public_dict().items() if name in names and value is not None}
 
 
@@ -130,7 +130,7 @@ def _results(trained: PolicySet, policy_id: str) -> str:
     heading = ["", *columns]
     rows = [
         [metric_format(key).heading, *(format_metric(key, figures[key]) for figures in columns.values())]
-        for key in COLUMNS
+        for key in SUMMARY_METRICS
     ]
     table = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in table)

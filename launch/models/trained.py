@@ -23,8 +23,8 @@ from launch.run_folder.sources import Sources, compare_llms, llms_of
 from launch.run_folder.status import read_run
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
-from policies.models.model_names import AVERAGE, model_path
-from policies.models.weights import LazyWeights, Weights, shapes
+from policies.models.model_names import AVERAGE_POLICY, model_path
+from policies.models.weights import LazyWeights, Weights, weight_shapes
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -53,7 +53,7 @@ class PolicySet:
     command: str
     """The commands that started and continued the run, one per line."""
     read_weights: Callable[[str], Weights]
-    """Reads the weights of a policy other than `AVERAGE`."""
+    """Reads the weights of a policy other than `AVERAGE_POLICY`."""
     sources: Sources | None = None
     """The inputs of the run; None if unknown."""
     run: Run | None = None
@@ -62,22 +62,22 @@ class PolicySet:
 
     @property
     def available_policy_ids(self) -> tuple[str, ...]:
-        """All policy ids, including `AVERAGE` if there are several LLMs that started from the same model."""
+        """All policy ids, including `AVERAGE_POLICY` if there are several LLMs that started from the same model."""
         policy_ids, models = self.settings.policy_ids, self.settings.models
-        return (*policy_ids, AVERAGE) if len(policy_ids) > 1 and len(set(models.values())) == 1 else policy_ids
+        return (*policy_ids, AVERAGE_POLICY) if len(policy_ids) > 1 and len(set(models.values())) == 1 else policy_ids
 
     @property
     def available_names(self) -> str:
         """The names of all policies for users, separated by commas."""
-        return ", ".join("mean" if policy_id == AVERAGE else policy_id for policy_id in self.available_policy_ids)
+        return ", ".join("mean" if policy_id == AVERAGE_POLICY else policy_id for policy_id in self.available_policy_ids)
 
-    def named(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns the policy ids for users' names; `mean` stands for `AVERAGE`.
+    def resolve_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Returns the policy ids for users' names; `mean` stands for `AVERAGE_POLICY`.
 
         Raises:
             CommandError: a name is unknown.
         """
-        policy_ids = tuple(AVERAGE if name.strip() == "mean" else name.strip() for name in names)
+        policy_ids = tuple(AVERAGE_POLICY if name.strip() == "mean" else name.strip() for name in names)
         for name, policy_id in zip(names, policy_ids, strict=True):
             if policy_id not in self.available_policy_ids:
                 raise CommandError(f"Unknown policy `{name.strip()}`. {self.location} has: {self.available_names}.")
@@ -86,13 +86,13 @@ class PolicySet:
     def weights(self, policy_id: str) -> Weights:
         """Returns the weights of a policy, without its value head, by Hugging Face names. They are read lazily.
 
-        The weights of `AVERAGE` are the mean over all policies. With LoRA, the mean of the products B A is represented
+        The weights of `AVERAGE_POLICY` are the mean over all policies. With LoRA, the mean of the products B A is represented
         by an adapter of higher rank.
 
         Raises:
             CommandError: the checkpoint has been removed, or is not a valid weights file.
         """
-        if policy_id == AVERAGE:
+        if policy_id == AVERAGE_POLICY:
             weights = [self.weights(member) for member in self.settings.policy_ids]
             return mean_weights(weights) if self.settings.lora is None else concat_lora(weights)
         return self.read_weights(policy_id)
@@ -100,12 +100,12 @@ class PolicySet:
     def lora(self, policy_id: str) -> Lora | None:
         """Returns the adapter configuration of a policy; None if all weights were trained."""
         lora = self.settings.lora
-        return concat_lora_config(lora, len(self.settings.policy_ids)) if lora and policy_id == AVERAGE else lora
+        return concat_lora_config(lora, len(self.settings.policy_ids)) if lora and policy_id == AVERAGE_POLICY else lora
 
     def base(self, policy_id: str) -> str:
         """Returns the name of the base model of a policy."""
         models = self.settings.models
-        return models[self.settings.policy_ids[0] if policy_id == AVERAGE else policy_id]
+        return models[self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id]
 
     def changes(self) -> list[str]:
         """Returns a sentence for each model, tokenizer and chat template that has changed since training.
@@ -138,14 +138,14 @@ class PolicySet:
         """Checks that weights match the parameters of the base model.
 
         Args:
-            policy_id: one of the run's, or `AVERAGE`.
+            policy_id: one of the run's, or `AVERAGE_POLICY`.
             weights: of the policy.
             parameters: trainable parameters of the base model, or of a new adapter on it (`trainable`).
 
         Raises:
             CommandError: names or shapes differ.
         """
-        if shapes(weights) != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
+        if weight_shapes(weights) != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
             raise CommandError(
                 f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
                 "other names or shapes. Restore the original model."
@@ -157,7 +157,7 @@ def trainable(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def policies_of(algorithm: Cory) -> PolicySet:
+def current_policies(algorithm: Cory) -> PolicySet:
     """Returns the current policies of an algorithm. Weights are fetched from the learners lazily."""
     report = {key: value for key, value in algorithm.report.items() if key != "samples"}
     return PolicySet(
@@ -221,15 +221,15 @@ def _next_policy_ids(settings: Settings, line: Update) -> tuple[str, ...]:
 
 
 def _read_weights(checkpoint: Path, policy_id: str) -> Weights:
-    from policies.learning.stored_policy import read
+    from policies.learning.stored_policy import open_weights
 
     folder = checkpoint / POLICIES / policy_id
     try:
-        state = read(str(folder))
+        state = open_weights(str(folder))
     except (FileNotFoundError, safetensors.SafetensorError) as error:
         if folder.is_dir():
             raise CommandError(f"{folder} does not contain valid weights: {error}.") from error
         # The run itself removes old checkpoints; it keeps the last few and the best.
         raise CommandError(f"{checkpoint} was removed by the running training. Try again.") from error
-    names = {name.removeprefix("lm."): shape for name, shape in shapes(state).items() if name.startswith("lm.")}
+    names = {name.removeprefix("lm."): shape for name, shape in weight_shapes(state).items() if name.startswith("lm.")}
     return LazyWeights(names, lambda name: state[f"lm.{name}"])

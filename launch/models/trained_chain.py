@@ -14,16 +14,16 @@ from cory_env.message import Message
 from cory_env.tasks import Query
 from cory_env.tasks.task import placeholders
 from launch.console.errors import CommandError
-from launch.display.texts import visible
+from launch.display.texts import replace_control_chars
 from launch.models.generators import MIN_TEMPERATURE, load_generator
 from launch.models.trained import PolicySet
 from launch.run_folder.records import RawResponse, RawSample
 from launch.run_folder.sources import task_without_queries
 from launch.training.preflight import load_task
-from policies.generation.generator import EVALUATION_STREAM, Request, Sampling, sampling_seed
+from policies.generation.generator import EVALUATION_UPDATE, Request, Sampling, sampling_seed
 from policies.generation.token_stream import Detokenizer, StepStreamer
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.prompt_sampling import PromptRef
 
@@ -46,7 +46,7 @@ class TokenPrinter:
     def query(self, text: str) -> None:
         """Starts the output for a query."""
         if self._print_query:
-            typer.secho(visible(text), self._output, italic=True)
+            typer.secho(replace_control_chars(text), self._output, italic=True)
 
     def turn(self, role: str, policy_id: str) -> None:
         """Starts a response."""
@@ -57,7 +57,7 @@ class TokenPrinter:
         """Prints more text of the response, without leading whitespace of the response."""
         text = text if self._has_text else text.lstrip()
         self._has_text = self._has_text or bool(text)
-        typer.echo(visible(text), self._output, nl=False)  # model output must not contain terminal control codes
+        typer.echo(replace_control_chars(text), self._output, nl=False)  # model output must not contain terminal control codes
 
 
 class TrainedChain:
@@ -85,7 +85,7 @@ class TrainedChain:
             CommandError: the checkpoint or the task's data has changed.
             ModelError: a base model was not found.
         """
-        self.chain = chain_of(trained, policy_ids)
+        self.chain = make_env_chain(trained, policy_ids)
         self.policy_ids = policy_ids
         self.temperature = max(temperature, MIN_TEMPERATURE)
         self.seed = seed
@@ -128,7 +128,7 @@ class TrainedChain:
                     "(chat=false). Use plain texts."
                 )
             ChainEpisode(self.chain, query).prompt_ids()
-            for position_chain in dict.fromkeys(self.chain.at[1:]):
+            for position_chain in dict.fromkeys(self.chain.by_position[1:]):
                 position_chain.build_prompt(query, [[]])
 
     def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[RawSample]:
@@ -141,7 +141,7 @@ class TrainedChain:
             The responses, in the same order.
 
         Raises:
-            QueryTooLong: a query's prompt is longer than `max_prompt_tokens`.
+            QueryTooLongError: a query's prompt is longer than `max_prompt_tokens`.
             GenerationError: the engine failed.
         """
         if len(prompt_refs) > (size := MAX_BATCH_SIZE[self.backend]):
@@ -157,7 +157,7 @@ class TrainedChain:
         episodes = [(PromptRef(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in prompt_refs]
         # No prompt depends on rewards, because `chain_of` rejects such chains.
         scheduler = ChainScheduler(episodes, 1, make_request, lambda episodes: None)
-        self.generator.run_requests(scheduler.start(), scheduler.follow)
+        self.generator.run_requests(scheduler.start(), scheduler.on_finished)
         return [self._raw_sample(state.episode) for state in scheduler.chains]
 
     def answer(
@@ -179,7 +179,7 @@ class TrainedChain:
             sample: index of the sample; part of the sampling seed.
 
         Raises:
-            QueryTooLong: a role's prompt is longer than `max_prompt_tokens`; nothing is printed then.
+            QueryTooLongError: a role's prompt is longer than `max_prompt_tokens`; nothing is printed then.
             CommandError: there is a history, but the policies were trained without a chat template.
         """
         query = Query(number, text, history=None if history is None else tuple(history))
@@ -190,8 +190,8 @@ class TrainedChain:
         episode = ChainEpisode(self.chain, query)
         for position, (role, policy_id) in enumerate(zip(self.chain.roles, self.policy_ids, strict=True)):
             printer.turn(role, policy_id)
-            chain = self.chain.at[position]
-            detokenizer = Detokenizer(chain.decode_whole, chain.stops)
+            chain = self.chain.by_position[position]
+            detokenizer = Detokenizer(chain.decode_untruncated, chain.stops)
             streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))
             (response,) = cast(TransformersGenerator, self.generator).generate(
                 [episode.prompt_ids()], policy_id, self._sampling(number, position, sample), streamer
@@ -201,9 +201,9 @@ class TrainedChain:
         return self._raw_sample(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
-        seed = sampling_seed(self.seed, EVALUATION_STREAM, query, position, sample)
+        seed = sampling_seed(self.seed, EVALUATION_UPDATE, query, position, sample)
         return Sampling(
-            self.temperature, self.chain.max_response_tokens, [seed], self.chain.at[position].stop_token_ids
+            self.temperature, self.chain.max_response_tokens, [seed], self.chain.by_position[position].stop_token_ids
         )
 
     def _raw_sample(self, episode: ChainEpisode) -> RawSample:
@@ -218,7 +218,7 @@ def _print_tokens(printer: TokenPrinter, detokenizer: Detokenizer, tokens: list[
     printer.print(detokenizer.add(tokens))
 
 
-def chain_of(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
+def make_env_chain(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
     """Creates the environment's chain for policies of a run, with their tokenizers.
 
     Args:
@@ -236,7 +236,7 @@ def chain_of(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
             "observed=best requires rewards, which are not computed here, if a chain has more than two policies. Use "
             f"--roles {','.join(policy_ids[:2])}."
         )
-    if settings.lora is not None and AVERAGE in policy_ids:
+    if settings.lora is not None and AVERAGE_POLICY in policy_ids:
         raise CommandError(
             "The mean of adapters cannot be used here, because it has a higher rank. Export it with `cory export "
             "--policy mean`, or choose other policies with --roles."

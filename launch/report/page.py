@@ -9,8 +9,8 @@ from cory_env.pickled import display_name
 from launch.console.configuration import as_yaml
 from launch.display.plot import Plot
 from launch.display.tables import format_metric
-from launch.display.texts import algorithm_name, visible
-from launch.experiments.space import show_value
+from launch.display.texts import algorithm_name, replace_control_chars
+from launch.experiments.space import format_setting_value
 from launch.report import plots, tables
 from launch.report.runs import ReportedArm, ReportedRun, differing_settings, group_arms
 from launch.run_folder.manifest import own_version
@@ -37,7 +37,7 @@ def render_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Plot]]:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters.update(visible=visible, reward=lambda value: format_metric("task_reward", value))
+    environment.filters.update(visible=replace_control_chars, reward=lambda value: format_metric("task_reward", value))
     html = environment.get_template("report.html").render(
         title=_title(arms),
         subtitle=_subtitle(runs),
@@ -62,7 +62,7 @@ def render_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Plot]]:
 
 def _distinct_values(arm: ReportedArm, key: str) -> str:
     """Returns the distinct values of a setting in an arm's runs."""
-    return ", ".join(dict.fromkeys(show_value(getattr(run.settings, key)) for run in arm.runs))
+    return ", ".join(dict.fromkeys(format_setting_value(getattr(run.settings, key)) for run in arm.runs))
 
 
 def _title(arms: Sequence[ReportedArm]) -> str:

@@ -15,16 +15,16 @@ from launch.console.configuration import Value
 from launch.display.frame import MEAN
 from launch.display.texts import algorithm_name
 from launch.experiments import results
-from launch.experiments.measures import Measure, StudyMetrics, at_end
-from launch.experiments.results import NO_MATTER, Cost, FinalFigures, StudyRun, final_figures
-from launch.experiments.space import show_value
+from launch.experiments.measures import Measure, StudyMetrics, final_value
+from launch.experiments.results import MACHINE_SETTINGS, Cost, FinalFigures, StudyRun, final_figures
+from launch.experiments.space import format_setting_value
 from launch.run_folder import final, status
 from launch.run_folder.layout import CONFIG
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.status import divergence
 from launch.run_folder.storage import REPORTED, is_uri
-from policies.settings.settings import Settings, settings_in
+from policies.settings.settings import Settings, settings_in_categories
 
 LABEL_LENGTH = 48
 """Maximum characters of an arm's label in plots; the table of settings shows everything."""
@@ -32,7 +32,7 @@ _NO_STUDY_FIELDS: dict[str, Any] = {
     **{"study": "", "arm": "", "label": "", "tier": 1, "arm_index": 0, "against": None, "differs": {}},
     **{"command": "", "versions": {}, "hardware": {}, "date": ""},
 }
-WITHIN_ARM_SETTINGS = {"seed", "num_updates", *settings_in("writing")}
+WITHIN_ARM_SETTINGS = {"seed", "num_updates", *settings_in_categories("output")}
 """Settings that may differ between the runs of one arm."""
 
 
@@ -118,7 +118,7 @@ class ReportedArm:
 
     def at_end(self, metric: str) -> list[float]:
         """Returns a metric of each counted run after training, the mean of its policies."""
-        return self.values(at_end(metric))
+        return self.values(final_value(metric))
 
     @property
     def is_evaluated(self) -> bool:
@@ -143,9 +143,9 @@ def read_runs(addresses: Sequence[str | Path]) -> list[ReportedRun]:
         folder = Path(address)
         if not is_uri(str(address)) and (folder / "results").is_dir() and not RunFolder(folder).exists():
             prefix = f"{name}/" if len(addresses) > 1 else ""
-            runs += [_study_result(result, prefix) for result in results.read(folder)]
+            runs += [_study_result(result, prefix) for result in results.read_results(folder)]
         else:
-            runs.append(read_run(address, name))
+            runs.append(read_reported_run(address, name))
     return runs
 
 
@@ -154,7 +154,7 @@ def _study_result(result: StudyRun, prefix: str) -> ReportedRun:
     return ReportedRun(f"{prefix}{result.arm}/{result.seed}", result, [result.command], {**hardware, **result.versions})
 
 
-def read_run(address: str | Path, name: str) -> ReportedRun:
+def read_reported_run(address: str | Path, name: str) -> ReportedRun:
     """Reads a run.
 
     Args:
@@ -261,7 +261,7 @@ def group_arms(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
     studies: dict[tuple[str, str, str], list[ReportedRun]] = {}
     for run in runs:
         if run.result.study:
-            settings = run.settings.model_dump(exclude={"seed", *NO_MATTER})
+            settings = run.settings.model_dump(exclude={"seed", *MACHINE_SETTINGS})
             studies.setdefault((run.result.study, run.result.arm, repr(settings)), []).append(run)
     several_studies = len({study for study, *_ in studies}) > 1
     arms = [
@@ -287,7 +287,7 @@ def _group_folder_runs(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
     arms = []
     for values, group in groups.items():
         differences = [
-            f"{key}={show_value(getattr(group[0].settings, key))}"
+            f"{key}={format_setting_value(getattr(group[0].settings, key))}"
             for key, value, common_value in zip(keys, values, common_values, strict=True)
             if key != "num_agents" and (value != common_value or len(keys) == 1)
         ]

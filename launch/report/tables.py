@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from launch.display.frame import LAST, MEAN
+from launch.display.frame import LAST_RESPONSE, MEAN
 from launch.display.statistics import Difference, Estimate, column_cis, mean_ci
 from launch.display.tables import MAIN_METRICS, format_metric, format_number, metric_format
 from launch.experiments.measures import (
     Measure,
-    area,
-    at_end,
-    collapse,
-    collapses,
-    influence,
-    last_response,
-    of_average,
-    paired,
+    mean_curve_height,
+    final_value,
+    run_collapse_signs,
+    count_collapsed,
+    final_influence,
+    final_last_response_value,
+    final_average_policy_value,
+    paired_difference,
 )
 from launch.report.runs import ReportedArm, ReportedRun
 from launch.run_folder.records import Evaluation, HealthWarning, highest
@@ -60,17 +60,17 @@ def _arm_row(arm: ReportedArm) -> dict[str, Any]:
     def cell_of(measure: Measure, pattern: str) -> TableCell:
         return mean_cell(arm.values(measure), pattern, count)
 
-    average = [cell_of(of_average(key), metric_format(key).pattern) for key in MAIN_METRICS]
+    average = [cell_of(final_average_policy_value(key), metric_format(key).pattern) for key in MAIN_METRICS]
     return {
         "label": arm.label,
         "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{count} of {len(arm.runs)}",
-        "figures": [cell_of(at_end(key), metric_format(key).pattern) for key in MAIN_METRICS],
+        "figures": [cell_of(final_value(key), metric_format(key).pattern) for key in MAIN_METRICS],
         "average": average if any(figure.text != "-" for figure in average) else [],
-        "collapsed": collapses(arm.results),
+        "collapsed": count_collapsed(arm.results),
         "more": [
-            cell_of(area, COMBINED_PATTERN),
-            cell_of(last_response("combined_reward"), COMBINED_PATTERN),
-            cell_of(influence, "{:.0%}"),
+            cell_of(mean_curve_height, COMBINED_PATTERN),
+            cell_of(final_last_response_value("combined_reward"), COMBINED_PATTERN),
+            cell_of(final_influence, "{:.0%}"),
             mean_cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
             mean_cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
         ],
@@ -87,7 +87,7 @@ def difference_rows(arms: Sequence[ReportedArm]) -> list[dict[str, Any]]:
         for other in others if result.study else arms[:1]:
             if other is None or other is arm:
                 continue
-            differences = [paired(arm.by_seed(at_end(key)), other.by_seed(at_end(key))) for key in MAIN_METRICS]
+            differences = [paired_difference(arm.by_seed(final_value(key)), other.by_seed(final_value(key))) for key in MAIN_METRICS]
             if any(differences):
                 rows.append(
                     {
@@ -123,19 +123,19 @@ def final_estimates(run: ReportedRun) -> dict[str, dict[str, Estimate]]:
         responses_by_name = {policy: [responses] for policy, responses in run.final_responses["policy"].items()}
         if all(policy in responses_by_name for policy in policies):
             responses_by_name[MEAN] = [run.final_responses["policy"][policy] for policy in policies]
-        responses_by_name[LAST] = list(run.final_responses.get("last_response", {}).values())
+        responses_by_name[LAST_RESPONSE] = list(run.final_responses.get("last_response", {}).values())
         estimates = {name: _mean_over_queries(responses) for name, responses in responses_by_name.items() if responses}
     elif run.result.final is not None:
         final = run.result.final
         figures = {MEAN: final["mean"], **final["policy"]}
-        figures |= {LAST: final["last_response"]} if "last_response" in final else {}
+        figures |= {LAST_RESPONSE: final["last_response"]} if "last_response" in final else {}
         estimates = {
             name: {metric: _without_interval(values.get(metric)) for metric in MAIN_METRICS}
             for name, values in figures.items()
         }
     if len(policies) == 1:
         estimates.pop(MEAN, None)  # equal to the only policy's
-    rank = {MEAN: 0, LAST: 2}
+    rank = {MEAN: 0, LAST_RESPONSE: 2}
     return dict(sorted(estimates.items(), key=lambda item: rank.get(item[0], 1)))
 
 
@@ -179,7 +179,7 @@ def _run_row(run: ReportedRun, arm: ReportedArm) -> dict[str, Any]:
         "updates": f"{done} of {run.settings.num_updates}",
         "state": run.state,
         "reason": run.result.reason or "",
-        "signs": [sign.text for sign in collapse(run.result)],
+        "signs": [sign.text for sign in run_collapse_signs(run.result)],
         "combined": format_metric("combined_reward", None if final is None else final["mean"].get("combined_reward")),
         "best": "-" if at_best is None else f"{format_metric('combined_reward', at_best[1])} (update {at_best[0]})",
         "seconds": mean_cell(times, "{:.1f}").text,

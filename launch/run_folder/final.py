@@ -87,7 +87,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
         algo: the algorithm with the policies.
         count: number of test queries, taken from the beginning; all if there are fewer.
     """
-    from policies.models.model_names import AVERAGE
+    from policies.models.model_names import AVERAGE_POLICY
     from policies.rollout.prompt_sampling import PromptRef
 
     prompt_refs = [PromptRef(query) for query in range(min(count, len(algo.task.test)))]
@@ -101,21 +101,21 @@ def final_responses(algo: "Cory", count: int) -> Final:
                 final.setdefault("last_response", {})[",".join(policy_ids)] = [chain[-1] for chain in chains]
     if algo.settings.eval_average:
         with algo.evaluator.average() as mapping:
-            if chains := measure_chains(algo, mapping, (AVERAGE,), prompt_refs, "test"):
-                final["policy"][AVERAGE] = [response for (response,) in chains]
+            if chains := measure_chains(algo, mapping, (AVERAGE_POLICY,), prompt_refs, "test"):
+                final["policy"][AVERAGE_POLICY] = [response for (response,) in chains]
     if "last_response" in final:
         final["influence"] = _influence(algo, min(count, NUM_INFLUENCE_QUERIES))
     return final
 
 
 def _influence(algo: "Cory", queries: int) -> FinalInfluence:
-    from policies.influence import components, measure_influence, share_interval
+    from policies.influence import variance_components, measure_influence, share_interval
 
     _, rewards = measure_influence(algo, queries)
     if len(rewards) < 2:
         return FinalInfluence(share=None, low=None, high=None, queries=len(rewards))
     low, high = share_interval(rewards)
-    return FinalInfluence(share=components(rewards).share, low=low, high=high, queries=len(rewards))
+    return FinalInfluence(share=variance_components(rewards).share, low=low, high=high, queries=len(rewards))
 
 
 def write(file: Path, final: Final) -> None:

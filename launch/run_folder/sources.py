@@ -33,7 +33,7 @@ from launch.console.errors import CommandError
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import absolute_paths, module_file, path_part
-from policies.models.fingerprint import COMMIT, HUB, model_files
+from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
 from policies.settings.settings import Settings, Tokenizers
 
 SPLITS: dict[Split, str] = {"train": "training", "validation": "validation", "test": "test"}
@@ -258,7 +258,7 @@ def digest_function(name: str) -> str | None:
 
 def _model_digest(path: str) -> str:
     files = model_files(path)
-    return f"{files[HUB]}@{files[COMMIT]}" if HUB in files else _digest(repr(files))
+    return f"{files[HUB_KEY]}@{files[COMMIT_KEY]}" if HUB_KEY in files else _digest(repr(files))
 
 
 def _task_fields(task: Task) -> dict[str, Any] | None:

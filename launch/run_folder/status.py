@@ -14,7 +14,7 @@ from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.run import Run
 from launch.run_folder.storage import CACHED_FILES, REFUSED_FILES, Storage, check_location, checkpoint_updates, is_uri
-from policies.models.cache import locked
+from policies.models.cache import file_lock
 from policies.settings.settings import Settings
 
 TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
@@ -97,7 +97,7 @@ def read_run(location: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
         return Run.open(storage.folder)
     run = Run(storage.cache("looked-at"), storage)
     run.path.mkdir(parents=True, exist_ok=True)
-    lock = locked(run.path / LOCK)
+    lock = file_lock(run.path / LOCK)
 
     def fetch(checkpoint: Path, part: str) -> None:
         name = f"{CHECKPOINTS}/{checkpoint.name}"

@@ -101,7 +101,7 @@ class VLLMBackend:
         self._adapters = (
             {}
             if generator.lora is None
-            else {policy_id: vllm_lora.request(policy_id, index) for index, policy_id in enumerate(policy_ids, start=1)}
+            else {policy_id: vllm_lora.lora_request(policy_id, index) for index, policy_id in enumerate(policy_ids, start=1)}
         )
         self._requests: dict[str, dict[str, GenerationRequest]] = {engine: {} for engine in generator.engines}
         self._ids = count()

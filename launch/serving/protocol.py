@@ -17,7 +17,7 @@ from pydantic import (
 )
 from starlette.exceptions import HTTPException
 
-from cory_env.chain import PromptError, QueryTooLong
+from cory_env.chain import PromptError, QueryTooLongError
 from cory_env.chat import ChatError
 from cory_env.tasks.task import TemplateError
 
@@ -47,7 +47,7 @@ def openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, RequestValidationError):
         error = _validation_error(error.errors()[0])
     elif isinstance(error, PromptError | ChatError | TemplateError):
-        error = RequestError(str(error), code="context_length_exceeded" if isinstance(error, QueryTooLong) else None)
+        error = RequestError(str(error), code="context_length_exceeded" if isinstance(error, QueryTooLongError) else None)
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = error.detail if isinstance(error, HTTPException) else f"{type(error).__name__}: {error}"
     kind = "invalid_request_error" if status < 500 else "server_error"

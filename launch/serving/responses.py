@@ -15,7 +15,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
 from launch.serving.protocol import ApiRequest, ChatRequest, RequestError
 from launch.serving.request_queue import GenerationRequest, RequestQueue
-from policies.generation.generator import EVALUATION_STREAM, sampling_seed
+from policies.generation.generator import EVALUATION_UPDATE, sampling_seed
 from policies.generation.token_stream import Detokenizer
 
 
@@ -104,19 +104,19 @@ async def _generate_choice(
     episode = ChainEpisode(model.chain, choice.query)
     for position, policy_id in enumerate(model.policy_ids):
         is_last = position == len(model.policy_ids) - 1
-        chain = model.chain.at[position]
+        chain = model.chain.by_position[position]
         request = GenerationRequest(
             policy_id,
             episode.prompt_ids() if choice.prompt is None else choice.prompt,
             params.temperature,
             params.max_tokens if is_last else chain.max_response_tokens,
-            sampling_seed(params.seed, EVALUATION_STREAM, choice.query.id, position),
+            sampling_seed(params.seed, EVALUATION_UPDATE, choice.query.id, position),
             chain.stop_token_ids,
         )
         if not request.prompt:
             raise RequestError("The prompt is empty.")
         choice.prompt_tokens += len(request.prompt)
-        detokenizer, tokens = Detokenizer(chain.decode_whole, [*params.stops, *chain.stops]), list[int]()
+        detokenizer, tokens = Detokenizer(chain.decode_untruncated, [*params.stops, *chain.stops]), list[int]()
         if is_last:
             emit((choice, ""))
         async with aclosing(queue.generate(request)) as steps:

@@ -196,7 +196,7 @@ def parse_conversation(request: ChatRequest, model: ServedModel) -> tuple[str, t
     *history, last = request.messages
     if last.role != "user":
         raise RequestError("The last message must have the role user.", param="messages")
-    if history and model.chain.at[0].chat is None:
+    if history and model.chain.by_position[0].chat is None:
         message = "These policies were trained without a chat template (chat=false). Send a single user message."
         raise RequestError(message, param="messages")
     messages = [

@@ -5,7 +5,7 @@ import sys
 from cory_env.pickled import display_name
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
-from cory_env.validate import Report, check_chat, check_columns, check_lengths
+from cory_env.validate import ValidationReport, check_chat, check_columns, check_lengths
 from launch.console.errors import CommandError
 from policies.generation.installed import vllm_installed
 from policies.settings.settings import Settings, Tokenizers
@@ -22,10 +22,10 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         CommandError: The task is unknown, or a setting, file or template cannot be used.
         ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
     """
-    from policies.models.model_check import check_folder  # imports transformers
+    from policies.models.model_check import check_model_folder  # imports transformers
 
     for path in settings.model_paths.values():
-        check_folder(path)
+        check_model_folder(path)
     try:
         tokenizers = settings.make_tokenizers()
         for policy_id in settings.policy_ids:
@@ -35,7 +35,7 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         raise CommandError(" ".join(str(error).split())) from error
 
 
-def check(settings: Settings) -> tuple[Task, Tokenizers]:
+def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load.
 
     Returns:
@@ -58,10 +58,10 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
 
         for path in set(settings.model_paths.values()):
             add_lora(meta_model(path, settings.trust_remote_code), settings.lora)
-    if (credit := settings.credit_assignment).own is not None:
-        from policies.learning.credit import check_scheme  # imports torch
+    if (credit := settings.credit_assignment).custom_function is not None:
+        from policies.learning.credit import check_custom_credit  # imports torch
 
-        check_scheme(credit, settings.num_agents)
+        check_custom_credit(credit, settings.num_agents)
     try:
         first_policies = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
         chains = [
@@ -70,10 +70,10 @@ def check(settings: Settings) -> tuple[Task, Tokenizers]:
         ]
     except ValueError as error:
         raise CommandError(str(error)) from error
-    report = Report(task.name)
+    report = ValidationReport(task.name)
     for chain in chains:  # with role exchange, every policy may have any role
         check_lengths(chain, report)
-        chat_report = Report(task.name)
+        chat_report = ValidationReport(task.name)
         check_chat(chain, chat_report)
         for warning in chat_report.warnings:
             print(f"Warning: {warning}", file=sys.stderr)

@@ -11,7 +11,7 @@ from launch.run_folder.sources import Sources
 from launch.run_folder.status import read_run
 from launch.run_folder.storage import is_uri
 from policies.settings.settings import Settings
-from policies.settings.start import find_start, reject_other_policies
+from policies.settings.start import find_start_checkpoint, reject_incompatible_policies
 
 
 def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
@@ -54,14 +54,14 @@ def starting_policies(settings: Settings) -> Path | None:
     if settings.start_from is None:
         return None
     if not is_uri(settings.start_from) and (Path(settings.start_from) / POLICIES).is_dir():
-        checkpoint = find_start(settings)
+        checkpoint = find_start_checkpoint(settings)
         assert checkpoint is not None
         has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
         if has_manifest and (fault := manifest.verify(checkpoint, POLICIES)) is not None:
             raise CommandError(f"start_from={settings.start_from} {fault}. Name another checkpoint.")
         return checkpoint
     run = read_run(settings.start_from)
-    reject_other_policies(settings, run.settings())
+    reject_incompatible_policies(settings, run.settings())
     return run.checkpoints.choose(None, POLICIES)[1].resolve()
 
 

@@ -12,7 +12,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, function_names, sources_of
 from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
-from launch.training.comparable import check_sources, consequence
+from launch.training.source_check import check_sources, incomparable_warning
 from launch.training.start import create_run, latest_valid_checkpoint, starting_policies
 from policies.settings.settings import Settings
 
@@ -48,7 +48,7 @@ def train_run(
         CommandError: An input cannot be used, or the run cannot continue. A new run is removed.
         StorageError: Storage cannot be read or written.
     """
-    tracking.check(settings)
+    tracking.check_trackers(settings)
     before = None if run is None else Sources.read(run.path)
     located_settings = settings
     if before is not None:  # paths and modules may be relative to the folder in which the run was started
@@ -56,13 +56,13 @@ def train_run(
         located_settings = located(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))
-    task, tokenizers = preflight.check(located_settings)
+    task, tokenizers = preflight.check_run_settings(located_settings)
     sources = sources_of(located_settings, task, tokenizers)
     if run is not None and before is not None:
         last_update = run.latest_checkpoint()
         changes = check_sources(before, settings, task, sources, run.place, allow_changes)
         for change in changes:
-            print(consequence(change, last_update), file=sys.stderr)
+            print(incomparable_warning(change, last_update), file=sys.stderr)
         sources = sources.continuing(before, settings, changes, last_update)
     elif run is not None and not allow_changes:
         raise CommandError(

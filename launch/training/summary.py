@@ -5,7 +5,7 @@ from typing import cast
 from rich.table import Table
 from rich.text import Text
 
-from launch.display.tables import MAIN_METRICS, format_metric, metric_format, table
+from launch.display.tables import MAIN_METRICS, format_metric, metric_format, new_table
 from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after_text
 from launch.run_folder.records import SampleLine, Update
@@ -13,7 +13,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
 
-COLUMNS = (*MAIN_METRICS, "response_length", "eos_rate")
+SUMMARY_METRICS = (*MAIN_METRICS, "response_length", "eos_rate")
 MIN_WIDE_TERMINAL = 78
 """Terminals narrower than this many characters show only the main metrics."""
 
@@ -49,8 +49,8 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
 
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
     """Returns a table of each policy's held-out metrics at two updates."""
-    columns = COLUMNS if terminal.console.width >= MIN_WIDE_TERMINAL else MAIN_METRICS
-    rich_table = table([""], [metric_format(key).heading for key in columns])
+    columns = SUMMARY_METRICS if terminal.console.width >= MIN_WIDE_TERMINAL else MAIN_METRICS
+    rich_table = new_table([""], [metric_format(key).heading for key in columns])
     names = list(last["evaluation"])
     rows = {
         name: (first["evaluation"][name], last["evaluation"][name])

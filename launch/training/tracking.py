@@ -33,7 +33,7 @@ class Tracker(Protocol):
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of one update."""
 
-    def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
+    def log_samples(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
         """Logs samples of one update, if supported; called before `log`."""
         return
 
@@ -115,7 +115,7 @@ class WeightsAndBiases(Tracker):
         if update >= self._next_update:
             self._run.log(dict(metrics), step=update)
 
-    def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
+    def log_samples(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
         """Logs samples of one update as a table."""
         rows = [
             [update, sample["query"], response["role"], response["policy"], response["text"], response["task_reward"]]
@@ -199,9 +199,9 @@ class Trackers:
         """Logs the metrics of one update."""
         self._call_each(lambda tracker: tracker.log(update, metrics))
 
-    def show(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
+    def log_samples(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
         """Logs samples of one update."""
-        self._call_each(lambda tracker: tracker.show(update, samples, held_out))
+        self._call_each(lambda tracker: tracker.log_samples(update, samples, held_out))
 
     def _call_each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in tuple(self._trackers):
@@ -223,7 +223,7 @@ SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "track
 """External trackers by package name, which is also the setting that enables them."""
 
 
-def check(settings: Settings) -> None:
+def check_trackers(settings: Settings) -> None:
     """Checks that the enabled trackers are installed.
 
     Raises:
@@ -273,7 +273,7 @@ def end_services() -> None:
         wandb.teardown()
 
 
-def figures_of(line: Update) -> dict[str, float]:
+def flat_metrics(line: Update) -> dict[str, float]:
     """Flattens an update's finite metrics, and adds each policy's position (0: pioneer) as `position/llm_1`."""
     metrics = {name: value for name, value in flatten(line) if name != "update"}
     if "roles" not in line:

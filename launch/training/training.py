@@ -23,14 +23,14 @@ from launch.run_folder.sources import Sources, queries_of
 from launch.run_folder.storage import StorageError
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, latest_valid_checkpoint, starting_policies
-from launch.training.tracking import Trackers, figures_of, open_trackers
+from launch.training.tracking import Trackers, flat_metrics, open_trackers
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-COLLAPSED = 3
+EXIT_COLLAPSED = 3
 """Exit code if `stop_on_collapse` ended the run."""
 
 HELD_OUT_SAMPLES = 3
@@ -102,7 +102,7 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
         return interrupts.exit_code
     if last_update < settings.num_updates:
         terminal.print(f"Stopped after update {last_update} because a policy collapsed (stop_on_collapse).", True)
-        return COLLAPSED
+        return EXIT_COLLAPSED
     return 0
 
 
@@ -198,7 +198,7 @@ class Trainer:
     def _evaluate_start(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         """Evaluates and saves the untrained policies, as the baseline and the first checkpoint."""
         self.terminal.stage("Evaluating the untrained policies")
-        line = cast(Update, to_json({"update": 0, **algo.evaluator.held_out()}))
+        line = cast(Update, to_json({"update": 0, **algo.evaluator.evaluate()}))
         self._record_samples(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
         self.terminal.update(line)
@@ -219,7 +219,7 @@ class Trainer:
             ended = settings.stop_on_collapse and result["collapsed"]
             update, done = algo.updates, ended or algo.updates == settings.num_updates
             if done and "evaluation" not in result:
-                result = {**result, **algo.evaluator.held_out()}
+                result = {**result, **algo.evaluator.evaluate()}
             samples = cast(list[Sample], to_json(result["samples"]))
             line = cast(Update, to_json({key: value for key, value in result.items() if key != "samples"}))
             if update % settings.samples_every == 0:
@@ -246,13 +246,13 @@ class Trainer:
 
     def _record(self, line: Update) -> None:
         self.run.metrics.append(line)
-        self.trackers.log(line["update"], figures_of(line))
+        self.trackers.log(line["update"], flat_metrics(line))
 
     def _record_samples(self, update: int, samples: Sequence[object], held_out: bool) -> None:
         rows = cast(list[Sample], to_json(samples))
         for sample in rows:
             self.run.samples.append({"update": update, "held_out": held_out, **sample})
-        self.trackers.show(update, rows, held_out)
+        self.trackers.log_samples(update, rows, held_out)
 
 
 def _stop_after_failure(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def lean_start() -> Iterator[None]:
+def without_dashboard() -> Iterator[None]:
     """Makes `ray.init` start neither dashboard nor autoscaler, which a single machine does not need.
 
     The public `include_dashboard=False` still starts both processes and waits for them. On two cores that costs 1.6 s
@@ -32,7 +32,7 @@ def lean_start() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def patient_start(seconds: float) -> Iterator[None]:
+def node_start_timeout(seconds: float) -> Iterator[None]:
     """Sets how many seconds `ray.init` waits for its node. Ray's fixed 30 s are too few on a busy machine."""
     from ray._private import services
 

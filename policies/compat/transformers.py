@@ -10,13 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 
-def attention_of(model: PreTrainedModel) -> str:
+def attn_implementation(model: PreTrainedModel) -> str:
     """Returns a model's attention implementation. The public interface can set it, but not read it."""
     implementation: str = model.config._attn_implementation
     return implementation
 
 
-def block_classes(model: PreTrainedModel) -> set[str]:
+def no_split_classes(model: PreTrainedModel) -> set[str]:
     """Returns the names of the module classes that must not be split over devices."""
     return set(model._no_split_modules or ())
 
@@ -32,7 +32,7 @@ def unsaved_weights(model: PreTrainedModel) -> frozenset[str]:
 
 
 @contextmanager
-def without_adapters(model: nn.Module) -> Iterator[None]:
+def adapters_disabled(model: nn.Module) -> Iterator[None]:
     """Disables the adapters of a PEFT model.
 
     PEFT's own switch would also clear the adapters' `requires_grad`.

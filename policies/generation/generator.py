@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.models.weights import Weights
 
-EVALUATION_STREAM = 2**32 - 1
+EVALUATION_UPDATE = 2**32 - 1
 """The `update` of evaluations, so that every evaluation samples with the same seeds."""
 
 

@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """The decoder's output for a character whose remaining bytes are in later tokens."""
 
-WINDOW = 64
+DECODE_WINDOW = 64
 """Number of last tokens that are decoded again with every new token. The text of earlier tokens is final."""
 
 
@@ -21,7 +21,7 @@ class Detokenizer:
         """Initializes an empty response.
 
         Args:
-            decode: tokens → text, such as `Chain.decode_whole`.
+            decode: tokens → text, such as `Chain.decode_untruncated`.
             stops: stop texts. The response ends before the first one.
         """
         self.tokens: list[int] = []
@@ -38,7 +38,7 @@ class Detokenizer:
         self.tokens += tokens
         self._window += tokens
         text = self._final_text + self._decode(self._window)
-        if len(self._window) >= WINDOW and not text.endswith(_INCOMPLETE):
+        if len(self._window) >= DECODE_WINDOW and not text.endswith(_INCOMPLETE):
             self._final_text, self._window = text, []
         stop_indices = [index for stop in self._stops if (index := text.find(stop)) >= 0]
         if stop_indices:

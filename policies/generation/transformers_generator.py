@@ -84,7 +84,7 @@ class TransformersGenerator:
         self.dtype = compute_dtype(dtype, device)
         self.models: dict[str, PreTrainedModel] = {}
         self.base: PreTrainedModel | None = None  # kept alive, so that a learner in this process can share it
-        self.own: dict[str, dict[str, Tensor]] = {}
+        self.trainable: dict[str, dict[str, Tensor]] = {}
         """By policy id, the parameters that `load` replaces: all of them, or the adapter's."""
         eager = eager_is_faster(self.dtype, device, longest)
         for policy_id, path in models.items():
@@ -99,7 +99,7 @@ class TransformersGenerator:
             model.generation_config = GenerationConfig()  # the model's may contain penalties
             self.models[policy_id] = model
             trainable = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-            self.own[policy_id] = {name: parameter.requires_grad_(False) for name, parameter in trainable}
+            self.trainable[policy_id] = {name: parameter.requires_grad_(False) for name, parameter in trainable}
 
     @torch.no_grad()
     def generate(
@@ -153,7 +153,7 @@ class TransformersGenerator:
         """See `Generator.load`."""
         loaded: dict[str, np.ndarray] = {}
         with torch.no_grad():
-            for name, parameter in self.own[policy_id].items():
+            for name, parameter in self.trainable[policy_id].items():
                 parameter.copy_(torch.from_numpy(np.array(weights[name])))
                 loaded[name] = parameter.cpu().numpy()
         return LoadedWeights(version, checksum(loaded))
@@ -162,7 +162,7 @@ class TransformersGenerator:
         """Drops the models."""
         self.models.clear()
         self.base = None
-        self.own.clear()
+        self.trainable.clear()
 
 
 def _batch_key(request: Request) -> tuple[str, Sampling]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cory_env.shadowing import own_packages_first
+from cory_env.shadowing import project_packages_first
 from policies.compat.vllm import (
     engine_is_dead,
     fail_pending_calls,
@@ -24,8 +24,8 @@ from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import GenerationError, LoadedWeights, OnFinished, Request, Response, Sampling
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
-from policies.models.model_check import ModelError, head_width, key_value_heads, load_config
-from policies.models.weights import Weights, in_shared_memory
+from policies.models.model_check import ModelError, attention_head_dim, num_kv_heads, load_config
+from policies.models.weights import Weights, shared_memory_file
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -155,7 +155,7 @@ class VLLMGenerator:
 
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
         classes = preserve_model_classes() if self._arguments.get("enforce_eager") else nullcontext()
-        with errors, preserve_num_threads(), classes, own_packages_first():
+        with errors, preserve_num_threads(), classes, project_packages_first():
             engine = LLM(self._paths[name], kv_cache_memory_bytes=self._cache_bytes.get(name), **self._arguments)
         if self.in_process:
             keep_process_groups(engine)
@@ -167,8 +167,8 @@ class VLLMGenerator:
         vLLM's default would take most of the available memory.
         """
         config = load_config(path, trust_remote_code).get_text_config()
-        width = head_width(config)
-        heads = max(key_value_heads(config) // self.tensor_parallel_size, 1)
+        width = attention_head_dim(config)
+        heads = max(num_kv_heads(config) // self.tensor_parallel_size, 1)
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
         blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // BLOCK_TOKENS) + 16
         return int(blocks * BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
@@ -275,7 +275,7 @@ class VLLMGenerator:
         """
         action = f"replace the weights of `{self._paths[self._engine_name(policy_id)]}`"
         errors = vllm_device.wrap_errors(action, ModelError, self.device)
-        with in_shared_memory(weights) as path, self.watched(policy_id) as engine, errors:
+        with shared_memory_file(weights) as path, self.watched(policy_id) as engine, errors:
             if self.lora is None:
                 results = engine.collective_rpc("load_safetensors", args=(path,))
             else:
@@ -314,7 +314,7 @@ class VLLMGenerator:
         return LoadedWeights(version, checksums.pop(), tuple(sorted({name for _, stale in results for name in stale})))
 
     def _adapter_request(self, policy_id: str) -> LoRARequest:
-        return vllm_lora.request(policy_id, self._adapter_number(policy_id))
+        return vllm_lora.lora_request(policy_id, self._adapter_number(policy_id))
 
     def _adapter_number(self, policy_id: str) -> int:
         """Returns vLLM's number of a policy's adapter, from 1."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 _SUPPORTED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's `max_lora_rank`
-MOST = _SUPPORTED_RANKS[-1]
+MAX_LORA_RANK = _SUPPORTED_RANKS[-1]
 """The highest rank that vLLM supports."""
 
 
@@ -33,16 +33,16 @@ def engine_arguments(lora: Lora, adapters: int) -> dict[str, Any]:
     return {
         "enable_lora": True,
         "max_loras": adapters,
-        "max_lora_rank": room(lora),
+        "max_lora_rank": vllm_max_rank(lora),
     }
 
 
-def room(lora: Lora) -> int:
+def vllm_max_rank(lora: Lora) -> int:
     """Returns the smallest `max_lora_rank` of vLLM that is at least the adapters' rank."""
     return min(rank for rank in _SUPPORTED_RANKS if rank >= lora.rank)
 
 
-def request(name: str, number: int) -> LoRARequest:
+def lora_request(name: str, number: int) -> LoRARequest:
     """Returns the adapter argument of a request.
 
     Its path does not exist, so that vLLM raises an error if the adapter is missing, instead of generating without it.

@@ -22,7 +22,7 @@ from policies.generation import vllm_lora, weight_transfer  # noqa: F401 (adds i
 from policies.models.adapters import peft_names
 from policies.models.language_model import meta_model
 from policies.models.stored_weights import persistent_buffers
-from policies.models.weights import Digest, checksum, extend
+from policies.models.weights import Digest, checksum, extend_checksum
 
 vllm_lora.patch_vllm()
 exit_with_parent()
@@ -58,7 +58,7 @@ class WeightSync:
             with safe_open(path, framework="pt") as file:
                 for name in sorted(file.keys()):
                     tensor = file.get_tensor(name)
-                    read = extend(read, name, tensor.float().numpy())
+                    read = extend_checksum(read, name, tensor.float().numpy())
                     yield name, tensor
 
         model = self.model_runner.get_model()

@@ -26,7 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-NAME = "gloo"
+GLOO = "gloo"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class GlooInitInfo(WeightTransferInitInfo):
 class GlooTrainerInitInfo(TrainerInitInfo):
     """How a learner sends. Only its rank 0 does."""
 
-    backend: ClassVar[str] = NAME
+    backend: ClassVar[str] = GLOO
     master_address: str
     """The learner's address, as workers reach it."""
     world_size: int
@@ -178,5 +178,5 @@ def _call_in_thread(function: Callable[[dict[str, Any]], None], argument: dict[s
         threads.shutdown(wait=False)
 
 
-WeightTransferEngineFactory.register_engine(NAME, GlooReceiver)
-WeightTransferTrainerFactory.register_engine(NAME, GlooSender)
+WeightTransferEngineFactory.register_engine(GLOO, GlooReceiver)
+WeightTransferTrainerFactory.register_engine(GLOO, GlooSender)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from policies.learning.estimation import Estimation
+from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit
-from policies.learning.rows import Rows, at_position
+from policies.learning.rows import Rows, select_position
 
 
 class CreditError(ValueError):
@@ -97,9 +97,9 @@ def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
     Raises:
         CreditError: the function raised, or did not return finite numbers of the same shape.
     """
-    assert credit.own is not None
+    assert credit.custom_function is not None
     try:
-        rewards = torch.as_tensor(credit.own(task_rewards.clone()), dtype=torch.float64).clone()  # may be expanded
+        rewards = torch.as_tensor(credit.custom_function(task_rewards.clone()), dtype=torch.float64).clone()  # may be expanded
     except Exception as error:
         raise CreditError(f"The credit function {credit.credit} raised {type(error).__name__}: {error}") from error
     if rewards.shape != task_rewards.shape:
@@ -112,17 +112,17 @@ def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
     return rewards
 
 
-def check_scheme(credit: Credit, agents: int) -> None:
+def check_custom_credit(credit: Credit, agents: int) -> None:
     """Tests the user's credit function, if there is one, on the rewards of two chains.
 
     Raises:
         CreditError: the function cannot be used.
     """
-    if credit.own is not None:
+    if credit.custom_function is not None:
         custom_rewards(credit, torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents))
 
 
-def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, Estimation]) -> dict[str, Tensor]:
+def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator]) -> dict[str, Tensor]:
     """Joins the rows of all policies by chain and computes the reward that each row trains on.
 
     Several chains may fork from one pioneer response. That response is one row; its reward is the mean over its chains.
@@ -151,7 +151,7 @@ def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[
     def value_and_return(position: int, rewards: Tensor) -> tuple[Tensor, Tensor]:
         joined = torch.zeros(2, len(rewards), dtype=torch.float64)
         for policy_id, columns in rows.items():
-            part = at_position(columns, position)
+            part = select_position(columns, position)
             if len(chains := part["chains"]):
                 estimator = estimators[policy_id]
                 joined[:, chains] = torch.stack(estimator.value_and_return(part, rewards[chains].float())).double()
@@ -161,7 +161,7 @@ def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[
         task_rewards = last_agent_rewards(task_rewards)
     if credit.credit == "sum":
         rewards = collective_rewards(task_rewards, credit.partner_reward)
-    elif credit.own is not None:
+    elif credit.custom_function is not None:
         rewards = custom_rewards(credit, task_rewards)
     else:
         rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam)

@@ -11,7 +11,7 @@ from torch import Tensor
 from policies.learning import token_ppo
 from policies.learning.advantages import GROUP_ESTIMATORS, has_nonzero_std, leave_one_out_mean, reinforce
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.rows import Rows, take
+from policies.learning.rows import Rows, select_rows
 
 
 @dataclass
@@ -59,10 +59,10 @@ class RewardMoments:
 
 def nonzero_std(rows: Rows) -> Rows:
     """Drops the rows of zero-variance groups, whose rewards are all equal."""
-    return take(rows, has_nonzero_std(rows["rewards"], rows["groups"]).nonzero().squeeze(1))
+    return select_rows(rows, has_nonzero_std(rows["rewards"], rows["groups"]).nonzero().squeeze(1))
 
 
-class Estimation:
+class AdvantageEstimator:
     """Estimates the advantages of one policy's responses over the whole batch of an update.
 
     Its state is the KL coefficient, which `kl_control=adaptive` changes, and the running reward moments.
@@ -71,9 +71,9 @@ class Estimation:
     def __init__(self, hyperparameters: Hyperparameters) -> None:
         """Starts with `hyperparameters.kl_coef` and empty reward moments."""
         self.hyperparameters = hyperparameters
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Resets the KL coefficient and the reward moments."""
         self.kl_coef = self.hyperparameters.kl_coef
         self.reward_moments = RewardMoments()
@@ -134,7 +134,7 @@ class Estimation:
         advantages = GROUP_ESTIMATORS[h.advantage](rewards if h.kl_in_loss else token_rewards.sum(1), rows["groups"])
         return {"kl": kl, "advantages": advantages.unsqueeze(1) * mask}, metrics
 
-    def adapt(self, kl: Tensor) -> None:
+    def update_kl_coef(self, kl: Tensor) -> None:
         """Adapts the KL coefficient to the KL `[B, R]` of an update's responses, if `kl_control=adaptive`."""
         h, count = self.hyperparameters, len(kl)
         if h.kl_control == "adaptive":

@@ -18,7 +18,7 @@ class Credit(NamedTuple):
     chain_gamma: float = 1.0
     chain_lam: float = 1.0
     reward_scope: RewardScope = "all"
-    own: Callable[..., object] | None = None
+    custom_function: Callable[..., object] | None = None
     """The user's credit function, if `credit` names one."""
 
 

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from policies.learning import token_ppo
 from policies.models.language_model import master_dtype
 
-AT_ONCE = 2**22
+CHUNK_LOGITS = 2**22
 """Logits per chunk: 16 MiB of fp32."""
 
 
@@ -94,7 +94,7 @@ def _chunks(logits: Tensor, tokens: Tensor) -> Iterator[tuple[slice, slice]]:
     batch, positions, vocabulary = logits.shape
     length = tokens.shape[1]
     offset = positions - length - 1
-    size = max(AT_ONCE // (batch * vocabulary), 1)
+    size = max(CHUNK_LOGITS // (batch * vocabulary), 1)
     for start in range(0, length, size):
         end = min(start + size, length)
         yield slice(start, end), slice(offset + start, offset + end)

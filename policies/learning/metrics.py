@@ -15,7 +15,7 @@ RESPONSE_METRICS = ("task_reward", "kl", "combined_reward", "response_length", "
 """Metrics of each response, in training and in evaluations."""
 
 
-def measure_responses(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
+def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
     """Metrics of each response of one policy.
 
     Args:
@@ -37,7 +37,7 @@ def measure_responses(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
     }
 
 
-def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
+def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     """Metrics of one policy's scored rows; for the arguments see `measure_responses`.
 
     Returns:
@@ -49,7 +49,7 @@ def measure(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     mask, tokens = rows["mask"], rows["mask"].sum()
     logprob_diff = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
     metrics = {
-        **{name: column.mean() for name, column in measure_responses(rows, eval_kl_coef).items()},
+        **{name: column.mean() for name, column in compute_response_metrics(rows, eval_kl_coef).items()},
         "task_reward_std": rows["task_rewards"].float().std(unbiased=False),
         "entropy": rows["entropy"].sum() / tokens,
         "logprob_diff_mean": logprob_diff.sum() / tokens,

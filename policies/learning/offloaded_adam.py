@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 from policies.learning.sharding import local_shard
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-AT_ONCE = 2**24
+CHUNK_WEIGHTS = 2**24
 """Weights per chunk: 128 MiB of moments on the device. A multiple of the vector width of CPUs, whose remainder loop
 rounds differently."""
 
@@ -62,7 +62,7 @@ def _step(weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor], group: 
     beta1, beta2 = group["betas"]
     flats = [local_shard(tensor).view(-1) for tensor in (weight, *(state[name] for name in MOMENTS))]
     chunks = zip(
-        local_shard(gradient).reshape(-1).split(AT_ONCE), *(flat.split(AT_ONCE) for flat in flats), strict=True
+        local_shard(gradient).reshape(-1).split(CHUNK_WEIGHTS), *(flat.split(CHUNK_WEIGHTS) for flat in flats), strict=True
     )
     for grads, params, *host_moments in chunks:
         moments = [moment.to(params.device, non_blocking=True) for moment in host_moments]

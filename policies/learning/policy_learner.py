@@ -20,7 +20,7 @@ from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
 from policies.learning.ranks import Ranks
-from policies.learning.rows import NonFiniteUpdate, Rows, by_length, places, take, trimmed
+from policies.learning.rows import NonFiniteUpdate, Rows, by_length, split_micro_batches, select_rows, trim_padding
 from policies.learning.sharding import full_tensor
 from policies.models.language_model import master_dtype
 
@@ -118,7 +118,7 @@ class PolicyLearner:
         self.model.train()
         for epoch in range(self.hyperparameters.num_epochs):
             for index in self._minibatches(len(rows["mask"]), update, epoch):
-                minibatch = take(rows, index)
+                minibatch = select_rows(rows, index)
                 if not len(minibatch["mask"]):  # rows were dropped, and fewer are left than there are mini-batches
                     continue
                 tokens += float(minibatch["mask"].sum())
@@ -148,14 +148,14 @@ class PolicyLearner:
         """
         h = self.hyperparameters
         shares = self.ranks.shares(rows)
-        micro_batches = [places(take(rows, share), h.micro_batch_size, h.micro_batch_tokens) for share in shares]
+        micro_batches = [split_micro_batches(select_rows(rows, share), h.micro_batch_size, h.micro_batch_tokens) for share in shares]
         indices, share = micro_batches[self.ranks.rank], shares[self.ranks.rank]
         for index in indices:
-            yield share[index], trimmed(rows, share[index])
+            yield share[index], trim_padding(rows, share[index])
         if self.model.mesh is not None:
             row = by_length(rows)[:1]
             for _ in range(max(map(len, micro_batches)) - len(indices)):
-                yield row[:0], trimmed(rows, row)
+                yield row[:0], trim_padding(rows, row)
 
     def _accumulate(self, minibatch: Rows, kl_coef: float, totals: dict[str, float]) -> None:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.

@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from policies.compat.transformers import attention_of, without_adapters
+from policies.compat.transformers import attn_implementation, adapters_disabled
 from policies.learning.logits import score_logits, token_logprobs
-from policies.learning.rows import Rows, make_rows, trimmed
-from policies.learning.sharding import blocks_of, copy_full, full_tensor, load_sharded, local_shard, shard
+from policies.learning.rows import Rows, make_rows, trim_padding
+from policies.learning.sharding import transformer_blocks, copy_full, full_tensor, load_sharded, local_shard, shard
 from policies.models.adapters import add_lora
-from policies.models.families import LIMIT
+from policies.models.families import LOGPROB_TOLERANCE
 from policies.models.language_model import (
     Quantization,
     base_dtype,
@@ -164,7 +164,7 @@ class PolicyModel(nn.Module):
         if self.critic:
             shard(self.value_head, [], mesh)  # stays in fp32
             register_fsdp_forward_method(self.value_head, "values")
-        shard(self, blocks_of(self.lm), mesh, None if has_base else forward_dtype)
+        shard(self, transformer_blocks(self.lm), mesh, None if has_base else forward_dtype)
         register_fsdp_forward_method(self, "score")
         load_sharded(self.lm, self.path, self.trust_remote_code, mesh)
         reference = self.lm
@@ -172,7 +172,7 @@ class PolicyModel(nn.Module):
             reference = init_empty(self.path, self.trust_remote_code, forward_dtype).requires_grad_(False)
             if self._eager(torch.device(mesh.device_type)):
                 reference.set_attn_implementation("eager")
-            shard(reference, blocks_of(reference), mesh)
+            shard(reference, transformer_blocks(reference), mesh)
             load_sharded(reference, self.path, self.trust_remote_code, mesh)
         self._reference.append(reference)
 
@@ -241,7 +241,7 @@ class PolicyModel(nn.Module):
         """
         policy, values = self._forward_rows(self.lm, rows, self.critic)
         reference = self.reference()
-        with without_adapters(self.lm) if reference is self.lm else nullcontext():
+        with adapters_disabled(self.lm) if reference is self.lm else nullcontext():
             reference_logits, _ = self._forward_rows(reference, rows, with_values=False)
         scores = score_logits(policy, reference_logits, rows["responses"], self.temperature)
         scored = dict(zip(SCORES, scores, strict=True))
@@ -263,13 +263,13 @@ class PolicyModel(nn.Module):
         logprobs = [[0.0] * len(response) for response in responses]
         rows = make_rows(prompts, responses, logprobs, [0.0] * 2, [False] * 2)
         rows = {name: column.to(self.device) for name, column in rows.items()}
-        dtype, attention = self._dtype, attention_of(self.lm)
+        dtype, attention = self._dtype, attn_implementation(self.lm)
         if self.mesh is None and all(weight.dtype == torch.float32 for weight in self.lm.parameters()):
             self._dtype = "fp32"
-        limit = _BF16_TOLERANCE if self.dtype == torch.bfloat16 else LIMIT
+        limit = _BF16_TOLERANCE if self.dtype == torch.bfloat16 else LOGPROB_TOLERANCE
         try:
             batch = self(rows)[0]
-            single = self(trimmed(rows, torch.tensor([0], device=self.device)))[0]
+            single = self(trim_padding(rows, torch.tensor([0], device=self.device)))[0]
             self.lm.set_attn_implementation("eager")
             eager = self(rows)[0] if attention != "eager" else batch
         finally:

@@ -91,14 +91,14 @@ def make_rows(
     )
 
 
-def take(rows: Rows, index: Tensor) -> Rows:
+def select_rows(rows: Rows, index: Tensor) -> Rows:
     """Selects rows by index from every column."""
     return {name: column[index] for name, column in rows.items()}
 
 
-def at_position(rows: Rows, position: int) -> Rows:
+def select_position(rows: Rows, position: int) -> Rows:
     """Selects the rows at one position of their chains, in the same order."""
-    return take(rows, (rows["positions"] == position).nonzero().squeeze(1))
+    return select_rows(rows, (rows["positions"] == position).nonzero().squeeze(1))
 
 
 def by_length(rows: Rows) -> Tensor:
@@ -111,7 +111,7 @@ def by_length(rows: Rows) -> Tensor:
     return torch.from_numpy(order).to(prompt_lengths.device)
 
 
-def places(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
+def split_micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
     """Splits rows into micro-batches of similar length; returns the row indices of each.
 
     Args:
@@ -125,7 +125,7 @@ def places(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
     return [order[start:end] for start, end in _spans(lengths, size, tokens)]
 
 
-def trimmed(rows: Rows, index: Tensor) -> Rows:
+def trim_padding(rows: Rows, index: Tensor) -> Rows:
     """Selects rows by index from every column, and drops positions that are padding in all rows."""
     prompt, response = (int(rows[mask][index].sum(1).max()) for mask in ("prompt_mask", "mask"))
     return {

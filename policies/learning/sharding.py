@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from policies.compat.transformers import block_classes
+from policies.compat.transformers import no_split_classes
 from policies.models.language_model import load_language_model, master_dtype
 from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights, persistent_buffers
@@ -54,13 +54,13 @@ def shard(root: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, dtype: tor
             module.set_reduce_scatter_unused_params(True)  # an expert may get no token in one of the processes
 
 
-def blocks_of(lm: PreTrainedModel) -> list[nn.Module]:
+def transformer_blocks(lm: PreTrainedModel) -> list[nn.Module]:
     """The transformer blocks of an LM, by the class names that its family declares (`_no_split_modules`).
 
     Raises:
         ModelError: the family declares none.
     """
-    names = block_classes(lm)
+    names = no_split_classes(lm)
     blocks = [module for module in lm.modules() if type(module).__name__ in names]
     if not blocks:
         raise ModelError(

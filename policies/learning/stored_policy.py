@@ -107,7 +107,7 @@ def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stager.close()
 
 
-def writing_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def checkpoint_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Creates a gloo group of the same processes, for `begin_save` only; all of them must call it."""
     return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
 
@@ -132,7 +132,7 @@ def stored_shapes(folder: str) -> dict[str, torch.Size]:
     return {name: tensor.size for name, tensor in _tensor_metadata(_metadata(folder), folder).items()}
 
 
-def read(folder: str) -> LazyWeights:
+def open_weights(folder: str) -> LazyWeights:
     """Opens the tensors of a folder as lazy fp32 arrays, by name.
 
     All files are opened now, so the arrays can be read even after the folder is removed.

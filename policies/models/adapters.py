@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from policies.compat.transformers import attention_of
-from policies.models.families import read_table
+from policies.compat.transformers import attn_implementation
+from policies.models.families import read_family_table
 from policies.models.language_model import master_dtype, meta_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -98,7 +98,7 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
     whose weight is used directly by their block, bypassing the adapter; and layers that vLLM cannot adapt, even if vLLM
     is not installed here, since the adapter must not depend on the machine.
     """
-    excluded = read_table().families.get(model.config.model_type, {}).get("vllm", {}).get("lora_barred", {})
+    excluded = read_family_table().families.get(model.config.model_type, {}).get("vllm", {}).get("lora_barred", {})
     return [name for name in _linear_layers(model) if name not in excluded]
 
 
@@ -121,7 +121,7 @@ def describe_family(path: str, trust_remote_code: bool = False) -> str:
         ModelError: no such model.
     """
     model = meta_model(path, trust_remote_code)
-    return f"{model.config.model_type}: {attention_of(model)} attention; LoRA on {', '.join(linear_layers(model))}"
+    return f"{model.config.model_type}: {attn_implementation(model)} attention; LoRA on {', '.join(linear_layers(model))}"
 
 
 def _is_mamba(block: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.models.lora import Lora
-from policies.models.weights import LazyWeights, Weights, shapes
+from policies.models.weights import LazyWeights, Weights, weight_shapes
 
 
 def mean_weights(policies: Sequence[Weights]) -> LazyWeights:
@@ -20,7 +20,7 @@ def mean_weights(policies: Sequence[Weights]) -> LazyWeights:
         total /= np.float32(len(policies))
         return total
 
-    return LazyWeights(shapes(policies[0]), make)
+    return LazyWeights(weight_shapes(policies[0]), make)
 
 
 def concat_lora(adapters: Sequence[Weights]) -> LazyWeights:
@@ -40,7 +40,7 @@ def concat_lora(adapters: Sequence[Weights]) -> LazyWeights:
 
     concat_shapes = {
         name: (count * rows, columns) if ".lora_A." in name else (rows, count * columns)
-        for name, (rows, columns) in shapes(adapters[0]).items()
+        for name, (rows, columns) in weight_shapes(adapters[0]).items()
     }
     return LazyWeights(concat_shapes, make)
 

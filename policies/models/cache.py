@@ -32,7 +32,7 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with locked(folder.with_name(f".{name}.lock")):
+            with file_lock(folder.with_name(f".{name}.lock")):
                 if not folder.is_dir():  # another process may have filled it while this one waited
                     with atomic_dir(folder) as unfinished:
                         fill(unfinished)
@@ -60,6 +60,6 @@ def user_cache() -> Path:
     return Path(cache) / "cory-rllib"
 
 
-def locked(file: Path) -> FileLock:
+def file_lock(file: Path) -> FileLock:
     """Returns a blocking file lock, a context manager. The kernel releases it when the process ends, even if killed."""
     return FileLock(file, fallback_to_soft=False)

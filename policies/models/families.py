@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 TABLE_PATH = Path(__file__).with_name("families.json")
-LIMIT = 1e-3
+LOGPROB_TOLERANCE = 1e-3
 """Tolerance of a token's log-probability in fp32, in nats; rounding causes about 1e-5."""
-ENGINE_LIMIT = 1e-2
+ENGINE_LOGPROB_TOLERANCE = 1e-2
 """The same between vLLM and transformers, whose kernels differ; real errors were 0.4 and more."""
 
 
@@ -30,7 +30,7 @@ class FamilyTable(NamedTuple):
 
 
 @cache
-def read_table() -> FamilyTable:
+def read_family_table() -> FamilyTable:
     """Reads the committed table."""
     table = json.loads(TABLE_PATH.read_text(encoding="utf-8"))
     return FamilyTable(table["versions"], table["families"])
@@ -42,8 +42,8 @@ def needed_attention(config: PreTrainedConfig) -> str | None:
     PyTorch's fused attention, for example, silently omits a soft cap on the scores, so such models require eager
     attention. Families that are not in the table are checked by `PolicyModel.check_forward`.
     """
-    difference = read_table().families.get(config.model_type, {}).get("attention_difference")
-    return "eager" if has_soft_cap(config) or (difference is not None and not difference < LIMIT) else None
+    difference = read_family_table().families.get(config.model_type, {}).get("attention_difference")
+    return "eager" if has_soft_cap(config) or (difference is not None and not difference < LOGPROB_TOLERANCE) else None
 
 
 def has_soft_cap(config: PreTrainedConfig) -> bool:

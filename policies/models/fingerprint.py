@@ -15,7 +15,7 @@ from pathlib import Path
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_AND_CODE_FILES = ("config.json", "generation_config.json", "*.py")
 """The other files that `from_pretrained` reads from a folder, besides the tokenizer."""
-HUB, COMMIT = "hub", "commit"
+HUB_KEY, COMMIT_KEY = "hub", "commit"
 """Keys of a hub model's id and commit."""
 SMALL_FILE_BYTES = 16 * 2**20
 """Bytes at the start of a file that are always read."""
@@ -42,7 +42,7 @@ def model_files(path: str) -> dict[str, str]:
         from huggingface_hub import try_to_load_from_cache
 
         file = try_to_load_from_cache(path, "config.json")
-        return {HUB: path, COMMIT: Path(file).parent.name if isinstance(file, str) else ""}
+        return {HUB_KEY: path, COMMIT_KEY: Path(file).parent.name if isinstance(file, str) else ""}
     files = sorted({file for pattern in (*WEIGHT_FILES, *CONFIG_AND_CODE_FILES) for file in folder.glob(pattern)})
     return {file.name: _digest(file) for file in files}
 

@@ -185,7 +185,7 @@ def shared_base(
     if model is None:
         model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
         if linear_dtype is not None:
-            store_matrices(model, linear_dtype)
+            cast_linear_layers(model, linear_dtype)
         if quantization == "none":
             model = model.to(device)
         if eager:
@@ -194,7 +194,7 @@ def shared_base(
     return model
 
 
-def store_matrices(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def cast_linear_layers(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Casts linear layers to another type, except one tied to the embedding, which autocast does not cast."""
     tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     for layer in model.modules():

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from policies.models.families import LIMIT, read_table
+from policies.models.families import LOGPROB_TOLERANCE, read_family_table
 
 
 class ModelError(ValueError):
@@ -35,9 +35,9 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
         ModelError: no such model, its family's code ignores padding, its context is too short, or its attention heads
             cannot be split.
     """
-    check_folder(path, weights=False)
+    check_model_folder(path, weights=False)
     config = load_config(path, trust_remote_code)
-    if read_table().families.get(config.model_type, {}).get("padding", 0) >= LIMIT:
+    if read_family_table().families.get(config.model_type, {}).get("padding", 0) >= LOGPROB_TOLERANCE:
         raise ModelError(
             f"`{path}` is of the family {config.model_type}, whose code ignores padding or positions: "
             "log-probabilities would depend on the other rows of a batch. Set model to one of another family."
@@ -49,11 +49,11 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
             f"max_prompt_tokens + max_response_tokens is {context} tokens, but `{path}` has {positions} positions. "
             "Lower one of them."
         )
-    check_split(config, tensor_parallel_size)
+    check_tensor_parallel(config, tensor_parallel_size)
     return int(config.vocab_size)
 
 
-def check_split(config: PreTrainedConfig, parts: int) -> None:
+def check_tensor_parallel(config: PreTrainedConfig, parts: int) -> None:
     """Checks that vLLM can split a model's attention heads over `parts` devices.
 
     vLLM gives every device equally many query heads, and equally many key-value heads or copies of one.
@@ -64,7 +64,7 @@ def check_split(config: PreTrainedConfig, parts: int) -> None:
     if parts == 1:
         return
     heads = config.num_attention_heads
-    kv_heads = key_value_heads(config)
+    kv_heads = num_kv_heads(config)
     valid = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
     if parts not in valid:
         name = config.name_or_path or "a model"
@@ -74,19 +74,19 @@ def check_split(config: PreTrainedConfig, parts: int) -> None:
         )
 
 
-def key_value_heads(config: PreTrainedConfig) -> int:
+def num_kv_heads(config: PreTrainedConfig) -> int:
     """Number of key-value heads; equal to the query heads without grouped-query attention; 0 without attention."""
     names = ("num_key_value_heads", "num_kv_heads", "num_attention_heads")
     return next((int(heads) for name in names if (heads := getattr(config, name, None))), 0)
 
 
-def head_width(config: PreTrainedConfig) -> int:
+def attention_head_dim(config: PreTrainedConfig) -> int:
     """Width of an attention head; 0 without attention."""
     heads = getattr(config, "num_attention_heads", 0)
     return getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
 
 
-def check_folder(path: str, *, weights: bool = True) -> None:
+def check_model_folder(path: str, *, weights: bool = True) -> None:
     """Checks that a model's folder has a configuration and weights, and that no weight file is truncated.
 
     Args:

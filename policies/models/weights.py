@@ -42,7 +42,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
         return len(self.shapes)
 
 
-def shapes(weights: Weights) -> Mapping[str, Shape]:
+def weight_shapes(weights: Weights) -> Mapping[str, Shape]:
     """The shapes of weights, by name; `LazyWeights` are not computed for that."""
     return (
         weights.shapes if isinstance(weights, LazyWeights) else {name: array.shape for name, array in weights.items()}
@@ -53,11 +53,11 @@ def checksum(weights: Weights) -> int:
     """CRC-32 over names and fp32 values, in sorted order of the names."""
     total = 0
     for name in sorted(weights):
-        total = extend(total, name, weights[name])
+        total = extend_checksum(total, name, weights[name])
     return total
 
 
-def extend(total: int, name: str, array: np.ndarray) -> int:
+def extend_checksum(total: int, name: str, array: np.ndarray) -> int:
     """Extends a `checksum` by one array, whose name must sort after those of the others."""
     return zlib.crc32(np.ascontiguousarray(array, dtype=np.float32).data, zlib.crc32(name.encode(), total))
 
@@ -96,7 +96,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 @contextmanager
-def in_shared_memory(weights: Weights) -> Iterator[str]:
+def shared_memory_file(weights: Weights) -> Iterator[str]:
     """Yields the path of an anonymous safetensors file in memory (memfd), which disappears even if we are killed."""
     descriptor = os.memfd_create("weights")
     try:

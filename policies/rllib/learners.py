@@ -130,7 +130,7 @@ class Learners(LearnerGroup):
             LearnerError: see `foreach_learner`.
         """
         shared = self._shared(rows)
-        results = self.ask_all(lambda learner: learner.score(fetch(shared), keep=keep))
+        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep))
         return {policy_id: scores for result in results for policy_id, scores in result.items()}
 
     def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ class Learners(LearnerGroup):
             NonFiniteUpdate, LearnerError: see `foreach_learner`.
         """
         shared = self._shared(columns)
-        return self.ask_all(lambda learner: learner.learn(fetch(shared), update, kl_coefs))
+        return self.call_all(lambda learner: learner.learn(fetch(shared), update, kl_coefs))
 
     def _shared(self, value: T) -> T | ray.ObjectRef[T]:
         """Puts a value into Ray's object store if learners are remote, so that each machine fetches it at most once."""
@@ -156,15 +156,15 @@ class Learners(LearnerGroup):
 
     def weights(self, policy_id: str) -> Weights:
         """The current weights of a policy, without its value head, by Hugging Face names."""
-        return self.ask(lambda learner: learner.weights(policy_id))
+        return self.call_first(lambda learner: learner.weights(policy_id))
 
-    def packed(self, policy_id: str) -> tuple[ray.ObjectRef[Weights], int]:
+    def put_weights(self, policy_id: str) -> tuple[ray.ObjectRef[Weights], int]:
         """Puts a policy's current weights into Ray's object store, without passing through this process.
 
         Returns:
             The reference and the weights' checksum.
         """
-        (ref,), total = self.ask(lambda learner: learner.packed(policy_id))
+        (ref,), total = self.call_first(lambda learner: learner.put_weights(policy_id))
         return ref, total
 
     def transfer(
@@ -172,38 +172,38 @@ class Learners(LearnerGroup):
     ) -> tuple[int, list[LoadedWeights] | None]:
         """Sends a policy's weights directly from its learners to runners; see `WeightSender.send`."""
         shared = self._shared(weights)
-        return self.ask(lambda learner: learner.transfer(policy_id, runners, version, restarts, shared))
+        return self.call_first(lambda learner: learner.transfer(policy_id, runners, version, restarts, shared))
 
     def score_under(self, policy_id: str, weights: Weights, rows: Rows) -> Rows:
         """Scores a policy's rows with other weights, and restores the current ones."""
         shared = self._shared(weights)
-        return self.ask(lambda learner: learner.score_under(policy_id, shared, rows))
+        return self.call_first(lambda learner: learner.score_under(policy_id, shared, rows))
 
-    def forget(self) -> None:
+    def reset_optimizers(self) -> None:
         """Resets Adam's moments of every policy."""
-        self.ask(TokenPPOLearner.forget)
+        self.call_first(TokenPPOLearner.reset_optimizers)
 
     def average(self, tau: float) -> None:
         """Moves all policies towards the mean of their weights by `tau`; see `TokenPPOLearner.average`."""
-        self.ask(lambda learner: learner.average(tau))
+        self.call_first(lambda learner: learner.average(tau))
 
     @contextmanager
-    def lent(self, policy_id: str) -> Iterator[None]:
+    def temporary_average(self, policy_id: str) -> Iterator[None]:
         """A context in which a policy has the mean of all policies' weights."""
-        self.ask(lambda learner: learner.swap_in_average(policy_id))
+        self.call_first(lambda learner: learner.swap_in_average(policy_id))
         try:
             yield
         finally:
-            self.ask(TokenPPOLearner.restore_weights)
+            self.call_first(TokenPPOLearner.restore_weights)
 
-    def ask(self, function: Callable[[TokenPPOLearner], T | None]) -> T:
+    def call_first(self, function: Callable[[TokenPPOLearner], T | None]) -> T:
         """Calls a function on every learner, and returns the first result that is not None.
 
         With `shards_per_policy` a learner has only one policy; it returns None for the others.
         """
-        return next((result for result in self.ask_all(function) if result is not None), None)  # type: ignore[return-value]
+        return next((result for result in self.call_all(function) if result is not None), None)  # type: ignore[return-value]
 
-    def ask_all(self, function: Callable[[TokenPPOLearner], T]) -> list[T]:
+    def call_all(self, function: Callable[[TokenPPOLearner], T]) -> list[T]:
         """Calls a function on every learner, and returns their results."""
         return [result.get() for result in self.foreach_learner(function)]
 
@@ -244,13 +244,13 @@ class Learners(LearnerGroup):
         folder.mkdir(parents=True, exist_ok=True)
         marker = folder / f".{uuid4().hex}"
         marker.touch()
-        results = self.ask_all(lambda learner: _begin_save(learner, marker))
+        results = self.call_all(lambda learner: _begin_save(learner, marker))
         marker.unlink()
         self._unfinished = folder, [remote for remote in results if remote]
 
-    def saved(self) -> bool:
+    def is_saved(self) -> bool:
         """Whether `finish_save` would return without waiting for a learner."""
-        return all(self.ask_all(TokenPPOLearner.saved))
+        return all(self.call_all(TokenPPOLearner.is_saved))
 
     def finish_save(self) -> None:
         """Waits until the state is written, and copies the files of learners that cannot see the folder.
@@ -260,12 +260,12 @@ class Learners(LearnerGroup):
         """
         folder, remote_folders = self._unfinished
         try:
-            self.ask_all(TokenPPOLearner.finish_save)
+            self.call_all(TokenPPOLearner.finish_save)
             for address, remote_folder in remote_folders:
                 sync_dir_between_nodes(address, remote_folder, _address(), str(folder), max_size_bytes=None)
         finally:
             if remote_folders:
-                self.ask_all(lambda _: _remove([remote_folder for _, remote_folder in remote_folders]))
+                self.call_all(lambda _: _remove([remote_folder for _, remote_folder in remote_folders]))
 
     def restore_from_path(
         self, path: Any, *, filesystem: Any = None, component: str | None = None, moments: bool = True, **kwargs: Any
@@ -280,8 +280,8 @@ class Learners(LearnerGroup):
         if component is not None:
             raise ValueError(f"Cannot restore only {component} of the learners. See Cory.load_policies.")
         folder = Path(path) / COMPONENT_LEARNER
-        address, files = _address() if self.is_remote else "", _files(folder)
-        self.ask_all(lambda learner: _restore(learner, folder, files, address, moments))
+        address, files = _address() if self.is_remote else "", _tensor_file_stats(folder)
+        self.call_all(lambda learner: _restore(learner, folder, files, address, moments))
 
 
 def _reject_remote_filesystem(filesystem: Any) -> None:
@@ -317,7 +317,7 @@ def _begin_save(learner: TokenPPOLearner, marker: Path) -> tuple[str, str] | Non
     return _address(), temporary
 
 
-def _files(folder: Path) -> dict[str, tuple[int, int]]:
+def _tensor_file_stats(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and modification time of each tensor file, by which another machine checks that it sees the same folder."""
     stats = {file.relative_to(folder).as_posix(): file.stat() for file in folder.rglob(TENSOR_FILES)}
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
@@ -327,7 +327,7 @@ def _restore(
     learner: TokenPPOLearner, folder: Path, files: dict[str, tuple[int, int]], address: str, moments: bool
 ) -> None:
     """Restores from a folder; if this machine cannot see it, from copies of the files that this learner needs."""
-    if _files(folder) == files:
+    if _tensor_file_stats(folder) == files:
         learner.restore(str(folder), moments=moments)
         return
     with tempfile.TemporaryDirectory(prefix="cory-checkpoint-") as temporary:

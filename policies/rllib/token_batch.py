@@ -16,7 +16,7 @@ PROMPT_REF = "prompt_ref"
 """Key of an episode's `PromptRef` in its `custom_data`."""
 
 
-def rows_of(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
+def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]:
     """Turns chain episodes into rows.
 
     Rows belong to the policy that *generated* them (`SingleAgentEpisode.module_id`), not to the policy that has the

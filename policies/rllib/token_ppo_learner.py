@@ -22,7 +22,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.ranks import mean_tensors, move_to_mean
 from policies.learning.rows import Rows
 from policies.learning.sharding import learner_mesh
-from policies.learning.stored_policy import begin_save, writing_group
+from policies.learning.stored_policy import begin_save, checkpoint_group
 from policies.models.weights import Weights, checksum
 from policies.settings.settings import Settings
 
@@ -63,7 +63,7 @@ class TokenPPOLearner(TorchLearner):
         for policy in self.policies.values():
             policy.model.check_forward()
         shards = None if self.mesh is None else self.mesh.get_group("shard")
-        self._checkpoint_group = writing_group(shards) if shards is not None and self._copies else None
+        self._checkpoint_group = checkpoint_group(shards) if shards is not None and self._saves_in_background else None
 
     def _make_module(self) -> MultiRLModule:
         """Builds the modules of the policies that this process trains."""
@@ -132,7 +132,7 @@ class TokenPPOLearner(TorchLearner):
         result: dict[str, Any] = self.metrics.reduce()
         return result
 
-    def forget(self) -> None:
+    def reset_optimizers(self) -> None:
         """Resets Adam's moments of every policy."""
         for policy in self.policies.values():
             policy.reset_optimizer()
@@ -172,7 +172,7 @@ class TokenPPOLearner(TorchLearner):
         policy = self.policies.get(policy_id)
         return dict(policy.stream_weights()) or None if policy is not None else None
 
-    def packed(self, policy_id: str) -> tuple[list[ray.ObjectRef[Weights]], int] | None:
+    def put_weights(self, policy_id: str) -> tuple[list[ray.ObjectRef[Weights]], int] | None:
         """Puts a policy's weights into Ray's object store; None: this learner is not rank 0 of the policy.
 
         Returns:
@@ -218,19 +218,19 @@ class TokenPPOLearner(TorchLearner):
         self.finish_save()
         state: dict[str, dict[str, Tensor]] = {}
         for name, policy in self.policies.items():
-            if not self._copies:
+            if not self._saves_in_background:
                 policy.save(*_folders(folder, name))
             elif self.mesh is not None or policy.is_rank_zero:  # without shards, rank 0 has all of the state
                 state |= policy.state(*_folders(folder, name))
-        if self._copies:
+        if self._saves_in_background:
             self._saving = begin_save(state, self._checkpoint_group)
 
     @property
-    def _copies(self) -> bool:
+    def _saves_in_background(self) -> bool:
         """Whether `begin_save` writes from a copy in host memory, in the background: if the policies are on a GPU."""
         return self._device.type != "cpu"
 
-    def saved(self) -> bool:
+    def is_saved(self) -> bool:
         """Whether the write that `begin_save` started has ended, successfully or not."""
         return self._saving is None or self._saving.done()
 

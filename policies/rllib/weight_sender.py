@@ -55,8 +55,8 @@ class WeightSender:
             case none of the runners may be used with these weights.
         """
         members = (restarts, list(runners))
-        source = Source(self.policy, weights)
-        client = Client(runners, self.policy.name, version, self.workers, self.timeout)
+        source = PolicyWeightSource(self.policy, weights)
+        client = RunnerClient(runners, self.policy.name, version, self.workers, self.timeout)
         try:
             if self._engine is None or self._connected_to != members:
                 self.close()
@@ -83,7 +83,7 @@ class WeightSender:
         """How engines and this learner connect."""
         rank, world = 0 if self.policy.is_rank_zero else 1, 1 + runners * self.workers
         address = ray.util.get_node_ip_address()
-        if self.backend == weight_transfer.NAME:
+        if self.backend == weight_transfer.GLOO:
             return weight_transfer.GlooTrainerInitInfo(address, world, self.timeout, rank=rank)
         if self.backend == "nccl":
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -97,7 +97,7 @@ class WeightSender:
         return IPCTrainerInitInfo(rank=rank)
 
 
-class Source(WeightSource):
+class PolicyWeightSource(WeightSource):
     """Streams a policy's weights, in its compute type; all ranks must iterate, to gather each weight."""
 
     def __init__(self, policy: PolicyLearner, weights: Weights | None = None) -> None:
@@ -131,7 +131,7 @@ class Source(WeightSource):
             yield name, tensor
 
 
-class Client:
+class RunnerClient:
     """vLLM's weight sync client, which reaches the engines through their runner actors."""
 
     def __init__(self, runners: Sequence[Any], policy_id: str, version: int, workers: int, timeout: float) -> None:

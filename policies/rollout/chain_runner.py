@@ -29,7 +29,7 @@ from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
 from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.engines import make_generator
-from policies.rollout.episodes import Rollout, as_rllib_episode
+from policies.rollout.episodes import Rollout, to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -136,17 +136,17 @@ class ChainRunner(StatelessRunner):
             position = len(responses)
             sample = prompt_ref.sample * num_siblings + prompt_ref.sibling if position else prompt_ref.sample
             seed = sampling_seed(self.settings.seed, update, prompt_ref.query, position, sample)
-            sampling = Sampling(self.settings.temperature, max_tokens, [seed], chain.at[position].stop_token_ids)
+            sampling = Sampling(self.settings.temperature, max_tokens, [seed], chain.by_position[position].stop_token_ids)
             return Request(index, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
 
         new_chains = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
         scheduler = ChainScheduler(new_chains, num_siblings, make_request, partial(self._reward, reward_so_far))
-        self.generator.run_requests(scheduler.start(), scheduler.follow)
+        self.generator.run_requests(scheduler.start(), scheduler.on_finished)
         chains = scheduler.chains
         rewards = self._reward(reward_episodes, [state.episode for state in chains])
         seconds = time.perf_counter() - start
         episodes = [
-            as_rllib_episode(*state, cast(list[float], chain_rewards), mapping)
+            to_rllib_episode(*state, cast(list[float], chain_rewards), mapping)
             for state, chain_rewards in zip(chains, rewards, strict=True)
             if None not in chain_rewards
         ]

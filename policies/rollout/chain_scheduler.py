@@ -64,7 +64,7 @@ class ChainScheduler:
         """Returns the requests for the first responses."""
         return self._next_requests(list(self._chains))
 
-    def follow(self, finished: Sequence[tuple[int, Response]]) -> list[Request]:
+    def on_finished(self, finished: Sequence[tuple[int, Response]]) -> list[Request]:
         """Adds finished responses to their chains.
 
         Args:

@@ -65,7 +65,7 @@ def concat_rollouts(rollouts: Sequence[Rollout], *, parallel: bool = False) -> R
     return Rollout([episode for rollout in rollouts for episode in rollout.episodes], counters)
 
 
-def as_rllib_episode(
+def to_rllib_episode(
     prompt_ref: PromptRef,
     episode: ChainEpisode,
     responses: Sequence[Response],

@@ -100,7 +100,7 @@ class Runners:
             A rollout with every query once, in order.
 
         Raises:
-            RewardError, QueryTooLong, …: errors of the queries or the reward, as the runner raised them.
+            RewardError, QueryTooLongError, …: errors of the queries or the reward, as the runner raised them.
             GenerationError: no runner restarted in time, or all runners failed repeatedly.
         """
         if self.local is not None:
@@ -155,7 +155,7 @@ class Runners:
 
     # Weights.
 
-    def send(self, version: int, policy_ids: Sequence[str] | None = None) -> None:
+    def sync_weights(self, version: int, policy_ids: Sequence[str] | None = None) -> None:
         """Sends the learners' current weights to all runners. Runners that restart later get them then.
 
         Args:
@@ -180,12 +180,12 @@ class Runners:
                 loaded = self._call_local("load_weights", "Sending the weights again.", weights=weights, **call)
                 self.check_loaded(policy_id, [loaded])
             else:
-                packed, self.sent_checksums[policy_id] = self.learners.packed(policy_id)
+                packed, self.sent_checksums[policy_id] = self.learners.put_weights(policy_id)
                 calls = {runner: {"weights": packed, **call} for runner in self._filter_healthy(runners)}
                 del packed
                 self.check_loaded(policy_id, self._call("load_weights", calls).values())
 
-    def load_one(self, policy_id: str, weights: Weights) -> None:
+    def load_on_one_runner(self, policy_id: str, weights: Weights) -> None:
         """Sends given weights of a policy to one runner, the same way as the current ones are sent.
 
         Raises:

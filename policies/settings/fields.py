@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cory_env.chain import Observed, role_names
+from cory_env.chain import ObservedResponses, role_names
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator, RewardScope
@@ -102,7 +102,7 @@ class Fields(BaseModel):
     `average_period`)."""
     knowledge_transfer: bool = sampling_setting(True)
     """Show agents the responses of earlier agents."""
-    observed: Observed = sampling_setting("all")
+    observed: ObservedResponses = sampling_setting("all")
     """Earlier responses that the third and later agents see: `all`, the `last`, or the `best` by task reward (rewards
     are then computed position by position)."""
     credit: str = learning_setting("sum")

@@ -23,7 +23,7 @@ _elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
 
 
 @contextmanager
-def run_elsewhere() -> Iterator[None]:
+def without_local_gpu() -> Iterator[None]:
     """Within this context, settings get no GPU of this machine, as the run is submitted to a cluster."""
     token = _elsewhere.set(True)
     try:

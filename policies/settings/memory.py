@@ -18,10 +18,10 @@ from transformers.pytorch_utils import Conv1D
 
 from policies.generation.vllm_generator import BLOCK_TOKENS
 from policies.learning import logits, offloaded_adam
-from policies.learning.sharding import blocks_of
+from policies.learning.sharding import transformer_blocks
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, meta_model
-from policies.models.model_check import ModelError, check_split, head_width, key_value_heads
+from policies.models.model_check import ModelError, check_tensor_parallel, attention_head_dim, num_kv_heads
 from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
@@ -36,7 +36,7 @@ NORM, FROZEN_NORM = 8.0, 4.0
 """Bytes that a norm saves for its backward pass, per token and unit, besides its output."""
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """Sizes of a model."""
 
     parameters: int
@@ -81,7 +81,7 @@ class Memory(NamedTuple):
         return sum(self.parts.values())
 
 
-def shapes(settings: Settings) -> list[Shape]:
+def model_shapes(settings: Settings) -> list[ModelShape]:
     """Returns the sizes of each LLM's model; does not load its weights.
 
     Raises:
@@ -92,10 +92,10 @@ def shapes(settings: Settings) -> list[Shape]:
     return [by_path[path] for path in paths]
 
 
-def _shape(path: str, settings: Settings) -> Shape:
+def _shape(path: str, settings: Settings) -> ModelShape:
     model = meta_model(path, settings.trust_remote_code)
     config = model.config.get_text_config()
-    check_split(config, settings.tensor_parallel_size)
+    check_tensor_parallel(config, settings.tensor_parallel_size)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
     adapter = 0
     if settings.lora is not None:
@@ -104,8 +104,8 @@ def _shape(path: str, settings: Settings) -> Shape:
         adapter = settings.lora.rank * sum(sum(layer.weight.shape) for layer in layers)
     parameters = _count(model)
     tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
-    blocks = [_count(block) for block in blocks_of(model)] if (settings.shards_per_policy or 1) > 1 else [0]
-    return Shape(
+    blocks = [_count(block) for block in transformer_blocks(model)] if (settings.shards_per_policy or 1) > 1 else [0]
+    return ModelShape(
         parameters=parameters,
         block=max(blocks),
         outside=parameters - sum(blocks),
@@ -116,8 +116,8 @@ def _shape(path: str, settings: Settings) -> Shape:
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
         queries=getattr(config, "num_attention_heads", 0),
-        heads=key_value_heads(config),
-        head=2 * config.num_hidden_layers * head_width(config),
+        heads=num_kv_heads(config),
+        head=2 * config.num_hidden_layers * attention_head_dim(config),
     )
 
 
@@ -128,8 +128,8 @@ def _saved_activations(model: PreTrainedModel, config: PreTrainedConfig) -> dict
     attention, an up projection passes through the activation function. But keys and values are saved once, and so are
     residuals, to which each block's two last matrices add their outputs.
     """
-    hidden, layers, width = config.hidden_size, config.num_hidden_layers, head_width(config)
-    queries, keys = width * getattr(config, "num_attention_heads", 0), width * key_value_heads(config)
+    hidden, layers, width = config.hidden_size, config.num_hidden_layers, attention_head_dim(config)
+    queries, keys = width * getattr(config, "num_attention_heads", 0), width * num_kv_heads(config)
     experts_of_token = getattr(config, "num_experts_per_tok", None) or 1
     head = model.get_output_embeddings()
     outputs = experts = norms = 0.0
@@ -154,7 +154,7 @@ def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
+def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
     """Estimates the memory of a process that learns: the driver or a learner.
 
     Args:
@@ -181,7 +181,7 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     parts["gradients"] = 4.0 * max(trained)  # LLMs learn one after another
     parts = {name: part / shards for name, part in parts.items()}
     if settings.offload_optimizer:
-        parts["Adam chunk"] = 8.0 * min(offloaded_adam.AT_ONCE, max(trained) / shards)
+        parts["Adam chunk"] = 8.0 * min(offloaded_adam.CHUNK_WEIGHTS, max(trained) / shards)
     else:
         parts["Adam"] = adam
     if shards > 1:
@@ -201,7 +201,7 @@ def learner(settings: Settings, models: Sequence[Shape]) -> Memory:
     return memory._replace(host=memory.host + copied + (adam if settings.offload_optimizer else 0.0))
 
 
-def _activations(settings: Settings, model: Shape, device: torch.device) -> float:
+def _activations(settings: Settings, model: ModelShape, device: torch.device) -> float:
     """Bytes that the forward pass of the longest micro-batch saves for the backward pass, without logits.
 
     These are the activations of every block; with `gradient_checkpointing`, the inputs of all blocks and the
@@ -227,19 +227,19 @@ def _rows(settings: Settings) -> int:
     return min(rows, max(settings.micro_batch_tokens // (settings.max_prompt_tokens + settings.max_response_tokens), 1))
 
 
-def _logits(settings: Settings, model: Shape, size: int, shards: int) -> float:
+def _logits(settings: Settings, model: ModelShape, size: int, shards: int) -> float:
     """Bytes of logits, their gradient, and the larger of a part of them in fp32 and the gradient of the head's weights.
 
     The latter is added to that of earlier micro-batches.
     """
     rows = _rows(settings)
     count = float(rows * (settings.max_response_tokens + 1) * model.vocabulary)
-    part = 4.0 * min(count, max(logits.AT_ONCE, rows * model.vocabulary))
+    part = 4.0 * min(count, max(logits.CHUNK_LOGITS, rows * model.vocabulary))
     head = 0.0 if settings.lora or shards > 1 else (4.0 + 2.0 * (size == 2)) * model.vocabulary * model.hidden
     return 2.0 * size * count + max(part, head)
 
 
-def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
+def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
     """Estimates the memory of a process that generates, with its reward process.
 
     A reward's own model is unknown here, so it is not counted.
@@ -277,31 +277,31 @@ def runner(settings: Settings, models: Sequence[Shape]) -> Memory:
     return _with_overhead(parts, device, libraries)
 
 
-def least_shards(settings: Settings, gpu_bytes: float) -> int | None:
+def min_shards(settings: Settings, gpu_bytes: float) -> int | None:
     """Returns the smallest `shards_per_policy` with which learners fit on GPUs of this size; None: more than 128."""
-    models = shapes(settings.model_copy(update={"shards_per_policy": 2}))  # includes the sizes of blocks
+    models = model_shapes(settings.model_copy(update={"shards_per_policy": 2}))  # includes the sizes of blocks
     for shards in SHARD_COUNTS:
         update = {
             "shards_per_policy": shards,
             "num_learners": shards * len(settings.policy_ids),
             "gpus_per_learner": 1,
         }
-        if learner(settings.model_copy(update=update), models).total <= gpu_bytes:
+        if estimate_learner(settings.model_copy(update=update), models).total <= gpu_bytes:
             return shards
     return None
 
 
-def least_parts(settings: Settings, gpu_bytes: float) -> int | None:
+def min_tensor_parallel_size(settings: Settings, gpu_bytes: float) -> int | None:
     """Returns the smallest `tensor_parallel_size` with which engines fit on GPUs of this size; None: more than 8."""
     for parts in (1, 2, 4, 8):
         split = settings.model_copy(update={"tensor_parallel_size": parts, "gpus_per_runner": parts})
         with contextlib.suppress(ModelError):  # the number of heads is not divisible
-            if runner(split, shapes(split)).total <= gpu_bytes:
+            if estimate_runner(split, model_shapes(split)).total <= gpu_bytes:
                 return parts
     return None
 
 
-def _base(settings: Settings, model: Shape, device: torch.device) -> float:
+def _base(settings: Settings, model: ModelShape, device: torch.device) -> float:
     if settings.quantization != "none":
         return NF4 * model.parameters
     return float(base_dtype(settings.dtype, device).itemsize * model.parameters)

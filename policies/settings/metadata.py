@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, Field
 
-Category = Literal["task", "policy", "sampling", "learning", "computing", "watching", "writing"]
+Category = Literal["task", "policy", "sampling", "learning", "computing", "monitoring", "output"]
 """What a setting determines.
 
 `task`: queries and rewards. `policy`: the parts of a policy. `sampling`: the distribution of responses. `learning`: how
-policies learn from them. `computing`: placement and speed, which affect rounding at most. `watching`: evaluation,
-health checks and stopping. `writing`: output files.
+policies learn from them. `computing`: placement and speed, which affect rounding at most. `monitoring`: evaluation,
+health checks and stopping. `output`: output files.
 """
 
 
@@ -44,8 +44,8 @@ def _setting(
     **limits: Any,
 ) -> Any:
     """Returns pydantic's `Field` for a setting of a category."""
-    may_resume = category in ("computing", "writing") if resume is None else resume
-    metadata = SettingMetadata(category, may_resume, search and (category != "writing"), clone, content)
+    may_resume = category in ("computing", "output") if resume is None else resume
+    metadata = SettingMetadata(category, may_resume, search and (category != "output"), clone, content)
     return Field(default, json_schema_extra=metadata._asdict(), **limits)
 
 
@@ -54,8 +54,8 @@ policy_setting = partial(_setting, "policy")
 sampling_setting = partial(_setting, "sampling")
 learning_setting = partial(_setting, "learning")
 computing_setting = partial(_setting, "computing")
-monitoring_setting = partial(_setting, "watching")
-output_setting = partial(_setting, "writing")
+monitoring_setting = partial(_setting, "monitoring")
+output_setting = partial(_setting, "output")
 
 
 def settings_metadata(fields: type[BaseModel]) -> dict[str, SettingMetadata]:

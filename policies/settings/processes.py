@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from policies.settings.fields import Fields
 
-OWN = ("CPU", "GPU", "memory", "object_store_memory")
+BUILTIN_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that other settings, or Ray itself, assign."""
 
 
@@ -43,10 +43,10 @@ def named_resources(setting: str, text: str | None) -> dict[str, float]:
             resources[name] = float(amount)
         except ValueError:
             resources[name] = math.nan
-        if not name or name in OWN or not (0 < resources[name] < math.inf):
+        if not name or name in BUILTIN_RESOURCES or not (0 < resources[name] < math.inf):
             raise ValueError(
                 f"{setting}={text}: `{part}` is not a custom resource with an amount. Write name=number, separated by "
-                f"commas, such as sampling=1,fast=0.5; {', '.join(OWN)} have their own settings."
+                f"commas, such as sampling=1,fast=0.5; {', '.join(BUILTIN_RESOURCES)} have their own settings."
             )
     return resources
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 
 from cory_env.chain import Chain, ChainSettings
-from cory_env.chat import ChatFormat
+from cory_env.chat import ChatTemplate
 from cory_env.functions import load_function
 from cory_env.home import expand_home
 from cory_env.pickled import display_name, spec_of
 from cory_env.rewarding.spec import weighted_sum
 from cory_env.tasks import Task, TaskSettings, make_task
-from cory_env.tokenizer import load_tokenizer, same_tokenizer, tokens_holding
+from cory_env.tokenizer import load_tokenizer, same_tokenizer, token_ids_containing
 from policies.learning.hyperparameters import Credit
-from policies.models.model_names import AVERAGE, model_path
+from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.settings.conflicts import reject_conflicts
 from policies.settings.error import SettingsError
 from policies.settings.fields import Fields
@@ -45,7 +45,7 @@ class Settings(Fields):
         Returns:
             Metric name → value; an unknown value is NaN, or None if `report` was read from a file.
         """
-        keys = {"bare": ("evaluation", "mean"), "chain": ("last_response",), "mean": ("evaluation", AVERAGE)}
+        keys = {"bare": ("evaluation", "mean"), "chain": ("last_response",), "mean": ("evaluation", AVERAGE_POLICY)}
         metrics = report
         for key in keys[self.select_by]:
             metrics = metrics[key]
@@ -135,7 +135,7 @@ class Settings(Fields):
             by_model[name] = next((t for t in by_model.values() if same_tokenizer(tokenizer, t, self.chat)), tokenizer)
         return {policy_id: by_model[name] for policy_id, name in self.models.items()}
 
-    def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatFormat]:
+    def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatTemplate]:
         """Policy id → its tokenizer's chat template, checked; empty without `chat`.
 
         Raises:
@@ -143,7 +143,7 @@ class Settings(Fields):
         """
         if not self.chat:
             return {}
-        formats = {id(t): ChatFormat(t, self.system_prompt, self.chat_date) for t in tokenizers.values()}
+        formats = {id(t): ChatTemplate(t, self.system_prompt, self.chat_date) for t in tokenizers.values()}
         return {policy_id: formats[id(tokenizer)] for policy_id, tokenizer in tokenizers.items()}
 
     def with_chat_date(self) -> Self:
@@ -155,8 +155,8 @@ class Settings(Fields):
         if not self.chat or self.chat_date is not None:
             return self
         formats = self.chat_formats(self.make_tokenizers()).values()
-        asks_date = any(chat_format.asks_date for chat_format in formats)
-        return self.model_copy(update={"chat_date": date.today().isoformat()}) if asks_date else self
+        uses_date = any(chat_format.uses_date for chat_format in formats)
+        return self.model_copy(update={"chat_date": date.today().isoformat()}) if uses_date else self
 
     def make_chain(self, task: Task, tokenizers: Tokenizers, policy_ids: Sequence[str] | None = None) -> Chain:
         """Creates the chain.
@@ -179,7 +179,7 @@ class Settings(Fields):
         chains = {id(tokenizers[policy_id]): make_reader(policy_id) for policy_id in reversed(policy_ids)}
         chain = chains[id(tokenizers[policy_ids[0]])]
         return (
-            chain.with_readers([chains[id(tokenizers[policy_id])] for policy_id in policy_ids])
+            chain.with_position_chains([chains[id(tokenizers[policy_id])] for policy_id in policy_ids])
             if len(chains) > 1
             else chain
         )
@@ -251,7 +251,7 @@ class Settings(Fields):
 
         paths = self._sharing(tokenizers, policy_id)
         ids = list(dict.fromkeys(token for path in paths for token in stop_token_ids(path, self.trust_remote_code)))
-        return ids if self.stop is None else [*ids, *tokens_holding(tokenizers[policy_id], self.stop)]
+        return ids if self.stop is None else [*ids, *token_ids_containing(tokenizers[policy_id], self.stop)]
 
     def _sharing(self, tokenizers: Tokenizers, policy_id: str) -> list[str]:
         """The paths of all models that share an LLM's tokenizer."""
@@ -378,6 +378,6 @@ BY_CONTENT = tuple(name for name, metadata in METADATA.items() if metadata.conte
 """Settings that may name other files with the same content when a run resumes."""
 
 
-def settings_in(*categories: Category) -> frozenset[str]:
+def settings_in_categories(*categories: Category) -> frozenset[str]:
     """Returns the names of the settings in any of these categories."""
     return frozenset(name for name, metadata in METADATA.items() if metadata.category in categories)

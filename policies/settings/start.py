@@ -16,7 +16,7 @@ ARCHITECTURE_SETTINGS = ("model", "weights", "lora_rank", "lora_alpha", "lora_ta
 """Settings that determine the architecture of a policy."""
 
 
-def find_start(settings: Settings) -> Path | None:
+def find_start_checkpoint(settings: Settings) -> Path | None:
     """Returns the checkpoint that `start_from` names.
 
     Args:
@@ -44,11 +44,11 @@ def find_start(settings: Settings) -> Path | None:
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():
-        reject_other_policies(settings, make_settings(read_file(config)))
+        reject_incompatible_policies(settings, make_settings(read_file(config)))
     return checkpoint
 
 
-def reject_other_policies(settings: Settings, source: Settings) -> None:
+def reject_incompatible_policies(settings: Settings, source: Settings) -> None:
     """Rejects a `start_from` whose policies have another architecture.
 
     Args:

@@ -31,7 +31,7 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         """Writes unprintable characters, such as line breaks, as escapes in double quotes."""
-        style = '"' if not text.isprintable() else None if scalar(text) == text else "'"
+        style = '"' if not text.isprintable() else None if parse_scalar(text) == text else "'"
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -65,7 +65,7 @@ def read_yaml(text: str, source: str) -> Any:
         raise SettingsError(f"{source} is not valid YAML: {' '.join(reason.split())}.") from error
 
 
-def scalar(text: str, lists: bool = False) -> Value:
+def parse_scalar(text: str, lists: bool = False) -> Value:
     """Parses a YAML scalar: a number, true, false, null or quoted text; returns anything else as text.
 
     Args:
@@ -94,7 +94,7 @@ def to_cli(value: Value) -> str:
         return to_yaml(value)
     if not isinstance(value, str):
         return json.dumps(value)
-    plain = scalar(value, lists=True) == value.strip() and value.isprintable() and not value.startswith(QUOTES)
+    plain = parse_scalar(value, lists=True) == value.strip() and value.isprintable() and not value.startswith(QUOTES)
     return value if plain else to_yaml(value)
 
 

@@ -108,6 +108,6 @@ def test_the_estimate_is_within_15_percent_of_what_an_h200_held(
     config_of(case.size).save_pretrained(tmp_path)
     options = argparse.Namespace(rows=64, prompt=256, response=512, micro_batch_size=micro_batch_size)
     settings = gpu.settings(case, options, str(tmp_path), "cuda")
-    parts = memory.learner(settings, memory.shapes(settings)).parts
+    parts = memory.estimate_learner(settings, memory.model_shapes(settings)).parts
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
     assert gigabytes * 1e9 == pytest.approx(planned, rel=0.15)

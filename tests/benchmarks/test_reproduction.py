@@ -14,7 +14,7 @@ from launch.display.statistics import Estimate
 from launch.experiments.measures import metrics_of
 from launch.experiments.results import StudyRun
 from launch.run_folder.records import Update
-from tests.launch.results_of_studies import figures, keep, study_run
+from tests.launch.results_of_studies import figures, write_runs, study_run
 
 
 def volatility(run: StudyRun) -> float:
@@ -250,7 +250,7 @@ def test_claims_are_those_that_are_asked_of_the_studies_at_hand(
 
 def test_verdicts_are_written_to_a_file(tmp_path: Path) -> None:
     for run in [*arm("cory", 2.0, 3.0), *arm("ppo", 2.0, 8.0, agents=1)]:
-        keep(tmp_path, run)
+        write_runs(tmp_path, run)
     file = tmp_path / "claims.json"
     main([str(tmp_path), "--out", str(file)])
     judged = json.loads(file.read_text(encoding="utf-8"))

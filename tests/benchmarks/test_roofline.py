@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.roofline import LOST, Machine, spent, uneven
-from policies.settings.memory import shapes
+from policies.settings.memory import model_shapes
 from policies.settings.settings import Settings, make_settings
 
 
@@ -18,7 +18,7 @@ def settings(**values: Any) -> Settings:
 
 def test_the_parts_are_all_of_an_update_and_each_setting_moves_the_part_that_it_is_about() -> None:
     s = settings()
-    (model, _) = shapes(s)
+    (model, _) = model_shapes(s)
     plain = spent(s, model, Machine(), 1)
     assert tuple(plain) == LOST and sum(plain.values()) == pytest.approx(1)
     assert all(-1e-9 <= share < 1 for share in plain.values()) and plain["twice"] == 0 < plain["waiting"]

@@ -17,9 +17,9 @@ SINGLE, MESH = ("num_learners=1",), ("num_policies=1", "shards_per_policy=2", "n
     ("learners", "stop_signal", "message"),
     [
         (SINGLE, signal.SIGKILL, "A learner's process died."),
-        (SINGLE, signal.SIGSTOP, "1 of 1 learners gave no answer in 30 s."),
+        (SINGLE, signal.SIGSTOP, "1 of 1 learners timed out after 30 s."),
         (MESH, signal.SIGKILL, "A learner's process died."),
-        (MESH, signal.SIGSTOP, "learners gave no answer in 30 s."),
+        (MESH, signal.SIGSTOP, "learners timed out after 30 s."),
     ],
 )
 def test_losing_a_learner_loses_no_update(

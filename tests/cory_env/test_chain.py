@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain, NoEmbeddingError, Observed, QueryTooLong, role_names
+from cory_env.chain import Chain, NoEmbeddingError, ObservedResponses, QueryTooLongError, role_names
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -132,7 +132,7 @@ def test_observed_best_shows_only_the_best_response(rewards: list[float | None],
 
 
 @pytest.mark.parametrize("observed", ["all", "last", "best"])
-def test_observed_makes_no_difference_with_two_agents_or_without_transfer(observed: Observed) -> None:
+def test_observed_makes_no_difference_with_two_agents_or_without_transfer(observed: ObservedResponses) -> None:
     episode = ChainEpisode(chain(2, observed=observed), QUERIES[0])
     episode.respond(response(" good"))
     assert reference_text(episode) == " good" and not episode.awaits_rewards
@@ -145,7 +145,7 @@ def test_observed_makes_no_difference_with_two_agents_or_without_transfer(observ
 def test_observing_one_response_avoids_truncation_of_references() -> None:
     words = " one two three four five"
     num_truncated = {}
-    for observed in get_args(Observed):
+    for observed in get_args(ObservedResponses):
         episode = ChainEpisode(chain(8, observed=observed, max_prompt_tokens=48), QUERIES[0])
         while episode.role is not None:
             if episode.awaits_rewards:
@@ -237,7 +237,7 @@ def test_agents_with_different_tokenizers_exchange_text() -> None:
     byte_tokenizer = ByT5Tokenizer()
     settings = {"num_agents": 3, "observed": "best", "max_prompt_tokens": 90}
     word_chain, byte_chain = chain(**settings), Chain(chain().task, byte_tokenizer, **settings)  # type: ignore[arg-type]
-    mixed = word_chain.with_readers([word_chain, byte_chain, word_chain])
+    mixed = word_chain.with_position_chains([word_chain, byte_chain, word_chain])
     assert mixed.vocab_size == max(word_chain.vocab_size, byte_chain.vocab_size)
     episode = ChainEpisode(mixed, QUERIES[0])
     assert episode.prompt_ids() == tokens_of("This movie was")
@@ -272,11 +272,11 @@ def test_a_response_without_remaining_tokens_is_left_out() -> None:
 
 
 def test_a_too_long_query_is_reported_with_the_setting_to_change() -> None:
-    with pytest.raises(QueryTooLong, match=r"Query 0 of task reviews .* max_prompt_tokens is 2") as error:
+    with pytest.raises(QueryTooLongError, match=r"Query 0 of task reviews .* max_prompt_tokens is 2") as error:
         ChainEpisode(chain(max_prompt_tokens=2), QUERIES[0]).prompt_ids()
     assert "Raise max_prompt_tokens to at least" in str(error.value)
     episode = ChainEpisode(chain(max_prompt_tokens=8), QUERIES[0])
-    with pytest.raises(QueryTooLong, match="without any reference"):
+    with pytest.raises(QueryTooLongError, match="without any reference"):
         episode.respond(response(" great"))
         episode.prompt_ids()
 
@@ -364,17 +364,17 @@ def test_a_response_with_a_special_token_beyond_the_embeddings_becomes_its_chara
     episode.respond(response(" so <go> on"))  # the plain tokenizer's tokens
     assert max(episode.prompt_ids()) < 4096
     assert tokens.decode(episode.prompt_ids()) == tokenizer().decode(
-        chain().encode_later([(QUERIES[0], [" so <go> on"])])[0]
+        chain().encode_observer_prompts([(QUERIES[0], [" so <go> on"])])[0]
     )
 
 
 def test_words_beyond_the_embeddings_are_split_in_responses_and_rejected_in_queries() -> None:
     tokens = tokenizer_with_added("zork", "~")
     small_chain = Chain(chain().task, tokens, vocab_size=4096)
-    (prompt,) = small_chain.encode_later([(QUERIES[0], [" so zork ~ on"])])
+    (prompt,) = small_chain.encode_observer_prompts([(QUERIES[0], [" so zork ~ on"])])
     assert max(prompt) < 4096 and "zork" in tokens.decode(prompt).replace(" ", "")
     with pytest.raises(NoEmbeddingError, match="query 7 of task reviews contains the token 'zork'"):
-        small_chain.encode_later([(Query(7, "a zork b"), [" good"])])
+        small_chain.encode_observer_prompts([(Query(7, "a zork b"), [" good"])])
 
 
 def test_the_vocabulary_size_follows_the_largest_id_and_excludes_end_tokens_beyond_it() -> None:

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cory_env import cory_v0
 from cory_env.chain import Chain
-from cory_env.chat import ChatError, ChatFormat
+from cory_env.chat import ChatError, ChatTemplate
 from cory_env.tasks import DataError, Message, Query, Task
 from cory_env.tasks.rows import read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -90,12 +90,12 @@ def test_common_templates_are_accepted_and_their_turn_ends_end_a_response(
     ends = dict.fromkeys(["<|endoftext|>", *([end] if end else [])])
     assert [loaded.decode(token) for token in chain.stop_token_ids] == list(ends)
     talk = (Message(role="user", content="Hi"), Message(role="assistant", content="Ho"))
-    assert loaded.decode(chain.encode_first([Query(0, "Why?", history=talk)])[0]).count("Why?") == 1
+    assert loaded.decode(chain.encode_pioneer_prompts([Query(0, "Why?", history=talk)])[0]).count("Why?") == 1
     if system:
-        ChatFormat(loaded, system_prompt="Be kind.")
+        ChatTemplate(loaded, system_prompt="Be kind.")
     else:
         with pytest.raises(ChatError, match=r"system"):
-            ChatFormat(loaded, system_prompt="Be kind.")
+            ChatTemplate(loaded, system_prompt="Be kind.")
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_a_conversation_with_a_dropped_message_is_rejected(role: str) -> None:
     (problem,) = report.problems
     assert f"drops the message of the role {role} in a conversation of the roles {role}, user" in problem
     chain = Chain(task, tokenizer(CHATML), chat=True)  # which supports any role
-    assert "Only in French." in chain.tokenizer.decode(chain.encode_first(task.train)[0])
+    assert "Only in French." in chain.tokenizer.decode(chain.encode_pioneer_prompts(task.train)[0])
 
 
 def test_an_invalid_role_is_rejected() -> None:
     history = (Message(role="system<|im_end|>", content="Obey."),)
     with pytest.raises(ChatError, match=r"a message with the invalid role 'system<\|im_end\|>'"):
-        Chain(reviews(), tokenizer(CHATML), chat=True).encode_first([Query(0, "Hi", history=history)])
+        Chain(reviews(), tokenizer(CHATML), chat=True).encode_pioneer_prompts([Query(0, "Hi", history=history)])
 
 
 @pytest.mark.parametrize("content", ['""', "null", '"Let me see."'])
@@ -174,15 +174,15 @@ def test_a_wrong_number_of_bos_tokens_is_a_warning() -> None:
 
 
 def test_chat_date_replaces_today_s_date_in_templates() -> None:
-    today, fixed = ChatFormat(tokenizer(DATED)), ChatFormat(tokenizer(DATED), chat_date="2024-07-26")
-    assert today.asks_date and not ChatFormat(tokenizer(CHATML)).asks_date
+    today, fixed = ChatTemplate(tokenizer(DATED)), ChatTemplate(tokenizer(DATED), chat_date="2024-07-26")
+    assert today.uses_date and not ChatTemplate(tokenizer(CHATML)).uses_date
     assert today.render("Hi").startswith(f"Today is {date.today():%d %b %Y}.")
     assert fixed.render("Hi").startswith("Today is 26 Jul 2024.")
     llama = (
         "{% if date_string is not defined %}{% set date_string = '1 Jan 2020' %}{% endif %}{{ date_string }}" + CHATML
     )
-    assert ChatFormat(tokenizer(llama)).render("Hi").startswith("1 Jan 2020")  # the template's default date
-    assert ChatFormat(tokenizer(llama), chat_date="2024-07-26").render("Hi").startswith("26 Jul 2024")
+    assert ChatTemplate(tokenizer(llama)).render("Hi").startswith("1 Jan 2020")  # the template's default date
+    assert ChatTemplate(tokenizer(llama), chat_date="2024-07-26").render("Hi").startswith("26 Jul 2024")
     env = cory_v0.env(reviews(), tokenizer=tokenizer(DATED), chat=True, chat_date="2024-07-26")
     env.reset(seed=0)
     observation = env.observe("pioneer")

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from cory_env.tasks import DataError, Query, make_task
 from cory_env.tasks.rows import read_queries, truncate_queries
-from cory_env.validate import Report, check_columns
+from cory_env.validate import ValidationReport, check_columns
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
 
 USER = {"role": "user", "content": "Name a fruit."}
@@ -130,7 +130,7 @@ def test_missing_values_are_none_in_all_formats(tmp_path: Path, extension: str) 
         DataError, match=r"(row 2|line [23]) has no value in column 'unit', which the prompts .*Fill it in"
     ):
         make_task("custom", data=path, reward=LENGTH, prompt="{query} {unit}")
-    report = Report("custom")
+    report = ValidationReport("custom")
     check_columns(make_task("custom", data=path, reward=LENGTH), ["unit"], report)
     assert "1 of 1 queries of test have no value in the column 'unit', which the reward" in report.problems[0]
 

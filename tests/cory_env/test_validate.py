@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from cory_env.chain import Observed
+from cory_env.chain import ObservedResponses
 from cory_env.tasks import Query, Task
-from cory_env.validate import Report, check_lengths, validate
+from cory_env.validate import ValidationReport, check_lengths, validate
 from tests.cory_env.sample_tasks import QUERIES, chain, reviews, tokenizer, tokens_of
 
 
@@ -70,8 +70,8 @@ def test_gold_answers_longer_than_a_response_are_a_warning() -> None:
     )
 
 
-def report_lengths(num_agents: int, observed: Observed, max_prompt_tokens: int) -> Report:
-    report = Report("reviews")
+def report_lengths(num_agents: int, observed: ObservedResponses, max_prompt_tokens: int) -> ValidationReport:
+    report = ValidationReport("reviews")
     check_lengths(
         chain(num_agents, observed=observed, max_prompt_tokens=max_prompt_tokens, max_response_tokens=15), report
     )
@@ -79,7 +79,7 @@ def report_lengths(num_agents: int, observed: Observed, max_prompt_tokens: int) 
 
 
 @pytest.mark.parametrize(("num_agents", "observed"), [(2, "all"), (4, "all"), (4, "best")])
-def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(num_agents: int, observed: Observed) -> None:
+def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(num_agents: int, observed: ObservedResponses) -> None:
     needed = report_lengths(num_agents, observed, 1000).max_prompt_tokens
     assert report_lengths(num_agents, observed, needed).warnings == []
     assert report_lengths(num_agents, observed, needed - 1).warnings != []
@@ -129,7 +129,7 @@ def test_empty_splits_empty_queries_wrong_numbers_and_shared_queries_are_reporte
 
 
 def test_every_query_requires_a_value_in_the_reward_s_required_columns() -> None:
-    def report_on(*answers: str | None, reward: str = "with_column") -> Report:
+    def report_on(*answers: str | None, reward: str = "with_column") -> ValidationReport:
         train = [
             Query(i, f"{i} + 1 =", {} if answer is None else {"answer": answer}) for i, answer in enumerate(answers)
         ]

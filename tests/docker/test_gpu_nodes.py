@@ -16,7 +16,7 @@ from launch.cluster.placement import Node, pack
 from launch.commands.plan import estimate
 from launch.console.cli import parsed
 from launch.console.configuration import resolve
-from policies.settings.memory import shapes
+from policies.settings.memory import model_shapes
 from policies.settings.processes import processes
 from tests.docker.conftest import CHECKOUT, manifests
 from tests.docker.test_kubernetes import check_ray, pods
@@ -27,7 +27,7 @@ SIZES = {"gsm8k-qwen7b": "7B", "gsm8k-qwen14b": "14B"}
 def finds_room(preset: str, nodes: list[Node], folder: Path) -> bool:
     MODELS[SIZES[preset]].save_pretrained(folder)
     settings = resolve(preset, [], [f"model={folder}", "dtype=bf16"])
-    return not pack(processes(settings), nodes, estimate(settings, shapes(settings)))[1]
+    return not pack(processes(settings), nodes, estimate(settings, model_shapes(settings)))[1]
 
 
 def gpus(name: str, cpus: int, memory: float, count: int = 8) -> Node:

@@ -26,11 +26,11 @@ def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypa
     (tmp_path / "prompts.jsonl").write_text(code_block("json") * 10)
     settings = split_words(["mine.yaml"]).settings()
     assert settings.responses == 64 == settings.minibatch_size and settings.advantage == "grpo"
-    task, _ = preflight.check(settings)
+    task, _ = preflight.check_run_settings(settings)
     assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 2
     (arguments,) = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
     pair = split_words(["mine.yaml", *(word.strip("'") for word in arguments.split(" ", 1))]).settings()
-    assert preflight.check(pair)[0].observer_template.startswith("{query} (another one said")
+    assert preflight.check_run_settings(pair)[0].observer_template.startswith("{query} (another one said")
     assert main(["validate", "mine.yaml"]) == 0
 
 

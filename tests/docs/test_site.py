@@ -17,7 +17,7 @@ import reference
 
 from launch.console.cli import COMMANDS, command, parsed
 from launch.console.configuration import split_words
-from launch.experiments.study import load, studies
+from launch.experiments.study import load_study, bundled_studies
 from policies.settings.files import presets
 from policies.settings.settings import Settings
 
@@ -124,7 +124,7 @@ def test_the_search_index_has_settings_and_words_of_pages(site: dict[Path, PageL
 def test_every_command_of_the_results_page_is_valid() -> None:
     commands = COMMAND.findall((DOCS / "results.md").read_text(encoding="utf-8"))
     assert len(commands) > 40
-    arms = {name: load(name).arms.keys() for name in studies()}
+    arms = {name: load_study(name).arms.keys() for name in bundled_studies()}
     for program, name, *arguments in map(shlex.split, commands):
         if program == "cory" and "…" not in arguments:
             options = parsed(name, arguments)

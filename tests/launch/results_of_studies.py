@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.console.configuration import read_preset
-from launch.experiments.results import Cost, FinalFigures, Status, StudyRun, result_file, write
+from launch.experiments.results import Cost, FinalFigures, Status, StudyRun, result_file, write_result
 from policies.settings.settings import make_settings
 
 HARDWARE: Any = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "bf16": True, "gpu": None}
@@ -84,6 +84,6 @@ def study_run(
     )
 
 
-def keep(folder: Path, *runs: StudyRun) -> None:
+def write_runs(folder: Path, *runs: StudyRun) -> None:
     for run in runs:
-        write(result_file(folder, run.arm, run.seed), run)
+        write_result(result_file(folder, run.arm, run.seed), run)

@@ -9,8 +9,8 @@ import pytest
 from launch.commands.report import report
 from launch.commands.train import _merge_resumable
 from launch.console.errors import CommandError
-from launch.evaluation.evaluation import Plan
-from launch.experiments.search import Search, check_same
+from launch.evaluation.evaluation import EvaluationPlan
+from launch.experiments.search import Search, check_same_search
 from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
 from launch.models.model_card import model_card
@@ -72,13 +72,13 @@ def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Pa
     )
     stored.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"contains a search with reward=\['near', 'a:b'\]\. Use these"):
-        check_same(tmp_path, requested)
+        check_same_search(tmp_path, requested)
 
 
 def test_an_evaluation_records_the_function_s_name_and_a_checksum_of_its_code() -> None:
     def identity(config: Settings) -> dict[str, object]:
         task = config.make_task()
-        return Plan(config, task, sources_of(config, task, config.make_tokenizers()), "test", 1, 1, None).identity()
+        return EvaluationPlan(config, task, sources_of(config, task, config.make_tokenizers()), "test", 1, 1, None).identity()
 
     first, other = identity(settings(4)), identity(settings(5))
     assert "pickled" not in json.dumps(first) and first["functions"] != other["functions"]

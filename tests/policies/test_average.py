@@ -43,11 +43,11 @@ def test_averaging_makes_policies_equal_in_learner_and_engine_and_keeps_adams_mo
         distances.append(max_weight_difference(algorithm))
     assert averaged == [False, True, False, True]
     assert [distance == 0.0 for distance in distances] == averaged
-    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.own
+    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.trainable
     for policy_id in ("llm_1", "llm_2"):
         loaded = {name: parameter.numpy() for name, parameter in engine_parameters[policy_id].items()}
         assert checksum(loaded) == checksum(algorithm.weights(policy_id))
-    one, two = algorithm.learners.ask(
+    one, two = algorithm.learners.call_first(
         lambda learner: [
             [state["exp_avg"] for state in policy.optimizer.state.values()] for policy in learner.policies.values()
         ]
@@ -93,7 +93,7 @@ def test_policies_with_equal_weights_are_evaluated_once(make_cory: MakeCory) -> 
     algorithm.runners.generate = record  # type: ignore[method-assign]
     for expected in (["llm_1"], ["llm_1", "llm_2"], ["llm_1"]):  # at the start, after update 1, and after averaging
         pioneers.clear()
-        evaluation = evaluator.held_out()["evaluation"]
+        evaluation = evaluator.evaluate()["evaluation"]
         assert pioneers == expected
         for policy_id in ("llm_1", "llm_2"):
             prompt_refs = [PromptRef(query) for query in range(algorithm.settings.eval_queries)]
@@ -104,22 +104,22 @@ def test_policies_with_equal_weights_are_evaluated_once(make_cory: MakeCory) -> 
 
 def test_evaluating_the_average_restores_the_first_policys_weights(make_either: MakeCory) -> None:
     algorithm = make_either(eval_average=True, lr=1e-3, eval_every=9)
-    start = algorithm.evaluator.held_out()["evaluation"]
+    start = algorithm.evaluator.evaluate()["evaluation"]
     assert start["llm_mean"] == start["llm_1"] == start["llm_2"]  # nothing is trained yet
     for _ in range(2):
         report = algorithm.train()["cory"]
     assert report["averaged"] is False
     before, weights = learner_state(algorithm), algorithm.weights("llm_1")
-    evaluation = algorithm.evaluator.held_out()["evaluation"]
+    evaluation = algorithm.evaluator.evaluate()["evaluation"]
     assert list(evaluation) == ["llm_1", "llm_2", "llm_mean", "mean"]
     assert evaluation["mean"]["kl"] == pytest.approx((evaluation["llm_1"]["kl"] + evaluation["llm_2"]["kl"]) / 2)
     assert_same_learner(before, learner_state(algorithm))
-    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.own["llm_1"]
+    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.trainable["llm_1"]
     assert checksum({name: parameter.numpy() for name, parameter in engine_parameters.items()}) == checksum(weights)
-    assert algorithm.evaluator.held_out()["evaluation"] == evaluation
+    assert algorithm.evaluator.evaluate()["evaluation"] == evaluation
     algorithm.learners.average(1.0)
-    algorithm.runners.send(algorithm.updates)
-    assert algorithm.evaluator.held_out()["evaluation"]["llm_2"] == evaluation["llm_mean"] != evaluation["llm_2"]
+    algorithm.runners.sync_weights(algorithm.updates)
+    assert algorithm.evaluator.evaluate()["evaluation"]["llm_2"] == evaluation["llm_mean"] != evaluation["llm_2"]
 
 
 def test_a_failed_evaluation_of_the_average_restores_all_weights(make_cory: MakeCory) -> None:
@@ -131,7 +131,7 @@ def test_a_failed_evaluation_of_the_average_restores_all_weights(make_cory: Make
         assert max_weight_difference(algorithm) > 0
         raise RuntimeError("stopped")
     assert_same_learner(before, learner_state(algorithm))
-    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.own["llm_1"]
+    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.trainable["llm_1"]
     loaded = {name: parameter.numpy() for name, parameter in engine_parameters.items()}
     assert checksum(loaded) == checksum(algorithm.weights("llm_1"))
 
@@ -145,5 +145,5 @@ def test_vllm_evaluates_the_average_and_then_uses_the_policys_own_weights(make_e
         report = algorithm.train()["cory"]
     evaluation = report["evaluation"]
     assert report["logprob_diff_max"] < 1e-3
-    assert algorithm.evaluator.held_out()["evaluation"] == evaluation and evaluation["llm_mean"] != evaluation["llm_1"]
+    assert algorithm.evaluator.evaluate()["evaluation"] == evaluation and evaluation["llm_mean"] != evaluation["llm_1"]
     assert algorithm.train()["cory"]["logprob_diff_max"] < 1e-3

@@ -19,7 +19,7 @@ from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, CoryConfig, WeightSyncError
 from policies.generation.generator import LoadedWeights
 from policies.learning.credit import CreditError
-from policies.metric_docs import METRICS, PHASES
+from policies.metric_docs import METRIC_DOCS, PHASE_DOCS
 from policies.models.weights import checksum
 from policies.report import Report
 from policies.rollout.prompt_sampling import PromptRef, sample_prompts
@@ -115,10 +115,10 @@ def test_all_reported_metrics_are_documented(make_cory: MakeCory) -> None:
     for settings in ({}, {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4}):
         report = make_cory(eval_every=1, **settings).train()["cory"]
         assert report.keys() == Report.__annotations__.keys()
-        assert report["seconds"].keys() == PHASES.keys()
+        assert report["seconds"].keys() == PHASE_DOCS.keys()
         all_metrics = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
         for metrics in (*all_metrics, report["last_response"]):
-            assert metrics.keys() <= METRICS.keys()
+            assert metrics.keys() <= METRIC_DOCS.keys()
 
 
 def test_resuming_is_exact(make_either: MakeCory, tmp_path: Path) -> None:
@@ -161,11 +161,11 @@ def test_load_policies_restores_weights_without_optimizers(make_either: MakeCory
         trained.train()
     trained.save_to_path(tmp_path / "checkpoint")
     fresh = make_either()
-    base = fresh.evaluator.held_out()["evaluation"]
+    base = fresh.evaluator.evaluate()["evaluation"]
     fresh.load_policies(tmp_path / "checkpoint", 2)
     for policy_id in ("llm_1", "llm_2"):
         assert checksum(fresh.weights(policy_id)) == checksum(trained.weights(policy_id))
-    assert fresh.evaluator.held_out()["evaluation"] == trained.evaluator.held_out()["evaluation"] != base
+    assert fresh.evaluator.evaluate()["evaluation"] == trained.evaluator.evaluate()["evaluation"] != base
     assert not any("exp_avg" in name for name in flatten(learner_state(fresh)["optimizer"]))
     assert fresh.mapping.as_dict() == {
         "pioneer": "llm_1",
@@ -205,7 +205,7 @@ def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) 
 def test_an_engine_with_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:
     algorithm = make_cory()
     runners = algorithm.runners
-    runners.send(4)
+    runners.sync_weights(4)
     with pytest.raises(WeightSyncError, match="llm_1: version 4"):
         runners.check_loaded("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
     with pytest.raises(WeightSyncError, match="llm_2: version 4"):
@@ -240,7 +240,7 @@ def test_every_query_is_sampled_once_per_epoch(make_cory: MakeCory, tmp_path: Pa
 
 def test_policies_start_from_the_same_model_with_zero_kl(make_either: MakeCory) -> None:
     algorithm = make_either()
-    held_out = algorithm.evaluator.held_out()["evaluation"]
+    held_out = algorithm.evaluator.evaluate()["evaluation"]
     assert held_out["llm_1"] == held_out["llm_2"]
     assert held_out["mean"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert checksum(algorithm.weights("llm_1")) == checksum(algorithm.weights("llm_2"))
@@ -256,7 +256,7 @@ def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
 
 
 def test_an_invalid_credit_scheme_is_rejected_before_anything_starts(make_cory: MakeCory) -> None:
-    with pytest.raises(CreditError, match=r"The credit torch:flatten returned \(4,\) for task rewards of \(2, 2\)"):
+    with pytest.raises(CreditError, match=r"torch:flatten returned shape \(4,\) for task rewards of shape \(2, 2\)"):
         make_cory(credit="torch:flatten")
 
 

@@ -33,7 +33,7 @@ def test_a_run_with_vllm_passes_the_weight_sync_check_and_agrees_with_the_learne
     make_cory: MakeCory, settings: dict[str, Any]
 ) -> None:
     algorithm = make_cory(**settings, backend="vllm", check_weight_sync=True, exchange_period=1, lr=1e-3)
-    for probe in algorithm.sync_check.probes.values():
+    for probe in algorithm.sync_check.initial_diffs.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports = [algorithm.train()["cory"] for _ in range(3)]
     for report in reports:
@@ -51,7 +51,7 @@ def test_vllm_and_transformers_sample_from_the_same_policy(make_cory: MakeCory) 
     metrics = {}
     for backend, runners in (("vllm", 1), ("transformers", 0)):
         algorithm = make_cory(backend=backend, num_runners=runners, eval_queries=128)
-        metrics[backend] = algorithm.evaluator.held_out()["evaluation"]["llm_1"]
+        metrics[backend] = algorithm.evaluator.evaluate()["evaluation"]["llm_1"]
     for name in ("task_reward", "response_length"):
         assert metrics["vllm"][name] == pytest.approx(metrics["transformers"][name], abs=0.5)
 

@@ -43,7 +43,7 @@ def test_the_task_reward_rises(make_cory: MakeCory, estimator: str, agents: int)
         eval_every=5,
         eval_queries=32,
     )
-    before = algorithm.evaluator.held_out()["evaluation"]["mean"]
+    before = algorithm.evaluator.evaluate()["evaluation"]["mean"]
     for _ in range(5):
         report = algorithm.train()["cory"]
     after = report["evaluation"]["mean"]

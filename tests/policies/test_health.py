@@ -12,7 +12,7 @@ import torch
 from transformers import PhiConfig, PhiForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
-from policies.health import Health, effect_size, signs_of_collapse
+from policies.health import Health, effect_size, collapse_signs
 from policies.settings.settings import make_settings
 from tests.policies.conftest import MakeCory
 
@@ -130,8 +130,8 @@ def test_an_end_of_sequence_rate_may_fall_within_three_standard_errors(
     """With a true rate of 2 %, 6 % of 128 responses can end by chance: three standard errors are 0.063."""
     settings = make_settings({})
     figures = {"repetition": 0.0, "eos_rate": current, "kl": 0.0, "response_length": 12.0}
-    assert bool(list(signs_of_collapse(settings, "llm_1", figures, first, responses=128))) == has_sign
-    assert not list(signs_of_collapse(settings, "llm_1", figures, first, responses=8))
+    assert bool(list(collapse_signs(settings, "llm_1", figures, first, responses=128))) == has_sign
+    assert not list(collapse_signs(settings, "llm_1", figures, first, responses=8))
 
 
 def test_an_observer_without_knowledge_transfer_is_not_dragged_down() -> None:

@@ -26,7 +26,7 @@ def test_the_combined_reward_of_both_policies_rises(make_cory: MakeCory, weights
         eval_every=UPDATES,
         eval_queries=64,
     )
-    before = algorithm.evaluator.held_out()["evaluation"]
+    before = algorithm.evaluator.evaluate()["evaluation"]
     for _ in range(UPDATES):
         report = algorithm.train()["cory"]
     for policy_id in algorithm.settings.policy_ids:

@@ -46,7 +46,7 @@ class RunResult(NamedTuple):
     """By update."""
     metrics: list[dict[str, dict[str, float]]]
     """By update."""
-    held_out: dict[str, dict[str, float]]
+    evaluate: dict[str, dict[str, float]]
     weights: Weights
     policy_ids: list[list[str]]
     """By learner."""
@@ -61,9 +61,9 @@ def run_updates(algorithm: Cory, updates: int) -> RunResult:
     return RunResult(
         [[[turn["text"] for turn in sample["responses"]] for sample in report["samples"]] for report in reports],
         [report["policy"] for report in reports],
-        algorithm.evaluator.held_out()["evaluation"],
+        algorithm.evaluator.evaluate()["evaluation"],
         weights_of(algorithm),
-        algorithm.learners.ask_all(lambda learner: list(learner.policies)),
+        algorithm.learners.call_all(lambda learner: list(learner.policies)),
     )
 
 
@@ -92,8 +92,8 @@ def assert_close(one: RunResult, other: RunResult) -> None:
     for metrics, expected in zip(one.metrics, other.metrics, strict=True):
         for policy_id, values in expected.items():
             assert metrics[policy_id] == pytest.approx(values, rel=1e-3, abs=1e-5)
-    for policy_id, values in other.held_out.items():
-        assert one.held_out[policy_id] == pytest.approx(values, rel=1e-3, abs=1e-5)
+    for policy_id, values in other.evaluate.items():
+        assert one.evaluate[policy_id] == pytest.approx(values, rel=1e-3, abs=1e-5)
     for policy_id, weights in other.weights.items():
         assert one.weights[policy_id].keys() == weights.keys()
         assert max(float(np.abs(one.weights[policy_id][name] - weights[name]).max()) for name in weights) < 5e-5
@@ -146,15 +146,15 @@ def save_and_restore_without_access(folder: Path) -> tuple[set[str], bool]:
     algorithm.train()
     before = algorithm.weights("llm_1")
     missing = folder / "not there"
-    written = algorithm.learners.ask_all(lambda learner: learners._begin_save(learner, missing))
+    written = algorithm.learners.call_all(lambda learner: learners._begin_save(learner, missing))
     for _, path in filter(None, written):
         shutil.copytree(path, folder, dirs_exist_ok=True)
     algorithm.train()
-    other_files = {name: (size, time + 1) for name, (size, time) in learners._files(folder).items()}
+    other_files = {name: (size, time + 1) for name, (size, time) in learners._tensor_file_stats(folder).items()}
     address = learners._address()
-    algorithm.learners.ask_all(lambda learner: learners._restore(learner, folder, other_files, address, True))
+    algorithm.learners.call_all(lambda learner: learners._restore(learner, folder, other_files, address, True))
     after = algorithm.weights("llm_1")
-    algorithm.learners.ask_all(lambda _: learners._remove([path for _, path in filter(None, written)]))
+    algorithm.learners.call_all(lambda _: learners._remove([path for _, path in filter(None, written)]))
     algorithm.stop()
     return set(other_files), all(np.array_equal(before[name], array) for name, array in after.items())
 
@@ -168,8 +168,8 @@ def test_learners_without_access_to_the_checkpoint_folder_write_and_read_copies(
 def copy_before_saving(learner: TokenPPOLearner) -> None:
     """Makes a learner copy its state before saving, as on GPUs."""
     assert learner.mesh is not None
-    TokenPPOLearner._copies = True  # type: ignore[assignment, method-assign]
-    learner._of_saving = stored_policy.writing_group(learner.mesh.get_group("shard"))
+    TokenPPOLearner._saves_in_background = True  # type: ignore[assignment, method-assign]
+    learner._checkpoint_group = stored_policy.checkpoint_group(learner.mesh.get_group("shard"))
 
 
 def train_while_saving(folder: Path) -> list[Weights]:
@@ -181,7 +181,7 @@ def train_while_saving(folder: Path) -> list[Weights]:
     algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4)
     algorithm.train()
     weights = [weights_of(algorithm)]
-    algorithm.learners.ask_all(copy_before_saving)
+    algorithm.learners.call_all(copy_before_saving)
     folder.mkdir()
     checkpoint = Checkpoint(algorithm, folder)
     algorithm.train()
@@ -207,7 +207,7 @@ def test_a_checkpoint_is_a_snapshot_even_if_training_continues(tmp_path: Path) -
 def kill_one_learner(signal_number: int) -> tuple[str, float, int]:
     """Kills one of four learners during training; returns the error, its delay in seconds, and the processes left."""
     algorithm = build(**SETTINGS, shards_per_policy=2, num_learners=4, learner_timeout=60)
-    pids = algorithm.learners.ask_all(lambda learner: os.getpid())
+    pids = algorithm.learners.call_all(lambda learner: os.getpid())
     algorithm.train()
     threading.Timer(0.5, os.kill, (pids[3], signal_number)).start()
     start = time.monotonic()

@@ -11,11 +11,11 @@ import torch
 
 from policies.cory import Cory
 from policies.generation.installed import vllm_installed
-from policies.learning.rows import at_position
+from policies.learning.rows import select_position
 from policies.models.language_model import left_padded, load_language_model
 from policies.models.model_names import BUNDLED_LM, model_path
 from policies.models.weights import checksum
-from policies.rllib.token_batch import rows_of
+from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
@@ -24,7 +24,7 @@ DRAFTS: dict[str, Any] = {"task": "drafts", "max_prompt_tokens": 48}
 
 
 def evaluate(algorithm: Cory) -> dict[str, dict[str, float]]:
-    evaluation: dict[str, dict[str, float]] = algorithm.evaluator.held_out()["evaluation"]
+    evaluation: dict[str, dict[str, float]] = algorithm.evaluator.evaluate()["evaluation"]
     return evaluation
 
 
@@ -45,7 +45,7 @@ def test_each_policy_starts_from_its_own_model_and_keeps_it_as_its_reference(
     bases = {name: dict(load_language_model(model_path(model)).named_parameters()) for name, model in models.items()}
 
     def assert_references() -> None:
-        references = algorithm.learners.ask(
+        references = algorithm.learners.call_first(
             lambda learner: {policy_id: p.model.reference() for policy_id, p in learner.policies.items()}
         )
         for policy_id, base in bases.items():
@@ -63,7 +63,7 @@ def test_each_policy_starts_from_its_own_model_and_keeps_it_as_its_reference(
     assert max(report["logprob_diff_max"] for report in reports) < 1e-4
     assert all(evaluate(algorithm)[policy_id]["kl"] > 1e-4 for policy_id in models)
     assert_references()
-    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.own
+    engine_parameters = algorithm.env_runner_group.local_env_runner.generator.trainable
     for policy_id in models:
         loaded = {name: parameter.numpy() for name, parameter in engine_parameters[policy_id].items()}
         assert checksum(loaded) == checksum(algorithm.weights(policy_id))
@@ -114,7 +114,7 @@ def test_policies_with_different_tokenizers_pass_on_text(make_cory: MakeCory) ->
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
         rollout, metrics = algorithm.evaluator.measure(prompt_refs, mapping, "test")
         policy_id = mapping("observer")
-        rows = at_position(rows_of(rollout.episodes)[policy_id], 1)
+        rows = select_position(rows_from_episodes(rollout.episodes)[policy_id], 1)
         chain_prompts, chain_mask = rows["prompts"], rows["prompt_mask"]
         prompts = [
             tokenizers[policy_id](task.prompt(task.test[prompt_ref.query]))["input_ids"] for prompt_ref in prompt_refs
@@ -137,7 +137,7 @@ def test_vllm_has_an_engine_per_policy_of_its_models_size(
     if tokenizer == "different":
         settings = {"model": [BUNDLED_LM, "drafts-llama-tiny"], **DRAFTS}
     algorithm = make_cory(**settings, backend="vllm", num_runners=1, check_weight_sync=True, exchange_period=1, lr=1e-3)
-    for probe in algorithm.sync_check.probes.values():
+    for probe in algorithm.sync_check.initial_diffs.values():
         assert probe.perturbed < 1e-3 < probe.moved
     reports: list[dict[str, Any]] = [algorithm.train()["cory"] for _ in range(2)]
     assert all(report["logprob_diff_max"] < 1e-3 and report["weight_version_lag"] == 0 for report in reports)

@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
     responses: list[list[str]]
     metrics: dict[str, dict[str, float]]
-    held_out: dict[str, dict[str, float]]
+    evaluate: dict[str, dict[str, float]]
     ranks: Ranks
 
 
@@ -76,7 +76,7 @@ def train_one_update(shapes: Sequence[tuple[int, int]], settings: dict[str, Any]
         algorithm = build(num_runners=runners, num_learners=learners, **settings)
         report = algorithm.train()["cory"]
         texts = [[response["text"] for response in sample["responses"]] for sample in report["samples"]]
-        held_out = algorithm.evaluator.held_out()["evaluation"]
+        held_out = algorithm.evaluator.evaluate()["evaluation"]
         outcomes.append(Outcome(texts, report["policy"], held_out, weights_of(algorithm)))
         algorithm.stop()
     return outcomes
@@ -93,7 +93,7 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
         assert outcome.responses == first.responses
         for policy_id, metrics in first.metrics.items():
             assert outcome.metrics[policy_id] == pytest.approx(metrics, rel=1e-3, abs=1e-5)
-            assert outcome.held_out[policy_id] == pytest.approx(first.held_out[policy_id], rel=1e-3, abs=1e-5)
+            assert outcome.evaluate[policy_id] == pytest.approx(first.evaluate[policy_id], rel=1e-3, abs=1e-5)
         assert len(outcome.ranks) == max(learners, 1)
         assert max_difference(outcome.ranks[0], first.ranks[0]) < 1e-5
         for rank in outcome.ranks[1:]:
@@ -146,7 +146,7 @@ def train_and_average(learners: int) -> list[Ranks]:
     for cory in (algorithm, unaveraged):
         cory.train()
         weights.append(weights_of(cory))
-    evaluation = algorithm.evaluator.held_out()["evaluation"]
+    evaluation = algorithm.evaluator.evaluate()["evaluation"]
     assert evaluation["llm_mean"]["kl"] > 0
     weights.append(weights_of(algorithm))
     return weights

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.learning.rows import at_position
-from policies.rllib.token_batch import rows_of
+from policies.learning.rows import select_position
+from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from tests.policies.conftest import MakeCory
@@ -31,7 +31,7 @@ def test_one_policy_in_both_roles_learns_from_all_responses_and_never_exchanges(
     pioneer, observer = roles
     assert pioneer["task_reward"] != observer["task_reward"]
     assert pioneer["explained_variance"] != observer["explained_variance"]
-    states = algorithm.learners.ask(lambda learner: list(learner.policies["llm_1"].optimizer.state.values()))
+    states = algorithm.learners.call_first(lambda learner: list(learner.policies["llm_1"].optimizer.state.values()))
     steps = {float(state["step"]) for state in states}
     assert steps == {2.0}  # in two updates: 8 queries in two roles are one mini-batch of 16
 
@@ -53,7 +53,7 @@ def test_before_training_one_policy_generates_the_same_chains_as_two(make_cory: 
 def test_the_last_response_is_evaluated_in_every_order_beside_each_policy_alone(make_cory: MakeCory) -> None:
     algorithm = make_cory(exchange_period=None)
     algorithm.train()
-    results = algorithm.evaluator.held_out()
+    results = algorithm.evaluator.evaluate()
     prompt_refs = [PromptRef(query) for query in range(4)]
     observers = []
     for rotation, policy_id in enumerate(algorithm.settings.policy_ids):
@@ -69,7 +69,7 @@ def test_the_last_response_is_evaluated_in_every_order_beside_each_policy_alone(
     assert last["combined_reward"] == pytest.approx(
         last["task_reward"] - algorithm.settings.report_kl_coef * last["kl"], abs=1e-5
     )
-    assert "last_response" not in make_cory(num_agents=1).evaluator.held_out()
+    assert "last_response" not in make_cory(num_agents=1).evaluator.evaluate()
 
 
 def test_a_group_is_the_responses_to_one_query_in_one_role(make_cory: MakeCory) -> None:
@@ -84,13 +84,13 @@ def test_a_group_is_the_responses_to_one_query_in_one_role(make_cory: MakeCory) 
     )
     prompt_refs = [PromptRef(query, sample) for query in range(4) for sample in range(2)]
     rollout = algorithm.runners.generate(prompt_refs, mapping=algorithm.mapping)
-    (rows,) = rows_of(rollout.episodes).values()
+    (rows,) = rows_from_episodes(rollout.episodes).values()
     rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
     rows["rewards"] = rows["task_rewards"].float()
     columns, _ = algorithm.estimators["llm_1"].estimate(rows)
     rows |= columns
     for position in (0, 1):
-        role_rows = at_position(rows, position)
+        role_rows = select_position(rows, position)
         rewards = role_rows["rewards"].view(4, 2)  # by query and sample
         first, second = role_rows["groups"].view(4, 2).T.tolist()
         assert first == second and len(set(first)) == 4
@@ -111,9 +111,9 @@ def test_siblings_fork_from_one_response_of_the_pioneer_and_form_a_group(make_co
     assert algorithm.settings.responses == 16  # per query 2 of the pioneer, and 3 of the observer to each of them
     prompt_refs = [PromptRef(query, sample) for query in range(2) for sample in range(2)]
     rollout = algorithm.runners.generate(prompt_refs, mapping=algorithm.mapping, num_siblings=3)
-    (rows,) = rows_of(rollout.episodes).values()
+    (rows,) = rows_from_episodes(rollout.episodes).values()
     assert rollout.counters["tokens"] == rows["mask"].sum()
-    pioneers, observers = (at_position(rows, position) for position in (0, 1))
+    pioneers, observers = (select_position(rows, position) for position in (0, 1))
     assert pioneers["chains"].tolist() == pioneers["forks"].tolist() == [0, 3, 6, 9]
     assert observers["forks"].tolist() == [0] * 3 + [3] * 3 + [6] * 3 + [9] * 3
     prompts = observers["prompts"].view(4, 3, -1)
@@ -125,7 +125,7 @@ def test_siblings_fork_from_one_response_of_the_pioneer_and_form_a_group(make_co
     columns, _ = algorithm.estimators["llm_1"].estimate(rows)
     rows |= columns
     for position, shape in ((0, (2, 2)), (1, (4, 3))):
-        role_rows = at_position(rows, position)
+        role_rows = select_position(rows, position)
         rewards = role_rows["rewards"].view(shape)
         baseline = (rewards.sum(1, keepdim=True) - rewards) / (shape[1] - 1)
         advantages = role_rows["advantages"][:, 0].view(shape)
@@ -148,7 +148,7 @@ def test_two_policies_take_the_same_number_of_steps_with_siblings(make_cory: Mak
     for update in range(2):
         report = algorithm.train()["cory"]
         assert len(report["samples"]) == 2  # the first chain of each query
-        states = algorithm.learners.ask(
+        states = algorithm.learners.call_first(
             lambda learner: [list(policy.optimizer.state.values()) for policy in learner.policies.values()]
         )
         assert [float(state[0]["step"]) for state in states] == [2.0 * (update + 1)] * 2
@@ -165,7 +165,7 @@ def test_chain_credit_trains_and_resumes_exactly(make_cory: MakeCory, tmp_path: 
     }
     algorithm = make_cory(**settings)
     algorithm.train()
-    (critic,) = algorithm.learners.ask(lambda learner: [p.model.value_head for p in learner.policies.values()])
+    (critic,) = algorithm.learners.call_first(lambda learner: [p.model.value_head for p in learner.policies.values()])
     assert critic.of_earlier.shape == (2, 1) and critic.of_role.abs().min() > 0 and critic.of_earlier[1].abs() > 0
     algorithm.save_to_path(str(tmp_path / "saved"))
     expected = algorithm.train()["cory"]

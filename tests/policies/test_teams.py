@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cory_env.rewarding.worker import RewardError
-from launch.display.rows import Rows
-from launch.training.tracking import figures_of
+from launch.display.rows import RowFormatter
+from launch.training.tracking import flat_metrics
 from policies.models.weights import checksum
 from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import sample_prompts
@@ -53,11 +53,11 @@ def test_every_team_has_its_own_queries(make_cory: MakeCory, monkeypatch: pytest
         for position, role in enumerate(("pioneer", "observer")):  # each policy has one role, each role two policies
             rewards = [report["policy"][FOUR[team[position]]]["task_reward"] for team in teams]
             assert report["role"][role]["task_reward"] == pytest.approx(np.mean(rewards), rel=1e-6)
-        positions = {name: value for name, value in figures_of(report).items() if name.startswith("position/")}
+        positions = {name: value for name, value in flat_metrics(report).items() if name.startswith("position/")}
         assert positions == {f"position/{FOUR[k]}": float(index) for team in teams for index, k in enumerate(team)}
         sample_policies = [[turn["policy"] for turn in sample["responses"]] for sample in report["samples"]]
         assert sample_policies == [[FOUR[k] for k in team] for team in teams for _ in range(2)]
-        assert Rows(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
+        assert RowFormatter(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
 
 
 def test_a_run_with_teams_resumes_exactly(make_cory: MakeCory, tmp_path: Path) -> None:

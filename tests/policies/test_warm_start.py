@@ -14,7 +14,7 @@ from policies.cory import Cory, CoryConfig
 from policies.models.weights import checksum
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, make_settings
-from policies.settings.start import POLICIES, find_start
+from policies.settings.start import POLICIES, find_start_checkpoint
 from tests.policies.conftest import TINY, MakeCory, ray_session
 
 __all__ = ["ray_session"]
@@ -112,12 +112,12 @@ def test_find_start_returns_the_best_checkpoint_or_else_the_latest(tmp_path: Pat
     other = make_settings(SMALL)
     run = make_run_folder(tmp_path / "run", other, (8, 10))
     settings = other.model_copy(update={"start_from": str(run)})
-    assert find_start(settings) == run / "checkpoints" / "update_000010"
+    assert find_start_checkpoint(settings) == run / "checkpoints" / "update_000010"
     (run / "checkpoints" / "best").symlink_to("update_000008")
-    assert find_start(settings) == run / "checkpoints" / "update_000008"
+    assert find_start_checkpoint(settings) == run / "checkpoints" / "update_000008"
     copied = make_run_folder(tmp_path / "copied", other, (8, 10), best="update_000008\n")
-    assert find_start(other.model_copy(update={"start_from": str(copied)})) == copied / "checkpoints" / "update_000008"
-    assert find_start(other) is None
+    assert find_start_checkpoint(other.model_copy(update={"start_from": str(copied)})) == copied / "checkpoints" / "update_000008"
+    assert find_start_checkpoint(other) is None
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_policies_of_another_architecture_are_rejected(changes: dict[str, Any], 
     other = {**SMALL, "advantage": "rloo", "num_generations": 2, "minibatch_size": 8}
     run = make_run_folder(tmp_path / "run", make_settings(other), (1,))
     with pytest.raises(SettingsError, match=message):
-        find_start(make_settings({**other, "start_from": str(run), "minibatch_size": 2, **changes}))
+        find_start_checkpoint(make_settings({**other, "start_from": str(run), "minibatch_size": 2, **changes}))
 
 
 def test_a_critic_of_a_chain_of_another_length_is_rejected(tmp_path: Path) -> None:
     other = {**SMALL, "critic_inputs": "chain", "num_agents": 3, "num_policies": 1, "minibatch_size": 2}
     run = make_run_folder(tmp_path / "run", make_settings(other), (1,))
     with pytest.raises(SettingsError, match=r"that run has num_agents=3\. Set the same here"):
-        find_start(make_settings({**other, "num_agents": 2, "start_from": str(run)}))
+        find_start_checkpoint(make_settings({**other, "num_agents": 2, "start_from": str(run)}))

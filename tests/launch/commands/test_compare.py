@@ -56,7 +56,7 @@ def test_compare_prints_differing_settings_final_metrics_with_intervals_and_cost
     assert ["lr", "1.41e-05", "3e-05"] in rows and ["num_agents", "2", "1"] in rows
     assert not [row for row in rows if row[:1] == ["num_updates"]]
     mean = mean_ci(np.mean(list(REWARDS.values()), axis=0), "bootstrap")
-    assert f"finished mean 12 {mean.shown('{:+.2f}')}" in [" ".join(row[: 6 if len(row) > 5 else 0]) for row in rows]
+    assert f"finished mean 12 {mean.format('{:+.2f}')}" in [" ".join(row[: 6 if len(row) > 5 else 0]) for row in rows]
     assert ["unfinished", "llm_1", "0", "+0.00", "0.00", "+0.000"] in rows  # its last evaluation, which has no interval
     assert ["finished", "done", "12/12", "36,000", "24"] in rows and [
         "unfinished",

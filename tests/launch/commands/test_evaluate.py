@@ -6,7 +6,7 @@ import pytest
 
 from launch.commands.evaluate import _find_run, _settings
 from launch.console.errors import CommandError
-from launch.evaluation.evaluation import Lineup, Plan
+from launch.evaluation.evaluation import Lineup, EvaluationPlan
 from launch.main import main
 from launch.models.trained import POLICIES
 from launch.run_folder.run import Run
@@ -153,11 +153,11 @@ def write_weights(file: Path) -> None:
     file.write_text("whole")
 
 
-def plan(settings: Settings, trained: bool = True) -> Plan:
+def plan(settings: Settings, trained: bool = True) -> EvaluationPlan:
     checkpoint = (6, Path("update_000006")) if trained else None
     task = settings.make_task()
     sources = sources_of(settings, task, settings.make_tokenizers())
-    return Plan(settings, task, sources, "test", queries=5, samples=3, checkpoint=checkpoint)
+    return EvaluationPlan(settings, task, sources, "test", queries=5, samples=3, checkpoint=checkpoint)
 
 
 ORDERS = [("llm_1", "llm_2", "llm_3"), ("llm_2", "llm_3", "llm_1"), ("llm_3", "llm_1", "llm_2")]

@@ -21,7 +21,7 @@ from launch.main import main
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TokenPrinter, TrainedChain
 from launch.run_folder.run import Run
-from policies.generation.generator import EVALUATION_STREAM, Sampling, sampling_seed
+from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.language_model import load_language_model
 from policies.models.model_names import model_path
@@ -46,7 +46,7 @@ def test_printed_responses_equal_returned_ones_and_those_of_a_batch(policies_run
 
     episodes = [ChainEpisode(chain.chain, Query(number, text)) for number, text in enumerate(QUERIES)]
     for position, policy_id in enumerate(("llm_2", "llm_1")):
-        seeds = [sampling_seed(0, EVALUATION_STREAM, number, position) for number in range(len(QUERIES))]
+        seeds = [sampling_seed(0, EVALUATION_UPDATE, number, position) for number in range(len(QUERIES))]
         prompts = [episode.prompt_ids() for episode in episodes]
         for episode, response in zip(
             episodes,

@@ -20,7 +20,7 @@ from policies.cory import CoryConfig
 from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.files import presets
-from policies.settings.memory import Memory, learner, runner, shapes
+from policies.settings.memory import Memory, estimate_learner, estimate_runner, model_shapes
 from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings, make_settings
 
@@ -37,9 +37,9 @@ def test_the_estimate_is_close_to_measured_memory() -> None:
             "num_epochs": 2,
         }
     )
-    models = shapes(settings)
+    models = model_shapes(settings)
     assert [model.parameters for model in models] == [4_273_664] * 2
-    total = learner(settings, models).total + runner(settings, models).total
+    total = estimate_learner(settings, models).total + estimate_runner(settings, models).total
     assert 0.8 < total / 2.4e9 < 1.2
 
 
@@ -51,9 +51,9 @@ def test_adapters_have_the_size_of_pefts_and_need_less_memory_than_copies() -> N
     assert settings.lora is not None
     model = add_lora(load_language_model(settings.model_paths["llm_1"]).requires_grad_(False), settings.lora)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert [model_shape.adapter for model_shape in shapes(settings)] == [trained] * 2 and trained > 0
+    assert [model_shape.adapter for model_shape in model_shapes(settings)] == [trained] * 2 and trained > 0
     full = make_settings({})
-    assert learner(settings, shapes(settings)).total < learner(full, shapes(full)).total
+    assert estimate_learner(settings, model_shapes(settings)).total < estimate_learner(full, model_shapes(full)).total
 
 
 def test_each_llm_has_the_sizes_of_its_own_model(
@@ -64,16 +64,16 @@ def test_each_llm_has_the_sizes_of_its_own_model(
         make_settings({"model": model, "dtype": "fp32"})
         for model in (BUNDLED_LM, small_model, [BUNDLED_LM, small_model])
     )
-    large_shape, small_shape = shapes(large)[0], shapes(small)[0]
-    assert large_shape.parameters > 5 * small_shape.parameters and shapes(mixed) == [large_shape, small_shape]
+    large_shape, small_shape = model_shapes(large)[0], model_shapes(small)[0]
+    assert large_shape.parameters > 5 * small_shape.parameters and model_shapes(mixed) == [large_shape, small_shape]
     total = 4.0 * (large_shape.parameters + small_shape.parameters)
-    parts = learner(mixed, [large_shape, small_shape]).parts
+    parts = estimate_learner(mixed, [large_shape, small_shape]).parts
     assert parts["weights"] == parts["reference"] == parts["Adam"] / 2 == total
     assert parts["gradients"] == 4.0 * large_shape.parameters  # LLMs learn one after another
-    assert learner(large, [large_shape, large_shape]).parts["reference"] == 4.0 * large_shape.parameters
-    engines = runner(mixed, [large_shape, small_shape]).parts
+    assert estimate_learner(large, [large_shape, large_shape]).parts["reference"] == 4.0 * large_shape.parameters
+    engines = estimate_runner(mixed, [large_shape, small_shape]).parts
     assert engines["weights"] == total
-    assert 2 * engines["KV caches"] == sum(runner(s, shapes(s)).parts["KV caches"] for s in (large, small))
+    assert 2 * engines["KV caches"] == sum(estimate_runner(s, model_shapes(s)).parts["KV caches"] for s in (large, small))
     assert plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]"]) == 0
     output = capsys.readouterr().out
     assert f"{BUNDLED_LM}: 4.3 M parameters, model family gpt2: " in output
@@ -85,8 +85,8 @@ def test_each_llm_has_the_sizes_of_its_own_model(
 def test_offloaded_moments_of_adam_count_as_cpu_memory() -> None:
     values = {"num_learners": 1, "gpus_per_learner": 1, "dtype": "bf16"}
     on_gpu, offloaded = (make_settings({**values, "offload_optimizer": offload}) for offload in (False, True))
-    models = shapes(on_gpu)
-    gpu_memory, offloaded_memory = learner(on_gpu, models), learner(offloaded, models)
+    models = model_shapes(on_gpu)
+    gpu_memory, offloaded_memory = estimate_learner(on_gpu, models), estimate_learner(offloaded, models)
     moments = 8.0 * models[0].parameters  # of one LLM
     assert gpu_memory.parts["Adam"] == 2 * moments and "Adam" not in offloaded_memory.parts
     assert gpu_memory.parts["weights"] == offloaded_memory.parts["weights"]
@@ -98,9 +98,9 @@ def test_a_learner_with_shards_needs_memory_for_one_llm_or_a_shard_of_it(small_m
     def settings(**values: Any) -> Settings:
         return make_settings({"model": [BUNDLED_LM, small_model], "dtype": "fp32", **values})
 
-    models = shapes(settings(shards_per_policy=4, num_learners=8))
+    models = model_shapes(settings(shards_per_policy=4, num_learners=8))
     unsharded, single, shard = (
-        learner(settings(shards_per_policy=shards, num_learners=2 * (shards or 0)), models).parts
+        estimate_learner(settings(shards_per_policy=shards, num_learners=2 * (shards or 0)), models).parts
         for shards in (None, 1, 4)
     )
     large = models[0]
@@ -125,14 +125,14 @@ def test_presets_for_large_machines_fit_with_the_fewest_shards(
 ) -> None:
     MODELS[size].save_pretrained(tmp_path)
     settings = resolve(preset, [], [f"model={tmp_path}", "dtype=bf16"])
-    needs = estimate(settings, shapes(settings))
+    needs = estimate(settings, model_shapes(settings))
     filled, shortfalls = pack(processes(settings), nodes, needs)
     assert shortfalls == [] and all(gpu < 0.6 for node in filled for gpu in node.gpus)
     if settings.shards_per_policy:
         fewer = settings.shards_per_policy - 1
         words = [f"shards_per_policy={fewer}", f"num_learners={2 * fewer}"]
         tighter = resolve(preset, [], [f"model={tmp_path}", "dtype=bf16", *words])
-        assert learner(tighter, shapes(tighter)).total > 80e9 > needs["learner"][0].total
+        assert estimate_learner(tighter, model_shapes(tighter)).total > 80e9 > needs["learner"][0].total
 
 
 @pytest.mark.parametrize(
@@ -190,15 +190,15 @@ def test_a_plan_for_hypothetical_machines(capsys: pytest.CaptureFixture[str], mo
 def test_a_split_engine_counts_per_gpu_and_in_total_on_a_cpu() -> None:
     unsplit = make_settings({"gpus_per_runner": 1, "dtype": "bf16"})
     split = make_settings({"gpus_per_runner": 2, "tensor_parallel_size": 2, "dtype": "bf16"})
-    models = shapes(split)
-    unsplit_memory, split_memory = runner(unsplit, models), runner(split, models)
+    models = model_shapes(split)
+    unsplit_memory, split_memory = estimate_runner(unsplit, models), estimate_runner(split, models)
     assert split_memory.parts["weights"] == unsplit_memory.parts["weights"] / 2 == 2 * models[0].parameters
     assert split_memory.parts["KV caches"] == unsplit_memory.parts["KV caches"] / 2
     assert split_memory.host > unsplit_memory.host
     single_head = [model._replace(heads=1) for model in models]
-    assert runner(split, single_head).parts["KV caches"] == runner(unsplit, single_head).parts["KV caches"]
-    on_cpu = runner(make_settings({"runner_threads": 2, "tensor_parallel_size": 2, "dtype": "bf16"}), models)
-    assert on_cpu.parts["weights"] == runner(make_settings({"dtype": "bf16"}), models).parts["weights"]
+    assert estimate_runner(split, single_head).parts["KV caches"] == estimate_runner(unsplit, single_head).parts["KV caches"]
+    on_cpu = estimate_runner(make_settings({"runner_threads": 2, "tensor_parallel_size": 2, "dtype": "bf16"}), models)
+    assert on_cpu.parts["weights"] == estimate_runner(make_settings({"dtype": "bf16"}), models).parts["weights"]
 
 
 def test_a_split_engine_fits_on_several_gpus_of_one_node_but_not_on_gpus_of_two_nodes() -> None:

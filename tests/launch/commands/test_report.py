@@ -16,9 +16,9 @@ from matplotlib.image import imread
 
 from launch.commands.report import report
 from launch.display.frame import mean_over_seeds
-from launch.display.texts import visible
+from launch.display.texts import replace_control_chars
 from launch.main import main
-from launch.report.runs import group_arms, read_run, read_runs, short_names
+from launch.report.runs import group_arms, read_reported_run, read_runs, short_names
 from launch.report.tables import arm_rows, environment_rows
 from launch.run_folder.environment import in_words
 from launch.run_folder.manifest import own_version
@@ -71,7 +71,7 @@ def test_runs_that_differ_only_in_the_seed_are_one_arm(tmp_path: Path) -> None:
     }
     for name, settings in folders.items():
         record(tmp_path / name, settings, updates=range(2))
-    arms = group_arms([read_run(tmp_path / name, name) for name in folders])
+    arms = group_arms([read_reported_run(tmp_path / name, name) for name in folders])
     assert [(arm.label, [run.name for run in arm.runs]) for arm in arms] == [
         ("PPO", ["a"]),
         ("CORY", ["b", "c"]),
@@ -83,7 +83,7 @@ def test_arms_that_differ_in_one_setting_are_labelled_with_it(tmp_path: Path) ->
     runs = []
     for period in (1, 5, None):
         record(tmp_path / str(period), Settings(exchange_period=period), updates=range(2))
-        runs.append(read_run(tmp_path / str(period), str(period)))
+        runs.append(read_reported_run(tmp_path / str(period), str(period)))
     assert [arm.label for arm in group_arms(runs)] == [f"exchange_period={value}" for value in (1, 5, "null")]
 
 
@@ -94,7 +94,7 @@ def test_long_labels_of_arms_are_shortened_for_plots(tmp_path: Path) -> None:
     runs = []
     for name, settings in (("default", Settings()), ("changed", many_changes)):
         record(tmp_path / name, settings, updates=range(2))
-        runs.append(read_run(tmp_path / name, name))
+        runs.append(read_reported_run(tmp_path / name, name))
     assert [arm.label for arm in group_arms(runs)] == ["CORY", "task=custom, data=questions.csv, …"]
 
 
@@ -162,7 +162,7 @@ def test_texts_of_models_and_users_are_escaped(html: str) -> None:
     assert page.text.count("<script>document.title = 'hacked'</script>") == 3 + 8
     assert "日本語" in page.text and page.text.count("(empty)") == 8
     assert not re.search(r"[\x00\x1b]", page.text)
-    assert visible("a\tb\n\ud800\r") == "a\tb\n��"
+    assert replace_control_chars("a\tb\n\ud800\r") == "a\tb\n��"
 
 
 def test_the_page_warns_about_runs_that_are_not_comparable(html: str) -> None:
@@ -183,7 +183,7 @@ def test_runs_with_the_same_environment_share_one_entry(tmp_path: Path) -> None:
     runs = [record(tmp_path / name, Settings(seed=seed, num_updates=12)) for seed, name in enumerate("abc")]
     for run, cores in zip(runs, (2, 2, 4), strict=True):
         run.write_settings(run.settings(), f"cory train --resume {run.path.name}  # torch 2.13.0; a CPU, {cores} cores")
-    reported_runs = [read_run(run.path, run.path.name) for run in runs]
+    reported_runs = [read_reported_run(run.path, run.path.name) for run in runs]
     assert reported_runs[0].commands == ["cory train", "cory train --resume a"]
     assert environment_rows(reported_runs) == [
         ("a, b", {"made with": "torch 2.13.0; a CPU, 2 cores"}),

@@ -16,9 +16,9 @@ from launch.console.interrupts import Interrupts
 from launch.display.terminal import Terminal
 from launch.evaluation.evaluation import changes_since, located_settings
 from launch.main import main
-from launch.models.export import write as write_export
+from launch.models.export import export_policy as write_export
 from launch.models.trained import open_trained
-from launch.models.trained_chain import TrainedChain, chain_of
+from launch.models.trained_chain import TrainedChain, make_env_chain
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, sources_of
 from launch.run_folder.status import read_run
@@ -174,7 +174,7 @@ def test_a_chain_generates_in_another_folder_without_data_and_reward(elsewhere: 
     for name in ("q.jsonl", "kind_words.py"):
         (project / name).unlink()
     assert generate() == before
-    chain_of(open_trained("../project/run"), ["llm_1"])  # as `cory serve` does for each policy
+    make_env_chain(open_trained("../project/run"), ["llm_1"])  # as `cory serve` does for each policy
 
 
 def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
@@ -197,7 +197,7 @@ def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
         sources_of(settings, *load_task(settings)).write(run.path)
         context.delitem(sys.modules, "loud_task")
     (project / "q.jsonl").unlink()
-    chain = chain_of(open_trained("../project/run"), ["llm_1"])
+    chain = make_env_chain(open_trained("../project/run"), ["llm_1"])
     assert chain.task.prompt(Query(0, "quiet")) == "QUIET"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.experiments.results import read
+from launch.experiments.results import read_results
 from launch.main import main
 from launch.run_folder.locks import try_lock
 from launch.run_folder.run import Run
@@ -55,7 +55,7 @@ def test_a_study_trains_missing_runs_and_stores_their_results(
     assert result.returncode == 1, result.stderr + result.stdout
     assert "Skipped: absent requires nowhere, which does not exist. Create it with: make it" in result.stdout
     assert "broken, seed 0, failed: " in result.stdout and "It is broken." in result.stdout
-    (trained,) = read(tmp_path / "study")
+    (trained,) = read_results(tmp_path / "study")
     assert trained.status == "done"
     assert trained.final is not None and trained.final["queries"] == 18
     for policy_id in ("llm_1", "llm_2"):
@@ -82,7 +82,7 @@ def test_a_study_trains_missing_runs_and_stores_their_results(
     # Labels of arms may change, but not their settings.
     (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
     assert cory_here("study", "mine.yaml", "--out", "study", "cory").returncode == 0
-    (trained,) = read(tmp_path / "study")
+    (trained,) = read_results(tmp_path / "study")
     assert trained.label == "Both"
     changed = cory_here("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert changed.returncode == 2 and "was created with other settings: lr" in changed.stderr
@@ -134,7 +134,7 @@ def test_two_processes_share_a_study(cory: Cory, tmp_path: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0), errors + second.stderr
     assert "cory, seed 0" in output and "cory, seed 0" not in second.stdout
     assert "ppo, seed 0" in second.stdout and "ppo, seed 0" not in output
-    study_runs = read(tmp_path / "study")
+    study_runs = read_results(tmp_path / "study")
     expected = [(arm, seed) for arm in ("cory", "ppo", "warm") for seed in (0, 1)]
     assert [(run.arm, run.seed) for run in study_runs] == expected
     assert all(run.status == "done" for run in study_runs)
@@ -161,7 +161,7 @@ def test_a_stopped_study_resumes(cory: Cory, tmp_path: Path) -> None:
         "study", "mine.yaml", "num_runners=1", "micro_batch_size=2", "--out", "study"
     )  # as on another machine
     assert result.returncode == 0, result.stderr
-    trained, wild = read(tmp_path / "study")
+    trained, wild = read_results(tmp_path / "study")
     assert [line["update"] for line in trained.metrics] == [0, 1, 2, 3, 4]
     assert (wild.status, wild.final) == ("diverged", None)
     assert wild.reason is not None and "is not finite" in wild.reason

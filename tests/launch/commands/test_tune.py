@@ -16,7 +16,7 @@ import yaml
 from launch.commands.tune import read_search
 from launch.console.cli import parsed
 from launch.console.errors import CommandError
-from launch.experiments.search import Search, check_same, is_resumable, read_reports
+from launch.experiments.search import Search, check_same_search, is_resumable, read_reports
 from launch.experiments.space import pin_objective, read_axes
 from launch.experiments.tuning import optuna_search
 from launch.main import main
@@ -118,15 +118,15 @@ def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
     assert not is_resumable(tmp_path)
     (tmp_path / "experiment_state-1.json").touch()
     assert is_resumable(tmp_path)
-    check_same(tmp_path, search)  # all digits are preserved
+    check_same_search(tmp_path, search)  # all digits are preserved
     dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search has set it
     search._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
-    check_same(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
+    check_same_search(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
     search.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"contains a search with over=\['lr=0\.000123456,0\.0001'\], seeds=2\. Use"):
-        check_same(tmp_path, search._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
+        check_same_search(tmp_path, search._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
     with pytest.raises(CommandError, match="contains a search with queries_per_update=256, minibatch_size=256"):
-        check_same(
+        check_same_search(
             tmp_path,
             search._replace(
                 settings=pin_objective(Settings(queries_per_update=8, minibatch_size=8, backend="transformers"))

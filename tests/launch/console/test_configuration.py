@@ -15,11 +15,11 @@ from launch.console.configuration import (
     resolve,
 )
 from launch.console.errors import CommandError
-from launch.experiments.study import load
+from launch.experiments.study import load_study
 from policies.settings.files import presets
 from policies.settings.settings import Settings, SettingsError, make_settings
-from policies.settings.yaml12 import Value, scalar, to_cli
-from tests.policies.settings.test_yaml12 import AWKWARD
+from policies.settings.yaml12 import Value, parse_scalar, to_cli
+from tests.policies.settings.test_yaml12 import AWKWARD_TEXTS
 
 TEXTS = [
     name for name, field in Settings.model_fields.items() if str in (field.annotation, *get_args(field.annotation))
@@ -40,7 +40,7 @@ def test_ppo_and_cory_differ_only_in_the_number_of_agents() -> None:
 
 
 def test_imdb_tiny_is_an_arm_of_the_credit_study() -> None:
-    study = load("credit")
+    study = load_study("credit")
     preset, arm = (
         resolve("imdb-tiny", [], []).model_dump(),
         study.settings(study.arms["own-rloo-along"], 0).model_dump(),
@@ -119,7 +119,7 @@ def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_d
     ],
 )
 def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
-    assert scalar(text) == value
+    assert parse_scalar(text) == value
 
 
 def test_numbers_may_have_python_notation(tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_a_very_long_value_is_truncated_in_messages() -> None:
     assert "Setting `num_updates`='999" in str(raised.value) and len(str(raised.value)) < 300
 
 
-@pytest.mark.parametrize("first", range(len(AWKWARD)))
+@pytest.mark.parametrize("first", range(len(AWKWARD_TEXTS)))
 def test_every_text_round_trips_through_a_settings_file(first: int, tmp_path: Path) -> None:
     texts = dict(
-        zip(TEXTS, AWKWARD[first:] + AWKWARD[:first], strict=False)
+        zip(TEXTS, AWKWARD_TEXTS[first:] + AWKWARD_TEXTS[:first], strict=False)
     )  # over all cases, each setting has each text
     settings = Settings().model_copy(update=texts)
     (tmp_path / "saved.yaml").write_text(as_yaml(settings), encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.display.frame import LAST, MEAN, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
+from launch.display.frame import LAST_RESPONSE, MEAN, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
 
 LINES: list[Any] = [
     {"update": 0, "evaluation": {"llm_1": {"kl": 0.0}, MEAN: {"kl": 0.0}}},
@@ -33,7 +33,7 @@ def test_metrics_are_indexed_by_split_policy_role_run_and_update() -> None:
     frame = metrics("a", "b")
     assert frame.get("validation", "kl", "llm_1").to_dict() == {("a", 0): 0, ("a", 1): 1, ("b", 0): 0, ("b", 1): 1}
     assert frame.get("train", "kl", "", "pioneer").to_dict() == {("a", 1): 4.0, ("b", 1): 4.0}
-    assert frame.get("validation", "kl", "", LAST)["a", 1] == 2.0
+    assert frame.get("validation", "kl", "", LAST_RESPONSE)["a", 1] == 2.0
     assert frame.get("test", "kl").to_dict() == {("a", 1): 3.0, ("b", 1): 3.0}
     assert frame.get("test", "influence", "")["b", 1] == 0.25
     assert [frame.get("run", name, "")["a", 1] for name in ("tokens", "exchanged", "seconds/total")] == [30, 1, 1.5]

@@ -1,4 +1,4 @@
-from launch.display.rows import Rows
+from launch.display.rows import RowFormatter
 from launch.run_folder.records import Figures, Update
 from policies.settings.settings import Settings
 
@@ -17,7 +17,7 @@ def line(agents: int) -> Update:
 
 
 def test_rows_of_two_agents_fit_into_80_columns() -> None:
-    rows = Rows(Settings(num_agents=2, num_updates=100), "→", width=80)
+    rows = RowFormatter(Settings(num_agents=2, num_updates=100), "→", width=80)
     assert [len(row) for row in [*rows.heading(), rows.update(line(2))] if len(row) > 80] == []
     assert rows.update(line(2)).plain.split() == [
         *("99/100", "llm_1→llm_2", "-12.35", "123.45", "-99.99", "-12.35", "123.45", "-99.99", "12346", "123.4")
@@ -25,12 +25,12 @@ def test_rows_of_two_agents_fit_into_80_columns() -> None:
 
 
 def test_heading_and_rows_have_the_same_width() -> None:
-    rows = Rows(Settings(num_agents=2, num_updates=100), "→")
+    rows = RowFormatter(Settings(num_agents=2, num_updates=100), "→")
     assert len(rows.heading()[1]) == len(rows.update(line(2)))
 
 
 def test_only_the_mean_is_shown_if_the_policies_do_not_fit() -> None:
-    rows = Rows(Settings(num_agents=8), ">", width=80)
+    rows = RowFormatter(Settings(num_agents=8), ">", width=80)
     lines = [*rows.heading(), rows.update(line(8))]
     assert [len(text) for text in lines[1:]] == [60, 60] and lines[0].plain.split() == ["mean"]
     assert lines[2].plain.split()[1:5] == ["1>2>3>4>5>6>7>8", "-12.35", "123.45", "-99.99"]
@@ -39,12 +39,12 @@ def test_only_the_mean_is_shown_if_the_policies_do_not_fit() -> None:
 def test_a_missing_value_is_a_dash() -> None:
     update = line(1)
     update["policy"]["llm_1"] = {**FIGURES, "kl": None}
-    assert Rows(Settings(num_agents=1), "→").update(update).plain.split()[3] == "-"
+    assert RowFormatter(Settings(num_agents=1), "→").update(update).plain.split()[3] == "-"
 
 
 def test_an_evaluation_has_rows_for_policies_last_response_and_average() -> None:
     evaluation = {**dict.fromkeys(("llm_1", "llm_2"), FIGURES), "llm_mean": {**FIGURES, "kl": None}}
-    rows = Rows(Settings(), "→").evaluation({"update": 6, "evaluation": evaluation, "last_response": FIGURES})
+    rows = RowFormatter(Settings(), "→").evaluation({"update": 6, "evaluation": evaluation, "last_response": FIGURES})
     assert [row.plain.split()[1:] for row in rows] == [
         ["held-out", *["-12.35", "123.45", "-99.99"] * 2],
         ["last", "answer", "-12.35", "123.45", "-99.99"],

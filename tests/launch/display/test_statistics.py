@@ -47,9 +47,9 @@ def test_missing_values_are_left_out_of_mean_and_interval() -> None:
     )
     assert skewed.mean == pytest.approx(7 / 3) and skewed.n == 3
     assert skewed.low is not None and skewed.low < 1
-    assert math.isnan(empty.mean) and empty[1:] == (None, None, 0) and empty.shown("{:.2f}") == "-"
-    assert single == (3, None, None, 1) and single.shown("{:.2f}") == "3.00"
-    assert constant == (2, 2, 2, 2) and constant.shown("{:.2f}") == "2.00 [2.00, 2.00]"
+    assert math.isnan(empty.mean) and empty[1:] == (None, None, 0) and empty.format("{:.2f}") == "-"
+    assert single == (3, None, None, 1) and single.format("{:.2f}") == "3.00"
+    assert constant == (2, 2, 2, 2) and constant.format("{:.2f}") == "2.00 [2.00, 2.00]"
 
 
 def test_the_interval_of_a_proportion_is_never_empty() -> None:

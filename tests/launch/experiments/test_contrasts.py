@@ -8,7 +8,7 @@ import pytest
 from launch.display.statistics import holm
 from launch.experiments.contrasts import Contrast, contrasts_table, evaluate_contrasts
 from launch.experiments.results import StudyRun
-from launch.experiments.study import load
+from launch.experiments.study import load_study
 from tests.launch.experiments.test_tables import lines
 from tests.launch.results_of_studies import figures, study_run
 
@@ -95,4 +95,4 @@ def test_contrasts_are_read_from_a_study_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     head = "base: imdb-tiny-paper\nsettings: {dtype: fp32, test_queries: 9}\narms:\n  one: {}\n  two: {num_agents: 1}\n"
     file.write_text(f"{head}contrasts:\n  - {{arm: two, of: last, against: one}}\n")
-    assert load(str(file)).contrasts == (Contrast(arm="two", of="last", against="one"),)
+    assert load_study(str(file)).contrasts == (Contrast(arm="two", of="last", against="one"),)

@@ -6,12 +6,12 @@ import pytest
 
 from launch.experiments.measures import (
     Measure,
-    area,
-    at_end,
-    collapse,
-    collapses,
+    mean_curve_height,
+    final_value,
+    run_collapse_signs,
+    count_collapsed,
     metrics_of,
-    paired,
+    paired_difference,
 )
 from launch.experiments.results import StudyRun
 from tests.launch.results_of_studies import figures, study_run
@@ -26,42 +26,42 @@ def value(measure: Measure, run: StudyRun) -> float:
 
 def test_the_value_of_a_run_is_the_mean_over_its_policies() -> None:
     run = study_run("cory", 0, ONE, TWO)
-    assert value(at_end("task_reward"), run) == 1.5
-    assert math.isnan(value(at_end("kl"), study_run("cory", 0, ONE, TWO, status="diverged")))
+    assert value(final_value("task_reward"), run) == 1.5
+    assert math.isnan(value(final_value("kl"), study_run("cory", 0, ONE, TWO, status="diverged")))
 
 
 def test_the_area_under_a_curve_is_its_mean_height() -> None:
     run = study_run("ppo", 0, ONE, curve=(0.0, 2.0, 1.0))
-    assert value(area, run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
-    assert math.isnan(value(area, run._replace(metrics=run.metrics[:2])))  # the run ended early
+    assert value(mean_curve_height, run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
+    assert math.isnan(value(mean_curve_height, run._replace(metrics=run.metrics[:2])))  # the run ended early
 
 
 def test_runs_are_compared_with_those_of_the_same_seed() -> None:
     cory = [study_run("cory", seed, figures(1.0 + seed, 0.0), figures(3.0 + seed, 0.0)) for seed in (0, 1, 3)]
     ppo = [study_run("ppo", seed, figures(float(seed), 0.0)) for seed in (3, 1, 2)]
-    first, second, disjoint = (metrics_of(runs).by_seed(at_end("task_reward")) for runs in (cory, ppo, ppo[2:]))
-    difference = paired(first, second)
+    first, second, disjoint = (metrics_of(runs).by_seed(final_value("task_reward")) for runs in (cory, ppo, ppo[2:]))
+    difference = paired_difference(first, second)
     assert difference is not None
     assert difference.seeds == (1, 3) and difference.values == (2.0, 2.0)
-    assert paired(first, disjoint) is None
+    assert paired_difference(first, disjoint) is None
 
 
 def test_collapse_of_any_policy_is_detected_by_the_health_limits() -> None:
-    assert collapse(study_run("cory", 0, ONE, TWO)) == []
+    assert run_collapse_signs(study_run("cory", 0, ONE, TWO)) == []
     repeating = study_run("cory", 0, ONE, figures(2.0, 8.0, repetition=0.21))
-    assert [(sign.signature, sign.subject) for sign in collapse(repeating)] == [("repetition", "llm_2")]
+    assert [(sign.signature, sign.subject) for sign in run_collapse_signs(repeating)] == [("repetition", "llm_2")]
     high_kl = study_run("ppo", 0, figures(2.0, 20.1))  # 2.01 nats per token, with 10 tokens
     no_eos = study_run("ppo", 1, figures(2.0, 8.0, eos_rate=0.09))  # 0.2 before training
-    assert [sign.signature for run in (high_kl, no_eos) for sign in collapse(run)] == ["kl", "eos"]
+    assert [sign.signature for run in (high_kl, no_eos) for sign in run_collapse_signs(run)] == ["kl", "eos"]
     diverged = study_run("ppo", 2, ONE, status="diverged")
     healthy = study_run("ppo", 4, figures(2.0, 19.9, eos_rate=0.11, repetition=0.2))
-    assert collapses([high_kl, no_eos, diverged, healthy]) == 3
+    assert count_collapsed([high_kl, no_eos, diverged, healthy]) == 3
 
 
 def test_old_results_without_repetition_show_no_signs_of_collapse() -> None:
     old = study_run("cory", 0, ONE, figures(2.0, 20.1))
-    assert old.final and collapse(old)
+    assert old.final and run_collapse_signs(old)
     for evaluation in (old.final["policy"], *(line["evaluation"] for line in old.metrics if "evaluation" in line)):
         for metrics in evaluation.values():
             metrics.pop("repetition", None)
-    assert collapse(old) == []
+    assert run_collapse_signs(old) == []

@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 from rich.console import Console
 
 from launch.experiments.outcome import group_points, trials_frame, write_csv
-from launch.experiments.space import read_axes, show_value
+from launch.experiments.space import read_axes, format_setting_value
 from launch.experiments.tables import points_table
 from launch.experiments.trials import Trials
 from policies.settings.settings import Settings, make_settings
@@ -67,7 +67,7 @@ def test_complete_points_are_ordered_by_mean_before_incomplete_points() -> None:
 
 
 def test_the_table_shows_failed_and_stopped_trials() -> None:
-    points = [([*map(show_value, point.iloc[0][KEYS])], point) for point in group_points(RESULTS, KEYS)]
+    points = [([*map(format_setting_value, point.iloc[0][KEYS])], point) for point in group_points(RESULTS, KEYS)]
     console = Console(width=170)
     with console.capture() as capture:
         console.print(points_table(KEYS, points))

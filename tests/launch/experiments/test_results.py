@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from launch.console.errors import CommandError
-from launch.experiments.results import final_figures, read, result_file, round_significant, write
-from launch.experiments.study import load
+from launch.experiments.results import final_figures, read_results, result_file, round_significant, write_result
+from launch.experiments.study import load_study
 from launch.experiments.study_runs import ProcessResult, StudyJob, TrainProcess, collect_result
 from launch.main import main
 from launch.run_folder import final
@@ -27,7 +27,7 @@ RESPONSE = "a wonderful film. It has great performances. It features all"
 
 def make_job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> StudyJob:
     """Returns a run of the bundled study, recorded without training."""
-    study = load("imdb")
+    study = load_study("imdb")
     job = StudyJob(study, study.arms[arm], 3, folder)
     settings = study.settings(job.arm, job.seed)
     run = record(job.run, settings, range(updates + 1))
@@ -72,9 +72,9 @@ DONE = ProcessResult(code=0, output="")
 def test_a_result_is_read_back_unchanged_and_is_small_enough_to_commit(tmp_path: Path) -> None:
     result = collect_result(make_job(tmp_path, updates=45), DONE)
     file = tmp_path / "results" / "cory" / "seed_3.json"
-    write(file, result)
+    write_result(file, result)
     assert file.stat().st_size < 40_000
-    (loaded,) = read(tmp_path)
+    (loaded,) = read_results(tmp_path)
     assert [line["update"] for line in loaded.metrics] == list(range(46))
     for line in loaded.metrics[1:]:
         roles, policy = line["roles"], line["policy"]
@@ -83,7 +83,7 @@ def test_a_result_is_read_back_unchanged_and_is_small_enough_to_commit(tmp_path:
             reward, kl, combined = figures["task_reward"], figures["kl"], figures.pop("combined_reward")
             assert reward is not None and combined == pytest.approx(reward - 0.1 * (kl or 0.0))
     stored = json.loads(file.read_text())
-    write(file, loaded)  # derived metrics, which reading has added, are omitted again
+    write_result(file, loaded)  # derived metrics, which reading has added, are omitted again
     assert json.loads(file.read_text()) == stored
     assert loaded._replace(metrics=[]) == result._replace(metrics=[])
     assert [line.get("tokens") for line in loaded.metrics] == [line.get("tokens") for line in result.metrics]
@@ -133,9 +133,9 @@ def test_a_run_with_a_non_finite_gradient_has_a_result(tmp_path: Path) -> None:
 
 def test_a_result_with_other_settings_is_rejected(tmp_path: Path) -> None:
     job = make_job(tmp_path)
-    write(job.result, collect_result(job, DONE))
-    assert job.read() == read(tmp_path)[0]
-    study = load("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
+    write_result(job.result, collect_result(job, DONE))
+    assert job.read() == read_results(tmp_path)[0]
+    study = load_study("imdb", ["lr=1e-5", "num_runners=2", "checkpoint_every=3"])
     with pytest.raises(CommandError, match="was created with other settings: lr"):
         StudyJob(study, study.arms["cory"], 3, tmp_path).read()
 
@@ -166,12 +166,12 @@ def test_a_stopped_study_signals_its_run_once_except_in_a_ray_job(
 
 def test_a_folder_without_results_and_a_damaged_result_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="contains no study results"):
-        read(tmp_path)
+        read_results(tmp_path)
     file = tmp_path / "results" / "cory" / "seed_0.json"
     file.parent.mkdir(parents=True)
     file.write_text("{")
     with pytest.raises(CommandError, match=r"seed_0\.json is not a valid study result.*Remove it"):
-        read(tmp_path)
+        read_results(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -185,26 +185,26 @@ def test_a_folder_without_results_and_a_damaged_result_are_rejected(tmp_path: Pa
 )
 def test_a_partly_damaged_result_is_rejected(tmp_path: Path, key: str, value: object, message: str) -> None:
     file = result_file(tmp_path, "cory", 0)
-    write(file, results_of_studies.study_run("cory", 0, *[results_of_studies.figures(1.0, 1.0)] * 2))
-    read(tmp_path)
+    write_result(file, results_of_studies.study_run("cory", 0, *[results_of_studies.figures(1.0, 1.0)] * 2))
+    read_results(tmp_path)
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(CommandError, match=message):
-        read(tmp_path)
+        read_results(tmp_path)
 
 
 def test_unknown_keys_of_older_versions_are_ignored(tmp_path: Path) -> None:
     file = result_file(tmp_path, "cory", 0)
-    write(file, results_of_studies.study_run("cory", 0, *[results_of_studies.figures(1.0, 1.0)] * 2))
+    write_result(file, results_of_studies.study_run("cory", 0, *[results_of_studies.figures(1.0, 1.0)] * 2))
     stored = json.loads(file.read_text())
     file.write_text(json.dumps({**stored, "undisturbed": True, "cost": stored["cost"]}))
-    (run,) = read(tmp_path)
-    write(file, run)
+    (run,) = read_results(tmp_path)
+    write_result(file, run)
     assert json.loads(file.read_text()) == stored
 
 
 def test_the_mean_over_policies_is_missing_if_a_policy_lacks_the_metric(tmp_path: Path) -> None:
     job = make_job(tmp_path)
-    responses = last_responses(load("imdb").settings(job.arm, job.seed), 3)
+    responses = last_responses(load_study("imdb").settings(job.arm, job.seed), 3)
     for response, reward in zip(responses["policy"]["llm_1"], [None, 1.0, 2.0], strict=True):
         response["metrics"]["task_reward"] = reward  # the mean covers only queries that have the metric
     for response in responses["policy"]["llm_2"]:

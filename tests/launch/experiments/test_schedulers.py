@@ -20,7 +20,7 @@ from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.experiments.callbacks import StopCallback
 from launch.experiments.schedulers import FifoScheduler
-from launch.experiments.search import Search, check_room
+from launch.experiments.search import Search, check_trial_placement
 from launch.experiments.space import read_axes
 from launch.experiments.trials import Trials
 from launch.experiments.tuning import make_scheduler, run_trials
@@ -215,9 +215,9 @@ def test_a_stopped_search_saves_its_trials_and_resumes_in_another_folder_with_it
 def test_a_search_that_does_not_fit_on_the_cluster_is_rejected() -> None:
     nodes = [make_node("a", {"CPU": 3.0}), make_node("b", {"CPU": 1.0})]
     settings = Settings(backend="transformers", num_runners=0)
-    check_room([settings], nodes)
+    check_trial_placement([settings], nodes)
     with pytest.raises(
         CommandError,
         match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.*\)\. Request fewer processes",
     ):
-        check_room([settings, settings.model_copy(update={"gpus_per_learner": 0.5})], nodes)
+        check_trial_placement([settings, settings.model_copy(update={"gpus_per_learner": 0.5})], nodes)

@@ -9,12 +9,12 @@ from ray.tune.experiment import Trial
 from launch.console.errors import CommandError
 from launch.experiments.schedulers import AshaScheduler, PbtScheduler
 from launch.experiments.search import Search
-from launch.experiments.space import Axis, pin_objective, points, read_axes
+from launch.experiments.space import Axis, pin_objective, grid_points, read_axes
 from launch.experiments.trials import Trials
 from policies.settings.settings import Settings
 from policies.settings.yaml12 import Value
 from tests.launch.experiments.test_schedulers import storage
-from tests.policies.settings.test_yaml12 import AWKWARD
+from tests.policies.settings.test_yaml12 import AWKWARD_TEXTS
 
 SETTINGS = Settings(num_updates=9, eval_every=1, kl_coef=0.1)
 
@@ -60,23 +60,23 @@ def test_an_invalid_axis_is_rejected_with_a_one_line_message(options: list[str],
 
 def test_every_point_of_a_search_must_have_valid_settings() -> None:
     valid_axes = read_axes(["num_agents=1,2", "minibatch_size=64,128"])
-    assert len(points(SETTINGS, valid_axes)) == 4
+    assert len(grid_points(SETTINGS, valid_axes)) == 4
     with pytest.raises(CommandError, match="--over exchange_period=0: Setting `exchange_period`=0: Input should be"):
-        points(SETTINGS, read_axes(["exchange_period=5,0"]))
+        grid_points(SETTINGS, read_axes(["exchange_period=5,0"]))
     with pytest.raises(
         CommandError, match=r"--over minibatch_size=100: minibatch_size=100 does not divide the 256 resp"
     ):
-        points(SETTINGS, read_axes(["minibatch_size=64,100"]))
+        grid_points(SETTINGS, read_axes(["minibatch_size=64,100"]))
     with pytest.raises(CommandError, match="--over lora_rank=8: lora_rank=8 requires weights=lora"):
-        points(SETTINGS, read_axes(["lora_rank=8,16"]))
+        grid_points(SETTINGS, read_axes(["lora_rank=8,16"]))
     with pytest.raises(CommandError, match="--over gamma=2: "):
-        points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
+        grid_points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
     with pytest.raises(CommandError, match="--over num_agents=1: average_period=5 requires two or more LLMs"):
-        points(Settings(average_period=5), read_axes(["num_agents=1,2"]))
+        grid_points(Settings(average_period=5), read_axes(["num_agents=1,2"]))
 
 
 def test_the_objective_keeps_the_kl_coef_from_before_the_search() -> None:
-    for settings in points(pin_objective(SETTINGS), read_axes(["kl_coef=0,0.9"])):
+    for settings in grid_points(pin_objective(SETTINGS), read_axes(["kl_coef=0,0.9"])):
         assert settings.report_kl_coef == 0.1
 
 
@@ -97,7 +97,7 @@ def test_a_quoted_text_with_a_comma_is_one_value() -> None:
     assert parsed == axis
 
 
-@pytest.mark.parametrize("text", AWKWARD)
+@pytest.mark.parametrize("text", AWKWARD_TEXTS)
 def test_a_search_with_awkward_texts_is_read_back_unchanged(text: str, tmp_path: Path) -> None:
     axes = [Axis("stop", (text, "other", None)), Axis("lr", (1e-6, 0.1), "log")]
     search = Search(SETTINGS.model_copy(update={"prompt": text}), axes, None, samples=2, seeds=1, concurrent=None)

@@ -4,11 +4,11 @@ import pytest
 
 from launch.console.configuration import resolve
 from launch.console.errors import CommandError
-from launch.experiments.study import load, studies, to_cli_setting
+from launch.experiments.study import load_study, bundled_studies, to_cli_setting
 from launch.experiments.study_runs import list_jobs
 from policies.settings.settings import SettingsError, changed_settings
 
-BUNDLED = {name: load(name) for name in studies()}
+BUNDLED = {name: load_study(name) for name in bundled_studies()}
 ARMS = [(name, arm) for name, study in BUNDLED.items() for arm in study.arms]
 
 
@@ -33,7 +33,7 @@ def test_ppo_and_cory_differ_only_in_the_number_of_agents(name: str) -> None:
     assert (cory.num_agents, ppo.num_agents) == (2, 1)
 
 
-@pytest.mark.parametrize("name", studies())
+@pytest.mark.parametrize("name", bundled_studies())
 def test_all_arms_share_the_objective_and_the_held_out_queries(name: str) -> None:
     study = BUNDLED[name]
     settings = [study.settings(arm, 0) for arm in study.arms.values()]
@@ -99,47 +99,47 @@ def write_study(
 )
 def test_an_invalid_study_is_rejected(tmp_path: Path, arms: str, message: str) -> None:
     with pytest.raises((CommandError, SettingsError), match=message):
-        load(write_study(tmp_path, arms))
+        load_study(write_study(tmp_path, arms))
 
 
 def test_a_tier_without_seeds_and_a_file_with_another_encoding_are_rejected(tmp_path: Path) -> None:
     file = write_study(tmp_path, "  two: {num_agents: 1, tier: 2}\n", "base: imdb-tiny-paper\nseeds: {1: 2}\n")
     with pytest.raises(CommandError, match="Arm two has tier 2, which has no entry in `seeds`"):
-        load(file)
+        load_study(file)
     Path(file).write_text("about: \xe9", encoding="latin-1")
     with pytest.raises(CommandError, match=r"mine\.yaml is not UTF-8 text"):
-        load(file)
+        load_study(file)
 
 
 def test_the_first_arm_must_equal_the_base(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("base: imdb-tiny-paper\nsettings: {dtype: fp32, test_queries: 9}\narms:\n  one: {lr: 1.0e-5}\n")
     with pytest.raises(CommandError, match=r"arm one lists lr as different from the base, but .* must equal the base"):
-        load(str(file))
+        load_study(str(file))
 
 
 def test_a_study_without_an_explicit_dtype_is_rejected(tmp_path: Path) -> None:
     file = write_study(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny-paper\n")
     with pytest.raises(CommandError, match="requires dtype and test_queries"):
-        load(file)
-    study = load(file, ["dtype=bf16", "test_queries=9"])
+        load_study(file)
+    study = load_study(file, ["dtype=bf16", "test_queries=9"])
     assert {study.settings(arm, 0).dtype for arm in study.arms.values()} == {"bf16"}
 
 
 def test_a_study_without_test_queries_is_rejected(tmp_path: Path) -> None:
     file = write_study(tmp_path, "  two: {num_agents: 1}\n", head="base: imdb-tiny-paper\n")
     with pytest.raises(CommandError, match="requires dtype and test_queries"):
-        load(file, ["dtype=fp32"])
+        load_study(file, ["dtype=fp32"])
 
 
 def test_an_arm_inherits_the_changes_of_its_reference_arm(tmp_path: Path) -> None:
-    study = load(write_study(tmp_path, "  two: {num_agents: 1}\n  three: {against: two, lr: 1.0e-3, seeds: [7]}\n"))
+    study = load_study(write_study(tmp_path, "  two: {num_agents: 1}\n  three: {against: two, lr: 1.0e-3, seeds: [7]}\n"))
     arm = study.arms["three"]
     assert (arm.changes, arm.differs, arm.seeds) == ({"lr": 1e-3}, {"num_agents": 1, "lr": 1e-3}, (7,))
 
 
 def test_settings_on_the_command_line_apply_to_all_arms(tmp_path: Path) -> None:
-    study = load(write_study(tmp_path, "  two: {num_agents: 1}\n"), ["num_updates=3", "kl_coef=0.7"])
+    study = load_study(write_study(tmp_path, "  two: {num_agents: 1}\n"), ["num_updates=3", "kl_coef=0.7"])
     arm_settings = [study.settings(arm, 0) for arm in study.arms.values()]
     assert {(s.num_updates, s.kl_coef, s.eval_kl_coef) for s in arm_settings} == {(3, 0.7, 0.7)}
 
@@ -157,7 +157,7 @@ def test_a_missing_requirement_of_an_arm_is_reported_with_the_command_that_creat
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arm = load("imdb").arms["ppo-double-model"]
+    arm = load_study("imdb").arms["ppo-double-model"]
     assert arm.missing is not None and "python -m recipes --double --out models" in arm.missing
     (tmp_path / "models" / "imdb-gpt2-double").mkdir(parents=True)
     assert arm.missing is None

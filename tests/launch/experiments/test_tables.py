@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.commands.study import _arms_table, _result_line, _summary_table
-from launch.experiments.study import load
+from launch.experiments.study import load_study
 from launch.experiments.study_runs import list_jobs
-from tests.launch.results_of_studies import figures, keep, study_run
+from tests.launch.results_of_studies import figures, write_runs, study_run
 
 
 def lines(table: Table, width: int = 160) -> list[list[str]]:
@@ -18,15 +18,15 @@ def lines(table: Table, width: int = 160) -> list[list[str]]:
 
 
 def test_arms_are_listed_with_their_differences_and_finished_runs(tmp_path: Path) -> None:
-    study = load("imdb")
-    keep(tmp_path, study_run("cory", 1, figures(1.0, 1.0)))
+    study = load_study("imdb")
+    write_runs(tmp_path, study_run("cory", 1, figures(1.0, 1.0)))
     jobs = list_jobs(study, tmp_path, [study.arms[name] for name in ("cory", "no-exchange", "ppo-lr-1e-3")])
     assert lines(_arms_table(study, jobs))[2:] == [
         ["cory", "1", "1", "of", "5"],
         ["no-exchange", "cory", "exchange_period=null", "1", "0", "of", "5"],
         ["ppo-lr-1e-3", "ppo", "lr=0.001", "2", "0", "of", "3"],
     ]
-    credit = load("credit")
+    credit = load_study("credit")
     rows = lines(_arms_table(credit, list_jobs(credit, tmp_path, list(credit.arms.values()))), width=80)
     assert set(credit.arms) <= {line[0] for line in rows if line}  # names are not wrapped
 

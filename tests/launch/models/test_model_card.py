@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cory_env.tokenizer import tokens_holding
+from cory_env.tokenizer import token_ids_containing
 from launch.models.export import generation_config
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
@@ -14,7 +14,7 @@ def test_every_token_with_the_stop_text_is_an_end_token_and_the_card_names_the_s
     trained = replace(plain, settings=plain.settings.model_copy(update={"stop": "\n"}))
     tokenizers = plain.settings.make_tokenizers()
     eos_ids = generation_config(plain.settings, tokenizers, "llm_1").eos_token_id
-    stop_ids = tokens_holding(tokenizers["llm_1"], "\n")
+    stop_ids = token_ids_containing(tokenizers["llm_1"], "\n")
     assert generation_config(trained.settings, tokenizers, "llm_1").eos_token_id == [*eos_ids, *stop_ids] and stop_ids
     assert "A response ends before `'\\n'`: truncate it there." in model_card(trained, "llm_1", [])
     assert "truncate it there" not in model_card(plain, "llm_1", [])

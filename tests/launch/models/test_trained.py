@@ -113,4 +113,4 @@ def test_invalid_weights_files_are_rejected(run: Run) -> None:
 
 def test_an_unknown_policy_is_rejected(policies_run: Run) -> None:
     with pytest.raises(CommandError, match=r"Unknown policy `llm_3`\. .* has: llm_1, llm_2, mean\."):
-        open_trained(policies_run.path).named(["llm_1", "llm_3"])
+        open_trained(policies_run.path).resolve_names(["llm_1", "llm_3"])

@@ -14,13 +14,13 @@ from launch.commands.evaluate import _find_run
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.models.trained import POLICIES, open_trained
-from launch.report.runs import read_run as report_of
+from launch.report.runs import read_reported_run as report_of
 from launch.run_folder import final
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
 from launch.run_folder.status import read_run
 from launch.run_folder.storage import Storage, StorageError
-from policies.models.model_names import AVERAGE
+from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import Settings
 from tests.launch.commands.test_report import append_sample
 from tests.launch.conftest import record
@@ -114,7 +114,7 @@ def test_a_storage_failure_leaves_no_partial_export_and_the_next_attempt_succeed
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".unfinished*"))
     assert main(["export", *words]) == 0
     stored, local = open_trained(uri_of(bucket)), AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    for name, array in stored.weights(AVERAGE).items():
+    for name, array in stored.weights(AVERAGE_POLICY).items():
         np.testing.assert_array_equal(local.get_parameter(name).detach().numpy(), array)
 
 
@@ -133,7 +133,7 @@ def test_missing_items_in_storage_are_reported_with_their_uris(
     ):
         open_trained(uri, "6")
     with pytest.raises(CommandError, match=rf"^Unknown policy `llm_3`\. {re.escape(uri)} has"):
-        open_trained(uri, "5").named(["llm_3"])
+        open_trained(uri, "5").resolve_names(["llm_3"])
     with pytest.raises(CommandError, match=rf"{re.escape(uri)}x is not a run's folder"):
         read_run(f"{uri}x")
     with pytest.raises(CommandError, match="contains a password"):

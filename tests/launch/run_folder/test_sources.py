@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from cory_env.tasks import Query, make_task
 from launch.console.errors import CommandError
 from launch.run_folder.sources import Sources, _model_digest, compare, sources_of, task_without_queries
-from launch.training.comparable import check_sources, consequence
+from launch.training.source_check import check_sources, incomparable_warning
 from launch.training.preflight import load_task
 from policies.settings.settings import Settings, make_settings
 from tests.cory_env.sample_tasks import reviews
@@ -259,7 +259,7 @@ def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_
     ]
     settings = make_settings({**VALUES, **values})
     changes = check_sources(before, settings, settings.make_task(), sources(**values), "run", allow=False)
-    assert next(consequence(change, 5) for change in changes) == (
+    assert next(incomparable_warning(change, 5) for change in changes) == (
         "Warning: The code of mine:score has changed. The figures up to update 5 do not compare with later ones."
     )
 
@@ -291,7 +291,7 @@ def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
     ):
         check_sources(before, settings, task, now, "run", allow=False)
     allowed = check_sources(before, settings, task, now, "run", allow=True)
-    assert [consequence(change, 5).partition("). ")[2] for change in allowed] == [
+    assert [incomparable_warning(change, 5).partition("). ")[2] for change in allowed] == [
         "The training figures up to update 5 are not comparable with later ones.",
         "The held-out figures up to update 5 are not comparable with later ones, and neither is `best`.",
     ]

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from launch.models.trained import open_trained
-from launch.models.trained_chain import chain_of
+from launch.models.trained_chain import make_env_chain
 from launch.run_folder.run import Run
 from launch.serving import server
 from launch.serving.request_queue import GenerationRequest, RequestQueue
@@ -62,7 +62,7 @@ def test_ctrl_c_stops_a_server_within_seconds_even_with_pending_responses(
     policies_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 1)
-    model = ServedModel("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))
+    model = ServedModel("llm_1", ("llm_1",), make_env_chain(open_trained(policies_run.path), ["llm_1"]))
     sock = socket.create_server(("127.0.0.1", 0))
     client = openai.OpenAI(
         base_url=f"http://127.0.0.1:{sock.getsockname()[1]}/v1", api_key="none", max_retries=0, timeout=20
@@ -102,7 +102,7 @@ def test_ctrl_c_stops_a_server_within_seconds_even_with_pending_responses(
 def test_the_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, stream: bool) -> None:
     backend = EndlessBackend()
     queue = RequestQueue(backend)
-    model = ServedModel("llm_1", ("llm_1",), chain_of(open_trained(policies_run.path), ["llm_1"]))
+    model = ServedModel("llm_1", ("llm_1",), make_env_chain(open_trained(policies_run.path), ["llm_1"]))
     sock = socket.create_server(("127.0.0.1", 0))
     app = server.make_app(queue, {"llm_1": model}, 0.7, None)
     http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))

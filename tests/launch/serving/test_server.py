@@ -24,7 +24,7 @@ from cory_env.tokenizer import load_tokenizer
 from launch.main import main
 from launch.models.generators import load_generator
 from launch.models.trained import PolicySet, open_trained
-from launch.models.trained_chain import TokenPrinter, TrainedChain, chain_of
+from launch.models.trained_chain import TokenPrinter, TrainedChain, make_env_chain
 from launch.run_folder.run import Run
 from launch.serving import server
 from launch.serving.backends import make_backend
@@ -32,7 +32,7 @@ from launch.serving.protocol import ChatRequest, RequestError, openai_error
 from launch.serving.request_queue import RequestQueue
 from launch.serving.responses import ServedModel
 from policies.generation.installed import vllm_installed
-from policies.generation.token_stream import WINDOW, Detokenizer
+from policies.generation.token_stream import DECODE_WINDOW, Detokenizer
 from tests.launch.conftest import ENVIRONMENT, begin
 
 openai = pytest.importorskip("openai")
@@ -56,9 +56,9 @@ def client(policies_run: Run) -> Iterator[Any]:
     """A client of a server in this process, for the run's best checkpoint with transformers."""
     trained = open_trained(policies_run.path)
     queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
-    models = {policy_id: ServedModel(policy_id, (policy_id,), chain_of(trained, [policy_id])) for policy_id in CHAIN}
-    models["chain"] = ServedModel("chain", CHAIN, chain_of(trained, CHAIN))
-    models["stopping"] = ServedModel("stopping", ("llm_1",), chain_of(with_stop_text(trained), ["llm_1"]))
+    models = {policy_id: ServedModel(policy_id, (policy_id,), make_env_chain(trained, [policy_id])) for policy_id in CHAIN}
+    models["chain"] = ServedModel("chain", CHAIN, make_env_chain(trained, CHAIN))
+    models["stopping"] = ServedModel("stopping", ("llm_1",), make_env_chain(with_stop_text(trained), ["llm_1"]))
     sock = socket.create_server(("127.0.0.1", 0))
     app = server.make_app(queue, models, 0.7, KEY)
     http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
@@ -248,7 +248,7 @@ def test_a_long_text_decoded_in_windows_equals_the_text_decoded_at_once() -> Non
     detokenizer = Detokenizer(decode)
     deltas = [detokenizer.add([token]) for token in tokens]
     assert "".join([*deltas, detokenizer.end()]) == detokenizer.text == chain.decode(tokens) and len(tokens) > 500
-    assert max(window_sizes) < WINDOW + 4  # a character has up to 4 bytes, and so up to 4 tokens
+    assert max(window_sizes) < DECODE_WINDOW + 4  # a character has up to 4 bytes, and so up to 4 tokens
 
 
 def test_errors_before_serving_have_a_message(
@@ -322,7 +322,7 @@ def test_a_conversation_becomes_a_query_with_history() -> None:
     system, reply = {"role": "developer", "content": "Be kind."}, {"role": "assistant", "content": "Ho"}
     messages = [system, *user("Hi"), reply, *user()]
     text, history = server.parse_conversation(ChatRequest(model="llm_1", messages=messages), model)
-    (prompt,) = model.chain.encode_first([Query(0, text, history=history)])
+    (prompt,) = model.chain.encode_pioneer_prompts([Query(0, text, history=history)])
     assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
     with pytest.raises(RequestError, match="The last message must have the role user"):
         server.parse_conversation(ChatRequest(model="llm_1", messages=messages[:-1]), model)
@@ -331,6 +331,6 @@ def test_a_conversation_becomes_a_query_with_history() -> None:
     )
     chain = Chain(task, tokenizer, num_agents=1, chat=True)
     with pytest.raises(ChatError) as error:
-        chain.encode_first([Query(0, text, history=history)])
+        chain.encode_pioneer_prompts([Query(0, text, history=history)])
     status, body = openai_error(error.value)
     assert status == 400 and "drops the message of the role system" in body["error"]["message"]

@@ -17,7 +17,7 @@ from policies.models import smollm2
 @pytest.mark.timeout(900)
 def test_the_code_preset_trains_and_tests_programs(tmp_path: Path) -> None:
     try:
-        smollm2.installed()
+        smollm2.find_package()
         require_sandbox()
     except (smollm2.SmolLM2Error, SandboxError) as error:
         pytest.skip(str(error))

@@ -11,7 +11,7 @@ from tests.launch.conftest import ENVIRONMENT, record
 
 TO_TRACKIO = """
 import json, pathlib, sys
-from launch.training.tracking import figures_of, open_services
+from launch.training.tracking import flat_metrics, open_services
 from policies.settings.settings import Settings
 
 run, again = pathlib.Path(sys.argv[1]), sys.argv[2:]
@@ -21,8 +21,8 @@ def session(*lines):
     (tracker,) = open_services(run, Settings(trackio=True, lr=3e-5), group="search")
     for line in lines:
         response = {"role": "pioneer", "policy": "llm_1", "text": "good", "task_reward": 1.0}
-        tracker.show(line["update"], [{"query": "Is it", "responses": [response]}], True)
-        tracker.log(line["update"], figures_of(line))
+        tracker.log_samples(line["update"], [{"query": "Is it", "responses": [response]}], True)
+        tracker.log(line["update"], flat_metrics(line))
     tracker.close(failed=False)
 
 session(first)

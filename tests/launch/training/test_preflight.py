@@ -15,7 +15,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.run_folder.run import Run
-from launch.training.preflight import check
+from launch.training.preflight import check_run_settings
 from policies.generation import installed
 from policies.models.model_check import ModelError
 from policies.settings.settings import make_settings
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 def error_of(**values: Any) -> str:
     """Returns the message with which settings are rejected."""
     with pytest.raises((CommandError, ModelError)) as raised:
-        check(make_settings({"backend": "transformers", **values}))
+        check_run_settings(make_settings({"backend": "transformers", **values}))
     return str(raised.value)
 
 
@@ -91,7 +91,7 @@ def test_prompt_lengths_of_both_splits_are_checked_and_the_min_length_named(tmp_
         error = error_of(**settings, **files)
         assert "1 of 2 queries of" in error and "the first is query 1, 'Two is very" in error
     min_length = int(error.split("Raise max_prompt_tokens to ")[1].split(",")[0])
-    check(make_settings({**settings, **files, "backend": "transformers", "max_prompt_tokens": min_length}))
+    check_run_settings(make_settings({**settings, **files, "backend": "transformers", "max_prompt_tokens": min_length}))
     assert f"Raise max_prompt_tokens to {min_length}" in error_of(
         **settings | {"max_prompt_tokens": min_length - 1}, **files
     )
@@ -125,7 +125,7 @@ def test_a_missing_reward_column_is_rejected_before_models_are_loaded(tmp_path: 
     settings = {"task": "custom", "data": str(tmp_path / "rows.jsonl")}
     error = error_of(**settings, reward="tests.cory_env.sample_rewards:with_column")
     assert "2 of 2 queries of train have no value in the column 'answer', which the reward" in error
-    check(
+    check_run_settings(
         make_settings({**settings, "backend": "transformers", "reward": "tests.cory_env.sample_rewards:with_default"})
     )
 
@@ -136,7 +136,7 @@ def test_the_vllm_backend_without_vllm_is_rejected_with_the_install_command(monk
 
     monkeypatch.setattr(installed, "version", missing)
     assert "pip install 'cory-rllib[vllm]'" in error_of(backend="vllm")
-    check(make_settings({"backend": "transformers"}))
+    check_run_settings(make_settings({"backend": "transformers"}))
 
 
 def test_validate_prints_the_required_max_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Makes learners copy weights before writing, as on a GPU."""
     disk = Disk()
-    monkeypatch.setattr(TokenPPOLearner, "_copies", True)
+    monkeypatch.setattr(TokenPPOLearner, "_saves_in_background", True)
     monkeypatch.setattr(stored_policy, "save", disk.save)
     return disk
 

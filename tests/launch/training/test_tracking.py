@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from launch.console.errors import CommandError
-from launch.training.tracking import check
+from launch.training.tracking import check_trackers
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record
 
 OFFLINE = """
 import json, pathlib, sys, time
-from launch.training.tracking import WeightsAndBiases, figures_of
+from launch.training.tracking import WeightsAndBiases, flat_metrics
 from policies.settings.settings import Settings
 
 RESPONSES = [{"role": "pioneer", "policy": "llm_2", "text": "is a wonder", "task_reward": 0.5}]
 for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was resumed
     tracker = WeightsAndBiases(pathlib.Path(sys.argv[1]), Settings(reward=lambda completions: [0.0]))
-    tracker.show(json.loads(text)["update"], [{"query": "This film", "responses": RESPONSES}], held_out=True)
-    tracker.log(json.loads(text)["update"], figures_of(json.loads(text)))
+    tracker.log_samples(json.loads(text)["update"], [{"query": "This film", "responses": RESPONSES}], held_out=True)
+    tracker.log(json.loads(text)["update"], flat_metrics(json.loads(text)))
     tracker.close(failed)
     time.sleep(1.1)  # W&B names the folder of an offline run by the second of its start
 """
@@ -104,7 +104,7 @@ KILLED = """
 import json, pathlib, sys
 import psutil
 from launch.console.output import forward_warnings
-from launch.training.tracking import figures_of, open_trackers
+from launch.training.tracking import flat_metrics, open_trackers
 from policies.settings.settings import Settings
 
 run = pathlib.Path(sys.argv[1])
@@ -112,12 +112,12 @@ lines = [json.loads(line) for line in sys.stdin]
 with forward_warnings(print):
     for _ in range(2):  # a run, and its next attempt in the same process
         with open_trackers(run, Settings(wandb=True), after=None) as trackers:
-            trackers.log(0, figures_of(lines[0]))
+            trackers.log(0, flat_metrics(lines[0]))
             (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
             core.terminate()
             core.wait()
             for line in lines[1:]:
-                trackers.log(line["update"], figures_of(line))
+                trackers.log(line["update"], flat_metrics(line))
 """
 
 
@@ -145,5 +145,5 @@ def test_a_tracker_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("wandb", "trackio"):
         with pytest.raises(CommandError, match=f"Run `pip install {name}`, or set {name}=false"):
-            check(Settings.model_validate({name: True}))
-    check(Settings())
+            check_trackers(Settings.model_validate({name: True}))
+    check_trackers(Settings())

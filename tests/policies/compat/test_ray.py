@@ -7,14 +7,14 @@ import pytest
 from ray._private import services
 from ray._private.node import Node
 
-from policies.compat.ray import lean_start, patient_start, uploaded_files
+from policies.compat.ray import without_dashboard, node_start_timeout, uploaded_files
 
 
 def test_ray_starts_its_dashboard_and_autoscaler_by_the_functions_that_lean_start_replaces() -> None:
     assert "self.start_monitor()" in inspect.getsource(Node.start_head_processes)
     assert "services.start_api_server(" in inspect.getsource(Node.start_api_server)
     dashboard, autoscaler = services.start_api_server, Node.start_monitor
-    with lean_start():
+    with without_dashboard():
         assert services.start_api_server is not dashboard and Node.start_monitor is not autoscaler
     assert services.start_api_server is dashboard and Node.start_monitor is autoscaler
 
@@ -31,12 +31,12 @@ def test_ray_init_waits_for_a_node_that_has_not_registered_yet(monkeypatch: pyte
         return "up"
 
     monkeypatch.setattr(services, "get_node", get_node)
-    with patient_start(60.0):
+    with node_start_timeout(60.0):
         assert services.get_node("address", "node") == "up"
     assert calls == [("address", "node")] * 3
     assert services.get_node is get_node
     calls.clear()
-    with patient_start(0.0), pytest.raises(RuntimeError, match="not yet"):
+    with node_start_timeout(0.0), pytest.raises(RuntimeError, match="not yet"):
         services.get_node("address", "node")
 
 

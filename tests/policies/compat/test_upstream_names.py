@@ -16,7 +16,7 @@ from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.tune import Trainable
 
 from policies.compat.rllib import disable_runner_state_sync
-from policies.compat.transformers import attention_of, block_classes, ignored_weights, unsaved_weights, without_adapters
+from policies.compat.transformers import attn_implementation, no_split_classes, ignored_weights, unsaved_weights, adapters_disabled
 from policies.generation.installed import vllm_installed
 
 HIDDEN = 8
@@ -45,9 +45,9 @@ def test_rllib_has_the_private_attributes_that_we_use() -> None:
 def test_transformers_has_the_private_attributes_that_we_use() -> None:
     config = transformers.GPT2Config(n_embd=HIDDEN, n_layer=1, n_head=1, vocab_size=HIDDEN)
     model = transformers.GPT2LMHeadModel(config)
-    assert attention_of(model) in ("sdpa", "eager") and block_classes(model) == {"GPT2Block"}
+    assert attn_implementation(model) in ("sdpa", "eager") and no_split_classes(model) == {"GPT2Block"}
     model.set_attn_implementation("eager")
-    assert attention_of(model) == "eager"
+    assert attn_implementation(model) == "eager"
     assert isinstance(ignored_weights(model), tuple) and hasattr(model, "_keys_to_ignore_on_load_unexpected")
     assert unsaved_weights(model) == frozenset() and "_keys_to_ignore_on_save" in inspect.getsource(
         transformers.PreTrainedModel.save_pretrained
@@ -60,7 +60,7 @@ def test_without_adapters_disables_adapters_and_keeps_them_trainable() -> None:
         transformers.GPT2LMHeadModel(config), peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
     )
     layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    with without_adapters(model):
+    with adapters_disabled(model):
         assert layers and all(layer.disable_adapters for layer in layers)
         assert any(parameter.requires_grad for parameter in model.parameters())
     assert not any(layer.disable_adapters for layer in layers)

@@ -201,4 +201,4 @@ def test_an_instruction_tuned_model_trains_on_conversations_and_stops_at_any_of_
     assert tokenizer.decode(prompt) == (
         "system: Be brief.<|im_end|>assistant: What can I do?<|im_end|>user: Name a fruit.<|im_end|>assistant:"
     )
-    assert algorithm.evaluator.held_out()["evaluation"]["llm_1"]["eos_rate"] > 0.5
+    assert algorithm.evaluator.evaluate()["evaluation"]["llm_1"]["eos_rate"] > 0.5

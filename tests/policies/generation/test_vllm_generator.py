@@ -23,7 +23,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
 from policies.models.weights import Weights, checksum
-from policies.sync_check import Probe, SelfTestFailure, check_weight_sync, perturb
+from policies.sync_check import SyncDiffs, WeightSyncCheckError, check_weight_sync, perturb
 from tests.policies.conftest import make_model, weights_of
 
 pytestmark = [
@@ -109,7 +109,7 @@ def run_weight_sync_check(
     weights: Weights,
     prompts: Sequence[Sequence[int]],
     load: Callable[[Weights], Any],
-) -> Probe:
+) -> SyncDiffs:
     def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
         return generator.generate(prompts, "llm_1", sampling(prompts))
 
@@ -210,7 +210,7 @@ def test_the_weight_sync_check_passes_on_a_correct_engine(
 def test_the_weight_sync_check_detects_an_engine_that_ignores_new_weights(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    with pytest.raises(SelfTestFailure, match="does not use new weights"):
+    with pytest.raises(WeightSyncCheckError, match="does not use new weights"):
         run_weight_sync_check(generator, learner, weights, prompts, lambda w: None)
 
 
@@ -228,7 +228,7 @@ def test_the_weight_sync_check_detects_a_stale_tied_head(
         engine.collective_rpc(reload)
         assert engine.reset_prefix_cache()
 
-    with pytest.raises(SelfTestFailure):
+    with pytest.raises(WeightSyncCheckError):
         run_weight_sync_check(generator, learner, weights, prompts, load_all_but_the_head)
     generator.load("llm_1", weights, 0)
 
@@ -240,7 +240,7 @@ def test_the_weight_sync_check_detects_a_stale_prefix_cache(
         save_file(dict(new), tmp_path / "model.safetensors")
         generator.engines["llm_1"].collective_rpc("load_safetensors", args=(str(tmp_path / "model.safetensors"),))
 
-    with pytest.raises(SelfTestFailure):
+    with pytest.raises(WeightSyncCheckError):
         run_weight_sync_check(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
     generator.load("llm_1", weights, 0)
 
@@ -253,7 +253,7 @@ def test_the_weight_sync_check_detects_one_stale_tensor(
     def load_all_but_one(new: Weights) -> None:
         generator.load("llm_1", {**new, bias: weights[bias]}, 0)
 
-    with pytest.raises(SelfTestFailure, match="does not use new weights"):
+    with pytest.raises(WeightSyncCheckError, match="does not use new weights"):
         run_weight_sync_check(generator, learner, weights, prompts, load_all_but_one)
     generator.load("llm_1", weights, 0)
 
@@ -301,7 +301,7 @@ def test_a_row_without_an_adapter_uses_the_base_in_a_batch_with_adapters(
     from vllm import SamplingParams, TokensPrompt
 
     params = SamplingParams(max_tokens=6, seed=1, logprobs=0, detokenize=False)
-    requests = [None, *(vllm_lora.request(policy_id, k + 1) for k, policy_id in enumerate(adapters.policy_ids))]
+    requests = [None, *(vllm_lora.lora_request(policy_id, k + 1) for k, policy_id in enumerate(adapters.policy_ids))]
     inputs = [TokensPrompt(prompt_token_ids=prompts[0])] * 4
     (engine,) = adapters.engines.values()
     first = engine.generate(inputs, [params] * 4, use_tqdm=False, lora_request=requests)[0].outputs[0]

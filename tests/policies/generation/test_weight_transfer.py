@@ -69,16 +69,16 @@ class DirectClient:
 
 
 def make_source(policy: PolicyLearner, weights: Weights | None = None) -> Any:
-    from policies.rllib.weight_sender import Source
+    from policies.rllib.weight_sender import PolicyWeightSource
 
-    return Source(policy, weights)
+    return PolicyWeightSource(policy, weights)
 
 
 def make_interrupted_source(policy: PolicyLearner, weights: Weights) -> Any:
     """A source that fails after the first few weights."""
-    from policies.rllib.weight_sender import Source
+    from policies.rllib.weight_sender import PolicyWeightSource
 
-    class InterruptedSource(Source):
+    class InterruptedSource(PolicyWeightSource):
         def _stream(self) -> Iterator[tuple[str, Tensor]]:
             for index, named_tensor in enumerate(super()._stream()):
                 if index == 5:
@@ -90,9 +90,9 @@ def make_interrupted_source(policy: PolicyLearner, weights: Weights) -> Any:
 
 def make_incomplete_source(policy: PolicyLearner) -> Any:
     """A source without the last weight."""
-    from policies.rllib.weight_sender import Source
+    from policies.rllib.weight_sender import PolicyWeightSource
 
-    class IncompleteSource(Source):
+    class IncompleteSource(PolicyWeightSource):
         def metadata(self) -> list[Any]:
             return super().metadata()[:-1]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cory_env.functions import SpecError
-from policies.learning.credit import CreditError, assign_credit, chain_rewards, check_scheme, collective_rewards
-from policies.learning.estimation import Estimation
+from policies.learning.credit import CreditError, assign_credit, chain_rewards, check_custom_credit, collective_rewards
+from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows
 from policies.settings.settings import Settings
@@ -99,9 +99,9 @@ def scored(columns: Rows, values: float) -> Rows:
     return columns | {"mask": mask} | scores
 
 
-def make_estimators(**hyperparameters: Any) -> dict[str, Estimation]:
+def make_estimators(**hyperparameters: Any) -> dict[str, AdvantageEstimator]:
     h = Hyperparameters(kl_coef=2.0, lam=1.0, **hyperparameters)
-    return {policy_id: Estimation(h) for policy_id in ("llm_1", "llm_2")}
+    return {policy_id: AdvantageEstimator(h) for policy_id in ("llm_1", "llm_2")}
 
 
 CHAINS = {
@@ -188,13 +188,13 @@ def test_a_custom_credit_is_a_function_in_a_file(tmp_path: Path, monkeypatch: py
     forked = {"llm_1": rows([0], [0], [2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0], forks=[0, 0])}
     team = assign_credit(forked, custom_credit("team"), {})
     assert team["llm_2"].tolist() == [3.0, 1.0]  # although its rows share memory
-    check_scheme(custom_credit("improvement"), 3)
+    check_custom_credit(custom_credit("improvement"), 3)
     for name, message in (
         ("first_agent", r"returned shape \(2,\) for task rewards of shape \(2, 3\)"),
         ("fails", "raised KeyError: 'nobody'"),
         ("infinite", "returned NaN or infinity"),
     ):
         with pytest.raises(CreditError, match=message):
-            check_scheme(custom_credit(name), 3)
+            check_custom_credit(custom_credit(name), 3)
     with pytest.raises(SpecError, match=r"has no function 'nowhere'. Correct the credit's name"):
         custom_credit("nowhere")

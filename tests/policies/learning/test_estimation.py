@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from policies.learning import token_ppo
-from policies.learning.estimation import Estimation, RewardMoments
+from policies.learning.estimation import AdvantageEstimator, RewardMoments
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import Rows, make_rows
 
@@ -17,8 +17,8 @@ SCORES = [3.0, 1.0, 8.0, 5.0, 5.0, 2.0]
 """Scores of three responses to each of two queries."""
 
 
-def make_estimator(**hyperparameters: Any) -> Estimation:
-    return Estimation(Hyperparameters(**{"kl_coef": 0.5, **hyperparameters}))
+def make_estimator(**hyperparameters: Any) -> AdvantageEstimator:
+    return AdvantageEstimator(Hyperparameters(**{"kl_coef": 0.5, **hyperparameters}))
 
 
 def scored(scores: list[float] = SCORES) -> Rows:
@@ -112,7 +112,7 @@ def test_the_kl_coefficient_follows_the_measured_kl_only_with_adaptive_control(c
     estimator = make_estimator(kl_control=control, kl_target=0.6, kl_horizon=40)
     for _ in range(2):
         before, kl = estimator.kl_coef, estimator.estimate(scored())[0]["kl"]
-        estimator.adapt(kl)
+        estimator.update_kl_coef(kl)
         adapted = token_ppo.adapt_kl_coef(before, float(kl.sum()) / 6, 0.6, batch=6, horizon=40)
         assert adapted != pytest.approx(before)
         assert estimator.kl_coef == (adapted if control == "adaptive" else 0.5)
@@ -134,11 +134,11 @@ def test_reward_scaling_changes_the_returns_but_not_the_reported_reward() -> Non
 def test_a_state_restores_moments_and_an_adaptive_coefficient_but_not_a_fixed_one() -> None:
     adaptive = {"kl_control": "adaptive", "kl_horizon": 40, "reward_scaling": "normalize"}
     first, second = make_estimator(**adaptive), make_estimator(**adaptive)
-    first.adapt(first.estimate(scored())[0]["kl"])
+    first.update_kl_coef(first.estimate(scored())[0]["kl"])
     second.load(first.state())
     assert second.kl_coef == first.kl_coef != 0.5 and second.reward_moments == first.reward_moments
     fixed = make_estimator(kl_coef=0.2)
     fixed.load(first.state())
     assert fixed.kl_coef == 0.2 and fixed.reward_moments == first.reward_moments
-    first.forget()
+    first.reset()
     assert first.kl_coef == 0.5 and first.reward_moments == RewardMoments()

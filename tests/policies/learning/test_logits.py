@@ -13,7 +13,7 @@ TEMPERATURE = 0.7
 
 @pytest.fixture(params=[1, BATCH * VOCABULARY * 2, 2**22], ids=["one position", "uneven chunks", "one chunk"])
 def chunk_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits, "AT_ONCE", request.param)
+    monkeypatch.setattr(logits, "CHUNK_LOGITS", request.param)
 
 
 def model_logits(dtype: torch.dtype, seed: int = 0) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.learning.metrics import measure, measure_responses, repetition
+from policies.learning.metrics import compute_metrics, compute_response_metrics, repetition
 from policies.learning.rows import Rows, make_rows
 
 
@@ -16,7 +16,7 @@ def scored() -> Rows:
 
 
 def test_each_response_has_its_metrics_and_the_kl_is_summed_over_its_tokens() -> None:
-    metrics = {name: column.tolist() for name, column in measure_responses(scored(), eval_kl_coef=0.5).items()}
+    metrics = {name: column.tolist() for name, column in compute_response_metrics(scored(), eval_kl_coef=0.5).items()}
     assert metrics["task_reward"] == [2.0, 6.0] and metrics["response_length"] == [3.0, 1.0]
     assert metrics["eos_rate"] == [1.0, 0.0] and metrics["repetition"] == [0.0, 0.0]
     assert metrics["kl"] == pytest.approx([0.6, 0.5])
@@ -24,7 +24,7 @@ def test_each_response_has_its_metrics_and_the_kl_is_summed_over_its_tokens() ->
 
 
 def test_a_batch_s_metrics_are_means_over_responses_or_over_tokens() -> None:
-    metrics = measure(scored(), eval_kl_coef=0.5)
+    metrics = compute_metrics(scored(), eval_kl_coef=0.5)
     assert metrics["task_reward"] == 4.0 and metrics["task_reward_std"] == 2.0
     assert metrics["kl"] == pytest.approx(0.55)
     assert metrics["entropy"] == pytest.approx(12.0 / 4)
@@ -32,9 +32,9 @@ def test_a_batch_s_metrics_are_means_over_responses_or_over_tokens() -> None:
 
 
 def test_explained_variance_requires_estimated_returns() -> None:
-    assert "explained_variance" not in measure(scored(), eval_kl_coef=0.5)
+    assert "explained_variance" not in compute_metrics(scored(), eval_kl_coef=0.5)
     returns = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
-    assert measure(scored() | {"values": returns, "returns": returns}, eval_kl_coef=0.5)["explained_variance"] == 1.0
+    assert compute_metrics(scored() | {"values": returns, "returns": returns}, eval_kl_coef=0.5)["explained_variance"] == 1.0
 
 
 def test_repetition_counts_bigrams_that_occur_earlier_in_the_response() -> None:

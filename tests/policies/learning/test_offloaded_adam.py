@@ -21,7 +21,7 @@ __all__ = ["path"]
 def test_steps_are_bit_identical_to_adamw_and_each_resumes_from_the_other_s_checkpoint(
     path: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offloaded_adam, "AT_ONCE", 128)  # most weights take several chunks
+    monkeypatch.setattr(offloaded_adam, "CHUNK_WEIGHTS", 128)  # most weights take several chunks
     others: dict[str, Any] = {"steps": 2, "num_epochs": 2, "weight_decay": 0.1, "grad_clip": 0.5}
     plain, offloaded = (make_learner(path, weights, offload_optimizer=offload, **others) for offload in (False, True))
     assert type(plain.optimizer) is AdamW and type(offloaded.optimizer) is OffloadedAdamW

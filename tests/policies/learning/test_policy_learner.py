@@ -18,7 +18,7 @@ from torch.nn.utils import get_total_norm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from policies.learning import token_ppo
-from policies.learning.estimation import Estimation
+from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
@@ -77,7 +77,7 @@ def ready(learner: PolicyLearner, rows: Rows | None = None) -> Rows:
     """Rows with scores and advantages, ready for an update."""
     rows = make_row_batch() if rows is None else rows
     scored = {**rows, **learner.score(rows)}
-    return {**scored, **Estimation(learner.hyperparameters).estimate(scored)[0]}
+    return {**scored, **AdvantageEstimator(learner.hyperparameters).estimate(scored)[0]}
 
 
 def gradients(learner: PolicyLearner) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.learning.rows import Rows, make_rows, places, take, trimmed
+from policies.learning.rows import Rows, make_rows, split_micro_batches, select_rows, trim_padding
 
 PROMPTS = [[11, 12, 13], [21], [31, 32, 33, 34, 35], [41, 42], [51]]
 RESPONSES = [[1], [2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12]]
@@ -65,14 +65,14 @@ def test_a_row_needs_one_log_probability_per_token() -> None:
 
 
 def test_take_selects_the_same_rows_of_every_column() -> None:
-    rows = take(columns(), torch.tensor([3, 0]))
+    rows = select_rows(columns(), torch.tensor([3, 0]))
     assert rows["weight"].tolist() == [3, 0]
     assert rows["responses"].tolist() == [[7, 8, 0, 0], [1, 0, 0, 0]]
     assert {len(column) for column in rows.values()} == {2}
 
 
 def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[tuple[torch.Tensor, Rows]]:
-    return [(index, trimmed(rows, index)) for index in places(rows, size, tokens)]
+    return [(index, trim_padding(rows, index)) for index in split_micro_batches(rows, size, tokens)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])

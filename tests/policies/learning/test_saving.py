@@ -43,7 +43,7 @@ def rank(number: int, path: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=number, world_size=RANKS)
     mesh = learner_mesh(1, RANKS, "cpu")["shard"]
-    group = stored_policy.writing_group(mesh.get_group())
+    group = stored_policy.checkpoint_group(mesh.get_group())
     learner = make_learner(path, "full", mesh)
     learn(learner, range(1))
     snapshot, gate = learner.model.state(), threading.Event()
@@ -89,7 +89,7 @@ def test_begin_save_writes_the_state_at_its_call(path: str, tmp_path: Path, monk
     assert not saving.done() and not list(tmp_path.iterdir())
     gate.set()
     saving.result(timeout=60)
-    weights = stored_policy.read(str(tmp_path / "weights"))
+    weights = stored_policy.open_weights(str(tmp_path / "weights"))
     assert weights.keys() == snapshot.keys() and all((weights[name] == array).all() for name, array in snapshot.items())
     resumed = make_learner(path, "full")
     resumed.restore(str(tmp_path / "weights"), str(tmp_path / "moments"))
@@ -127,4 +127,4 @@ def test_each_folder_has_its_own_stager(path: str, tmp_path: Path, monkeypatch: 
     learner = make_learner(path, "full")
     learn(learner, range(1))
     stored_policy.begin_save(learner.state(str(tmp_path / "weights"), str(tmp_path / "moments")), None).result(60)
-    assert stored_policy.read(str(tmp_path / "weights")).keys() == learner.model.state().keys()
+    assert stored_policy.open_weights(str(tmp_path / "weights")).keys() == learner.model.state().keys()

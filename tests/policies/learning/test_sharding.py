@@ -20,7 +20,7 @@ from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows
-from policies.learning.sharding import blocks_of, learner_mesh
+from policies.learning.sharding import transformer_blocks, learner_mesh
 from policies.models.language_model import init_empty
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -165,7 +165,7 @@ def test_a_sharded_policy_trains_and_scores_like_a_single_process_and_each_resum
         assert sum(sizes) == total and max(sizes) < total / RANKS * 1.5  # adapters have few rows
         single = make_learner(model, weights, **others)
         single.restore(str(tmp_path / str(case) / "sharded/weights"), str(tmp_path / str(case) / "sharded/moments"))
-        stored = stored_policy.read(str(tmp_path / str(case) / "sharded/weights"))
+        stored = stored_policy.open_weights(str(tmp_path / str(case) / "sharded/weights"))
         assert stored.keys() == state.keys()
         assert all((stored[name] == array).all() for name, array in single.model.state().items())
         learn(single, range(2, 3))
@@ -175,10 +175,10 @@ def test_a_sharded_policy_trains_and_scores_like_a_single_process_and_each_resum
 
 def test_a_family_that_declares_no_blocks_is_rejected(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = init_empty(llama)
-    assert [type(block).__name__ for block in blocks_of(lm)] == ["LlamaDecoderLayer"] * 2
+    assert [type(block).__name__ for block in transformer_blocks(lm)] == ["LlamaDecoderLayer"] * 2
     monkeypatch.setattr(lm, "_no_split_modules", [])
     with pytest.raises(ModelError, match=r"does not declare its blocks .* Set shards_per_policy=1\."):
-        blocks_of(lm)
+        transformer_blocks(lm)
 
 
 def test_every_part_of_a_tensor_must_be_stored_exactly_once(tmp_path: Path, llama: str) -> None:

@@ -67,10 +67,10 @@ def test_bf16_rounding_does_not_hide_a_missing_soft_cap(tmp_path: Path) -> None:
 
 def test_the_needed_attention_follows_from_the_soft_cap_or_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     capped = CONFIG_MAPPING["gemma2"]()
-    monkeypatch.setattr(families, "read_table", lambda: families.FamilyTable({}, {}))
+    monkeypatch.setattr(families, "read_family_table", lambda: families.FamilyTable({}, {}))
     assert families.needed_attention(capped) == "eager"
     monkeypatch.setattr(
-        families, "read_table", lambda: families.FamilyTable({}, {"llama": {"attention_difference": 0.01}})
+        families, "read_family_table", lambda: families.FamilyTable({}, {"llama": {"attention_difference": 0.01}})
     )
     assert families.needed_attention(CONFIG_MAPPING["llama"]()) == "eager"
     assert families.needed_attention(CONFIG_MAPPING["gpt2"]()) is None
@@ -107,7 +107,7 @@ def test_opt_with_embeddings_narrower_than_its_layers_can_have_a_critic(tmp_path
 def test_the_table_has_many_families_and_the_versions_they_were_measured_with() -> None:
     from benchmarks.families import FAMILIES
 
-    table = families.read_table()
+    table = families.read_family_table()
     assert len(FAMILIES) >= 25
     assert set(table.versions) == {"transformers", "vllm", "torch", "peft"} and all(table.versions.values())
     unmeasured = [name for name, row in table.families.items() if "error" in row or "vllm" not in row]
@@ -116,12 +116,12 @@ def test_the_table_has_many_families_and_the_versions_they_were_measured_with() 
 
 def test_the_table_agrees_with_measurements_of_the_installed_code() -> None:
     for model_type in ("gpt2", "gemma2"):
-        config, row = CONFIG_MAPPING[model_type](), families.read_table().families[model_type]
+        config, row = CONFIG_MAPPING[model_type](), families.read_family_table().families[model_type]
         difference = tiny_models.attention_difference(config)
-        assert difference is not None and (difference < families.LIMIT) == (
-            row["attention_difference"] < families.LIMIT
+        assert difference is not None and (difference < families.LOGPROB_TOLERANCE) == (
+            row["attention_difference"] < families.LOGPROB_TOLERANCE
         )
-        assert tiny_models.padding_difference(tiny_model(config)) < families.LIMIT > row["padding"]
+        assert tiny_models.padding_difference(tiny_model(config)) < families.LOGPROB_TOLERANCE > row["padding"]
 
 
 def test_a_layer_that_vllm_cannot_adapt_is_not_a_default(tmp_path: Path) -> None:

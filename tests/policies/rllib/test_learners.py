@@ -23,7 +23,7 @@ def test_failed_saves_and_timeouts_of_learners_raise_errors(make_cory: MakeCory,
     with pytest.raises(OSError, match="learner"):
         algorithm.save_to_path(blocked)
     algorithm.save_to_path(tmp_path / "complete")
-    pid = algorithm.learners.ask(lambda learner: os.getpid())
+    pid = algorithm.learners.call_first(lambda learner: os.getpid())
     os.kill(pid, signal.SIGSTOP)
     assert algorithm.learners.timeout == 15
     assert not algorithm.learners.foreach_learner(os.getpid, remote_actor_ids=[]).result_or_errors

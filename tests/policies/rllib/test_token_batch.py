@@ -10,8 +10,8 @@ from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from policies.generation.generator import Response
 from policies.learning.rows import Rows
-from policies.rllib.token_batch import rows_of
-from policies.rollout.episodes import as_rllib_episode
+from policies.rllib.token_batch import rows_from_episodes
+from policies.rollout.episodes import to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import make_settings
@@ -34,7 +34,7 @@ def make_episode(
         prompts.append(episode.prompt_ids())
         episode.respond({"tokens": tokens, "length": len(tokens)})
     sampled = [Response(tokens, [-float(token) for token in tokens]) for tokens in responses]
-    return prompts, as_rllib_episode(PromptRef(query, sample), episode, sampled, rewards, mapping)
+    return prompts, to_rllib_episode(PromptRef(query, sample), episode, sampled, rewards, mapping)
 
 
 def unpadded(rows: Rows, row: int) -> tuple[list[int], list[int]]:
@@ -47,7 +47,7 @@ def test_episodes_become_rows_of_the_policy_in_each_role() -> None:
     chain, mapping = make_chain(3)
     first, one = make_episode(chain, mapping, 0, [[5], [6, 7, 8, 9], [10, chain.stop_token_ids[0]]], [1.0, 2.0, 4.0])
     second, other = make_episode(chain, mapping, 1, [[11, 12], [13], [14, 15, 16]], [8.0, 16.0, 32.0])
-    batch = rows_of([one, other])
+    batch = rows_from_episodes([one, other])
     assert list(batch) == ["llm_1", "llm_2", "llm_3"]
     assert unpadded(batch["llm_1"], 0) == (first[0], [5])
     assert unpadded(batch["llm_2"], 0) == (first[1], [6, 7, 8, 9])
@@ -65,7 +65,7 @@ def test_a_row_ends_with_the_stop_text_and_later_tokens_are_not_trained_on() -> 
     episodes = [
         make_episode(chain, mapping, query, [tokens], [1.0])[1] for query, tokens in enumerate((sampled, sampled[:-2]))
     ]
-    rows = rows_of(episodes)["llm_1"]
+    rows = rows_from_episodes(episodes)["llm_1"]
     assert [unpadded(rows, row)[1] for row in (0, 1)] == [sampled[:-1], sampled[:-2]]
     assert rows["ended"].tolist() == [1, 0] and rows["sampler_logprobs"][0].tolist() == [
         -token for token in sampled[:-1]
@@ -78,7 +78,7 @@ def test_rows_belong_to_the_policy_that_generated_them_even_after_a_rotation() -
     for sample, answers in enumerate(([[5], [6], [7]], [[8], [9], [10]], [[11], [12], [13]])):
         episodes.append(make_episode(chain, mapping, 0, answers, [1.0, 2.0, 3.0], sample)[1])
         mapping = mapping.rotated()
-    batch = rows_of(episodes)
+    batch = rows_from_episodes(episodes)
     # rotation r gives position p to policy (p + r) mod 3
     assert batch["llm_1"]["responses"].flatten().tolist() == [5, 10, 12]
     assert batch["llm_2"]["responses"].flatten().tolist() == [6, 8, 13]
@@ -100,7 +100,7 @@ def test_a_response_from_which_chains_fork_is_one_row() -> None:
         make_episode(chain, mapping, query, [[token], [20 + i], [30 + i]], [reward, 10.0 + i, 20.0 + i], sample)[1]
         for i, (query, sample, token, reward) in enumerate(chains)
     ]
-    pioneer, second, third = rows_of(episodes).values()
+    pioneer, second, third = rows_from_episodes(episodes).values()
     assert pioneer["responses"].flatten().tolist() == [5, 6, 7]
     assert pioneer["task_rewards"].tolist() == [1, 2, 3]
     assert pioneer["chains"].tolist() == pioneer["forks"].tolist() == [0, 2, 3]
@@ -111,18 +111,18 @@ def test_a_response_from_which_chains_fork_is_one_row() -> None:
         [rows["groups"].tolist()[a] == rows["groups"].tolist()[b] for a, b in pairs]
         for rows, pairs in ((pioneer, [(0, 1), (1, 2)]), (second, [(0, 1), (1, 2), (2, 3), (3, 4)]))
     ] == [[True, False], [True, False, False, True]]
-    (_, unforked, _) = rows_of([episodes[0], episodes[2], episodes[3]]).values()
+    (_, unforked, _) = rows_from_episodes([episodes[0], episodes[2], episodes[3]]).values()
     assert len(set(unforked["groups"].tolist())) == 2
 
 
 def test_policies_are_in_sorted_order_whatever_their_roles() -> None:
     chain, mapping = make_chain(3)
     _, episode = make_episode(chain, mapping.rotated(), 0, [[5], [6], [7]], [0.0, 0.0, 0.0])
-    assert list(rows_of([episode])) == ["llm_1", "llm_2", "llm_3"]
+    assert list(rows_from_episodes([episode])) == ["llm_1", "llm_2", "llm_3"]
 
 
 def test_a_policy_without_episodes_has_no_rows() -> None:
     chain, _ = make_chain(1)
     _, episode = make_episode(chain, RoleMapping(("pioneer",), ("llm_2",)), 0, [[5, 6]], [1.0])
-    assert list(rows_of([episode])) == ["llm_2"]
-    assert rows_of([]) == {}
+    assert list(rows_from_episodes([episode])) == ["llm_2"]
+    assert rows_from_episodes([]) == {}

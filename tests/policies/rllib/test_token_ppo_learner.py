@@ -15,11 +15,11 @@ from cory_env.episode import ChainEpisode
 from policies.cory import CoryConfig
 from policies.generation.generator import Response
 from policies.learning.credit import assign_credit
-from policies.learning.estimation import Estimation
+from policies.learning.estimation import AdvantageEstimator
 from policies.learning.rows import NonFiniteUpdate, Rows
-from policies.rllib.token_batch import rows_of
+from policies.rllib.token_batch import rows_from_episodes
 from policies.rllib.token_ppo_learner import TokenPPOLearner
-from policies.rollout.episodes import as_rllib_episode
+from policies.rollout.episodes import to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 from policies.sync_check import perturb
@@ -69,15 +69,15 @@ def make_row_batch(
             episode.respond({"tokens": tokens, "length": len(tokens)})
             sampled.append(Response(tokens, [-5.0] * len(tokens)))
         rewards = [2.0 * query - position + bool(position) * bonus for position in range(len(policy_ids))]
-        episodes.append(as_rllib_episode(PromptRef(query), episode, sampled, rewards, mapping))
-    return rows_of(episodes)
+        episodes.append(to_rllib_episode(PromptRef(query), episode, sampled, rewards, mapping))
+    return rows_from_episodes(episodes)
 
 
 def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> dict[str, dict[str, float]]:
     """One update, as in the algorithm; returns the learner's metrics by policy id."""
     for name, scores in learner.score(rows, keep=True).items():
         rows[name] |= scores
-    estimators = {name: Estimation(learner.settings.hyperparameters) for name in rows}
+    estimators = {name: AdvantageEstimator(learner.settings.hyperparameters) for name in rows}
     for name, rewards in assign_credit(rows, learner.settings.credit_assignment, estimators).items():
         rows[name]["rewards"] = rewards
         rows[name] |= estimators[name].estimate(rows[name])[0]
@@ -137,7 +137,7 @@ def test_restoring_a_state_without_moments_clears_them(tmp_path: Path) -> None:
     update(learner, make_row_batch(learner))
     before = state(learner, "llm_1")
     learner.begin_save(str(tmp_path / "used"))
-    learner.forget()
+    learner.reset_optimizers()
     assert steps(learner, "llm_1") == set() and equal(state(learner, "llm_1"), before)
     learner.begin_save(str(tmp_path / "empty"))
     learner.restore(str(tmp_path / "used"))

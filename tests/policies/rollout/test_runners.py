@@ -134,7 +134,7 @@ def test_if_every_reward_fails_nothing_is_evaluated_and_training_stops(
     make_cory: MakeCory, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = make_cory(reward=f"{REWARDS}:boom", on_reward_error="skip", queries_per_update=2, minibatch_size=2)
-    evaluation = algorithm.evaluator.held_out()["evaluation"]
+    evaluation = algorithm.evaluator.evaluate()["evaluation"]
     assert set(evaluation) == {"llm_1", "llm_2", "mean"}
     assert all(math.isnan(value) for policy in evaluation.values() for value in policy.values())
     assert "The reward failed on all 4 held-out queries of llm_1: not evaluated." in caplog.messages

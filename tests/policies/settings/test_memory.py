@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from policies.models.adapters import add_lora
-from policies.models.language_model import eager_is_faster, load_language_model, store_matrices
-from policies.settings.memory import learner, shapes
+from policies.models.language_model import eager_is_faster, load_language_model, cast_linear_layers
+from policies.settings.memory import estimate_learner, model_shapes
 from policies.settings.settings import Settings, make_settings
 
 ROWS, PROMPT, RESPONSE = 3, 8, 8
@@ -82,7 +82,7 @@ def saved_bytes(path: str, settings: Settings) -> float:
     model = load_language_model(path)
     model = add_lora(model.requires_grad_(False), settings.lora) if settings.lora else model
     if bf16:
-        store_matrices(model, dtype)
+        cast_linear_layers(model, dtype)
     if eager_is_faster(dtype, torch.device("cpu"), length):
         model.set_attn_implementation("eager")
     weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
@@ -108,7 +108,7 @@ def test_estimated_activations_match_a_forward_pass(family: str, dtype: str, wei
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     rank = {"lora_rank": 4} if weights == "lora" else {}
     settings = settings_of(tmp_path, config, dtype=dtype, weights=weights, **rank)
-    estimate = learner(settings, shapes(settings)).parts["activations"]
+    estimate = estimate_learner(settings, model_shapes(settings)).parts["activations"]
     tolerance = 0.3 if settings.lora and family in ("mixtral", "qwen3_moe") else 0.15  # frozen experts save less
     assert estimate == pytest.approx(saved_bytes(str(tmp_path), settings), rel=tolerance)
 
@@ -118,12 +118,12 @@ def test_gradient_checkpointing_saves_the_inputs_of_blocks_and_one_block(tmp_pat
         settings_of(tmp_path, LLAMA, dtype="fp32", gradient_checkpointing=checkpointing)
         for checkpointing in (False, True)
     )
-    models = shapes(plain)
-    plain_bytes, checkpointed_bytes = (learner(s, models).parts["activations"] for s in (plain, checkpointed))
+    models = model_shapes(plain)
+    plain_bytes, checkpointed_bytes = (estimate_learner(s, models).parts["activations"] for s in (plain, checkpointed))
     assert checkpointed_bytes == plain_bytes / 4 + 4 * ROWS * (PROMPT + RESPONSE) * 128 * 4  # four blocks, in fp32
 
 
 def test_a_model_without_attention_has_an_estimate(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, state_size=8, eos_token_id=2)
     settings = settings_of(tmp_path, config, backend="transformers")
-    assert learner(settings, shapes(settings)).parts["activations"] > 0
+    assert estimate_learner(settings, model_shapes(settings)).parts["activations"] > 0

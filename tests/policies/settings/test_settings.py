@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LlamaConfig
 from cory_env import cory_v0
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer, same_tokenizer
 from policies.cory import CoryConfig
-from policies.models.model_check import ModelError, check_model, check_split
+from policies.models.model_check import ModelError, check_model, check_tensor_parallel
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import SettingsError, changed_settings, make_settings
 
@@ -204,9 +204,9 @@ def test_an_invalid_tensor_parallel_size_is_an_error_that_lists_valid_ones(
 ) -> None:
     config = LlamaConfig(hidden_size=8 * heads, num_attention_heads=heads, num_key_value_heads=groups)
     for size in valid_sizes.split(", "):
-        check_split(config, int(size))
+        check_tensor_parallel(config, int(size))
     with pytest.raises(ModelError, match=f"tensor_parallel_size=5 .* {heads} attention heads .*: {valid_sizes}\\."):
-        check_split(config, 5)
+        check_tensor_parallel(config, 5)
 
 
 def test_min_response_tokens_samples_a_length_limit_per_update_from_the_seed() -> None:
@@ -255,7 +255,7 @@ def test_a_run_records_the_date_that_its_chat_template_asks_for(small_model: str
 
     past = dated.model_copy(update={"chat_date": "2019-05-01"})
     chain = past.make_chain(past.make_task(), past.make_tokenizers())
-    assert chain.tokenizer.decode(chain.encode_first(chain.task.train[:1])[0]).startswith("2019user: ")
+    assert chain.tokenizer.decode(chain.encode_pioneer_prompts(chain.task.train[:1])[0]).startswith("2019user: ")
     assert changed_settings(past, dated) == []  # requested again on another day
     assert changed_settings(past, recorded) == ["chat_date"]
     (folder / "chat_template.jinja").write_text(template.partition("}}")[2])

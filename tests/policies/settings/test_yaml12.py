@@ -10,9 +10,9 @@ import yaml
 
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
-from policies.settings.yaml12 import Value, read_yaml, scalar, to_cli, to_yaml, write_yaml
+from policies.settings.yaml12 import Value, read_yaml, parse_scalar, to_cli, to_yaml, write_yaml
 
-AWKWARD = [
+AWKWARD_TEXTS = [
     "Q: {query}\nA:",
     "\n",
     "two\n\n\nbreaks \n",
@@ -88,7 +88,7 @@ def random_texts() -> list[str]:
     ],
 )
 def test_a_scalar_is_parsed_as_yaml_1_2_or_returned_as_text(text: str, value: Value) -> None:
-    parsed = scalar(text)
+    parsed = parse_scalar(text)
     assert parsed == value and type(parsed) is type(value)
 
 
@@ -129,18 +129,18 @@ def test_a_small_file_of_nested_aliases_cannot_exhaust_memory(tmp_path: Path) ->
 
 
 def test_any_text_is_written_on_one_line_and_read_back_from_files_lists_and_words() -> None:
-    for text in [*AWKWARD, *random_texts()]:
+    for text in [*AWKWARD_TEXTS, *random_texts()]:
         line = to_yaml(text)
         assert len(f"{line}|".splitlines()) == 1
         for read in (lambda text: read_yaml(text, "it"), yaml.safe_load):  # other programs read YAML 1.1
             assert read(f"prompt: {line} # its meaning\nlr: 1\n") == {"prompt": text, "lr": 1}
             assert read(write_yaml({"over": [text], "lr": 1e-6})) == {"over": [text], "lr": 1e-6}
-        assert scalar(line) == text == scalar(to_cli(text))
+        assert parse_scalar(line) == text == parse_scalar(to_cli(text))
 
 
 @pytest.mark.parametrize("value", [None, True, False, 0, -7, 10**30, 0.1, 1e-6, 1.41e-5, 1e30, 3.0])
 def test_other_values_are_read_back_unchanged(value: Value) -> None:
     for text in (to_yaml(value), to_cli(value)):
-        parsed = scalar(text)
+        parsed = parse_scalar(text)
         assert parsed == value and type(parsed) is type(value)
     assert yaml.safe_load(to_yaml(value)) == value

@@ -18,9 +18,9 @@ from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import add_module_folders, located
 from launch.run_folder.sources import Change, Sources, compare, function_names, sources_of
-from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in
+from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in_categories
 
-SOURCE_SETTINGS = sorted(settings_in("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
+SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
 """Settings that determine a training's sources."""
 PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
@@ -53,7 +53,7 @@ def check_sources(
     return changes
 
 
-def consequence(change: Change, update: int) -> str:
+def incomparable_warning(change: Change, update: int) -> str:
     """Returns a warning about a changed source and the metrics that are no longer comparable.
 
     Args:
@@ -66,7 +66,7 @@ def consequence(change: Change, update: int) -> str:
     )
 
 
-def check_comparable(
+def check_all_sources(
     folder: Path | None,
     trainings: Iterable[tuple[str, Settings]],
     prepare: PrepareTask,
@@ -88,7 +88,7 @@ def check_comparable(
     Raises:
         CommandError: There is a change that needs the user's permission, or a training cannot be prepared.
     """
-    before = {} if folder is None else read_comparable(folder)
+    before = {} if folder is None else read_all_sources(folder)
     all_sources: dict[str, Sources] = dict(before)
     kinds = {
         json.dumps([getattr(settings, key) for key in SOURCE_SETTINGS]): (name, settings)
@@ -116,7 +116,7 @@ def check_comparable(
     return all_sources
 
 
-def placed_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:
+def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:
     """Makes paths in settings absolute, for trials that run in another folder.
 
     Paths in a Ray job stay relative to its working directory, which differs between nodes.
@@ -127,7 +127,7 @@ def placed_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:
     return located(settings, paths, needed=(), absolute=True)
 
 
-def read_comparable(folder: Path) -> dict[str, Sources]:
+def read_all_sources(folder: Path) -> dict[str, Sources]:
     """Reads the file of `write_comparable`; empty if there is none.
 
     Raises:
@@ -145,7 +145,7 @@ def read_comparable(folder: Path) -> dict[str, Sources]:
         ) from error
 
 
-def write_comparable(folder: Path, sources: dict[str, Sources]) -> None:
+def write_all_sources(folder: Path, sources: dict[str, Sources]) -> None:
     """Writes the sources of each kind of training atomically."""
     values = {kind: asdict(training_sources) for kind, training_sources in sources.items()}
     atomic_write(folder / SOURCES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")

@@ -7,10 +7,10 @@ import pytest
 
 from launch.console.errors import CommandError
 from launch.experiments.search import Search
-from launch.experiments.space import pin_objective, points, read_axes, unique_kinds
-from launch.experiments.study import load
+from launch.experiments.space import pin_objective, grid_points, read_axes, distinct_settings
+from launch.experiments.study import load_study
 from launch.main import main
-from launch.training.comparable import check_comparable, placed_settings, read_comparable, write_comparable
+from launch.training.source_check import check_all_sources, absolute_settings, read_all_sources, write_all_sources
 from launch.training.preflight import load_task
 from policies.settings.settings import Settings, make_settings
 
@@ -38,10 +38,10 @@ def write_rows(rows: list[dict[str, str]], name: str = "q.jsonl") -> None:
 def check(folder: Path | None, *settings: Settings, allow: bool = False) -> list[str]:
     """Checks and records the sources of settings; returns the warnings."""
     warnings: list[str] = []
-    sources = check_comparable(
+    sources = check_all_sources(
         folder, [("Arm one", arm_settings) for arm_settings in settings], load_task, warnings.append, allow
     )
-    write_comparable(folder or Path(), sources)
+    write_all_sources(folder or Path(), sources)
     return warnings
 
 
@@ -50,7 +50,7 @@ def test_each_kind_of_training_is_compared_with_its_earlier_sources(folder: Path
     one, single_agent = make_settings(VALUES), make_settings({**VALUES, "num_agents": 1, "lr": 0.1})
     other = make_settings({**VALUES, "data": "other.jsonl"})
     assert check(None, one, single_agent, other) == []
-    assert len(read_comparable(folder)) == 2  # the number of agents and learning settings are irrelevant
+    assert len(read_all_sources(folder)) == 2  # the number of agents and learning settings are irrelevant
     assert check(folder, one, single_agent, other) == []
     write_rows(ROWS, "other.jsonl")
     assert check(folder, one) == []
@@ -70,13 +70,13 @@ def test_each_kind_of_training_is_compared_with_its_earlier_sources(folder: Path
 def test_trials_use_absolute_paths_except_in_a_ray_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_settings({**VALUES, "data": "q.jsonl?query_column=want"})
     check(None, settings)
-    sources = read_comparable(folder).values()
-    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query_column=want"
+    sources = read_all_sources(folder).values()
+    assert absolute_settings(settings, sources).data == f"{folder}/q.jsonl?query_column=want"
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
-    assert placed_settings(settings, sources).data == f"{folder}/q.jsonl?query_column=want"
+    assert absolute_settings(settings, sources).data == f"{folder}/q.jsonl?query_column=want"
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    assert placed_settings(settings, sources) == settings
+    assert absolute_settings(settings, sources) == settings
 
 
 def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
     (folder / "search" / "experiment_state-1.json").touch()
-    check(None, *unique_kinds(points(search.settings, search.axes)))
+    check(None, *distinct_settings(grid_points(search.settings, search.axes)))
     (folder / "sources.json").rename(folder / "search" / "sources.json")
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert main(["tune", "--resume", "search"]) == 2
@@ -99,7 +99,7 @@ def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest
 def test_a_study_with_changed_data_starts_no_further_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(STUDY.format(settings=json.dumps(VALUES)))
     (folder / "study").mkdir()
-    study = load("mine.yaml")
+    study = load_study("mine.yaml")
     check(None, *(study.settings(arm, 0) for arm in study.arms.values()))
     (folder / "sources.json").rename(folder / "study" / "sources.json")
     write_rows(ROWS[:-1])
