@@ -7,9 +7,9 @@ prints the components of the variance of the observer's reward, and the interval
 import argparse
 import json
 
-from launch.console.configuration import resolve
+from launch.console.configuration import resolve_settings
 from policies.cory import CoryConfig
-from policies.influence import variance_components, measure_influence, share_interval
+from policies.influence import measure_influence, share_interval, variance_components
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("settings", nargs="*", help="setting=value")
     parser.add_argument("--queries", type=int, default=300)
     options = parser.parse_args(argv)
-    settings = resolve(options.preset, [], options.settings)
+    settings = resolve_settings(options.preset, [], options.settings)
     algorithm = CoryConfig().cory(**settings.model_dump()).build_algo()
     try:
         pioneers, observers = measure_influence(algorithm, options.queries)

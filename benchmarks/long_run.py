@@ -163,13 +163,13 @@ def left_in_shared_memory(since: float, patience: float = 30.0) -> list[str]:
     deadline = time.monotonic() + patience
     while True:
         new = [entry for entry in SHARED_MEMORY.iterdir() if entry.lstat().st_mtime >= since]
-        orphans = sorted(entry.name for entry in new if not _held(entry))
+        orphans = sorted(entry.name for entry in new if not _is_mapped(entry))
         if not orphans or time.monotonic() > deadline:
             return orphans
         time.sleep(1.0)
 
 
-def _held(entry: Path) -> bool:
+def _is_mapped(entry: Path) -> bool:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:

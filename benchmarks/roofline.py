@@ -38,8 +38,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
-from launch.console.configuration import resolve
-from policies.learning.rows import make_rows, split_micro_batches, select_rows, trim_padding
+from launch.console.configuration import resolve_settings
+from policies.learning.rows import make_rows, select_rows, split_micro_batches, trim_padding
 from policies.settings import memory
 from policies.settings.memory import ModelShape, model_shapes
 from policies.settings.settings import Settings
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         for size, path in paths.items():
             MODELS[size].save_pretrained(path)
         for preset, (size, nodes) in PRESETS.items():
-            settings = resolve(preset, [], [f"model={paths[size]}", "dtype=bf16"])
+            settings = resolve_settings(preset, [], [f"model={paths[size]}", "dtype=bf16"])
             parts = update(settings, model_shapes(settings)[0], Machine(), nodes)
             total = sum(parts[name] for name in ("rollout", "score", "learn", "sync"))
             times.add_row(preset, *(f"{seconds:.1f} s" for seconds in parts.values()), f"{total:.1f} s")
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> None:
 def least_gpus(path: Path, weights: str) -> int | None:
     """The fewest over which an LLM can be learned with GSM8K's lengths, by `cory plan`'s estimate."""
     words = [f"model={path}", "dtype=bf16", f"weights={weights}"]
-    return memory.min_shards(resolve("gsm8k-qwen7b", [], words), GPU)
+    return memory.min_shards(resolve_settings("gsm8k-qwen7b", [], words), GPU)
 
 
 def update(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict[str, float]:
@@ -217,7 +217,10 @@ def uneven(s: Settings) -> float:
     costs = []
     for rank in range(ranks):
         rank_rows = select_rows(rows, torch.from_numpy(order[rank::ranks].copy()))
-        micro = (trim_padding(rank_rows, index) for index in split_micro_batches(rank_rows, s.micro_batch_size, s.micro_batch_tokens))
+        micro = (
+            trim_padding(rank_rows, index)
+            for index in split_micro_batches(rank_rows, s.micro_batch_size, s.micro_batch_tokens)
+        )
         costs.append([float(part["prompts"].numel() + part["responses"].numel()) for part in micro])
     steps = max(map(len, costs))
     slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))

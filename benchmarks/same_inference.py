@@ -24,7 +24,7 @@ import numpy as np
 
 from launch.display.statistics import estimate_difference
 
-WHO = {
+LABELS = {
     "base": "untrained, bare",
     "base after base": "untrained, in a chain with itself",
     "llm_1": "bare",
@@ -89,7 +89,7 @@ def _evaluate(run: Path, temperature: float, queries: int, votes: list[int]) -> 
     subprocess.run(evaluate, check=True, stdout=sys.stderr)
     answers: dict[str, dict[int, list[Answer]]] = defaultdict(lambda: defaultdict(list))
     for lineup, query, answer in _answers(out / "responses.jsonl"):
-        answers[WHO[lineup]][query].append(answer)
+        answers[LABELS[lineup]][query].append(answer)
     figures: Figures = {}
     for label, by_query in answers.items():
         figures[label] = float(
@@ -129,7 +129,7 @@ def _vote(answers_to_query: list[Answer]) -> float:
 
 def _compared(by_seed: list[Figures]) -> dict[str, object]:
     """Returns each answerer's mean, and what the chain's last answer has over it."""
-    last = f"chain, {WHO['llm_1 after llm_1']}"
+    last = f"chain, {LABELS['llm_1 after llm_1']}"
     compared: dict[str, object] = {}
     for label in by_seed[0]:
         compared[label] = {

@@ -35,7 +35,7 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "26214
 AT_REST = ("weights", "reference", "base and reference", "adapters", "Adam")
 
 
-class Found(NamedTuple):
+class RankMeasurement(NamedTuple):
     """Measurements of one rank."""
 
     rest: float
@@ -65,7 +65,9 @@ def run(folder: Path, quick: bool) -> Record:
     return record
 
 
-def compare(how: str, settings: dict[str, Any], baseline: Found, measured: list[Found]) -> list[Figure]:
+def compare(
+    how: str, settings: dict[str, Any], baseline: RankMeasurement, measured: list[RankMeasurement]
+) -> list[Figure]:
     """The worst rank against the plan's estimate, and all of them against one process alone."""
     s = make_settings(settings)
     parts = memory.estimate_learner(s, memory.model_shapes(s)).parts
@@ -83,7 +85,7 @@ def compare(how: str, settings: dict[str, Any], baseline: Found, measured: list[
     ]
 
 
-def start(settings: dict[str, Any], ranks: int, folder: Path) -> list[Found]:
+def start(settings: dict[str, Any], ranks: int, folder: Path) -> list[RankMeasurement]:
     """Runs the ranks and returns their measurements in order.
 
     Raises:
@@ -131,7 +133,7 @@ def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: 
     learner.optimizer.zero_grad(set_to_none=True)
     peak = _status("VmHWM") - before
     rest = _resident() - before
-    answer.send(Found(rest, peak, cpu, dict(learner.stream_weights())))
+    answer.send(RankMeasurement(rest, peak, cpu, dict(learner.stream_weights())))
     dist.destroy_process_group()
 
 

@@ -27,7 +27,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import make_rows
 from policies.settings.settings import Settings, make_settings
 
-LLM = "llm_1"
+POLICY_ID = "llm_1"
 MARK = "SIDE "
 
 
@@ -39,8 +39,10 @@ class Referee(TrainerCallback):
         s = self.settings = settings
         self.task, self.steps, self.began, self.paused = s.make_task(), steps, began, 0.0
         self.chain = s.make_chain(self.task, s.make_tokenizers())
-        self.generator = TransformersGenerator({LLM: s.model_paths[LLM]}, dtype="fp32", device=torch.device("cpu"))
-        self.model = PolicyModel(s.model_paths[LLM], critic=False, temperature=s.temperature, dtype="fp32")
+        self.generator = TransformersGenerator(
+            {POLICY_ID: s.model_paths[POLICY_ID]}, dtype="fp32", device=torch.device("cpu")
+        )
+        self.model = PolicyModel(s.model_paths[POLICY_ID], critic=False, temperature=s.temperature, dtype="fp32")
         self.worker = RewardWorker(self.task.reward)
         self.curve: list[tuple[int, float, float]] = []
         """Updates, seconds since the command began without those of evaluations, held-out combined reward."""
@@ -65,13 +67,13 @@ class Referee(TrainerCallback):
         """The mean combined reward on the validation queries."""
         s = self.settings
         weights = {name: parameter.detach().float().numpy() for name, parameter in model.named_parameters()}
-        self.generator.load(LLM, weights, 0)
+        self.generator.load(POLICY_ID, weights, 0)
         self.model.load({f"lm.{name}": array for name, array in weights.items()})
         queries = self.task.queries("validation")[: s.eval_queries]
         prompts = self.chain.encode_pioneer_prompts(queries)
         seeds = [sampling_seed(s.seed, EVALUATION_UPDATE, query.id, 0) for query in queries]
         sampling = Sampling(s.temperature, s.max_response_tokens, seeds, self.chain.stop_token_ids)
-        responses = self.generator.generate(prompts, LLM, sampling)
+        responses = self.generator.generate(prompts, POLICY_ID, sampling)
         rows = make_rows(
             prompts,
             [response.tokens for response in responses],
@@ -92,7 +94,7 @@ def main() -> None:
     steps = batch // settings.minibatch_size
     referee = Referee(settings, steps * settings.num_epochs, work["began"])
     task = referee.task
-    tokenizer = settings.make_tokenizers()[LLM]
+    tokenizer = settings.make_tokenizers()[POLICY_ID]
     tokenizer.padding_side = "left"
     prompts = [task.prompt(query) for query in task.train]
     if tokenizer(prompts[:100])["input_ids"] != referee.chain.encode_pioneer_prompts(task.train[:100]):
@@ -101,7 +103,7 @@ def main() -> None:
     bf16 = settings.dtype == "bf16"
     schedule = "constant_with_warmup" if settings.lr_schedule == "constant" else settings.lr_schedule
     trainer = kind[0](
-        AutoModelForCausalLM.from_pretrained(settings.model_paths[LLM], dtype=torch.float32),
+        AutoModelForCausalLM.from_pretrained(settings.model_paths[POLICY_ID], dtype=torch.float32),
         reward_funcs=lambda completions, query, **_: referee.rewards([task.train[q] for q in query], completions),
         args=kind[1](
             output_dir=str(Path(work["folder"])),

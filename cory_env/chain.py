@@ -107,7 +107,9 @@ class ChainSettings:
                 "but both must be at least 1."
             )
         if self.observed not in get_args(ObservedResponses):
-            raise ValueError(f"observed is {self.observed!r}, but must be one of: {', '.join(get_args(ObservedResponses))}.")
+            raise ValueError(
+                f"observed is {self.observed!r}, but must be one of: {', '.join(get_args(ObservedResponses))}."
+            )
         if not math.isfinite(self.partner_reward):
             raise ValueError(f"partner_reward is {self.partner_reward}, but must be a finite number; the paper's is 1.")
 
@@ -305,7 +307,7 @@ class Chain:
         return tokens[:length], True
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns a response as text, as rewards and later agents see it: `decode_untruncated` up to the stop string."""
+        """Returns a response as rewards and later agents see it: `decode_untruncated` up to the stop string."""
         text = self.decode_untruncated(tokens)
         return text if self.stop is None else text.partition(self.stop)[0]
 

@@ -17,7 +17,7 @@ from launch.run_folder.layout import FROM_PYTHON
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.status import read_run
-from launch.run_folder.storage import REPORTED
+from launch.run_folder.storage import REPORT_FILES
 from launch.training.steps import train_run
 from policies.settings.settings import Settings
 
@@ -45,7 +45,7 @@ class Run:
     @property
     def location(self) -> str:
         """Folder or URI of the run, as an argument for commands."""
-        return self.directory.shown(self.directory.path)
+        return self.directory.user_path(self.directory.path)
 
     @property
     def path(self) -> Path:
@@ -161,7 +161,7 @@ def load_run(location: str | Path) -> Run:
         CommandError: there is no run at the location.
         StorageError: the storage cannot be read.
     """
-    return Run(read_run(expand_home(str(location)), REPORTED))
+    return Run(read_run(expand_home(str(location)), REPORT_FILES))
 
 
 def start_ray(config: CoryConfig) -> None:
@@ -213,7 +213,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
 
     run, code = train_run(
         settings,
-        f"{FROM_PYTHON}  # {environment.in_words()}",
+        f"{FROM_PYTHON}  # {environment.describe_environment()}",
         location=None if out is None else expand_home(str(out)),
         name=settings.task.partition("?")[0],
         max_failures=max_failures,
@@ -221,4 +221,4 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     )
     if code not in (0, EXIT_COLLAPSED):
         raise KeyboardInterrupt
-    return load_run(run.place)
+    return load_run(run.location)

@@ -15,7 +15,7 @@ from cory_rllib.runs import Run, load_chain, load_run
 from launch.console.errors import CommandError
 from launch.evaluation.figures import PolicyScores, compute_scores
 from launch.models.trained import PolicySet, current_policies
-from launch.run_folder.records import Batch, RawSample
+from launch.run_folder.records import BatchRecord, GeneratedSample
 from launch.run_folder.storage import check_location
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import make_settings
@@ -32,7 +32,7 @@ def generate(
     checkpoint: str | int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
-) -> list[RawSample]:
+) -> list[GeneratedSample]:
     """Generates responses to queries with the chain, or a single policy, by `transformers` in this process.
 
     Args:
@@ -127,7 +127,7 @@ def export(
         CommandError: the run, checkpoint or policy does not exist, or the folder is in use or a URI.
         OSError: the folder cannot be written.
     """
-    from launch.models.export import check_free_folder, choose_policy, export_warnings, export_policy
+    from launch.models.export import check_free_folder, choose_policy, export_policy, export_warnings
 
     out = _local_path(out, "model")
     check_free_folder(out)
@@ -166,12 +166,14 @@ def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, spli
 
     task, checkpoint = algorithm.task, (algorithm.updates, Path())
     plan = make_plan(algorithm.settings, task, None, split, queries, samples, checkpoint)
-    batches: list[Batch] = []
+    batches: list[BatchRecord] = []
     for lineup, prompt_refs in plan.batches():
         if lineup.trained:
             average = algorithm.evaluator.average() if AVERAGE_POLICY in lineup.policy_ids else contextlib.nullcontext()
             with average:
-                batches.append(Batch(batch=len(batches), chains=evaluate_batch(algorithm, lineup, prompt_refs, split)))
+                batches.append(
+                    BatchRecord(batch=len(batches), chains=evaluate_batch(algorithm, lineup, prompt_refs, split))
+                )
     return compute_scores(batches, plan.scoring(task.solved_at))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_UPDATE
-from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, compute_response_metrics
+from policies.learning.metrics import RESPONSE_METRICS, compute_response_metrics, mean_metrics
 from policies.learning.rows import Rows, select_position
 from policies.models.language_model import left_padded
 from policies.models.model_names import AVERAGE_POLICY
@@ -67,7 +67,7 @@ class Evaluator:
 
         Returns:
             `evaluation`: `{policy_id: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of
-            each policy on the bare query; with `eval_average` also of the `AVERAGE_POLICY` of the policies; and the `mean`
+            each policy on the bare query; with `eval_average` also of `AVERAGE_POLICY`; and the `mean`
             over the policies, without the average. NaN if the reward failed on every query (`on_reward_error: skip`).
             `last_response`, if later agents see earlier responses: the same metrics of the last response, mean over the
             orders. Its `kl` is to the reference on the bare query, which is what users of the chain get. Its

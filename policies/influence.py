@@ -70,7 +70,9 @@ def share_interval(rewards: NDArray[np.floating]) -> tuple[float, float]:
         Lower and upper bound; NaN if the variance is 0.
     """
     rng = np.random.default_rng(0)
-    shares = [variance_components(rewards[rng.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)]
+    shares = [
+        variance_components(rewards[rng.integers(len(rewards), size=len(rewards))]).share for _ in range(_RESAMPLES)
+    ]
     finite_shares = [share for share in shares if not np.isnan(share)]
     low, high = np.quantile(finite_shares, [0.025, 0.975]) if finite_shares else (np.nan, np.nan)
     return float(low), float(high)

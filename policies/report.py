@@ -16,7 +16,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from policies.learning.metrics import RESPONSE_METRICS, mean_metrics, compute_metrics
+from policies.learning.metrics import RESPONSE_METRICS, compute_metrics, mean_metrics
 from policies.learning.rows import Rows, select_position
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
@@ -113,7 +113,9 @@ def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: 
     """
     teams = mapping.teams()
     return {
-        role: mean_metrics([compute_metrics(select_position(rows[team(role)], position), eval_kl_coef) for team in teams])
+        role: mean_metrics(
+            [compute_metrics(select_position(rows[team(role)], position), eval_kl_coef) for team in teams]
+        )
         for position, role in enumerate(mapping.roles)
     }
 

@@ -87,7 +87,9 @@ class SyncCheck:
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
         self._checked_learned = False
         """Whether an engine has been checked with trained weights."""
-        self.initial_diffs = {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
+        self.initial_diffs = (
+            {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
+        )
         """Policy id → result of the check at start."""
 
     def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:

@@ -27,7 +27,7 @@ from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
 from policies.generation.generator import EVALUATION_UPDATE, Response, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.influence import variance_components, share_interval
+from policies.influence import share_interval, variance_components
 from recipes.cards import Figures
 from recipes.staging import save_tokenizer
 

@@ -18,7 +18,7 @@ from subprocess import CompletedProcess
 from torch.multiprocessing import start_processes
 
 
-def forking() -> ForkServerContext:
+def fork_context() -> ForkServerContext:
     """Returns the multiprocessing context with one fork server per test process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
@@ -27,10 +27,10 @@ def forking() -> ForkServerContext:
 
 def run_ranks(rank: Callable[..., None], count: int, *arguments: object) -> None:
     """Calls `rank(index, *arguments)` in `count` processes, and raises the exception of any of them."""
-    start_processes(rank, arguments, nprocs=count, start_method=forking().get_start_method())
+    start_processes(rank, arguments, nprocs=count, start_method=fork_context().get_start_method())
 
 
-def forked(
+def run_forked(
     call: Callable[..., int | None], *arguments: object, folder: Path, environment: Mapping[str, str], stdin: str = ""
 ) -> CompletedProcess[str]:
     """Calls a function in a child process, whose exit code is the function's result.
@@ -46,7 +46,7 @@ def forked(
         streams = [Path(temporary, name) for name in ("stdin", "stdout", "stderr")]
         for stream, text in zip(streams, (stdin, "", ""), strict=True):
             stream.write_text(text)
-        process = forking().Process(target=_run_child, args=(streams, folder, dict(environment), call, arguments))
+        process = fork_context().Process(target=_run_child, args=(streams, folder, dict(environment), call, arguments))
         process.start()
         process.join(240)
         if process.exitcode is None:

@@ -16,7 +16,7 @@ FORBIDDEN = {
     *("llm", "llms", "player", "players"),
 }
 """Names that do not say what they hold. Which LLM is always called `policy_id`, a path `path` and an index `index`."""
-FORMAT_FIELDS = {("launch/run_folder/sources.py", "llms")}
+FORMAT_FIELDS = {("launch/run_folder/sources.py", "llms"), ("launch/experiments/contrasts.py", "of")}
 """Fields with these names in file formats, which must not change."""
 SHARED_NAMES = {"main", "load", "save", "Run", "train", "evaluate", "generate", "export", "serve", "validate"}
 """Public names that several modules may define: entry points, protocols, and names in `cory_rllib` and `launch`."""

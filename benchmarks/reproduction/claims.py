@@ -63,7 +63,11 @@ def _cooperation(study: str) -> Claim:
         "Cooperative agents do better than competitive ones",
         "CORY's combined reward ends higher than with α = -1",
         partial(
-            find.difference, one="cory", other="competitive", measure=final_value("combined_reward"), name="combined reward"
+            find.difference,
+            one="cory",
+            other="competitive",
+            measure=final_value("combined_reward"),
+            name="combined reward",
         ),
     )
 

@@ -27,7 +27,7 @@ from benchmarks.reproduction.measures import (
 )
 from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
 from launch.display.statistics import Difference, Estimate, estimate_difference, mean_ci
-from launch.experiments.measures import Measure, final_value, run_collapse_signs, count_collapsed, metrics_of
+from launch.experiments.measures import Measure, count_collapsed, final_value, metrics_of, run_collapse_signs
 from launch.experiments.results import StudyRun
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
@@ -165,7 +165,7 @@ def equal_agents(arms: Arms) -> Finding | None:
     mean = mean_ci(shares)
     if not mean.n:
         return None
-    text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}"
+    text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' unit the gain')}"
     return Finding(text, below(mean, SIMILAR))
 
 
@@ -202,7 +202,9 @@ def learning_rates(arms: Arms) -> Finding | None:
     pairs = matched(arms, "lr")
     if len(pairs) < 2:
         return None
-    counts = {rate: (count_collapsed(ppo), len(ppo), count_collapsed(cory), len(cory)) for rate, (ppo, cory) in pairs.items()}
+    counts = {
+        rate: (count_collapsed(ppo), len(ppo), count_collapsed(cory), len(cory)) for rate, (ppo, cory) in pairs.items()
+    }
     text = "; ".join(f"{rate:g}: PPO {a} of {n}, CORY {b} of {m}" for rate, (a, n, b, m) in sorted(counts.items()))
     decided = [(a / n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
     if (1.0, 0.0) in decided:
@@ -343,9 +345,9 @@ def _shown(estimate: Estimate, runs: int, sign: str = "+") -> str:
     return f"{estimate.format(f'{{:{sign}.3g}}')}, {_count(estimate.n, runs)}"
 
 
-def _percent(estimate: Estimate, runs: int, of: str = "") -> str:
+def _percent(estimate: Estimate, runs: int, unit: str = "") -> str:
     mean, bracket, interval = estimate.format("{:+z.0%}").partition(" [")
-    return f"{mean}{of}{bracket}{interval}, {_count(estimate.n, runs)}"
+    return f"{mean}{unit}{bracket}{interval}, {_count(estimate.n, runs)}"
 
 
 def _count(n: int, runs: int) -> str:

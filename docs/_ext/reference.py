@@ -168,7 +168,11 @@ def presets() -> str:
 def metrics() -> str:
     """All metrics of an update: of LLMs, roles and evaluations, and of the update as a whole."""
     parts = []
-    for heading, meanings in (("Metrics", METRIC_DOCS), ("Entries of an update", dict(_report())), ("Seconds", PHASE_DOCS)):
+    for heading, meanings in (
+        ("Metrics", METRIC_DOCS),
+        ("Entries of an update", dict(_report())),
+        ("Seconds", PHASE_DOCS),
+    ):
         rows = [f"| `{name}` | {_add_links(meaning)} |" for name, meaning in meanings.items()]
         parts.append("\n".join([f"## {heading}", "", "| name | meaning |", "|---|---|", *rows, ""]))
     return "\n".join(parts)

@@ -36,7 +36,7 @@ class Node:
     """Bytes of memory that Ray may allocate on the node."""
     gpu_memory: float | None = None
     """Bytes per GPU; None: unknown."""
-    holds: list[str] = field(default_factory=list)
+    processes: list[str] = field(default_factory=list)
     """The processes placed on the node, such as `2 runners`."""
 
 
@@ -44,7 +44,7 @@ class Shortfall(NamedTuple):
     """Processes of one kind that do not fit on the nodes."""
 
     kind: Process
-    left: int
+    num_unplaced: int
     """The number of processes that do not fit."""
     reasons: list[str]
     """Missing resources, one reason per node."""
@@ -52,7 +52,11 @@ class Shortfall(NamedTuple):
 
 def make_node(address: str, resources: Mapping[str, float]) -> Node:
     """Returns a node with the total resources that Ray reports."""
-    custom = {name: amount for name, amount in resources.items() if name not in BUILTIN_RESOURCES and not name.startswith("node:")}
+    custom = {
+        name: amount
+        for name, amount in resources.items()
+        if name not in BUILTIN_RESOURCES and not name.startswith("node:")
+    }
     memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
     return Node(f"node {address}", resources.get("CPU", 0.0), [1.0] * int(resources.get("GPU", 0)), custom, memory)
 
@@ -134,7 +138,7 @@ def _place_on_nodes(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory
         counts[first] += 1
     for node, count in zip(nodes, counts, strict=True):
         if count:
-            node.holds.append(count_noun(count, kind.name))
+            node.processes.append(count_noun(count, kind.name))
     left = kind.count - sum(counts)
     return Shortfall(kind, left, sorted({_shortage(node, kind, host, device) for node in nodes})) if left else None
 

@@ -19,10 +19,10 @@ from cory_env.shadowing import shadowing_modules
 from launch.cluster import placement
 from launch.cluster.client import set_auth_mode
 from launch.console.credentials import worker_runtime_env
-from launch.console.errors import IN_JOB, CommandError, is_defect
+from launch.console.errors import IN_JOB, CommandError, is_bug
 from launch.console.interrupts import hangup_blocked
 from launch.console.retry import retry
-from policies.compat.ray import without_dashboard, node_start_timeout
+from policies.compat.ray import node_start_timeout, without_dashboard
 from policies.settings.processes import Process, cpus, processes
 from policies.settings.settings import Settings
 
@@ -229,7 +229,7 @@ def _temporary_folder() -> Iterator[str]:
     try:
         yield folder
     except Exception as error:
-        keep = is_defect(error)
+        keep = is_bug(error)
         if keep:
             os.unlink(f"{folder}/{ALIVE_LOCK}")  # so that later runs do not remove the logs
             error.add_note(f"Ray's logs are in {folder}.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from cory_env.tasks.task import Split
-from launch.console.cli import Checkpoint, Debug, Quiet, local_path, path_or_uri
+from launch.console.cli import CheckpointOption, Debug, Quiet, local_path, path_or_uri
 from launch.console.errors import CommandError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def evaluate(
         ),
     ],
     words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.")] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: CheckpointOption = None,
     agents: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Number of agents in the chain. [default: the run's]")
     ] = None,
@@ -194,12 +194,12 @@ def _find_run(target: str) -> Run | None:
 
 def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | None) -> Settings:
     """Applies KEY=VALUE words to the settings of the run or of the default preset."""
-    from launch.console.configuration import DEFAULT_PRESET, read_preset, read_words
+    from launch.console.configuration import DEFAULT_PRESET, parse_overrides, read_preset
     from launch.evaluation.evaluation import located_settings
     from policies.settings.overrides import apply_overrides
     from policies.settings.settings import make_settings, settings_in_categories
 
-    overrides = read_words(words)
+    overrides = parse_overrides(words)
     if policy_overrides := settings_in_categories("policy") & overrides.keys():
         raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
     if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file

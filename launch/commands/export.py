@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from launch.console.cli import Checkpoint, Debug, RunArgument, local_path
+from launch.console.cli import CheckpointOption, Debug, RunArgument, local_path
 from launch.console.errors import CommandError
 
 
@@ -17,7 +17,7 @@ def export(
         str | None,
         typer.Option(metavar="P", help="Such as llm_1, or `mean` for the mean of all; required if there are several."),
     ] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: CheckpointOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapter into its base (weights=lora).")] = False,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Data type of the weights.")] = "fp32",
     push: Annotated[
@@ -47,7 +47,7 @@ def export(
     from launch.cluster import session
 
     session.quiet_libraries(debug)  # before libraries are imported
-    from launch.models.export import check_free_folder, choose_policy, export_warnings, export_policy
+    from launch.models.export import check_free_folder, choose_policy, export_policy, export_warnings
     from launch.models.trained import open_trained
 
     check_free_folder(out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from launch.console.cli import AsJson, Checkpoint, Debug, RunArgument, local_path
+from launch.console.cli import AsJson, CheckpointOption, Debug, RunArgument, local_path
 from launch.console.errors import CommandError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def generate(
     run: RunArgument,
     query: Annotated[str | None, typer.Argument(help="The query.")] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: CheckpointOption = None,
     roles: Annotated[
         str | None,
         typer.Option(metavar="P,...", help="Policies in chain order. [default: as after training]"),

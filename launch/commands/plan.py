@@ -44,12 +44,12 @@ def plan(
     """
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus
-    from launch.console.configuration import split_words
+    from launch.console.configuration import split_arguments
     from policies.models.model_check import check_model_folder
     from policies.settings.memory import model_shapes
     from policies.settings.processes import processes
 
-    settings = split_words(words or (), config or ()).settings()
+    settings = split_arguments(words or (), config or ()).settings()
     options = {"cpus": cpus, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
     machine: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     hypothetical = nodes is not None or bool(machine)
@@ -82,11 +82,11 @@ def plan(
     filled, shortfalls = pack(kinds, machines, needs)
     print()
     for node in filled:
-        print(f"{node.name}: {', '.join(node.holds) or 'nothing'}")
+        print(f"{node.name}: {', '.join(node.processes) or 'nothing'}")
     gpu_bytes = max((node.gpu_memory or 0.0 for node in machines), default=0.0)
     for lack in shortfalls:
         reasons = "; ".join(lack.reasons) or "the cluster has no nodes"
-        print(f"Missing: no room for {lack.left} of {count_noun(lack.kind.count, lack.kind.name)}: {reasons}.")
+        print(f"Missing: no room for {lack.num_unplaced} of {count_noun(lack.kind.count, lack.kind.name)}: {reasons}.")
     for lack in shortfalls if gpu_bytes else ():
         if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > gpu_bytes * lack.kind.gpus:
             print(_suggest_gpus(settings, lack.kind.name, gpu_bytes))

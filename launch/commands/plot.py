@@ -70,13 +70,13 @@ def _draw(location: str, out: Path | None) -> None:
 
 def _write_csv(locations: Sequence[str], file: Path) -> None:
     from launch.display.frame import as_csv
-    from launch.report.runs import short_names
+    from launch.report.runs import short_run_names
     from launch.run_folder.journal import atomic_write
 
     if file.is_dir():
         raise CommandError(f"{file} is a folder. Name a file with --csv.")
     locations = list(dict.fromkeys(locations))
-    names = short_names(locations)
+    names = short_run_names(locations)
     text = as_csv({name: _read_run_with_metrics(run).updates() for name, run in zip(names, locations, strict=True)})
     if str(file) == "-":
         print(text, end="")

@@ -66,6 +66,12 @@ def _runs_table(rows: list[ListedRun]) -> Table:
         at = "-" if row.best_update is None else str(row.best_update)
         written = "-" if row.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written))
         rich_table.add_row(
-            row.run, row.state, row.task or "-", done, format_number(row.best, FINE_PATTERNS["combined_reward"]), at, written
+            row.run,
+            row.state,
+            row.task or "-",
+            done,
+            format_number(row.best, FINE_PATTERNS["combined_reward"]),
+            at,
+            written,
         )
     return rich_table

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from launch.console.cli import Checkpoint, Debug, RunArgument
+from launch.console.cli import CheckpointOption, Debug, RunArgument
 from launch.console.errors import CommandError
 
 CHAIN_MODEL = "chain"
@@ -24,7 +24,7 @@ def serve(
         str | None,
         typer.Option(metavar="P,...", help="Policies in chain order, or one policy. [default: as after training]"),
     ] = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: CheckpointOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1: only this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     api_key: Annotated[

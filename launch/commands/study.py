@@ -59,12 +59,12 @@ def study(
     from launch.console.errors import make_folder
     from launch.console.output import dup_stdout
     from launch.display.terminal import ProgressPrinter
-    from launch.experiments.study import load_study, bundled_studies
+    from launch.experiments.study import bundled_studies, load_study
     from launch.experiments.study_runs import list_jobs
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.storage import check_location
-    from launch.training.source_check import check_all_sources, write_all_sources
     from launch.training.preflight import load_task
+    from launch.training.source_check import check_all_sources, write_all_sources
     from policies.models.cache import file_lock
 
     names = [word for word in words or () if "=" not in word]
@@ -102,7 +102,9 @@ def study(
     session.quiet_libraries(debug)
     arm_settings = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
     with file_lock(out / f".{SOURCES}.lock"):  # other processes may share the study
-        sources = check_all_sources(out, arm_settings, load_task, lambda text: progress.print(text, True), allow_changes)
+        sources = check_all_sources(
+            out, arm_settings, load_task, lambda text: progress.print(text, True), allow_changes
+        )
         write_all_sources(out, sources)
     return _run_jobs(todo, jobs, progress, ["--allow-changes"] if allow_changes else [])
 

@@ -19,11 +19,11 @@ from launch.cluster import placement
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT, cluster_errors, connect, list_cluster_nodes
 from launch.cluster.jobs import check_no_active_job, follow_job
 from launch.cluster.upload import check_size, check_uploaded, uploaded_sizes
-from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parsed, path_or_uri
+from launch.console.cli import COMMANDS, INTERRUPTED, Address, Debug, local_path, parse_command, path_or_uri
 from launch.console.credentials import SECRETS_VARIABLE, find_secret, is_secret
 from launch.console.errors import CommandError
 from policies.settings.processes import Process
-from policies.settings.yaml12 import read_yaml, parse_scalar
+from policies.settings.yaml12 import parse_scalar, read_yaml
 
 OUTPUT_KINDS = {"train": "run", "tune": "search"}
 """Commands that write to a location and can resume, with what they write."""
@@ -137,14 +137,14 @@ def job_command(words: Sequence[str], name: str | None, storage: str | None) -> 
     now = time.strftime("%Y%m%d-%H%M%S")
     if words[0] not in OUTPUT_KINDS:
         return [*words], name or f"{words[0]}-{now}", None
-    from launch.console.configuration import split_words
+    from launch.console.configuration import split_arguments
     from launch.run_folder.storage import check_location, is_uri, join_location
 
-    kind, options = OUTPUT_KINDS[words[0]], parsed(words[0], words[1:])
+    kind, options = OUTPUT_KINDS[words[0]], parse_command(words[0], words[1:])
     explicit = str(options.out or options.resume or "")
     if bool(explicit) == bool(storage):
         raise CommandError(f"Set the location of the {kind} once: --storage, or --out or --resume after `--`.")
-    stem = split_words(options.words or (), options.config or ()).name
+    stem = split_arguments(options.words or (), options.config or ()).name
     name = name or (Path(explicit).name if explicit else f"{'' if kind == 'run' else 'tune-'}{stem}-{now}")
     location = explicit or join_location(str(storage), name)
     if is_uri(location) and words[0] == "tune":
@@ -261,7 +261,7 @@ def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[placemen
     placement.check_placement([job], cluster)
     if words[0] not in OUTPUT_KINDS:
         return
-    options = parsed(words[0], words[1:])
+    options = parse_command(words[0], words[1:])
     if options.resume:
         return  # its settings are in storage, so the driver checks the placement
     from policies.settings.gpus import without_local_gpu
@@ -272,10 +272,10 @@ def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[placemen
 
 def _check_run(options: SimpleNamespace, job: Process, cluster: Sequence[placement.Node]) -> None:
     from launch.cluster.session import check_driver
-    from launch.console.configuration import split_words
+    from launch.console.configuration import split_arguments
     from policies.settings.processes import processes
 
-    settings = split_words(options.words or (), options.config or ()).settings()
+    settings = split_arguments(options.words or (), options.config or ()).settings()
     check_driver(settings, job.gpus)
     driver, *others = processes(settings)  # the job's own process is the driver
     placement.check_placement([replace(job, gpus=max(job.gpus, driver.gpus)), *others], cluster)

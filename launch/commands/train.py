@@ -77,9 +77,9 @@ def train(
     Exit codes:
       0 all updates are done; 2 user error; 3 stopped by stop_on_collapse; 129, 130, 143 stopped by a signal.
     """
-    from launch.console.configuration import as_yaml, split_words
+    from launch.console.configuration import settings_to_yaml, split_arguments
 
-    request = split_words(words or (), config or ())
+    request = split_arguments(words or (), config or ())
     if resume and (request.preset or request.files or out):
         raise CommandError("--resume conflicts with a preset, files and --out, because it takes them from the run.")
     if continue_ and not out:
@@ -94,7 +94,7 @@ def train(
         else:
             settings = request.settings()
         if print_config:
-            print(as_yaml(settings), end="")
+            print(settings_to_yaml(settings), end="")
             return 0
         from launch.cluster import session
         from launch.run_folder import environment
@@ -110,7 +110,7 @@ def train(
                 return 0
         _, code = train_run(
             settings,
-            f"{shlex.join(['cory', 'train', *ctx.meta['words']])}  # {environment.in_words()}",
+            f"{shlex.join(['cory', 'train', *ctx.meta['words']])}  # {environment.describe_environment()}",
             run=run,
             location=resume or out,
             name=request.name,
@@ -140,14 +140,14 @@ def _find_run(location: str) -> "Run | None":
     """
     from launch.console.retry import retry
     from launch.run_folder.lease import STALE, LeaseHeldError
-    from launch.run_folder.run import Run, is_begun
+    from launch.run_folder.run import Run, is_started
     from launch.run_folder.storage import check_location
 
     def warn(error: Exception) -> None:
         print(f"Warning: {error} Retrying until then.", file=sys.stderr, flush=True)
 
     check_location(location)
-    return retry(lambda: Run.open(location), STALE, LeaseHeldError, warn) if is_begun(location) else None
+    return retry(lambda: Run.open(location), STALE, LeaseHeldError, warn) if is_started(location) else None
 
 
 def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
@@ -169,7 +169,7 @@ def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
     ]
     if fixed:
         raise CommandError(
-            f"{run.place} is a run with {', '.join(fixed)}, which cannot change when it resumes; only "
+            f"{run.location} is a run with {', '.join(fixed)}, which cannot change when it resumes; only "
             f"{', '.join(CHANGEABLE)} can. Resume it with `{run.resume_command()}`, or start a new run."
         )
     return make_settings({**old, **{key: new[key] for key in CHANGEABLE}})
@@ -177,7 +177,7 @@ def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
 
 def _resume_settings(run: "Run", pairs: Sequence[str]) -> "Settings":
     """Returns the settings of a run with changes to resumable settings applied."""
-    from launch.console.configuration import read_words
+    from launch.console.configuration import parse_overrides
     from policies.settings.settings import make_settings
 
-    return _merge_resumable(run, make_settings({**run.settings().model_dump(), **read_words(pairs)}))
+    return _merge_resumable(run, make_settings({**run.settings().model_dump(), **parse_overrides(pairs)}))

@@ -91,17 +91,17 @@ def tune(
         check_same_search,
         create_search_folder,
         is_resumable,
-        read_reports,
         pin_start_checkpoint,
+        read_reports,
         resume_command,
     )
-    from launch.experiments.space import grid_points, distinct_settings
+    from launch.experiments.space import distinct_settings, grid_points
     from launch.run_folder.layout import RUNS, new_folder
     from launch.run_folder.locks import lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_location
     from launch.training import preflight, tracking
-    from launch.training.source_check import check_all_sources, absolute_settings, write_all_sources
+    from launch.training.source_check import absolute_settings, check_all_sources, write_all_sources
 
     if allow_changes and not (resume or continue_):
         raise CommandError("--allow-changes requires --resume or --continue.")
@@ -185,12 +185,12 @@ def read_search(options: Any) -> "tuple[Search, str]":
     Raises:
         CommandError: the options are invalid.
     """
-    from launch.console.configuration import split_words
+    from launch.console.configuration import split_arguments
     from launch.experiments.search import Search
     from launch.experiments.space import SEED_KEY, pin_objective, read_axes
     from policies.settings.settings import METADATA
 
-    request = split_words(options.words or (), options.config or ())
+    request = split_arguments(options.words or (), options.config or ())
     settings = request.settings()
     axes = read_axes(options.over or ())
     keys = {axis.key for axis in axes}
@@ -251,7 +251,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
     Returns:
         0, or 1 if a trial failed.
     """
-    from launch.console.configuration import as_yaml
+    from launch.console.configuration import settings_to_yaml
     from launch.experiments.outcome import STATUS_FAILED, group_points, write_csv
     from launch.experiments.search import RESULTS_FILE
     from launch.experiments.space import format_point, format_setting_value
@@ -265,7 +265,9 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         return 0
     points = group_points(results, keys, separate=search.scheduler == "pbt")
     progress.print()
-    progress.print(points_table(keys, [([*map(format_setting_value, point.iloc[0][keys])], point) for point in points]), True)
+    progress.print(
+        points_table(keys, [([*map(format_setting_value, point.iloc[0][keys])], point) for point in points]), True
+    )
     progress.print("", True)
     failed = results[results["status"] == STATUS_FAILED]
     for _, trial in failed.iterrows():
@@ -276,7 +278,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
     else:
         values = best.iloc[0][keys].to_dict()
         best_settings = make_settings({**search.settings.model_dump(), **values})
-        atomic_write(folder / "best.yaml", f"# The best point of {folder.name}\n{as_yaml(best_settings)}")
+        atomic_write(folder / "best.yaml", f"# The best point of {folder.name}\n{settings_to_yaml(best_settings)}")
         progress.print(f"Best      {format_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
     progress.print(f"Results   {folder / RESULTS_FILE}", True)
     return int(not failed.empty)

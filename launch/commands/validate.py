@@ -24,13 +24,13 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
       0 the task is valid; 2 it is invalid or cannot be read.
     """
     from launch.cluster import session
-    from launch.console.configuration import presets, read_file, read_words, split_words
+    from launch.console.configuration import parse_overrides, presets, read_file, split_arguments
 
     session.quiet_libraries(debug)
-    request = split_words(words or (), config or ())
+    request = split_arguments(words or (), config or ())
     if request.preset is not None and request.preset not in presets():
         request = request._replace(preset=None, pairs=[f"task={request.preset}", *request.pairs])
-    explicit = {*read_words(request.pairs), *(name for file in request.files for name in read_file(file))}
+    explicit = {*parse_overrides(request.pairs), *(name for file in request.files for name in read_file(file))}
     if "task" not in explicit and request.preset is None:
         raise CommandError(f"The task is missing. Run `cory validate {' '.join(['TASK', *request.pairs])}`.")
     settings = request.settings()

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cory_env.home import HomeError, expand_home
-from launch.console.errors import cause, user_message
+from launch.console.errors import root_cause, user_message
 
 COMMANDS = {
     "train": "Train a chain of language models; resume a run.",
@@ -101,7 +101,7 @@ def command(name: str) -> Any:
     return typer.main.get_command(app)
 
 
-def parsed(name: str, words: Sequence[str]) -> SimpleNamespace:
+def parse_command(name: str, words: Sequence[str]) -> SimpleNamespace:
     """Parses a command's arguments without running it. Invalid arguments end the process as usual.
 
     Args:
@@ -157,7 +157,7 @@ ConfigFiles = Annotated[
     list[Path] | None,
     typer.Option("-c", "--config", metavar="FILE", parser=local_path, help="YAML file of settings. Repeatable."),
 ]
-Checkpoint = Annotated[
+CheckpointOption = Annotated[
     str | None,
     typer.Option(metavar="C", help="best, latest, or an update's number. [default: best if it exists, else latest]"),
 ]
@@ -196,7 +196,7 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         print("Aborted.", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else INTERRUPTED
     except Exception as error:
-        message = user_message(cause(error))
+        message = user_message(root_cause(error))
         if message is None:
             raise
         if debug:

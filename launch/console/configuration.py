@@ -27,10 +27,10 @@ class SettingsArguments(NamedTuple):
 
     def settings(self) -> Settings:
         """Resolves the settings (see `resolve`)."""
-        return resolve(self.preset or DEFAULT_PRESET, self.files, self.pairs)
+        return resolve_settings(self.preset or DEFAULT_PRESET, self.files, self.pairs)
 
 
-def split_words(words: Sequence[str], files: Sequence[Path] = ()) -> SettingsArguments:
+def split_arguments(words: Sequence[str], files: Sequence[Path] = ()) -> SettingsArguments:
     """Splits a command's arguments into a preset or a file of settings, and `key=value` pairs.
 
     Args:
@@ -66,7 +66,7 @@ def is_file(word: str) -> bool:
     return False
 
 
-def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Settings:
+def resolve_settings(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Settings:
     """Resolves the settings of a run.
 
     Args:
@@ -79,12 +79,12 @@ def resolve(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Setting
         SettingsError: a value of the wrong type, or conflicting settings.
     """
     values = read_preset(preset)
-    for source in (*map(read_file, paths), read_words(words)):
+    for source in (*map(read_file, paths), parse_overrides(words)):
         values = apply_overrides(values, source)
     return make_settings(values)
 
 
-def read_words(words: Sequence[str]) -> dict[str, Value]:
+def parse_overrides(words: Sequence[str]) -> dict[str, Value]:
     """Parses `key=value` arguments. Values are YAML scalars, or else plain text.
 
     Raises:
@@ -102,7 +102,7 @@ def read_words(words: Sequence[str]) -> dict[str, Value]:
     return values
 
 
-def as_yaml(settings: Settings) -> str:
+def settings_to_yaml(settings: Settings) -> str:
     """Formats all settings as YAML for `-c`, with their descriptions as comments."""
     lines = []
     for name, field in Settings.model_fields.items():

@@ -47,7 +47,7 @@ def find_secret(word: str) -> str | None:
     return f"{re.split(r'(?<=://)|(?<=[?])', word)[0]}… contains {names[0] if names else 'a password'}"
 
 
-def without_passwords(text: str) -> str:
+def mask_passwords(text: str) -> str:
     """Returns the text with passwords in URIs replaced by `***`."""
     return _PASSWORD.sub(r"\1***", text)
 

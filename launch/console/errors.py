@@ -19,14 +19,14 @@ class CommandError(Exception):
 
 def describe_error(error: Exception) -> str:
     """Describes an exception in one sentence, even if it is a bug."""
-    root = cause(error)
+    root = root_cause(error)
     lines = str(root).strip().splitlines()
     return user_message(root) or f"{type(root).__name__}: {lines[-1] if lines else 'no message'}"
 
 
-def is_defect(error: Exception) -> bool:
+def is_bug(error: Exception) -> bool:
     """Whether an exception is a bug rather than something that the user can fix."""
-    return user_message(cause(error)) is None
+    return user_message(root_cause(error)) is None
 
 
 def user_message(error: BaseException) -> str | None:
@@ -66,7 +66,7 @@ def is_process_loss(error: BaseException) -> bool:
     return isinstance(error, (*lost, ray.LocalRayletDiedError))
 
 
-def cause(error: Exception) -> BaseException:
+def root_cause(error: Exception) -> BaseException:
     """Returns the exception that a Ray worker or actor raised, without Ray's wrappers."""
     if "ray" not in sys.modules:
         return error

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from launch.display.statistics import Estimate, column_cis
-from launch.run_folder.records import Figures, Update, mean_over_policies
+from launch.run_folder.records import MetricValues, Update, mean_over_policies
 
 FRAME_COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "value")
 MEAN, LAST_RESPONSE = "mean", "last answer"
@@ -61,18 +61,18 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
         yield from _rows(final["update"], groups)
 
 
-def _rows(update: int, groups: Sequence[tuple[str, str, str, Figures]]) -> Iterator[FrameRow]:
+def _rows(update: int, groups: Sequence[tuple[str, str, str, MetricValues]]) -> Iterator[FrameRow]:
     for split, policy, role, figures in groups:
         for metric, value in figures.items():
             yield update, split, policy, role, metric, value
 
 
-def _token_kl(figures: Figures) -> float | None:
+def _token_kl(figures: MetricValues) -> float | None:
     kl, length = figures.get("kl"), figures.get("response_length")
     return None if kl is None or length is None else kl / max(length, 1.0)
 
 
-def _run_wide(line: Update) -> Figures:
+def _run_wide(line: Update) -> MetricValues:
     values: dict[str, Any] = {name: line[name] for name in RUN_WIDE if name in line}  # type: ignore[literal-required]
     seconds = {f"seconds/{name}": value for name, value in line.get("seconds", {}).items()}
     return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()} | seconds

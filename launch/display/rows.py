@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rich.text import Text
 
 from launch.display.tables import format_metric
-from launch.run_folder.records import Figures, Update, mean_over_policies
+from launch.run_folder.records import MetricValues, Update, mean_over_policies
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -62,7 +62,10 @@ class RowFormatter:
         """Returns the rows of an update's held-out evaluation: policies, the chain's last answer, the mean LLM."""
         rows = [Text(f"{self._number(line)}{'held-out':<{self._chain_width}}", style="bold")]
         rows[0].append_text(self._figures(line["evaluation"]))
-        for label, figures in (("last answer", line.get("last_response")), (AVERAGE_POLICY, line["evaluation"].get(AVERAGE_POLICY))):
+        for label, figures in (
+            ("last answer", line.get("last_response")),
+            (AVERAGE_POLICY, line["evaluation"].get(AVERAGE_POLICY)),
+        ):
             if figures is not None:
                 group = "".join(f"{format_metric(key, figures[key]):>{width}}" for key, _, width in ROW_COLUMNS)
                 rows.append(Text(f"{self._number(line)}{label:<{self._chain_width}}{group}", style="bold"))
@@ -79,7 +82,7 @@ class RowFormatter:
     def _number(self, line: Update) -> str:
         return f"{line['update']:>{self._digits}}/{self._updates:<{self._digits + 1}}"
 
-    def _figures(self, figures: Mapping[str, Figures]) -> Text:
+    def _figures(self, figures: Mapping[str, MetricValues]) -> Text:
         groups = [figures[name] for name in self._policy_ids]
         text = Text()
         for group in groups if self._columns else [mean_over_policies(groups)]:

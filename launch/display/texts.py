@@ -5,7 +5,7 @@ import re
 from rich.text import Text
 
 from launch.display.tables import format_metric
-from launch.run_folder.records import Response, Sample
+from launch.run_folder.records import Sample, ScoredResponse
 from policies.settings.settings import Settings
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not tab and line feed; surrogates too
@@ -42,7 +42,7 @@ def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, la
     return text
 
 
-def response_text(response: Response, margin: str) -> Text:
+def response_text(response: ScoredResponse, margin: str) -> Text:
     """Returns a response as one line: role, policy, task reward, text."""
     reward = format_metric("task_reward", response["task_reward"])
     text = Text().append(f"{margin}{response['role']:<10} {response['policy']} {reward:>6}  ", style="dim")

@@ -28,11 +28,11 @@ from launch.run_folder import manifest
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
 from launch.run_folder.journal import atomic_write
-from launch.run_folder.locations import NAMED, add_module_folders, located
+from launch.run_folder.locations import PATH_SETTINGS, add_module_folders, locate_files
 from launch.run_folder.locks import lock_folder
-from launch.run_folder.records import Batch, Evaluation, to_json
+from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
 from launch.run_folder.run import Run
-from launch.run_folder.sources import SPLITS, Sources, compare, function_names, sources_of
+from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names
 from launch.run_folder.storage import check_location
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
@@ -43,7 +43,7 @@ from policies.settings.settings import BY_CONTENT, Settings, settings_in_categor
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*NAMED}
+RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*PATH_SETTINGS}
 """Settings that affect responses or their metrics, except file names: `Sources` has checksums of the files."""
 
 
@@ -170,7 +170,7 @@ def plan_evaluation(
     task, tokenizers = preflight.check_run_settings(settings)
     settings = settings.with_chat_date()
     check_gpus(settings)
-    sources = sources_of(settings, task, tokenizers)
+    sources = collect_sources(settings, task, tokenizers)
     for text in changes_since(run, settings, task, sources) if run is not None else ():
         warn(text)
     return make_plan(settings, task, sources, split, queries, samples, checkpoint)
@@ -253,7 +253,7 @@ def evaluate(
                 stack.enter_context(session.ray_session(processes(plan.settings), debug))
                 interrupts.install()  # Ray took SIGTERM
                 _run_batches(plan, batches, progress)
-        results = cast(list[Batch], batches.results)
+        results = cast(list[BatchRecord], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
         scores = compute_scores(results, scoring)
         if not scores:
@@ -312,7 +312,7 @@ def _run_batches(plan: EvaluationPlan, batches: Batches[EvaluationBatch], progre
 
 def evaluate_batch(
     algo: "Cory", lineup: Lineup, prompt_refs: Sequence[tuple[int, int]], split: Split
-) -> list[list[Evaluation]]:
+) -> list[list[EvaluatedResponse]]:
     """Evaluates a batch with an algorithm that has the lineup's weights; see `measure_chains`.
 
     For the `AVERAGE_POLICY`, call it within `Evaluator.average`.
@@ -350,7 +350,7 @@ def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
         return settings
     add_module_folders(function_names(settings, settings.reward_spec), sources.paths)
     data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
-    return located(settings, sources.paths, needed=("model", *data), settable=data)
+    return locate_files(settings, sources.paths, needed=("model", *data), settable=data)
 
 
 def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> list[str]:
@@ -365,13 +365,13 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     before = Sources.read(run.path)
     if before is None:
         return []
-    run_settings = located(run.settings(), before.paths, needed=())
+    run_settings = locate_files(run.settings(), before.paths, needed=())
     same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in_categories("task"))
     leak = " Evaluated queries may have been used in training."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"
-        for change in compare(before, settings, task, now)
-        if same_task or not change.is_of_task
+        for change in find_changes(before, settings, task, now)
+        if same_task or not change.concerns_task
     ]
 
 

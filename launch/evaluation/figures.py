@@ -10,7 +10,7 @@ from rich.table import Table
 from cory_env.chain import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
 from launch.display.tables import METRIC_FORMATS, metric_format, new_table
-from launch.run_folder.records import Batch, Evaluation
+from launch.run_folder.records import BatchRecord, EvaluatedResponse
 
 UNBOUNDED_METRICS = ("kl", "response_length")
 """Amounts of nats or tokens, which are never binary, even if all values are 0 or 1."""
@@ -49,14 +49,14 @@ class PolicyScores(TypedDict):
     figures: dict[str, Estimate]
 
 
-def compute_scores(batches: Iterable[Batch], scoring: Scoring) -> dict[str, PolicyScores]:
+def compute_scores(batches: Iterable[BatchRecord], scoring: Scoring) -> dict[str, PolicyScores]:
     """Computes the metrics by label: first all policies on the bare query, as pioneers, then in later roles.
 
     Each metric is computed per query from all its responses, then averaged over queries.
     """
     chains = [chain for batch in batches for chain in batch["chains"]]  # all of the same length
     scores: dict[str, PolicyScores] = {}
-    responses: dict[str, dict[int, list[Evaluation]]] = {}
+    responses: dict[str, dict[int, list[EvaluatedResponse]]] = {}
     for position, role in enumerate(role_names(len(chains[0])) if chains else ()):
         for chain in chains:
             policy = chain[position]["policy"]
@@ -88,7 +88,7 @@ def _estimates(values: np.ndarray, scoring: Scoring) -> list[Estimate]:
     return estimates
 
 
-def query_metrics(responses: Sequence[Evaluation], scoring: Scoring) -> list[float]:
+def query_metrics(responses: Sequence[EvaluatedResponse], scoring: Scoring) -> list[float]:
     """Computes the metrics of one policy on one query, in the order of `scoring.names`; NaN if a metric has no value.
 
     distinct-n is computed over all responses to the query, without their end-of-sequence tokens.

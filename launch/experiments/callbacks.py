@@ -20,7 +20,7 @@ from launch.display.terminal import ProgressPrinter
 from launch.experiments.space import OBJECTIVE, TIME_KEY, format_point
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
-from launch.run_folder.records import Figures, Sample, Update, to_json
+from launch.run_folder.records import MetricValues, Sample, Update, to_json
 from launch.training.tracking import Trackers, end_services, flat_metrics, open_services
 from policies.settings.settings import make_settings
 
@@ -59,7 +59,7 @@ class ProgressCallback(Callback):
         self._reported.add(update)
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
-            figures = cast(Figures, to_json(dict(settings.selection_metrics(result["cory"]))))
+            figures = cast(MetricValues, to_json(dict(settings.selection_metrics(result["cory"]))))
             text = "  ".join(f"{label} {format_metric(key, figures[key]):>6}" for key, label, _ in ROW_COLUMNS)
             done = f"{result[TIME_KEY]:>4}/{settings.num_updates:<4}"
             self.progress.print(f"{trial}  {done} {text}  {format_point(values)}  {time_left}")

@@ -70,7 +70,14 @@ def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]"
     """
     import pandas as pd
 
-    from launch.experiments.measures import final_value, did_all_updates, metrics_of, paired_difference, total_tokens, value_at_tokens
+    from launch.experiments.measures import (
+        did_all_updates,
+        final_value,
+        metrics_of,
+        paired_difference,
+        total_tokens,
+        value_at_tokens,
+    )
 
     differences = []
     for contrast in contrasts:
@@ -84,7 +91,9 @@ def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]"
         else:
             frames = [metrics_of(group) for group in arm_runs]
             measures = [final_value(CONTRAST_METRIC, *keys) for keys in frame_keys]
-        difference = paired_difference(*(metrics.by_seed(measure) for metrics, measure in zip(frames, measures, strict=True)))
+        difference = paired_difference(
+            *(metrics.by_seed(measure) for metrics, measure in zip(frames, measures, strict=True))
+        )
         if difference is not None:
             differences.append((contrast, difference))
     corrected = holm([difference.p for _, difference in differences], len(contrasts))

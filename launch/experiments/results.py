@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
-from launch.run_folder.final import Final, FinalInfluence
+from launch.run_folder.final import FinalEvaluation, FinalInfluence
 from launch.run_folder.journal import atomic_write
-from launch.run_folder.records import Evaluation, Figures, SampleLine, Update, mean_over_policies, to_json
+from launch.run_folder.records import EvaluatedResponse, MetricValues, SampleLine, Update, mean_over_policies, to_json
 from policies.settings.settings import Settings, make_settings, settings_in_categories
 
 Status = Literal["done", "collapsed", "diverged"]
@@ -46,11 +46,11 @@ class FinalFigures(TypedDict):
     update: int
     queries: int
     """Number of queries; 0 if unknown."""
-    policy: dict[str, Figures]
+    policy: dict[str, MetricValues]
     """Policy id to means over the queries."""
-    mean: Figures
+    mean: MetricValues
     """Mean over the policies."""
-    last_response: NotRequired[Figures]
+    last_response: NotRequired[MetricValues]
     """Metrics of the chain's last response to the same queries, averaged over the orders of its policies; `kl` is from
     the base on the bare query."""
     influence: NotRequired[FinalInfluence]
@@ -186,7 +186,7 @@ def _compact_line(line: Update) -> Update:
     return cast(Update, round_significant(compact))
 
 
-def final_figures(final: Final, policy_ids: Sequence[str]) -> FinalFigures:
+def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFigures:
     """Returns the mean metrics of a run's final evaluation.
 
     Args:
@@ -207,9 +207,9 @@ def final_figures(final: Final, policy_ids: Sequence[str]) -> FinalFigures:
     return cast(FinalFigures, round_significant(figures))
 
 
-def _means(responses: Sequence[Evaluation]) -> Figures:
+def _means(responses: Sequence[EvaluatedResponse]) -> MetricValues:
     """Returns the mean of each metric over the responses that have it."""
-    means: Figures = {}
+    means: MetricValues = {}
     for name in responses[0]["metrics"]:
         values = [value for response in responses if (value := response["metrics"][name]) is not None]
         means[name] = sum(values) / len(values) if values else None

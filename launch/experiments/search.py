@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from cory_env.pickled import display_name
 from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED_KEY, TIME_KEY, Axis, grid_points, read_axes, distinct_settings
+from launch.experiments.space import SEED_KEY, TIME_KEY, Axis, distinct_settings, grid_points, read_axes
 from launch.run_folder.journal import Journal, atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locks import lock_folder
@@ -180,7 +180,9 @@ def read_reports(folder: Path) -> list[dict[str, Any]]:
     return list(reports.values())
 
 
-def check_trial_placement(settings: Sequence[Settings], nodes: Sequence[placement.Node], beside: Sequence[Process] = ()) -> None:
+def check_trial_placement(
+    settings: Sequence[Settings], nodes: Sequence[placement.Node], beside: Sequence[Process] = ()
+) -> None:
     """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently.
 
     Args:

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
 from launch.console.errors import CommandError
-from policies.settings.settings import METADATA, Settings, SettingsError, make_settings, nearest_key, settings_in_categories
+from policies.settings.settings import (
+    METADATA,
+    Settings,
+    SettingsError,
+    make_settings,
+    nearest_key,
+    settings_in_categories,
+)
 from policies.settings.yaml12 import Value, parse_scalar, to_cli, write_yaml
 
 SEED_KEY = "seed"

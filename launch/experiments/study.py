@@ -29,7 +29,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from cory_env.home import expand_home
-from launch.console.configuration import read_preset, read_words
+from launch.console.configuration import parse_overrides, read_preset
 from launch.console.errors import CommandError
 from launch.experiments.contrasts import Contrast
 from policies.settings.overrides import apply_overrides
@@ -124,7 +124,7 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
     file = _STUDIES_DIR / f"{name}.yaml" if name in bundled_studies() else Path(name)
     if not file.is_file():
         raise CommandError(f"Unknown study `{name}`. Use one of {', '.join(bundled_studies())}, or a YAML file.")
-    changes = read_words(words)
+    changes = parse_overrides(words)
     try:
         entries = read_yaml(file.read_text("utf-8"), name)
     except UnicodeDecodeError as error:
@@ -202,7 +202,7 @@ def _check_arm(study: Study, arm: Arm, study_name: str) -> None:
 
 
 def to_cli_setting(key: str, value: Value) -> str:
-    """Formats a setting as `key=value`, which `configuration.read_words` parses."""
+    """Formats a setting as `key=value`, which `configuration.parse_overrides` parses."""
     return f"{key}={to_cli(value)}"
 
 

@@ -198,7 +198,7 @@ def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
     """
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
     lines = run.updates()
-    final_responses = final.read(run.final)
+    final_responses = final.read_final(run.final)
     status, reason = _run_status(run, process_result)
     training_lines = [line for line in lines if "policy" in line]
     cost = Cost(

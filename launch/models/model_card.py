@@ -13,8 +13,8 @@ from cory_env.pickled import display_name
 from launch.display.tables import format_metric, metric_format
 from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
-from launch.run_folder.records import Figures
-from launch.run_folder.sources import task_without_queries
+from launch.run_folder.records import MetricValues
+from launch.run_folder.sources import restore_task
 from launch.training.summary import SUMMARY_METRICS
 from policies.generation.vllm_lora import MAX_LORA_RANK, vllm_max_rank
 from policies.models.model_names import AVERAGE_POLICY, model_path
@@ -107,7 +107,7 @@ def _prompts(trained: PolicySet) -> str:
     """Returns the prompt templates of training, or a reference to the task if its data is not available here."""
     settings = trained.settings
     try:
-        task = task_without_queries(trained.sources) or settings.make_task()
+        task = restore_task(trained.sources) or settings.make_task()
     except (ValueError, OSError):
         return f"Those of the task `{settings.task}`."
     prompts = {"pioneer": task.prompt_template}
@@ -118,7 +118,7 @@ def _prompts(trained: PolicySet) -> str:
 
 def _results(trained: PolicySet, policy_id: str) -> str:
     """Returns a table of the policy's metrics: held-out before and after training, and in the last update."""
-    columns: dict[str, Figures] = {}
+    columns: dict[str, MetricValues] = {}
     evaluated = [line for line in trained.metrics if policy_id in line.get("evaluation", {})]
     for line in (evaluated[0], evaluated[-1]) if evaluated else ():
         columns[f"held-out, update {line['update']}"] = line["evaluation"][policy_id]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, cast
 import safetensors
 
 from launch.console.errors import CommandError
-from launch.run_folder.environment import in_words
+from launch.run_folder.environment import describe_environment
 from launch.run_folder.layout import CONFIG, POLICIES
-from launch.run_folder.locations import add_module_folders, located
+from launch.run_folder.locations import add_module_folders, locate_files
 from launch.run_folder.records import Update, to_json
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, compare_llms, llms_of
+from launch.run_folder.sources import Sources, digest_models, find_model_changes
 from launch.run_folder.status import read_run
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
@@ -69,7 +69,9 @@ class PolicySet:
     @property
     def available_names(self) -> str:
         """The names of all policies for users, separated by commas."""
-        return ", ".join("mean" if policy_id == AVERAGE_POLICY else policy_id for policy_id in self.available_policy_ids)
+        return ", ".join(
+            "mean" if policy_id == AVERAGE_POLICY else policy_id for policy_id in self.available_policy_ids
+        )
 
     def resolve_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """Returns the policy ids for users' names; `mean` stands for `AVERAGE_POLICY`.
@@ -86,8 +88,8 @@ class PolicySet:
     def weights(self, policy_id: str) -> Weights:
         """Returns the weights of a policy, without its value head, by Hugging Face names. They are read lazily.
 
-        The weights of `AVERAGE_POLICY` are the mean over all policies. With LoRA, the mean of the products B A is represented
-        by an adapter of higher rank.
+        The weights of `AVERAGE_POLICY` are the mean over all policies. With LoRA, the mean of the products B A
+        is an adapter of higher rank.
 
         Raises:
             CommandError: the checkpoint has been removed, or is not a valid weights file.
@@ -116,10 +118,10 @@ class PolicySet:
         if self.sources is None:
             return []
         try:
-            current_llms = llms_of(self.settings, self.settings.make_tokenizers())
+            current_llms = digest_models(self.settings, self.settings.make_tokenizers())
         except ValueError as error:
             raise CommandError(" ".join(str(error).split())) from error
-        return [f"{change.text}." for change in compare_llms(self.sources, self.settings, current_llms)]
+        return [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
 
     def meta_model(self, policy_id: str) -> PreTrainedModel:
         """Returns the model of a policy on the meta device, with its adapter.
@@ -167,7 +169,7 @@ def current_policies(algorithm: Cory) -> PolicySet:
         policy_ids=tuple(algorithm.mapping.as_dict().values()),
         location="The algorithm",
         name=algorithm.settings.task,
-        command=f"an algorithm in Python  # {in_words()}",
+        command=f"an algorithm in Python  # {describe_environment()}",
         read_weights=algorithm.weights,
     )
 
@@ -189,20 +191,20 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
     metrics = [line for line in run.updates() if line["update"] <= update]
     if not metrics or metrics[-1]["update"] != update:
         raise CommandError(
-            f"{run.shown(run.metrics.path)} has no entry for update {update}, the update of the requested checkpoint."
+            f"{run.user_path(run.metrics.path)} has no entry for update {update} of the requested checkpoint."
         )
     sources = Sources.read(run.path)
     settings = run.settings()
     if sources is not None:
         add_module_folders([settings.task] if ":" in settings.task else [], sources.paths)
-        settings = located(settings, sources.paths, needed=("model",), settable=())
+        settings = locate_files(settings, sources.paths, needed=("model",), settable=())
     commands = (run.path / CONFIG).read_text(encoding="utf-8").splitlines()
     return PolicySet(
         settings=settings,
         update=update,
         metrics=metrics,
         policy_ids=_next_policy_ids(settings, metrics[-1]),
-        location=run.shown(run.path),
+        location=run.user_path(run.path),
         name=run.path.resolve().name,
         command="\n".join(line.removeprefix("# ") for line in commands if line.startswith("# ")),
         read_weights=lambda policy_id: _read_weights(folder, policy_id),

@@ -17,8 +17,8 @@ from launch.console.errors import CommandError
 from launch.display.texts import replace_control_chars
 from launch.models.generators import MIN_TEMPERATURE, load_generator
 from launch.models.trained import PolicySet
-from launch.run_folder.records import RawResponse, RawSample
-from launch.run_folder.sources import task_without_queries
+from launch.run_folder.records import GeneratedResponse, GeneratedSample
+from launch.run_folder.sources import restore_task
 from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_UPDATE, Request, Sampling, sampling_seed
 from policies.generation.token_stream import Detokenizer, StepStreamer
@@ -57,7 +57,9 @@ class TokenPrinter:
         """Prints more text of the response, without leading whitespace of the response."""
         text = text if self._has_text else text.lstrip()
         self._has_text = self._has_text or bool(text)
-        typer.echo(replace_control_chars(text), self._output, nl=False)  # model output must not contain terminal control codes
+        typer.echo(
+            replace_control_chars(text), self._output, nl=False
+        )  # model output must not contain terminal control codes
 
 
 class TrainedChain:
@@ -131,7 +133,7 @@ class TrainedChain:
             for position_chain in dict.fromkeys(self.chain.by_position[1:]):
                 position_chain.build_prompt(query, [[]])
 
-    def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[RawSample]:
+    def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[GeneratedSample]:
         """Answers many queries concurrently.
 
         Args:
@@ -168,7 +170,7 @@ class TrainedChain:
         *,
         history: Sequence[Message] | None = None,
         sample: int = 0,
-    ) -> RawSample:
+    ) -> GeneratedSample:
         """Answers a query.
 
         Args:
@@ -206,11 +208,13 @@ class TrainedChain:
             self.temperature, self.chain.max_response_tokens, [seed], self.chain.by_position[position].stop_token_ids
         )
 
-    def _raw_sample(self, episode: ChainEpisode) -> RawSample:
+    def _raw_sample(self, episode: ChainEpisode) -> GeneratedSample:
         responses = zip(self.chain.roles, self.policy_ids, episode.completions, strict=True)
-        return RawSample(
+        return GeneratedSample(
             query=episode.query.raw,
-            responses=[RawResponse(role=role, policy=policy_id, text=text) for role, policy_id, text in responses],
+            responses=[
+                GeneratedResponse(role=role, policy=policy_id, text=text) for role, policy_id, text in responses
+            ],
         )
 
 
@@ -230,7 +234,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
         ModelError: a base model was not found.
     """
     settings = trained.settings
-    task, tokenizers = load_task(settings, task_without_queries(trained.sources))
+    task, tokenizers = load_task(settings, restore_task(trained.sources))
     if settings.knowledge_transfer and settings.observed == "best" and len(policy_ids) > 2:
         raise CommandError(
             "observed=best requires rewards, which are not computed here, if a chain has more than two policies. Use "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cory_env.pickled import display_name
-from launch.console.configuration import as_yaml
+from launch.console.configuration import settings_to_yaml
 from launch.display.plot import Plot
 from launch.display.tables import format_metric
 from launch.display.texts import algorithm_name, replace_control_chars
@@ -53,7 +53,7 @@ def render_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Plot]]:
         warnings=[(run.name, warnings) for run in runs_by_arm if (warnings := tables.warning_rows(run))],
         samples=[run for run in runs_by_arm if run.result.samples],
         differing=[(key, [_distinct_values(arm, key) for arm in arms]) for key in differing_settings(runs_by_arm)],
-        settings=[(arm.label, display_name(as_yaml(arm.settings))) for arm in arms],
+        settings=[(arm.label, display_name(settings_to_yaml(arm.settings))) for arm in arms],
         environments=tables.environment_rows(runs_by_arm),
         commands=[(run.name, run.commands) for run in runs_by_arm],
     )

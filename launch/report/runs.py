@@ -23,7 +23,7 @@ from launch.run_folder.layout import CONFIG
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.status import divergence
-from launch.run_folder.storage import REPORTED, is_uri
+from launch.run_folder.storage import REPORT_FILES, is_uri
 from policies.settings.settings import Settings, settings_in_categories
 
 LABEL_LENGTH = 48
@@ -48,7 +48,7 @@ class ReportedRun:
     environment: dict[str, str]
     """Known facts about hardware and software."""
     unfinished: bool = False
-    final_responses: final.Final | None = None
+    final_responses: final.FinalEvaluation | None = None
     """All responses to held-out queries after the last update, if its folder has them."""
 
     @property
@@ -139,7 +139,7 @@ def read_runs(addresses: Sequence[str | Path]) -> list[ReportedRun]:
     """
     addresses = list({resolve_address(address): address for address in reversed(addresses)}.values())[::-1]
     runs = []
-    for address, name in zip(addresses, short_names(addresses), strict=True):
+    for address, name in zip(addresses, short_run_names(addresses), strict=True):
         folder = Path(address)
         if not is_uri(str(address)) and (folder / "results").is_dir() and not RunFolder(folder).exists():
             prefix = f"{name}/" if len(addresses) > 1 else ""
@@ -165,7 +165,7 @@ def read_reported_run(address: str | Path, name: str) -> ReportedRun:
         CommandError: There is no run, or one of its files is damaged.
         StorageError: Storage cannot be read.
     """
-    run = status.read_run(address, REPORTED)
+    run = status.read_run(address, REPORT_FILES)
     folder = run.path
     settings, updates = run.settings(), run.updates()
     done = updates[-1]["update"] if updates else 0
@@ -200,14 +200,16 @@ def read_reported_run(address: str | Path, name: str) -> ReportedRun:
     )
 
 
-def _final_responses(run: RunFolder, updates: Sequence[Update]) -> final.Final | None:
-    responses = final.read(run.final)
+def _final_responses(run: RunFolder, updates: Sequence[Update]) -> final.FinalEvaluation | None:
+    responses = final.read_final(run.final)
     if responses is None or not updates or responses["update"] != updates[-1]["update"]:
         return None  # the run continued afterwards
     return responses
 
 
-def _final_figures(settings: Settings, updates: Sequence[Update], responses: final.Final | None) -> FinalFigures | None:
+def _final_figures(
+    settings: Settings, updates: Sequence[Update], responses: final.FinalEvaluation | None
+) -> FinalFigures | None:
     """Returns the metrics of a run's final responses or, without them, of its last held-out evaluation."""
     if responses is not None:
         return final_figures(responses, settings.policy_ids)
@@ -226,7 +228,7 @@ def _final_figures(settings: Settings, updates: Sequence[Update], responses: fin
     return None
 
 
-def short_names(addresses: Sequence[str | Path]) -> list[str]:
+def short_run_names(addresses: Sequence[str | Path]) -> list[str]:
     """Returns a name per folder or URI: the last parts of its path, as few as make the names distinct."""
     parts = [tuple(resolve_address(address).partition("?")[0].rstrip("/").split("/")) for address in addresses]
     for size in range(1, max(map(len, parts)) + 1):

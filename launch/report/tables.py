@@ -12,17 +12,17 @@ from launch.display.statistics import Difference, Estimate, column_cis, mean_ci
 from launch.display.tables import MAIN_METRICS, format_metric, format_number, metric_format
 from launch.experiments.measures import (
     Measure,
-    mean_curve_height,
-    final_value,
-    run_collapse_signs,
     count_collapsed,
+    final_average_policy_value,
     final_influence,
     final_last_response_value,
-    final_average_policy_value,
+    final_value,
+    mean_curve_height,
     paired_difference,
+    run_collapse_signs,
 )
 from launch.report.runs import ReportedArm, ReportedRun
-from launch.run_folder.records import Evaluation, HealthWarning, highest
+from launch.run_folder.records import EvaluatedResponse, HealthWarning, argmax_update
 
 COMBINED_PATTERN = metric_format("combined_reward").pattern
 
@@ -87,7 +87,10 @@ def difference_rows(arms: Sequence[ReportedArm]) -> list[dict[str, Any]]:
         for other in others if result.study else arms[:1]:
             if other is None or other is arm:
                 continue
-            differences = [paired_difference(arm.by_seed(final_value(key)), other.by_seed(final_value(key))) for key in MAIN_METRICS]
+            differences = [
+                paired_difference(arm.by_seed(final_value(key)), other.by_seed(final_value(key)))
+                for key in MAIN_METRICS
+            ]
             if any(differences):
                 rows.append(
                     {
@@ -143,7 +146,7 @@ def _without_interval(value: float | None) -> Estimate:
     return Estimate(math.nan if value is None else value, None, None, 0)
 
 
-def _mean_over_queries(groups: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
+def _mean_over_queries(groups: Sequence[Sequence[EvaluatedResponse]]) -> dict[str, Estimate]:
     """Averages several groups of responses over the queries that all groups answered, with intervals."""
     tables = [
         pd.DataFrame(
@@ -168,7 +171,7 @@ def _run_row(run: ReportedRun, arm: ReportedArm) -> dict[str, Any]:
     times = [
         line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in run.updates if "seconds" in line
     ]
-    at_best = highest(
+    at_best = argmax_update(
         {line["update"]: line["evaluation"][MEAN]["combined_reward"] for line in run.updates if "evaluation" in line}
     )
     final = run.result.final

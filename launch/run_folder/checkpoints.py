@@ -50,7 +50,7 @@ class Checkpoints:
         Raises:
             OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
-        path = self.place(update)
+        path = self.path_of(update)
         if not path.exists():
             with self.saving(update) as unfinished:
                 write(unfinished)
@@ -67,13 +67,13 @@ class Checkpoints:
             OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
         self.folder.mkdir(exist_ok=True)
-        with atomic_dir(self.place(update)) as unfinished:
+        with atomic_dir(self.path_of(update)) as unfinished:
             yield unfinished
             manifest.write_manifest(unfinished)
 
     def name_best(self, update: int) -> None:
         """Points `best` to the checkpoint of an update, if that is saved."""
-        path, link = self.place(update), self.folder / f"{UNFINISHED}{BEST}"
+        path, link = self.path_of(update), self.folder / f"{UNFINISHED}{BEST}"
         if path.exists() and self.best() != path.resolve():
             link.unlink(missing_ok=True)
             link.symlink_to(path.name)
@@ -84,7 +84,7 @@ class Checkpoints:
         """Removes all checkpoints except the latest `keep` and the best."""
         best = self.best()
         for update in self.updates()[:-keep]:
-            path = self.place(update)
+            path = self.path_of(update)
             if path.resolve() != best:
                 # Renamed first, so that a kill during the removal leaves no incomplete checkpoint under its name.
                 renamed = self.folder / f"{UNFINISHED}{path.name}"
@@ -94,7 +94,7 @@ class Checkpoints:
     def latest(self) -> tuple[int, Path] | None:
         """Returns the update and folder of the latest checkpoint, if there is one."""
         updates = self.updates()
-        return (updates[-1], self.place(updates[-1])) if updates else None
+        return (updates[-1], self.path_of(updates[-1])) if updates else None
 
     def choose(self, name: str | None, part: str = "") -> tuple[int, Path]:
         """Returns the update and folder of a valid checkpoint.
@@ -112,13 +112,13 @@ class Checkpoints:
             raise CommandError(
                 f"{self._user_path(self.folder)} has no checkpoint yet. Try again when the first update is saved."
             )
-        best_choice = [(BEST, update) for update in saved if self.place(update).resolve() == best]
+        best_choice = [(BEST, update) for update in saved if self.path_of(update).resolve() == best]
         choices = dict([*best_choice, ("latest", saved[-1]), *((str(update), update) for update in saved)])
         name = name or next(iter(choices))
         listing = ", ".join(key if key == str(update) else f"{key} ({update})" for key, update in choices.items())
         if name not in choices:
             raise CommandError(f"{self._user_path(self.folder)} has no checkpoint `{name}`. It has: {listing}.")
-        path = self.place(choices[name])
+        path = self.path_of(choices[name])
         if self._fetch is not None:
             self._fetch(path, part)
         problem = manifest.verify(path, part)
@@ -150,7 +150,7 @@ class Checkpoints:
             FormatError: a later checkpoint has another format.
         """
         updates = reversed(self.updates())
-        return next((update for update in updates if manifest.verify(self.place(update)) is None), -1)
+        return next((update for update in updates if manifest.verify(self.path_of(update)) is None), -1)
 
     def empty(self) -> bool:
         """Whether there is no checkpoint, not even a damaged one."""
@@ -171,7 +171,7 @@ class Checkpoints:
             else:
                 shutil.rmtree(entry)
 
-    def place(self, update: int) -> Path:
+    def path_of(self, update: int) -> Path:
         """Returns the path of an update's checkpoint, saved or not."""
         return self.folder / checkpoint_name(update)
 

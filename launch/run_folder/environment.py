@@ -61,7 +61,7 @@ def hardware() -> Hardware:
     )
 
 
-def in_words() -> str:
+def describe_environment() -> str:
     """Describes versions and machine in one line."""
     machine = hardware()
     parts = [machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']} GiB"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
 from launch.run_folder.journal import atomic_write
-from launch.run_folder.records import Evaluation, to_json
+from launch.run_folder.records import EvaluatedResponse, to_json
 
 if TYPE_CHECKING:
     from policies.cory import Cory
@@ -31,14 +31,14 @@ class FinalInfluence(TypedDict):
     queries: int
 
 
-class Final(TypedDict):
+class FinalEvaluation(TypedDict):
     """The content of `final.json`."""
 
     update: int
-    policy: dict[str, list[Evaluation]]
+    policy: dict[str, list[EvaluatedResponse]]
     """Responses of each policy alone. A policy whose reward failed on every query is missing (`on_reward_error: skip`).
     With `eval_average`, the policy with the averaged weights is included."""
-    last_response: NotRequired[dict[str, list[Evaluation]]]
+    last_response: NotRequired[dict[str, list[EvaluatedResponse]]]
     """The chain's last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles."""
     influence: NotRequired[FinalInfluence]
     """Only if agents see earlier responses; measured on the first `NUM_INFLUENCE_QUERIES` queries at most."""
@@ -46,7 +46,7 @@ class Final(TypedDict):
 
 def measure_chains(
     algo: "Cory", mapping: "RoleMapping", names: Sequence[str], prompt_refs: "Sequence[PromptRef]", split: Split
-) -> list[list[Evaluation]]:
+) -> list[list[EvaluatedResponse]]:
     """Generates chains of responses to queries, and measures every response.
 
     Args:
@@ -63,7 +63,7 @@ def measure_chains(
     chains = zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
     return [
         [
-            Evaluation(
+            EvaluatedResponse(
                 policy=name,
                 role=response["role"],
                 query=prompt_ref.query,
@@ -80,7 +80,7 @@ def measure_chains(
     ]
 
 
-def final_responses(algo: "Cory", count: int) -> Final:
+def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
     """Evaluates each policy alone, and the chain, on the same test queries with the same seeds.
 
     Args:
@@ -91,7 +91,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
     from policies.rollout.prompt_sampling import PromptRef
 
     prompt_refs = [PromptRef(query) for query in range(min(count, len(algo.task.test)))]
-    final = Final(update=algo.updates, policy={})
+    final = FinalEvaluation(update=algo.updates, policy={})
     for pioneer in algo.settings.policy_ids:
         mapping = algo.evaluator.with_pioneer(pioneer)
         policy_ids = tuple(mapping.as_dict().values())
@@ -109,7 +109,7 @@ def final_responses(algo: "Cory", count: int) -> Final:
 
 
 def _influence(algo: "Cory", queries: int) -> FinalInfluence:
-    from policies.influence import variance_components, measure_influence, share_interval
+    from policies.influence import measure_influence, share_interval, variance_components
 
     _, rewards = measure_influence(algo, queries)
     if len(rewards) < 2:
@@ -118,12 +118,12 @@ def _influence(algo: "Cory", queries: int) -> FinalInfluence:
     return FinalInfluence(share=variance_components(rewards).share, low=low, high=high, queries=len(rewards))
 
 
-def write(file: Path, final: Final) -> None:
+def write_final(file: Path, final: FinalEvaluation) -> None:
     """Writes `final.json` atomically."""
     atomic_write(file, json.dumps(to_json(final), ensure_ascii=False) + "\n")
 
 
-def read(file: Path) -> Final | None:
+def read_final(file: Path) -> FinalEvaluation | None:
     """Reads `final.json`; None if it does not exist.
 
     Raises:
@@ -132,7 +132,7 @@ def read(file: Path) -> Final | None:
     if not file.exists():
         return None
     try:
-        final: Final = json.loads(file.read_text(encoding="utf-8"))
+        final: FinalEvaluation = json.loads(file.read_text(encoding="utf-8"))
         lists = (*final["policy"].values(), *final.get("last_response", {}).values())
         if not all("metrics" in response for responses in lists for response in responses):
             raise ValueError("it does not have one record per response")

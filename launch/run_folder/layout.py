@@ -40,7 +40,7 @@ LEASE = ".lease"
 WRITERS = (LOCK, LEASE)
 """Prefixes of the files that record which process may write."""
 RUN_ID = "run.id"
-REFUSED = "refused_update_{:06d}_{}.safetensors"
+REJECTED_BATCH_FILE = "refused_update_{:06d}_{}.safetensors"
 """The batch of a rejected update, by the update's number and the policy whose gradient was not finite."""
 CONFIG_HEADER = "# cory "
 """The beginning of `config.yaml`."""

@@ -14,7 +14,7 @@ from launch.console.errors import CommandError
 from policies.models.model_names import is_bundled
 from policies.settings.settings import BY_CONTENT, Settings
 
-NAMED = (*BY_CONTENT, "start_from")
+PATH_SETTINGS = (*BY_CONTENT, "start_from")
 """Settings that name files or folders."""
 OWN_PACKAGE_DIRS = (ROOT / "policies", ROOT / "launch")
 """Our packages that a user's module of the same name shadows in a function's process."""
@@ -22,7 +22,7 @@ _module_folders: list[str] = []
 """Module folders of runs that were added to `sys.path`, the latest run's first."""
 
 
-def located(
+def locate_files(
     settings: Settings,
     paths: Mapping[str, str],
     needed: Container[str] = BY_CONTENT,
@@ -42,7 +42,7 @@ def located(
         CommandError: a needed file or folder exists neither in the working directory nor at its recorded path.
     """
     changes: dict[str, object] = {}
-    for key in NAMED:
+    for key in PATH_SETTINGS:
         value = getattr(settings, key)
         names = value if isinstance(value, list) else [value] if value is not None else []
         present = [_resolve_path(key, name, paths, key in needed, key in settable, absolute) for name in names]

@@ -7,11 +7,11 @@ from typing import NotRequired, TypedDict
 from cory_env.message import Message
 from policies.settings.settings import Settings
 
-Figures = dict[str, float | None]
+MetricValues = dict[str, float | None]
 """Metrics by name; None if a value is not finite or could not be computed."""
 
 
-class RawResponse(TypedDict):
+class GeneratedResponse(TypedDict):
     """One response of a chain, before it is rewarded."""
 
     role: str
@@ -19,14 +19,14 @@ class RawResponse(TypedDict):
     text: str
 
 
-class RawSample(TypedDict):
+class GeneratedSample(TypedDict):
     """One query in its original form, and the chain's responses to it, in order."""
 
     query: str | list[Message]
-    responses: list[RawResponse]
+    responses: list[GeneratedResponse]
 
 
-class Response(RawResponse):
+class ScoredResponse(GeneratedResponse):
     """One response of a chain."""
 
     task_reward: float | None
@@ -40,7 +40,7 @@ class Sample(TypedDict):
     """One query and the chain's responses to it, in order."""
 
     query: str
-    responses: list[Response]
+    responses: list[ScoredResponse]
 
 
 class SampleLine(Sample):
@@ -50,7 +50,7 @@ class SampleLine(Sample):
     held_out: bool
 
 
-class Evaluation(TypedDict):
+class EvaluatedResponse(TypedDict):
     """One response to a held-out query with its metrics, in `final.json` and in evaluations."""
 
     policy: str
@@ -63,18 +63,18 @@ class Evaluation(TypedDict):
     """The query."""
     text: str
     tokens: list[int]
-    metrics: Figures
+    metrics: MetricValues
     """`task_reward`; `kl` to the base model in nats, summed over the response (for a chain's last response, to the base
     model with the bare query as its prompt); `combined_reward`; `response_length` in tokens; `eos_rate`, 1 if the
     response ends with an end-of-sequence token, else 0; `repetition`. For a chain's last response also `in_chain_kl`,
     to the base model with the response's own prompt."""
 
 
-class Batch(TypedDict):
+class BatchRecord(TypedDict):
     """A line of an evaluation's `responses.jsonl`: a batch of chains of one lineup, with their responses in order."""
 
     batch: int
-    chains: list[list[Evaluation]]
+    chains: list[list[EvaluatedResponse]]
 
 
 class HealthWarning(TypedDict):
@@ -95,34 +95,34 @@ class Update(TypedDict):
     exchanges: NotRequired[int]
     averaged: NotRequired[bool]
     """Whether the weights of all policies were averaged after this update. Missing in files of earlier versions."""
-    policy: NotRequired[dict[str, Figures]]
-    role: NotRequired[dict[str, Figures]]
+    policy: NotRequired[dict[str, MetricValues]]
+    role: NotRequired[dict[str, MetricValues]]
     seconds: NotRequired[dict[str, float]]
     tokens: NotRequired[int]
     tokens_per_second: NotRequired[float]
     health: NotRequired[list[HealthWarning]]
     collapsed: NotRequired[bool]
-    evaluation: NotRequired[dict[str, Figures]]
+    evaluation: NotRequired[dict[str, MetricValues]]
     """By policy id, each policy alone on the bare held-out queries; with `eval_average` also `llm_mean`, the policy
     with the averaged weights; and `mean`, the mean over policies."""
-    last_response: NotRequired[Figures]
+    last_response: NotRequired[MetricValues]
     """The chain's last responses to the same queries."""
 
 
-def mean_over_policies(policies: Sequence[Figures]) -> Figures:
+def mean_over_policies(policies: Sequence[MetricValues]) -> MetricValues:
     """Returns the mean of each metric over policies; None if any policy lacks the metric.
 
     Means over different subsets of policies would not be comparable. In contrast, means over queries, updates and seeds
     ignore missing values.
     """
-    means: Figures = {}
+    means: MetricValues = {}
     for name in dict.fromkeys(name for metrics in policies for name in metrics):
         values = [value for metrics in policies if (value := metrics.get(name)) is not None]
         means[name] = sum(values) / len(values) if len(values) == len(policies) else None
     return means
 
 
-def highest(values: Mapping[int, float | None]) -> tuple[int, float] | None:
+def argmax_update(values: Mapping[int, float | None]) -> tuple[int, float] | None:
     """Returns the update with the highest value, and the value; the first if equal; None if all values are None."""
     scores = {update: value for update, value in values.items() if value is not None}
     update = max(scores, key=lambda update: scores[update]) if scores else None
@@ -143,4 +143,4 @@ def to_json(value: object) -> object:
 
 def best_evaluation(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
     """Returns the update with the best held-out score (see `select_by`), and the score; the earliest if equal."""
-    return highest({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})
+    return argmax_update({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})

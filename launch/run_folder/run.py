@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from launch.console.configuration import as_yaml, read_file
+from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints, checkpoint_name
@@ -133,7 +133,7 @@ class Run:
 
     @classmethod
     def _open_in_storage(cls, uri: str) -> "Run":
-        if not is_begun(uri):
+        if not is_started(uri):
             raise CommandError(
                 f"{uri} has no run with a checkpoint to resume from. Correct the URI, or start a new run."
             )
@@ -208,7 +208,7 @@ class Run:
         file = self.path / CONFIG
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.splitlines())}"]
-        atomic_write(file, "\n".join(comments) + "\n" + as_yaml(settings))
+        atomic_write(file, "\n".join(comments) + "\n" + settings_to_yaml(settings))
 
     def settings(self) -> Settings:
         """Reads `config.yaml`. Missing settings have their defaults.
@@ -241,14 +241,14 @@ class Run:
 
     def resume_command(self) -> str:
         """Returns the command that resumes this run."""
-        return f"cory train --resume {shlex.quote(self.place)}"
+        return f"cory train --resume {shlex.quote(self.location)}"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The run's folder or URI, as accepted by commands."""
-        return self.shown(self.path)
+        return self.user_path(self.path)
 
-    def shown(self, path: Path) -> str:
+    def user_path(self, path: Path) -> str:
         """Returns a path in the run's folder as shown to users: a URI if the run is in storage."""
         if self.storage is None:
             return str(path)
@@ -349,7 +349,7 @@ class Run:
         _remove(self.path / name for name in STARTED_FILES)
 
 
-def is_begun(location: str) -> bool:
+def is_started(location: str) -> bool:
     """Whether a folder or storage has a run with a checkpoint, possibly one that is not uploaded yet.
 
     Args:
@@ -370,7 +370,7 @@ def is_begun(location: str) -> bool:
 
 
 def _check_not_started(storage: Storage) -> None:
-    if is_begun(storage.uri):
+    if is_started(storage.uri):
         run = Run(storage.cache("runs"), storage)
         raise CommandError(
             f"{storage.uri} already has a run, in storage or in {run.path} on {platform.node()}. Resume it with "

@@ -50,12 +50,12 @@ class Change(NamedTuple):
     """A sentence without its full stop."""
 
     @property
-    def is_refused(self) -> bool:
+    def blocks_resume(self) -> bool:
         """Whether training resumes only with `--allow-changes`. Rewards may be corrected between two resumes."""
         return self.part not in ("function", "commit")
 
     @property
-    def is_of_task(self) -> bool:
+    def concerns_task(self) -> bool:
         """Whether it concerns the task (queries, prompts, rewards) rather than the models."""
         return self.part in (*SPLITS, "prompts", "function")
 
@@ -76,7 +76,7 @@ class Queries:
 
 
 @dataclass(frozen=True)
-class LLM:
+class ModelDigests:
     """The initial model of a policy."""
 
     model: str
@@ -93,7 +93,7 @@ class Sources:
     paths: dict[str, str]
     task: dict[str, Any] | None
     queries: dict[str, Queries]
-    llms: dict[str, LLM]
+    llms: dict[str, ModelDigests]
     functions: list[list[str | None]]
     changes: list[dict[str, Any]]
 
@@ -119,7 +119,7 @@ class Sources:
         """Writes `sources.json` atomically."""
         atomic_write(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
-    def continuing(self, before: Self, settings: Settings, changes: Sequence[Change], update: int) -> Self:
+    def after_resume(self, before: Self, settings: Settings, changes: Sequence[Change], update: int) -> Self:
         """Returns the sources of a resumed run, including its allowed changes.
 
         Args:
@@ -133,11 +133,11 @@ class Sources:
         return replace(self, paths={**before.paths, **paths}, changes=[*before.changes, *records])
 
 
-def sources_of(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
+def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
     """Computes the current fingerprints of a run's inputs.
 
     Args:
-        settings: with existing files and folders (`launch.run_folder.locations.located`).
+        settings: with existing files and folders (`launch.run_folder.locations.locate_files`).
         task: the settings' task.
         tokenizers: the settings' tokenizers.
 
@@ -148,26 +148,26 @@ def sources_of(settings: Settings, task: Task, tokenizers: Tokenizers) -> Source
     return Sources(
         paths=absolute_paths(settings, names),
         task=_task_fields(task),
-        queries=queries_of(task),
-        llms=llms_of(settings, tokenizers),
+        queries=digest_queries(task),
+        llms=digest_models(settings, tokenizers),
         functions=[[display_name(name), digest_function(name)] for name in names],
         changes=[],
     )
 
 
-def queries_of(task: Task) -> dict[str, Queries]:
+def digest_queries(task: Task) -> dict[str, Queries]:
     """Returns the number and digest of each split's queries, in order."""
     checksums = {split: [query.checksum for query in task.queries(split)] for split in task.splits}
     return {split: Queries(count=len(sums), digest=_digest(repr(sums))) for split, sums in checksums.items()}
 
 
-def llms_of(settings: Settings, tokenizers: Tokenizers) -> dict[str, LLM]:
-    """Returns the digests of each policy's initial model, by policy id (see `sources_of`)."""
+def digest_models(settings: Settings, tokenizers: Tokenizers) -> dict[str, ModelDigests]:
+    """Returns the digests of each policy's initial model, by policy id (see `collect_sources`)."""
     models = {path: _model_digest(path) for path in dict.fromkeys(settings.model_paths.values())}
     distinct = {id(tokenizer): tokenizer for tokenizer in tokenizers.values()}  # policies may share one
     digests = {key: fingerprint(tokenizer) for key, tokenizer in distinct.items()}
     return {
-        policy_id: LLM(
+        policy_id: ModelDigests(
             model=models[path],
             tokenizer=digests[id(tokenizers[policy_id])],
             chat_template=_digest(repr(tokenizers[policy_id].chat_template)) if settings.chat else None,
@@ -176,7 +176,7 @@ def llms_of(settings: Settings, tokenizers: Tokenizers) -> dict[str, LLM]:
     }
 
 
-def compare(before: Sources, settings: Settings, task: Task, now: Sources) -> list[Change]:
+def find_changes(before: Sources, settings: Settings, task: Task, now: Sources) -> list[Change]:
     """Returns the differences between the recorded and the current sources of a run.
 
     Args:
@@ -196,14 +196,14 @@ def compare(before: Sources, settings: Settings, task: Task, now: Sources) -> li
     templates = [name for name, text in (before.task or {}).items() if text != (now.task or {}).get(name)]
     if templates:
         changes.append(Change("prompts", f"The task's {', '.join(templates)} changed"))
-    changes += compare_llms(before, settings, now.llms)
+    changes += find_model_changes(before, settings, now.llms)
     for (name, digest), (_, other) in zip(before.functions, now.functions, strict=False):
         if digest != other:
             changes.append(Change("function", f"The code of {name} has changed"))
     return changes
 
 
-def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) -> list[Change]:
+def find_model_changes(before: Sources, settings: Settings, now: Mapping[str, ModelDigests]) -> list[Change]:
     """Returns the differences of models, tokenizers and chat templates (see `compare`), once per model."""
     changes: dict[Change, None] = {}
     for policy_id, name in settings.models.items():
@@ -224,7 +224,7 @@ def compare_llms(before: Sources, settings: Settings, now: Mapping[str, LLM]) ->
     return list(changes)
 
 
-def task_without_queries(sources: Sources | None) -> Task | None:
+def restore_task(sources: Sources | None) -> Task | None:
     """Returns a run's task without its queries, sufficient for other queries; None if the task is unknown."""
     if sources is None or sources.task is None:
         return None

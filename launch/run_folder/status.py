@@ -8,7 +8,7 @@ from pathlib import Path
 from launch.console.errors import CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import Checkpoints, checkpoint_name
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, LEASE, LOCK, REFUSED
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, LEASE, LOCK, REJECTED_BATCH_FILE
 from launch.run_folder.lease import Owner
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import Update, best_evaluation
@@ -104,13 +104,13 @@ def read_run(location: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
         with lock:
             storage.download(run.path, [f"{name}/{manifest.NAME}", f"{name}/{part}**"])
 
-    run.checkpoints = Checkpoints(run.checkpoints.folder, run.shown, fetch)
+    run.checkpoints = Checkpoints(run.checkpoints.folder, run.user_path, fetch)
     with lock:
         remote = storage.files()
         storage.download(run.path, files, remote)
         saved = checkpoint_updates(remote)
         for update in {*run.checkpoints.updates()}.difference(saved):
-            shutil.rmtree(run.checkpoints.place(update))
+            shutil.rmtree(run.checkpoints.path_of(update))
         for update in saved:
             (run.checkpoints.folder / checkpoint_name(update)).mkdir(parents=True, exist_ok=True)
     if not run.exists():
@@ -144,7 +144,7 @@ def divergence(run: Run) -> str | None:
     """Returns a sentence about the non-finite gradient that ended a run; None if there was none, or it resumed."""
     lines = run.updates()
     rejected = 1 + (lines[-1]["update"] if lines else 0)
-    for file in run.path.glob(REFUSED.format(rejected, "*")):
-        policy_id = file.stem.removeprefix(Path(REFUSED.format(rejected, "")).stem)
+    for file in run.path.glob(REJECTED_BATCH_FILE.format(rejected, "*")):
+        policy_id = file.stem.removeprefix(Path(REJECTED_BATCH_FILE.format(rejected, "")).stem)
         return f"The gradient of {policy_id} was not finite in update {rejected}."
     return None

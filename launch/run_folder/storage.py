@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CACHED_FILES = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
 """Files of a run that readers need, besides a checkpoint."""
 REFUSED_FILES = "refused_update_*"
-REPORTED = (*CACHED_FILES, SAMPLES, FINAL, REFUSED_FILES)
+REPORT_FILES = (*CACHED_FILES, SAMPLES, FINAL, REFUSED_FILES)
 """Files of a run that a report needs."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems that publish a file only when it is complete, and have no folders."""

@@ -101,7 +101,10 @@ class VLLMBackend:
         self._adapters = (
             {}
             if generator.lora is None
-            else {policy_id: vllm_lora.lora_request(policy_id, index) for index, policy_id in enumerate(policy_ids, start=1)}
+            else {
+                policy_id: vllm_lora.lora_request(policy_id, index)
+                for index, policy_id in enumerate(policy_ids, start=1)
+            }
         )
         self._requests: dict[str, dict[str, GenerationRequest]] = {engine: {} for engine in generator.engines}
         self._ids = count()
@@ -130,12 +133,12 @@ class VLLMBackend:
     def _step(self, requests: dict[str, GenerationRequest]) -> None:
         if not requests:
             return
-        with self._generator.watched(next(iter(requests.values())).policy_id) as llm:
+        with self._generator.watched(next(iter(requests.values())).policy_id) as vllm_engine:
             if cancelled := [key for key, request in requests.items() if request.done]:
-                llm.llm_engine.abort_request(cancelled)
+                vllm_engine.llm_engine.abort_request(cancelled)
                 for key in cancelled:
                     del requests[key]
-            outputs = llm.llm_engine.step() if requests else []
+            outputs = vllm_engine.llm_engine.step() if requests else []
         for output in outputs:
             if (request := requests.get(output.request_id)) is None:
                 continue
@@ -160,8 +163,8 @@ class VLLMBackend:
         policy_id, key = request.policy_id, str(next(self._ids))
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
         try:
-            with self._generator.watched(policy_id) as llm:
-                llm.llm_engine.add_request(key, prompt, params, lora_request=self._adapters.get(policy_id))
+            with self._generator.watched(policy_id) as vllm_engine:
+                vllm_engine.llm_engine.add_request(key, prompt, params, lora_request=self._adapters.get(policy_id))
         except ValueError as error:  # vLLM rejects only this request
             request.finish(error)
             return

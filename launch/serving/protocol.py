@@ -47,7 +47,9 @@ def openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, RequestValidationError):
         error = _validation_error(error.errors()[0])
     elif isinstance(error, PromptError | ChatError | TemplateError):
-        error = RequestError(str(error), code="context_length_exceeded" if isinstance(error, QueryTooLongError) else None)
+        error = RequestError(
+            str(error), code="context_length_exceeded" if isinstance(error, QueryTooLongError) else None
+        )
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = error.detail if isinstance(error, HTTPException) else f"{type(error).__name__}: {error}"
     kind = "invalid_request_error" if status < 500 else "server_error"

@@ -67,7 +67,7 @@ class CheckpointWriter:
             return
         self.finish()
         best = self._run.best_update()
-        if self._run.checkpoints.place(algo.updates).exists():
+        if self._run.checkpoints.path_of(algo.updates).exists():
             self._after_publish(best)
             return
         with contextlib.ExitStack() as publishing:

@@ -13,11 +13,11 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from cory_env.tasks import Task
-from launch.console.errors import IN_JOB, CommandError, describe_error, is_defect
+from launch.console.errors import IN_JOB, CommandError, describe_error, is_bug
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import add_module_folders, located
-from launch.run_folder.sources import Change, Sources, compare, function_names, sources_of
+from launch.run_folder.locations import add_module_folders, locate_files
+from launch.run_folder.sources import Change, Sources, collect_sources, find_changes, function_names
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in_categories
 
 SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
@@ -44,8 +44,8 @@ def check_sources(
     Raises:
         CommandError: There is a change that needs the user's permission.
     """
-    changes = compare(before, settings, task, now)
-    rejected = [change for change in changes if change.is_refused]
+    changes = find_changes(before, settings, task, now)
+    rejected = [change for change in changes if change.blocks_resume]
     if rejected and not allow:
         raise CommandError(
             f"{name} cannot resume unchanged. {rejected[0].text}. Undo this change, or resume with --allow-changes."
@@ -99,20 +99,20 @@ def check_all_sources(
         located_settings = settings
         if recorded is not None:
             add_module_folders(function_names(settings, settings.reward_spec), recorded.paths)
-            located_settings = located(settings, recorded.paths, settable=())
+            located_settings = locate_files(settings, recorded.paths, settable=())
         try:
             task, tokenizers = prepare(located_settings)
         except Exception as error:
-            if is_defect(error):
+            if is_bug(error):
                 raise
             raise CommandError(f"{name}: {describe_error(error)}") from error
-        sources = all_sources[kind] = sources_of(located_settings, task, tokenizers)
+        sources = all_sources[kind] = collect_sources(located_settings, task, tokenizers)
         if recorded is None:
             continue
         changes = check_sources(recorded, settings, task, sources, str(folder), allow)
         for change in changes:
             warn(f"Warning: {change.text}. Trainings before and after this change are not comparable.")
-        all_sources[kind] = sources.continuing(recorded, settings, changes, 0)
+        all_sources[kind] = sources.after_resume(recorded, settings, changes, 0)
     return all_sources
 
 
@@ -124,7 +124,7 @@ def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Setting
     if IN_JOB in os.environ:
         return settings
     paths = {name: path for training_sources in sources for name, path in training_sources.paths.items()}
-    return located(settings, paths, needed=(), absolute=True)
+    return locate_files(settings, paths, needed=(), absolute=True)
 
 
 def read_all_sources(folder: Path) -> dict[str, Sources]:

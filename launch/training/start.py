@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.console.errors import CommandError, cause, is_process_loss
+from launch.console.errors import CommandError, is_process_loss, root_cause
 from launch.run_folder import manifest
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.run import Run
@@ -90,5 +90,5 @@ def is_retryable(error: Exception) -> bool:
     from policies.generation.generator import GenerationError
     from policies.rllib.learners import LearnerError
 
-    root = cause(error)
+    root = root_cause(error)
     return isinstance(root, LearnerError | GenerationError | RewardKilled) or is_process_loss(root)

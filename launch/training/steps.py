@@ -7,9 +7,9 @@ from launch.cluster import session
 from launch.cluster.gpus import check_gpus
 from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder.layout import RUNS, SOURCES
-from launch.run_folder.locations import add_module_folders, located
+from launch.run_folder.locations import add_module_folders, locate_files
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, function_names, sources_of
+from launch.run_folder.sources import Sources, collect_sources, function_names
 from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
 from launch.training.source_check import check_sources, incomparable_warning
@@ -53,21 +53,21 @@ def train_run(
     located_settings = settings
     if before is not None:  # paths and modules may be relative to the folder in which the run was started
         add_module_folders(function_names(settings, settings.reward_spec), before.paths)
-        located_settings = located(settings, before.paths)
+        located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))
     task, tokenizers = preflight.check_run_settings(located_settings)
-    sources = sources_of(located_settings, task, tokenizers)
+    sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
         last_update = run.latest_checkpoint()
-        changes = check_sources(before, settings, task, sources, run.place, allow_changes)
+        changes = check_sources(before, settings, task, sources, run.location, allow_changes)
         for change in changes:
             print(incomparable_warning(change, last_update), file=sys.stderr)
-        sources = sources.continuing(before, settings, changes, last_update)
+        sources = sources.after_resume(before, settings, changes, last_update)
     elif run is not None and not allow_changes:
         raise CommandError(
-            f"{run.place} has no {SOURCES}, so its data and model cannot be checked for changes. Restore the file, or "
-            "resume with --allow-changes."
+            f"{run.location} has no {SOURCES}, so its data and model cannot be checked for changes. "
+            "Restore the file, or resume with --allow-changes."
         )
     if IN_JOB not in os.environ:  # a job's driver may have its own GPU; `cory submit` checks this
         session.check_driver(settings)
@@ -105,7 +105,7 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
     run.download_checkpoint()
     done = latest_valid_checkpoint(run, lambda text: print(text, file=sys.stderr))
     if done is None:
-        raise CommandError(f"{run.place} has no checkpoint to resume from. Start a new run.")
+        raise CommandError(f"{run.location} has no checkpoint to resume from. Start a new run.")
     if done >= settings.num_updates:
         return done
     run.cut_after(done)
@@ -118,6 +118,6 @@ def print_done(run: Run, done: int) -> None:
     """Prints that a run is done, and removes the local copy of a run in storage."""
     run.remove_local()
     print(
-        f"{run.place} is done: all {done} updates are completed. To train longer: {run.resume_command()} "
+        f"{run.location} is done: all {done} updates are completed. To train longer: {run.resume_command()} "
         f"num_updates={2 * done}"
     )

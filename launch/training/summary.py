@@ -41,9 +41,9 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
             )
     best = run.best_update()
     terminal.print()
-    terminal.print(f"Curves      {run.shown(run.curves)}", True)
+    terminal.print(f"Curves      {run.user_path(run.curves)}", True)
     if best is not None:  # None if the reward failed in every evaluation
-        terminal.print(f"Best        {run.shown(run.checkpoints.folder / 'best')}, from update {best}", True)
+        terminal.print(f"Best        {run.user_path(run.checkpoints.folder / 'best')}, from update {best}", True)
     terminal.print(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from launch.console.credentials import without_passwords
+from launch.console.credentials import mask_passwords
 from launch.console.errors import CommandError, describe_error
 from launch.run_folder.layout import METRICS, TENSORBOARD, TRACKIO_ID, WANDB_ID
 from launch.run_folder.records import Sample, Update, to_json
@@ -215,7 +215,7 @@ class Trackers:
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    message = without_passwords(describe_error(error)).rstrip(".")
+    message = mask_passwords(describe_error(error)).rstrip(".")
     logger.warning("%s failed (%s). Training continues without it; %s has all metrics.", tracker.name, message, METRICS)
 
 

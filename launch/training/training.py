@@ -16,10 +16,10 @@ from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
-from launch.run_folder.layout import REFUSED
+from launch.run_folder.layout import REJECTED_BATCH_FILE
 from launch.run_folder.records import Sample, Update, to_json
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, queries_of
+from launch.run_folder.sources import Sources, digest_queries
 from launch.run_folder.storage import StorageError
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, latest_valid_checkpoint, starting_policies
@@ -63,7 +63,7 @@ def train_locked_run(
 
     interrupts = Interrupts(confirm)
     terminal.print(_run_description(settings, terminal.arrow))
-    terminal.print(f"Run folder: {run.place}" + (f" (resuming after update {done})" if done is not None else ""))
+    terminal.print(f"Run folder: {run.location}" + (f" (resuming after update {done})" if done is not None else ""))
     terminal.print()
     with interrupts:
         try:
@@ -190,7 +190,7 @@ class Trainer:
             CommandError: The queries changed.
         """
         sources = Sources.read(self.run.path)
-        if sources is not None and sources.queries != queries_of(task):
+        if sources is not None and sources.queries != digest_queries(task):
             raise CommandError(
                 f"The data of task {task.name} changed during training. Restore the data, then resume the run."
             )
@@ -227,7 +227,7 @@ class Trainer:
             if done:
                 self._record_samples(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
                 if settings.test_queries is not None:
-                    final.write(self.run.final, final.final_responses(algo, settings.test_queries))
+                    final.write_final(self.run.final, final.evaluate_final(algo, settings.test_queries))
             self._record(line)
             self.terminal.update(line)
             if update % settings.samples_every == 0:
@@ -237,7 +237,7 @@ class Trainer:
                 checkpoints.start(algo)
             checkpoints.poll()
         # A signal may have ended the loop between two periodic checkpoints.
-        if not self.run.checkpoints.place(algo.updates).exists():
+        if not self.run.checkpoints.path_of(algo.updates).exists():
             checkpoints.start(algo)
         checkpoints.finish()
 
@@ -291,7 +291,7 @@ def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
 
     if not isinstance(error, NonFiniteUpdate):
         return None
-    file = run.path / REFUSED.format(error.update, error.name)
+    file = run.path / REJECTED_BATCH_FILE.format(error.update, error.name)
     temporary = file.with_name(f".{file.name}.new")
     save_file({name: column.contiguous() for name, column in error.rows.items()}, temporary)
     temporary.replace(file)
@@ -301,7 +301,7 @@ def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
 def _how_to_resume(run: Run) -> str:
     if not run.path.exists():
         moved = "Its folder was moved. Resume with `cory train --resume` and the new path."
-        return moved if run.storage is None else f"The whole run is in {run.place}."
+        return moved if run.storage is None else f"The whole run is in {run.location}."
     latest = run.checkpoints.latest()
     if latest is None:
         return "No checkpoint was saved."

@@ -24,7 +24,7 @@ from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import GenerationError, LoadedWeights, OnFinished, Request, Response, Sampling
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
-from policies.models.model_check import ModelError, attention_head_dim, num_kv_heads, load_config
+from policies.models.model_check import ModelError, attention_head_dim, load_config, num_kv_heads
 from policies.models.weights import Weights, shared_memory_file
 
 if TYPE_CHECKING:

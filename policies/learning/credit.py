@@ -99,7 +99,9 @@ def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
     """
     assert credit.custom_function is not None
     try:
-        rewards = torch.as_tensor(credit.custom_function(task_rewards.clone()), dtype=torch.float64).clone()  # may be expanded
+        rewards = torch.as_tensor(
+            credit.custom_function(task_rewards.clone()), dtype=torch.float64
+        ).clone()  # may be expanded
     except Exception as error:
         raise CreditError(f"The credit function {credit.credit} raised {type(error).__name__}: {error}") from error
     if rewards.shape != task_rewards.shape:
@@ -122,7 +124,9 @@ def check_custom_credit(credit: Credit, agents: int) -> None:
         custom_rewards(credit, torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents))
 
 
-def assign_credit(rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator]) -> dict[str, Tensor]:
+def assign_credit(
+    rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator]
+) -> dict[str, Tensor]:
     """Joins the rows of all policies by chain and computes the reward that each row trains on.
 
     Several chains may fork from one pioneer response. That response is one row; its reward is the mean over its chains.

@@ -62,7 +62,9 @@ def _step(weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor], group: 
     beta1, beta2 = group["betas"]
     flats = [local_shard(tensor).view(-1) for tensor in (weight, *(state[name] for name in MOMENTS))]
     chunks = zip(
-        local_shard(gradient).reshape(-1).split(CHUNK_WEIGHTS), *(flat.split(CHUNK_WEIGHTS) for flat in flats), strict=True
+        local_shard(gradient).reshape(-1).split(CHUNK_WEIGHTS),
+        *(flat.split(CHUNK_WEIGHTS) for flat in flats),
+        strict=True,
     )
     for grads, params, *host_moments in chunks:
         moments = [moment.to(params.device, non_blocking=True) for moment in host_moments]

@@ -20,7 +20,7 @@ from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
 from policies.learning.ranks import Ranks
-from policies.learning.rows import NonFiniteUpdate, Rows, by_length, split_micro_batches, select_rows, trim_padding
+from policies.learning.rows import NonFiniteUpdate, Rows, by_length, select_rows, split_micro_batches, trim_padding
 from policies.learning.sharding import full_tensor
 from policies.models.language_model import master_dtype
 
@@ -148,7 +148,9 @@ class PolicyLearner:
         """
         h = self.hyperparameters
         shares = self.ranks.shares(rows)
-        micro_batches = [split_micro_batches(select_rows(rows, share), h.micro_batch_size, h.micro_batch_tokens) for share in shares]
+        micro_batches = [
+            split_micro_batches(select_rows(rows, share), h.micro_batch_size, h.micro_batch_tokens) for share in shares
+        ]
         indices, share = micro_batches[self.ranks.rank], shares[self.ranks.rank]
         for index in indices:
             yield share[index], trim_padding(rows, share[index])

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from policies.compat.transformers import attn_implementation, adapters_disabled
+from policies.compat.transformers import adapters_disabled, attn_implementation
 from policies.learning.logits import score_logits, token_logprobs
 from policies.learning.rows import Rows, make_rows, trim_padding
-from policies.learning.sharding import transformer_blocks, copy_full, full_tensor, load_sharded, local_shard, shard
+from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
 from policies.models.adapters import add_lora
 from policies.models.families import LOGPROB_TOLERANCE
 from policies.models.language_model import (

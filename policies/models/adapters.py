@@ -121,7 +121,9 @@ def describe_family(path: str, trust_remote_code: bool = False) -> str:
         ModelError: no such model.
     """
     model = meta_model(path, trust_remote_code)
-    return f"{model.config.model_type}: {attn_implementation(model)} attention; LoRA on {', '.join(linear_layers(model))}"
+    return (
+        f"{model.config.model_type}: {attn_implementation(model)} attention; LoRA on {', '.join(linear_layers(model))}"
+    )
 
 
 def _is_mamba(block: nn.Module) -> bool:

@@ -136,7 +136,9 @@ class ChainRunner(StatelessRunner):
             position = len(responses)
             sample = prompt_ref.sample * num_siblings + prompt_ref.sibling if position else prompt_ref.sample
             seed = sampling_seed(self.settings.seed, update, prompt_ref.query, position, sample)
-            sampling = Sampling(self.settings.temperature, max_tokens, [seed], chain.by_position[position].stop_token_ids)
+            sampling = Sampling(
+                self.settings.temperature, max_tokens, [seed], chain.by_position[position].stop_token_ids
+            )
             return Request(index, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
 
         new_chains = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]

@@ -55,7 +55,7 @@ class RolloutScheduler:
 
         Raises:
             RewardError: more than `MAX_SKIPPED_BATCHES` batches in a row would be skipped.
-            RewardError, QueryTooLongError, GenerationError, …: see `Runners.generate`; errors of a prefetch are raised here.
+            RewardError, QueryTooLongError, GenerationError, …: see `Runners.generate`; a prefetch's errors too.
         """
         skipped: list[Rollout] = []
         for count in range(MAX_SKIPPED_BATCHES + 1):

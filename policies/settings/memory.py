@@ -21,7 +21,7 @@ from policies.learning import logits, offloaded_adam
 from policies.learning.sharding import transformer_blocks
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, meta_model
-from policies.models.model_check import ModelError, check_tensor_parallel, attention_head_dim, num_kv_heads
+from policies.models.model_check import ModelError, attention_head_dim, check_tensor_parallel, num_kv_heads
 from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}

@@ -31,5 +31,5 @@ def test_updates_that_are_missing_or_doubled_count(shaken: list[int], wrong: int
 
 
 def test_updates_with_other_figures_or_roles_count_and_rounding_does_not() -> None:
-    found = [{"update": 0}, line(1, kl=0.5000001), line(2, kl=0.51), line(3, pioneer="llm_2"), line(4)]
-    assert compare(found, CALM) == 2
+    results = [{"update": 0}, line(1, kl=0.5000001), line(2, kl=0.51), line(3, pioneer="llm_2"), line(4)]
+    assert compare(results, CALM) == 2

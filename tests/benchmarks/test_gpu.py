@@ -58,9 +58,9 @@ def test_a_case_that_fails_costs_no_other_and_what_was_measured_is_written_at_on
     with pytest.raises(KeyboardInterrupt):
         main(["--quick", "--out", str(out)])
     names = [case.name for case in cases(quick=True)]
-    found = json.loads(out.read_text())
-    assert [case["case"] for case in found] == names[: names.index("tiny full (offload_optimizer)")]
-    failed = {case["case"] for case in found if "error" in case}
+    results = json.loads(out.read_text())
+    assert [case["case"] for case in results] == names[: names.index("tiny full (offload_optimizer)")]
+    failed = {case["case"] for case in results if "error" in case}
     assert failed == {"tiny full (FSDP2, one rank)"}
     printed = capsys.readouterr().out
     assert "failed: in two lines" in printed and "out of memory: CUDA out of memory." in printed
@@ -83,9 +83,9 @@ def test_operations_are_six_a_weight_and_token_and_less_where_weights_are_frozen
     tokens, responses = 6 + float(rows["mask"].sum()), float(rows["mask"].sum())
     head = config.vocab_size * config.hidden_size
     linear = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
-    found = operations(model, rows, config, "full")
-    assert found == pytest.approx(6 * (linear * tokens + head * responses), rel=0.02)
-    assert operations(model, rows, config, "lora") < 0.7 * found
+    results = operations(model, rows, config, "full")
+    assert results == pytest.approx(6 * (linear * tokens + head * responses), rel=0.02)
+    assert operations(model, rows, config, "lora") < 0.7 * results
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ WITHOUT = (
 )
 def test_one_llm_is_trained_and_measured_without_ray_vllm_or_an_environment(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=True)
-    head, update, *found = done.stdout.splitlines()
+    head, update, *results = done.stdout.splitlines()
     assert "M parameters" in head and update.startswith("update 1: ")
-    figures = json.loads("\n".join(found))
+    figures = json.loads("\n".join(results))
     assert figures["tokens_per_second"] > 0 and figures["teraflops"] > 0 and 0.1 < figures["peak_gb"] < 8
     assert figures["options"]["rows"] == 4

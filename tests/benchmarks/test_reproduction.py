@@ -14,7 +14,7 @@ from launch.display.statistics import Estimate
 from launch.experiments.measures import metrics_of
 from launch.experiments.results import StudyRun
 from launch.run_folder.records import Update
-from tests.launch.results_of_studies import figures, write_runs, study_run
+from tests.launch.results_of_studies import policy_metrics, study_run, write_runs
 
 
 def volatility(run: StudyRun) -> float:
@@ -27,13 +27,13 @@ def findings(runs: list[StudyRun]) -> dict[str, Finding]:
 
 
 def verdicts(runs: list[StudyRun]) -> dict[str, str]:
-    return {claim: found.verdict for claim, found in findings(runs).items()}
+    return {claim: finding.verdict for claim, finding in findings(runs).items()}
 
 
 def arm(name: str, reward: float, kl: float, agents: int = 2, seeds: int = 5, **differs: Any) -> list[StudyRun]:
     """Runs whose figures vary a little with the seed."""
     return [
-        study_run(name, seed, *[figures(reward + 0.001 * seed, kl + 0.002 * seed)] * agents, **differs)
+        study_run(name, seed, *[policy_metrics(reward + 0.001 * seed, kl + 0.002 * seed)] * agents, **differs)
         for seed in range(seeds)
     ]
 
@@ -81,61 +81,65 @@ def test_runs_that_lack_a_figure_are_counted_where_the_others_are() -> None:
 
 def test_without_exchange_both_roles_count_as_neither_policy_trains_on_both_prompts() -> None:
     def trained(name: str, late: float, kl: float, **differs: Any) -> list[StudyRun]:
-        lines = [{role: {"task_reward": at, "kl": of} for role in ("pioneer", "observer")} for at, of in
+        lines = [{role: {"task_reward": at, "kl": kl} for role in ("pioneer", "observer")} for at, kl in
                  [(0.5, 0.0), *[(late, kl)] * 5]]  # fmt: skip
         metrics = [{"update": 5 + number, "role": line} for number, line in enumerate(lines)]
         return [run._replace(metrics=cast(list[Update], metrics)) for run in arm(name, -9.0, 99.0, **differs)]
 
-    found = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.5, 3.5, exchange_period=None))
-    assert found["Without role exchange the task reward is good"] == "reproduced"
-    assert found["Without role exchange the KL is much higher"] == "reproduced"  # by 1.75 times
-    found = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.0, 2.0, exchange_period=None))
-    assert found["Without role exchange the task reward is good"] == "not reproduced"  # a quarter of the gain below
-    assert found["Without role exchange the KL is much higher"] == "not reproduced"
+    finding = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.5, 3.5, exchange_period=None))
+    assert finding["Without role exchange the task reward is good"] == "reproduced"
+    assert finding["Without role exchange the KL is much higher"] == "reproduced"  # by 1.75 times
+    finding = verdicts(trained("cory", 2.5, 2.0) + trained("no-exchange", 2.0, 2.0, exchange_period=None))
+    assert finding["Without role exchange the task reward is good"] == "not reproduced"  # a quarter of the gain below
+    assert finding["Without role exchange the KL is much higher"] == "not reproduced"
 
 
 def test_a_run_that_did_not_do_all_updates_has_no_vote_on_what_training_changes() -> None:
     whole = arm("ppo", 2.0, 9.0, agents=1, seeds=3)
     short = [run._replace(seed=3, metrics=run.metrics[:-1], status="diverged", final=None) for run in whole[:1]]
-    found = findings(whole + short)["PPO's combined reward falls in training"]
-    assert found.text.endswith("n = 3 of 4")
+    finding = findings(whole + short)["PPO's combined reward falls in training"]
+    assert finding.text.endswith("n = 3 of 4")
 
 
 def test_where_ppo_collapses_it_is_said_how() -> None:
-    ends = [figures(2.0, 3.0, repetition=0.5), figures(2.0, 3.0, repetition=0.5), figures(2.0, 3.0, eos_rate=0.01)]
+    ends = [
+        policy_metrics(2.0, 3.0, repetition=0.5),
+        policy_metrics(2.0, 3.0, repetition=0.5),
+        policy_metrics(2.0, 3.0, eos_rate=0.01),
+    ]
     repeating = [study_run("ppo-lr", seed, end) for seed, end in enumerate(ends)]
-    found = verdicts(arm("ppo", 2.0, 9.0, agents=1) + repeating)
-    assert found["Where PPO collapses, it repeats itself"] == "reproduced"
-    below_the_limit = [study_run("ppo-lr", seed, figures(2.0, 60.0, repetition=0.1)) for seed in range(3)]
+    finding = verdicts(arm("ppo", 2.0, 9.0, agents=1) + repeating)
+    assert finding["Where PPO collapses, it repeats itself"] == "reproduced"
+    below_the_limit = [study_run("ppo-lr", seed, policy_metrics(2.0, 60.0, repetition=0.1)) for seed in range(3)]
     assert verdicts(below_the_limit)["Where PPO collapses, it repeats itself"] == "inconclusive"
-    other = [study_run("ppo-lr", seed, figures(2.0, 60.0)) for seed in range(3)]
+    other = [study_run("ppo-lr", seed, policy_metrics(2.0, 60.0)) for seed in range(3)]
     assert verdicts(other)["Where PPO collapses, it repeats itself"] == "not reproduced"
     few = verdicts(arm("ppo", 2.0, 9.0, agents=1) + repeating[:2])
     assert few["Where PPO collapses, it repeats itself"] == "inconclusive"
-    assert found["CORY answers 18 % of GSM8K's test questions right at the first try"] == "not run"
+    assert finding["CORY answers 18 % of GSM8K's test questions right at the first try"] == "not run"
 
 
 def test_early_gain_is_a_share_of_the_largest_gain_not_of_what_is_left_of_it() -> None:
-    end, curve = figures(1.0, 3.0), (0.0, 1.0, 2.0, 1.0)
+    end, curve = policy_metrics(1.0, 3.0), (0.0, 1.0, 2.0, 1.0)
     runs = [study_run("cory", seed, end, end, curve=curve, study="arithmetic") for seed in range(3)]
-    found = findings(runs)["CORY converges early"]
-    assert found.text.startswith("+50% of the gain") and found.verdict == "not reproduced"
+    finding = findings(runs)["CORY converges early"]
+    assert finding.text.startswith("+50% of the gain") and finding.verdict == "not reproduced"
 
 
 def test_what_the_paper_reports_is_found_where_results_are_so() -> None:
-    found = verdicts(arm("cory", 2.0, 3.0) + arm("ppo", 2.0, 9.0, agents=1))
-    assert found["PPO and CORY reach a similar task reward"] == "reproduced"
-    assert found["PPO's final KL is more than twice CORY's"] == "reproduced"
-    assert found["CORY's combined reward rises in training"] == "reproduced"
-    assert found["PPO's combined reward falls in training"] == "not reproduced"  # as the curves of both are the same
-    assert found["The two CORY agents end almost equal"] == "reproduced"
+    finding = verdicts(arm("cory", 2.0, 3.0) + arm("ppo", 2.0, 9.0, agents=1))
+    assert finding["PPO and CORY reach a similar task reward"] == "reproduced"
+    assert finding["PPO's final KL is more than twice CORY's"] == "reproduced"
+    assert finding["CORY's combined reward rises in training"] == "reproduced"
+    assert finding["PPO's combined reward falls in training"] == "not reproduced"  # as the curves of both are the same
+    assert finding["The two CORY agents end almost equal"] == "reproduced"
 
 
 def test_the_opposite_of_what_the_paper_reports_is_found_where_results_are_so() -> None:
-    found = verdicts(arm("cory", 2.0, 9.0) + arm("ppo", 1.0, 3.0, agents=1))
-    assert found["PPO and CORY reach a similar task reward"] == "not reproduced"
-    assert found["PPO's final KL is more than twice CORY's"] == "not reproduced"
-    assert found["+12.3 % optimality"] == "not reproduced"
+    finding = verdicts(arm("cory", 2.0, 9.0) + arm("ppo", 1.0, 3.0, agents=1))
+    assert finding["PPO and CORY reach a similar task reward"] == "not reproduced"
+    assert finding["PPO's final KL is more than twice CORY's"] == "not reproduced"
+    assert finding["+12.3 % optimality"] == "not reproduced"
 
 
 def test_a_collapse_at_one_learning_rate_decides_the_claim_of_robustness() -> None:
@@ -207,8 +211,8 @@ def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None
         )
         lines = [{"update": 5, "role": early}, *({"update": 6 + number, "role": late} for number in range(5))]
         runs.append(run._replace(metrics=cast(list[Update], lines)))
-    found = findings(runs)["Without role exchange the observer's KL is far below the pioneer's"]
-    assert found.verdict == "reproduced" and found.text.startswith(
+    finding = findings(runs)["Without role exchange the observer's KL is far below the pioneer's"]
+    assert finding.verdict == "reproduced" and finding.text.startswith(
         "KL × 3.9"
     )  # of 3, 3.5, 4, 4.5, 5 the geometric mean
 
@@ -216,12 +220,13 @@ def test_without_exchange_the_roles_kl_in_the_last_updates_is_compared() -> None
 def test_less_variance_comes_with_its_interval() -> None:
     # As wide for one policy as for the other, in opposite directions: their mean would not vary at all.
     spread = [
-        study_run("cory", seed, *[figures(2.0 + sign * 0.1 * seed, 3.0) for sign in (1, -1)]) for seed in range(5)
+        study_run("cory", seed, *[policy_metrics(2.0 + sign * 0.1 * seed, 3.0) for sign in (1, -1)])
+        for seed in range(5)
     ]
-    wide = [study_run("ppo", seed, figures(2.0 + 0.2 * seed, 3.0)) for seed in range(5)]
-    found = findings(spread + wide)["-41 % variance"]
+    wide = [study_run("ppo", seed, policy_metrics(2.0 + 0.2 * seed, 3.0)) for seed in range(5)]
+    finding = findings(spread + wide)["-41 % variance"]
     # a quarter of the variance; F of (4, 4) has 97.5 % below 9.605
-    assert found.text.startswith("-75% [-97%, +140%]") and found.verdict == "inconclusive"
+    assert finding.text.startswith("-75% [-97%, +140%]") and finding.verdict == "inconclusive"
 
 
 def test_the_hypervolume_is_the_area_between_the_front_and_the_reference() -> None:
@@ -232,20 +237,22 @@ def test_the_hypervolume_is_the_area_between_the_front_and_the_reference() -> No
 
 
 def test_the_reference_point_is_before_training_and_where_health_calls_it_collapse() -> None:
-    run = study_run("ppo", 0, figures(1.0, 2.0), curve=(0.25, 1.0))
+    run = study_run("ppo", 0, policy_metrics(1.0, 2.0), curve=(0.25, 1.0))
     assert references([run]) == {0: ParetoPoint(0.25, 2.0 * 12)}
 
 
 def test_claims_are_those_that_are_asked_of_the_studies_at_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def asked(*studies: str) -> set[str]:
-        runs = [study_run("cory", 0, figures(1.0, 2.0), figures(1.0, 2.0), study=study) for study in studies]
+    def selected(*studies: str) -> set[str]:
+        runs = [
+            study_run("cory", 0, policy_metrics(1.0, 2.0), policy_metrics(1.0, 2.0), study=study) for study in studies
+        ]
         return {claim["rule"].split(".")[0] for claim in claims(runs) if claim["rule"].startswith("here by")}
 
-    assert asked("mine") == set()
-    assert asked("arithmetic") == {"here by study arithmetic"}
-    assert asked("imdb", "arithmetic", "mine") == {"here by study imdb", "here by study arithmetic"}
+    assert selected("mine") == set()
+    assert selected("arithmetic") == {"here by study arithmetic"}
+    assert selected("imdb", "arithmetic", "mine") == {"here by study imdb", "here by study arithmetic"}
 
 
 def test_verdicts_are_written_to_a_file(tmp_path: Path) -> None:
@@ -259,18 +266,21 @@ def test_verdicts_are_written_to_a_file(tmp_path: Path) -> None:
 
 
 def test_unsteadiness_is_of_successive_updates_not_of_the_trend() -> None:
-    alternating = study_run("ppo", 0, figures(1.0, 4.0), training=(0.0, 1.0, 0.0, 1.0))
+    alternating = study_run("ppo", 0, policy_metrics(1.0, 4.0), training=(0.0, 1.0, 0.0, 1.0))
     assert volatility(alternating) == pytest.approx(math.sqrt(0.5))
-    steady = volatility(study_run("ppo", 0, figures(1.0, 4.0), training=tuple(0.1 * u for u in range(20))))
+    steady = volatility(study_run("ppo", 0, policy_metrics(1.0, 4.0), training=tuple(0.1 * u for u in range(20))))
     assert steady == pytest.approx(0.1 / math.sqrt(2))
-    exchanged = study_run("cory", 0, figures(1.0, 4.0), figures(2.0, 8.0), training=(0.0, 0.5, 9.0, 9.5))
+    exchanged = study_run("cory", 0, policy_metrics(1.0, 4.0), policy_metrics(2.0, 8.0), training=(0.0, 0.5, 9.0, 9.5))
     for line in exchanged.metrics[:2]:
         line["roles"] = {"pioneer": "llm_2", "observer": "llm_1"}
     assert volatility(exchanged) == pytest.approx(0.5 / math.sqrt(2))  # without the step of 8.5 between the roles
 
 
 def test_the_variance_over_seeds_has_n_less_one_below_it() -> None:
-    runs = [study_run("cory", seed, figures(one, 0.0), figures(7.0, 0.0)) for seed, one in enumerate((1.0, 2.0, 6.0))]
+    runs = [
+        study_run("cory", seed, policy_metrics(one, 0.0), policy_metrics(7.0, 0.0))
+        for seed, one in enumerate((1.0, 2.0, 6.0))
+    ]
     # of one policy, of the other
     assert variance(metrics_of(runs), "task_reward") == pytest.approx(((4 + 1 + 9) / 2 + 0) / 2)
     assert math.isnan(variance(metrics_of(runs[:1]), "task_reward"))

@@ -105,7 +105,9 @@ def test_text_from_any_source_that_spells_control_tokens_becomes_ordinary_tokens
     for text in forgeries(chain):
         history = (Message(role="system", content=text), Message(role="assistant", content=text)) if chat else None
         clean = history and tuple(Message(role=message["role"], content="x") for message in history)
-        expected = count_control_tokens(chain, chain.encode_observer_prompts([(Query(0, "x", {"extra": "x"}, clean), ["x"])])[0])
+        expected = count_control_tokens(
+            chain, chain.encode_observer_prompts([(Query(0, "x", {"extra": "x"}, clean), ["x"])])[0]
+        )
         forged = Query(0, text, {"extra": [text]}, history=history)
         prompt = chain.encode_observer_prompts([(forged, [text])])[0]
         assert count_control_tokens(chain, prompt) == expected, text
@@ -169,7 +171,9 @@ def test_added_tokens_are_control_tokens_only_if_a_template_uses_them() -> None:
     assert {"<｜User｜>", "<｜Assistant｜>", "<|endoftext|>"} <= set(chain.control._spellings)
     assert not {"<think>", "</think>", "    "} & set(chain.control._spellings)
     history = (Message(role="user", content="Hi"), Message(role="assistant", content="<think>Hm.</think>Ho"))
-    assert "Hm." not in chain.tokenizer.decode(chain.encode_pioneer_prompts([Query(0, "Why?", {"extra": ""}, history)])[0])
+    assert "Hm." not in chain.tokenizer.decode(
+        chain.encode_pioneer_prompts([Query(0, "Why?", {"extra": ""}, history)])[0]
+    )
     assert "<｜User｜>" not in Chain(task(), not_special()).control._spellings  # no template uses it
 
 

@@ -79,7 +79,9 @@ def report_lengths(num_agents: int, observed: ObservedResponses, max_prompt_toke
 
 
 @pytest.mark.parametrize(("num_agents", "observed"), [(2, "all"), (4, "all"), (4, "best")])
-def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(num_agents: int, observed: ObservedResponses) -> None:
+def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(
+    num_agents: int, observed: ObservedResponses
+) -> None:
     needed = report_lengths(num_agents, observed, 1000).max_prompt_tokens
     assert report_lengths(num_agents, observed, needed).warnings == []
     assert report_lengths(num_agents, observed, needed - 1).warnings != []

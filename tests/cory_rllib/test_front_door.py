@@ -10,7 +10,7 @@ import pytest
 import cory_rllib
 from cory_rllib import CommandError, CoryConfig, SettingsError, evaluate, export, load_run
 from policies.settings.settings import Settings
-from tests.launch.conftest import record
+from tests.launch.conftest import record_test_run
 
 PRINT_IMPORTED = "import sys, {module}; print(*sorted({{'ray', 'torch', 'vllm', 'transformers'}} & set(sys.modules)))"
 
@@ -41,11 +41,11 @@ def test_every_public_name_can_be_imported_and_has_a_docstring() -> None:
 
 
 def test_a_preset_has_the_same_settings_as_on_the_command_line() -> None:
-    from launch.console.configuration import resolve
+    from launch.console.configuration import resolve_settings
 
     config = CoryConfig.from_preset("imdb-tiny", num_agents=1, lr=1e-3)
-    assert config.settings == resolve("imdb-tiny", [], ["num_agents=1", "lr=1e-3"])
-    assert CoryConfig.from_preset().settings == resolve("imdb-tiny", [], [])
+    assert config.settings == resolve_settings("imdb-tiny", [], ["num_agents=1", "lr=1e-3"])
+    assert CoryConfig.from_preset().settings == resolve_settings("imdb-tiny", [], [])
 
 
 def test_invalid_names_and_values_have_clear_messages() -> None:
@@ -73,7 +73,7 @@ def test_an_evaluation_with_invalid_options_raises_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = record(tmp_path / "run", Settings(backend="transformers", num_runners=0), updates=range(2))
+    run = record_test_run(tmp_path / "run", Settings(backend="transformers", num_runners=0), updates=range(2))
     run.checkpoints.save(1, lambda folder: (folder / "file").touch())
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CommandError, match=message):
@@ -89,7 +89,7 @@ def test_an_export_to_a_uri_raises_and_leaves_no_files(tmp_path: Path, monkeypat
 
 
 def test_a_run_shows_its_curves_in_notebooks_once_they_exist(tmp_path: Path) -> None:
-    folder = record(tmp_path, Settings(), updates=range(2))
+    folder = record_test_run(tmp_path, Settings(), updates=range(2))
     run = load_run(tmp_path)
     assert run._repr_png_() is None
     folder.curves.write_bytes(b"a picture")

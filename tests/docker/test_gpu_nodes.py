@@ -14,8 +14,8 @@ from benchmarks.roofline import MODELS
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT
 from launch.cluster.placement import Node, pack
 from launch.commands.plan import estimate
-from launch.console.cli import parsed
-from launch.console.configuration import resolve
+from launch.console.cli import parse_command
+from launch.console.configuration import resolve_settings
 from policies.settings.memory import model_shapes
 from policies.settings.processes import processes
 from tests.docker.conftest import CHECKOUT, manifests
@@ -26,7 +26,7 @@ SIZES = {"gsm8k-qwen7b": "7B", "gsm8k-qwen14b": "14B"}
 
 def finds_room(preset: str, nodes: list[Node], folder: Path) -> bool:
     MODELS[SIZES[preset]].save_pretrained(folder)
-    settings = resolve(preset, [], [f"model={folder}", "dtype=bf16"])
+    settings = resolve_settings(preset, [], [f"model={folder}", "dtype=bf16"])
     return not pack(processes(settings), nodes, estimate(settings, model_shapes(settings)))[1]
 
 
@@ -37,8 +37,8 @@ def gpus(name: str, cpus: int, memory: float, count: int = 8) -> Node:
 def test_the_job_s_pods_hold_its_preset_and_one_of_them_the_smaller_one(tmp_path: Path) -> None:
     (job,) = manifests("rayjob-gpus.yaml")
     check_ray(job)
-    asked = parsed("train", shlex.split(job["spec"]["entrypoint"])[2:])
-    assert asked.continue_ and asked.words == ["gsm8k-qwen14b"] and asked.out.startswith("/runs/")
+    requested = parse_command("train", shlex.split(job["spec"]["entrypoint"])[2:])
+    assert requested.continue_ and requested.words == ["gsm8k-qwen14b"] and requested.out.startswith("/runs/")
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     head, worker = (pod["containers"][0] for pod in pods(job))
     limits = worker["resources"]["limits"]
@@ -70,8 +70,8 @@ def test_the_job_s_pods_share_the_volume_have_memory_to_share_and_are_no_root() 
 @pytest.mark.parametrize("preset", SIZES)
 def test_what_the_docs_ask_slurm_for_holds_the_preset(preset: str, tmp_path: Path) -> None:
     text = (CHECKOUT / "docs" / "sharding.md").read_text()
-    (asked,) = re.findall(rf"^sbatch (.*) docs/slurm\.sh {preset} --out /shared/", text, re.MULTILINE)
-    options = dict(re.findall(r"--([a-z-]+)=(\d+)", asked))
+    (requested,) = re.findall(rf"^sbatch (.*) docs/slurm\.sh {preset} --out /shared/", text, re.MULTILINE)
+    options = dict(re.findall(r"--([a-z-]+)=(\d+)", requested))
     assert set(options) == {"nodes", "gpus-per-task", "cpus-per-task"}
     nodes = [
         gpus(f"{k}", int(options["cpus-per-task"]), 1e12, int(options["gpus-per-task"]))

@@ -90,8 +90,8 @@ def test_compose_starts_a_head_and_two_workers_with_a_token_and_opens_nothing_to
 
 def test_every_path_that_an_image_copies_exists() -> None:
     lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
-    kept = [line[1:] for line in lines if line.startswith("!")]
-    assert all((CHECKOUT / name).exists() for name in kept)
+    remaining = [line[1:] for line in lines if line.startswith("!")]
+    assert all((CHECKOUT / name).exists() for name in remaining)
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert {name.removesuffix("*") for name in packages} <= set(kept)
+    assert {name.removesuffix("*") for name in packages} <= set(remaining)

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT
-from launch.console.cli import parsed
-from launch.console.configuration import resolve
+from launch.console.cli import parse_command
+from launch.console.configuration import resolve_settings
 from tests.docker.conftest import manifests, pins
 
 Manifest = dict[str, Any]
@@ -43,10 +43,10 @@ WORKERS = {
 }
 
 
-def check_fields(what: str, spec: Manifest, fields: dict[str, type]) -> None:
+def check_fields(kind: str, spec: Manifest, fields: dict[str, type]) -> None:
     for name, value in spec.items():
-        assert name in fields, f"{what} has no field {name}"
-        assert isinstance(value, fields[name]), f"{what}.{name} is {value!r}"
+        assert name in fields, f"{kind} has no field {name}"
+        assert isinstance(value, fields[name]), f"{kind}.{name} is {value!r}"
 
 
 def check_ray(manifest: Manifest) -> None:
@@ -138,10 +138,10 @@ def test_the_job_runs_a_command_that_exists_and_goes_on_in_the_same_folder() -> 
     (job,) = manifests("rayjob.yaml")
     cory, train, *words = shlex.split(job["spec"]["entrypoint"])
     assert (cory, train) == ("cory", "train")
-    asked = parsed("train", words)
-    assert asked.continue_ and asked.out.startswith("/runs/")
-    preset, *pairs = asked.words
-    assert resolve(preset, [], pairs).num_runners == 2
+    requested = parse_command("train", words)
+    assert requested.continue_ and requested.out.startswith("/runs/")
+    preset, *pairs = requested.words
+    assert resolve_settings(preset, [], pairs).num_runners == 2
 
 
 def test_the_job_has_time_to_save_its_update_when_it_is_stopped() -> None:

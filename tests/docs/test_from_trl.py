@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.console.configuration import split_words
+from launch.console.configuration import split_arguments
 from launch.main import main
 from launch.training import preflight
 from policies.settings.settings import Settings
@@ -24,12 +24,12 @@ def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypa
     (tmp_path / "my_rewards.py").write_text(code_block("python", 1))
     (tmp_path / "mine.yaml").write_text(code_block("yaml"))
     (tmp_path / "prompts.jsonl").write_text(code_block("json") * 10)
-    settings = split_words(["mine.yaml"]).settings()
+    settings = split_arguments(["mine.yaml"]).settings()
     assert settings.responses == 64 == settings.minibatch_size and settings.advantage == "grpo"
     task, _ = preflight.check_run_settings(settings)
     assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 2
     (arguments,) = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
-    pair = split_words(["mine.yaml", *(word.strip("'") for word in arguments.split(" ", 1))]).settings()
+    pair = split_arguments(["mine.yaml", *(word.strip("'") for word in arguments.split(" ", 1))]).settings()
     assert preflight.check_run_settings(pair)[0].observer_template.startswith("{query} (another one said")
     assert main(["validate", "mine.yaml"]) == 0
 

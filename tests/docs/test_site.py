@@ -15,9 +15,9 @@ import pages
 import pytest
 import reference
 
-from launch.console.cli import COMMANDS, command, parsed
-from launch.console.configuration import split_words
-from launch.experiments.study import load_study, bundled_studies
+from launch.console.cli import COMMANDS, command, parse_command
+from launch.console.configuration import split_arguments
+from launch.experiments.study import bundled_studies, load_study
 from policies.settings.files import presets
 from policies.settings.settings import Settings
 
@@ -127,12 +127,12 @@ def test_every_command_of_the_results_page_is_valid() -> None:
     arms = {name: load_study(name).arms.keys() for name in bundled_studies()}
     for program, name, *arguments in map(shlex.split, commands):
         if program == "cory" and "…" not in arguments:
-            options = parsed(name, arguments)
+            options = parse_command(name, arguments)
             if name == "study":
                 study, *names = [word for word in options.words or () if "=" not in word]
                 assert set(names) <= arms[study], arguments
             elif name in ("train", "tune"):
-                split_words(options.words or ()).settings()
+                split_arguments(options.words or ()).settings()
         elif program == "python":
             module = arguments[0]
             assert (ROOT / f"{module.replace('.', '/')}.py").exists() or (ROOT / module / "__main__.py").exists()

@@ -16,7 +16,7 @@ from launch.main import main
 from launch.run_folder.run import Run
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import Settings
-from tests.forked import forked
+from tests.forked import run_forked
 from tests.policies.conftest import ray_session
 
 __all__ = ["ray_session"]
@@ -46,13 +46,13 @@ def cory_forked(tmp_path: Path) -> Cory:
     """Like `cory`, in a forked process with preloaded imports: for tests that do not depend on the start."""
 
     def run(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-        return forked(main, [*words], folder=tmp_path, environment={**ENVIRONMENT, **environment}, stdin=stdin)
+        return run_forked(main, [*words], folder=tmp_path, environment={**ENVIRONMENT, **environment}, stdin=stdin)
 
     return run
 
 
 @pytest.fixture
-def cory_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cory:
+def cory_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cory:
     """Like `cory`, in this process: for commands that start neither Ray nor an engine.
 
     Also not for commands that load weights: after a library has shown progress in this process, environment variables
@@ -73,7 +73,7 @@ def cory_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     return run
 
 
-def begin(folder: Path, *words: str, code: str | None = None, **environment: str) -> "subprocess.Popen[str]":
+def start_cory(folder: Path, *words: str, code: str | None = None, **environment: str) -> "subprocess.Popen[str]":
     """Starts `cory ...`, or Python code, in a folder and a new process group, with pipes for all streams.
 
     Code can run several commands that import their libraries only once.
@@ -115,7 +115,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def record(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> Run:
+def record_test_run(folder: Path, settings: Settings, updates: Sequence[int] = range(13)) -> Run:
     """Writes a run folder without training, with a role exchange every 5 updates and an evaluation every 6."""
     run = Run.create(folder)
     run.write_settings(settings, "cory train")
@@ -158,7 +158,7 @@ RUN_SETTINGS = Settings(
 @pytest.fixture(scope="session")
 def policies_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with checkpoints of updates 5 and 6, whose policies differ from the base model and from each other."""
-    run = record(tmp_path_factory.mktemp("runs") / "run", RUN_SETTINGS, updates=range(7))
+    run = record_test_run(tmp_path_factory.mktemp("runs") / "run", RUN_SETTINGS, updates=range(7))
     for update in (5, 6):
         run.checkpoints.save(update, lambda folder, seed=update: write_policies(folder, RUN_SETTINGS, seed))  # type: ignore[misc]
     run.checkpoints.name_best(5)
@@ -170,7 +170,7 @@ def policies_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def two_models_run(tmp_path_factory: pytest.TempPathFactory, small_model: str) -> Run:
     """A run whose second policy has a smaller base model, saved after update 1."""
     settings = RUN_SETTINGS.model_copy(update={"model": [BUNDLED_LM, small_model]})
-    run = record(tmp_path_factory.mktemp("runs") / "two_models", settings, updates=range(2))
+    run = record_test_run(tmp_path_factory.mktemp("runs") / "two_models", settings, updates=range(2))
     run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()
     return run
@@ -186,7 +186,7 @@ def record_adapters(folder: Path, **changes: object) -> Run:
     """Writes a run with `weights=lora`, whose adapters are nonzero and differ from each other."""
     lora = {"weights": "lora", "lora_rank": 4, "lora_alpha": 30.0}
     settings = RUN_SETTINGS.model_copy(update={**lora, **changes})
-    run = record(folder, settings, updates=range(2))
+    run = record_test_run(folder, settings, updates=range(2))
     run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()
     return run

@@ -12,7 +12,7 @@ HARDWARE: Any = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "bf16": True, "g
 START = {"task_reward": 0.0, "kl": 0.0, "combined_reward": 0.0, "response_length": 12.0, "eos_rate": 0.2}
 
 
-def figures(task_reward: float, kl: float, **others: float) -> dict[str, float | None]:
+def policy_metrics(task_reward: float, kl: float, **others: float) -> dict[str, float | None]:
     """Returns the metrics of a policy; η is 0.1."""
     defaults = {"response_length": 10.0, "eos_rate": 0.2, "repetition": 0.0, **others}
     return {"task_reward": task_reward, "kl": kl, "combined_reward": task_reward - 0.1 * kl, **defaults}

@@ -16,9 +16,9 @@ from launch.main import main
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
-from launch.run_folder.sources import sources_of
+from launch.run_folder.sources import collect_sources
 from policies.settings.settings import Settings, make_settings
-from tests.launch.conftest import record
+from tests.launch.conftest import record_test_run
 
 
 def settings(length: int, more: Sequence[str] = ()) -> Settings:
@@ -34,7 +34,7 @@ def settings(length: int, more: Sequence[str] = ()) -> Settings:
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
     """Runs with two different rewards of the same name."""
-    recorded = [record(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
+    recorded = [record_test_run(tmp_path / f"near_{length}", settings(length), updates=range(7)) for length in (4, 5)]
     for run in recorded:
         run.checkpoints.save(6, lambda folder: (folder / "file").touch())
         run.unlock()
@@ -78,7 +78,9 @@ def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Pa
 def test_an_evaluation_records_the_function_s_name_and_a_checksum_of_its_code() -> None:
     def identity(config: Settings) -> dict[str, object]:
         task = config.make_task()
-        return EvaluationPlan(config, task, sources_of(config, task, config.make_tokenizers()), "test", 1, 1, None).identity()
+        return EvaluationPlan(
+            config, task, collect_sources(config, task, config.make_tokenizers()), "test", 1, 1, None
+        ).identity()
 
     first, other = identity(settings(4)), identity(settings(5))
     assert "pickled" not in json.dumps(first) and first["functions"] != other["functions"]

@@ -12,7 +12,7 @@ import torch
 from transformers import PhiConfig, PhiForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
-from policies.health import Health, effect_size, collapse_signs
+from policies.health import Health, collapse_signs, effect_size
 from policies.settings.settings import make_settings
 from tests.policies.conftest import MakeCory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.influence import variance_components, measure_influence, share_interval
+from policies.influence import measure_influence, share_interval, variance_components
 from tests.policies.conftest import MakeCory
 
 QUERIES = 4000

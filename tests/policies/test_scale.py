@@ -19,7 +19,7 @@ import ray
 from launch.cluster.session import init_ray
 from policies.cory import Cory, CoryConfig
 from policies.generation.installed import vllm_installed
-from tests.forked import forking
+from tests.forked import fork_context
 from tests.policies.conftest import TINY
 
 TIMEOUT = 270.0  # seconds
@@ -52,7 +52,7 @@ def build(**settings: Any) -> Cory:
 def run_in_own_session(scenario: Callable[..., Any], *arguments: Any) -> Any:
     """Runs a scenario in a new process with its own Ray session; kills the process if it hangs."""
     receiver, sender = Pipe()
-    process = forking().Process(target=run_with_ray, args=(sender, scenario, *arguments))
+    process = fork_context().Process(target=run_with_ray, args=(sender, scenario, *arguments))
     process.start()
     sender.close()
     try:

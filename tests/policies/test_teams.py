@@ -57,7 +57,9 @@ def test_every_team_has_its_own_queries(make_cory: MakeCory, monkeypatch: pytest
         assert positions == {f"position/{FOUR[k]}": float(index) for team in teams for index, k in enumerate(team)}
         sample_policies = [[turn["policy"] for turn in sample["responses"]] for sample in report["samples"]]
         assert sample_policies == [[FOUR[k] for k in team] for team in teams for _ in range(2)]
-        assert RowFormatter(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
+        assert (
+            RowFormatter(algorithm.settings, "→").chain(report["roles"]) == "→".join(report["roles"].values()) + " +1"
+        )
 
 
 def test_a_run_with_teams_resumes_exactly(make_cory: MakeCory, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray import tune
 
-from launch.console.configuration import as_yaml
+from launch.console.configuration import settings_to_yaml
 from policies.cory import Cory, CoryConfig
 from policies.models.weights import checksum
 from policies.settings.error import SettingsError
@@ -102,7 +102,7 @@ def make_run_folder(folder: Path, settings: Settings, updates: tuple[int, ...], 
     """Creates a run's folder with empty checkpoints."""
     for update in updates:
         (folder / "checkpoints" / f"update_{update:06d}" / POLICIES).mkdir(parents=True)
-    (folder / "config.yaml").write_text(as_yaml(settings))
+    (folder / "config.yaml").write_text(settings_to_yaml(settings))
     if best:
         (folder / "checkpoints" / "best").write_text(best)
     return folder
@@ -116,7 +116,10 @@ def test_find_start_returns_the_best_checkpoint_or_else_the_latest(tmp_path: Pat
     (run / "checkpoints" / "best").symlink_to("update_000008")
     assert find_start_checkpoint(settings) == run / "checkpoints" / "update_000008"
     copied = make_run_folder(tmp_path / "copied", other, (8, 10), best="update_000008\n")
-    assert find_start_checkpoint(other.model_copy(update={"start_from": str(copied)})) == copied / "checkpoints" / "update_000008"
+    assert (
+        find_start_checkpoint(other.model_copy(update={"start_from": str(copied)}))
+        == copied / "checkpoints" / "update_000008"
+    )
     assert find_start_checkpoint(other) is None
 
 

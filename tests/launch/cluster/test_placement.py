@@ -20,7 +20,7 @@ def node(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custo
 
 def fill_nodes(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
     filled, shortfalls = pack(kinds, nodes, {kind.name: [SMALL] for kind in kinds})
-    return {node.name: node.holds for node in filled}, shortfalls
+    return {node.name: node.processes for node in filled}, shortfalls
 
 
 def make_nodes(*resources: dict[str, float]) -> list[Node]:
@@ -51,7 +51,7 @@ def test_processes_are_placed_on_nodes_with_their_resources() -> None:
 )
 def test_missing_resources_are_reported(kind: Process, nodes: list[Node], left: int, reason: str) -> None:
     _, (shortfall,) = fill_nodes([kind], *nodes)
-    assert shortfall.left == left and reason in shortfall.reasons
+    assert shortfall.num_unplaced == left and reason in shortfall.reasons
 
 
 def test_fractions_of_a_resource_add_up() -> None:

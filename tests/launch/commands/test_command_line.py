@@ -25,12 +25,12 @@ def error_sentence(result: "subprocess.CompletedProcess[str]") -> str:
 
 
 @pytest.fixture
-def refusal(cory_here: Cory, tmp_path: Path) -> Refusal:
+def refusal(cory_in_process: Cory, tmp_path: Path) -> Refusal:
     """Runs `cory ...` in a folder, checks that it fails without changing the folder, and returns the error."""
 
     def run(*words: str) -> str:
         before = list(tmp_path.iterdir())
-        message = error_sentence(cory_here(*words))
+        message = error_sentence(cory_in_process(*words))
         assert list(tmp_path.iterdir()) == before
         return message
 
@@ -66,8 +66,8 @@ def test_a_closed_output_pipe_ends_a_command_silently(words: list[str], bufferin
     assert process.returncode == 141
 
 
-def test_train_lists_the_presets(cory_here: Cory) -> None:
-    text = cory_here("train", "--presets").stdout
+def test_train_lists_the_presets(cory_in_process: Cory) -> None:
+    text = cory_in_process("train", "--presets").stdout
     assert [line.split()[0] for line in text.splitlines()] == [*presets()]
 
 
@@ -186,8 +186,8 @@ def test_an_unset_shell_variable_is_rejected_rather_than_replaced_by_the_default
     assert message_part in message and "s a shell variable unset?" in message
 
 
-def test_debug_shows_the_traceback_of_a_user_error(cory_here: Cory) -> None:
-    result = cory_here("train", "lrr=1", "--debug")
+def test_debug_shows_the_traceback_of_a_user_error(cory_in_process: Cory) -> None:
+    result = cory_in_process("train", "lrr=1", "--debug")
     assert result.returncode == 2 and "Traceback" in result.stderr
 
 
@@ -195,41 +195,43 @@ def test_a_missing_run_cannot_be_resumed(refusal: Refusal) -> None:
     assert "does not exist" in refusal("train", "--resume", "runs/nothing")
 
 
-def test_the_output_of_print_config_can_be_used_as_a_settings_file(cory_here: Cory, tmp_path: Path) -> None:
-    first = cory_here("train", "imdb-tiny-ppo", "lr=3e-5", "exchange_period=null", "--print-config")
+def test_the_output_of_print_config_can_be_used_as_a_settings_file(cory_in_process: Cory, tmp_path: Path) -> None:
+    first = cory_in_process("train", "imdb-tiny-ppo", "lr=3e-5", "exchange_period=null", "--print-config")
     (tmp_path / "saved.yaml").write_text(first.stdout)
-    second = cory_here("train", "-c", "saved.yaml", "--print-config")
+    second = cory_in_process("train", "-c", "saved.yaml", "--print-config")
     assert first.returncode == second.returncode == 0
     settings = yaml.safe_load(first.stdout)
     assert settings == yaml.safe_load(second.stdout)
     assert (settings["num_agents"], settings["lr"], settings["exchange_period"]) == (1, 3e-5, None)
 
 
-def test_files_override_presets_in_order_and_arguments_override_files(cory_here: Cory, tmp_path: Path) -> None:
+def test_files_override_presets_in_order_and_arguments_override_files(cory_in_process: Cory, tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("lr: 1.0e-5\nnum_updates: 11\nseed: 1\n")
     (tmp_path / "two.yaml").write_text("num_updates: 22\nseed: 2\n")
-    settings = yaml.safe_load(cory_here("train", "-c", "one.yaml", "-c", "two.yaml", "seed=3", "--print-config").stdout)
-    default = yaml.safe_load(cory_here("train", "--print-config").stdout)
+    settings = yaml.safe_load(
+        cory_in_process("train", "-c", "one.yaml", "-c", "two.yaml", "seed=3", "--print-config").stdout
+    )
+    default = yaml.safe_load(cory_in_process("train", "--print-config").stdout)
     changed = {key: value for key, value in settings.items() if value != default[key]}
     assert changed == {"lr": 1e-5, "num_updates": 22, "seed": 3}
     words = ["train", "seed=3", "one.yaml", "-c", "two.yaml", "--print-config"]
-    assert yaml.safe_load(cory_here(*words).stdout) == settings
+    assert yaml.safe_load(cory_in_process(*words).stdout) == settings
 
 
-def test_a_preset_takes_precedence_over_a_file_with_its_name(cory_here: Cory, tmp_path: Path) -> None:
+def test_a_preset_takes_precedence_over_a_file_with_its_name(cory_in_process: Cory, tmp_path: Path) -> None:
     (tmp_path / "imdb-tiny").write_text("num_updates: 7\n")
     (tmp_path / "own").write_text("num_updates: 7\n")
-    assert "\nnum_updates: 45 " in cory_here("train", "imdb-tiny", "--print-config").stdout
-    assert "\nnum_updates: 7 " in cory_here("train", "own", "--print-config").stdout
+    assert "\nnum_updates: 45 " in cory_in_process("train", "imdb-tiny", "--print-config").stdout
+    assert "\nnum_updates: 7 " in cory_in_process("train", "own", "--print-config").stdout
 
 
-def test_validate_accepts_the_bundled_task(cory_here: Cory) -> None:
-    result = cory_here("validate", "task=imdb")
+def test_validate_accepts_the_bundled_task(cory_in_process: Cory) -> None:
+    result = cory_in_process("validate", "task=imdb")
     assert result.returncode == 0 and "The task is sound." in result.stdout
 
 
-def test_validate_shows_a_task_for_each_tokenizer(cory_here: Cory) -> None:
-    result = cory_here(
+def test_validate_shows_a_task_for_each_tokenizer(cory_in_process: Cory) -> None:
+    result = cory_in_process(
         "validate",
         "drafts",
         "model=[drafts-llama-tiny,imdb-gpt2-tiny]",
@@ -241,9 +243,9 @@ def test_validate_shows_a_task_for_each_tokenizer(cory_here: Cory) -> None:
     assert all(f"With the tokenizer of {name}:" in result.stdout for name in ("drafts-llama-tiny", "imdb-gpt2-tiny"))
 
 
-def test_validate_reports_errors_of_a_custom_task(cory_here: Cory, tmp_path: Path) -> None:
+def test_validate_reports_errors_of_a_custom_task(cory_in_process: Cory, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text("def half(completions):\n    return [0.5]\n")
     (tmp_path / "mine.jsonl").write_text('{"query": "One"}\n{"query": "Two"}\n{"query": "Three"}\n')
     (tmp_path / "mine.yaml").write_text("task: custom\ndata: mine.jsonl\nreward: rewards:half\n")
-    result = cory_here("validate", "mine.yaml")
+    result = cory_in_process("validate", "mine.yaml")
     assert result.returncode == 2 and "rewards:half" in result.stdout

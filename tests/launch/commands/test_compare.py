@@ -9,18 +9,18 @@ import pytest
 from launch.display.statistics import mean_ci
 from launch.main import main
 from launch.run_folder import final
-from launch.run_folder.final import Final
-from launch.run_folder.records import Evaluation
+from launch.run_folder.final import FinalEvaluation
+from launch.run_folder.records import EvaluatedResponse
 from policies.learning.metrics import RESPONSE_METRICS
 from policies.settings.settings import Settings
-from tests.launch.conftest import record
+from tests.launch.conftest import record_test_run
 
 REWARDS = {"llm_1": [0.0, 1.0, 2.0, 5.0], "llm_2": [1.0, 1.0, 4.0, 3.0]}
 
 
-def responses(rewards: list[float], queries: list[int]) -> list[Evaluation]:
+def responses(rewards: list[float], queries: list[int]) -> list[EvaluatedResponse]:
     return [
-        Evaluation(
+        EvaluatedResponse(
             policy="",
             role="",
             query=query,
@@ -37,11 +37,13 @@ def responses(rewards: list[float], queries: list[int]) -> list[Evaluation]:
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
     """A finished run with recorded final responses, and an unfinished run."""
-    finished = record(tmp_path / "finished", Settings(num_updates=12))
+    finished = record_test_run(tmp_path / "finished", Settings(num_updates=12))
     policy = {name: responses(rewards, [3, 4, 5, 6]) for name, rewards in REWARDS.items()}
     last = {"llm_1,llm_2": responses([2.0, 4.0], [3, 4]), "llm_2,llm_1": responses([6.0, 1.0], [4, 9])}
-    final.write(finished.final, Final(update=12, policy=policy, last_response=last))
-    unfinished = record(tmp_path / "unfinished", Settings(num_updates=12, lr=3e-5, num_agents=1), updates=range(4))
+    final.write_final(finished.final, FinalEvaluation(update=12, policy=policy, last_response=last))
+    unfinished = record_test_run(
+        tmp_path / "unfinished", Settings(num_updates=12, lr=3e-5, num_agents=1), updates=range(4)
+    )
     for run in (finished, unfinished):
         run.unlock()
     return [str(finished.path), str(unfinished.path)]

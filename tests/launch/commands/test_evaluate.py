@@ -6,14 +6,14 @@ import pytest
 
 from launch.commands.evaluate import _find_run, _settings
 from launch.console.errors import CommandError
-from launch.evaluation.evaluation import Lineup, EvaluationPlan
+from launch.evaluation.evaluation import EvaluationPlan, Lineup
 from launch.main import main
 from launch.models.trained import POLICIES
 from launch.run_folder.run import Run
-from launch.run_folder.sources import sources_of
+from launch.run_folder.sources import collect_sources
 from policies.settings.settings import Settings, SettingsError
-from tests.launch.conftest import record
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.conftest import record_test_run
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 
 SETTINGS = Settings(
     num_agents=3,
@@ -29,8 +29,8 @@ SETTINGS = Settings(
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run of three agents on imdb, with a checkpoint."""
-    run = record(tmp_path / "run", SETTINGS, updates=range(7))
-    run.checkpoints.save(6, write)
+    run = record_test_run(tmp_path / "run", SETTINGS, updates=range(7))
+    run.checkpoints.save(6, write_checkpoint)
     return run
 
 
@@ -83,7 +83,7 @@ def test_a_data_file_is_evaluated_completely(tmp_path: Path) -> None:
     run_settings = Settings(
         task="custom", data="train.csv", eval_data="test.csv", reward="mine:score", prompt="Q: {query}"
     )
-    run = record(tmp_path / "run", run_settings)
+    run = record_test_run(tmp_path / "run", run_settings)
     assert (settings(run=run).data, settings(run=run).eval_data) == ("train.csv", "test.csv")
     changed = settings("data=other.csv", run=run)
     assert (changed.data, changed.eval_data, changed.prompt) == ("other.csv", "other.csv", "Q: {query}")
@@ -91,7 +91,9 @@ def test_a_data_file_is_evaluated_completely(tmp_path: Path) -> None:
 
 
 def test_another_task_drops_the_runs_data_and_prompts(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5))
+    run = record_test_run(
+        tmp_path / "run", Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
+    )
     changed = settings("task=imdb", "max_response_tokens=7", run=run)
     assert (changed.task, changed.data, changed.reward, changed.temperature) == ("imdb", None, None, 0.5)
     with pytest.raises(CommandError, match=r"task=imdb requires max_response_tokens\."):
@@ -99,7 +101,7 @@ def test_another_task_drops_the_runs_data_and_prompts(tmp_path: Path) -> None:
 
 
 def test_data_replaces_generated_queries(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(task="arithmetic", digits=1, operations="sums"))
+    run = record_test_run(tmp_path / "run", Settings(task="arithmetic", digits=1, operations="sums"))
     changed = settings("data=other.jsonl", run=run)
     assert (changed.data, changed.digits, changed.operations) == ("other.jsonl", None, None)
 
@@ -156,7 +158,7 @@ def write_weights(file: Path) -> None:
 def plan(settings: Settings, trained: bool = True) -> EvaluationPlan:
     checkpoint = (6, Path("update_000006")) if trained else None
     task = settings.make_task()
-    sources = sources_of(settings, task, settings.make_tokenizers())
+    sources = collect_sources(settings, task, settings.make_tokenizers())
     return EvaluationPlan(settings, task, sources, "test", queries=5, samples=3, checkpoint=checkpoint)
 
 

@@ -18,7 +18,7 @@ from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from policies.learning.rows import make_rows
 from policies.settings.settings import Settings
-from tests.launch.conftest import read_policy, record, write_policies
+from tests.launch.conftest import read_policy, record_test_run, write_policies
 
 TEXT = "This movie is a wonderful film, and I liked it."
 
@@ -66,7 +66,7 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     )
     settings = settings.model_copy(update={"chat_date": "2019-05-01"})
     settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```"})
-    run = record(tmp_path / "run", settings, updates=[0])
+    run = record_test_run(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
 
     out = tmp_path / "out"
@@ -289,7 +289,7 @@ def test_an_invalid_export_is_rejected_and_leaves_no_files(
 
 def test_a_single_llm_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(num_agents=1)
-    run = record(tmp_path / "run", settings, updates=[0])
+    run = record_test_run(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     assert main(["export", str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
     assert f"Unknown policy `mean`. {tmp_path / 'run'} has: llm_1." in capsys.readouterr().err
@@ -302,7 +302,7 @@ def test_a_base_model_that_has_changed_since_training_is_rejected(
     load_tokenizer().save_pretrained(base)
     GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2)).save_pretrained(base)
     settings = Settings(model=str(base), num_agents=1)
-    run = record(tmp_path / "run", settings, updates=[0])
+    run = record_test_run(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=2, n_head=2)).save_pretrained(base)
     assert main(["export", str(run.path), "--out", str(tmp_path / "out")]) == 2

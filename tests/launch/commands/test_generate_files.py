@@ -24,7 +24,7 @@ from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
 from policies.models.model_names import model_path
 from policies.settings.settings import Settings
-from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, Cory, record, write_policies
+from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, Cory, record_test_run, write_policies
 
 QUERIES = ["This movie", "I did not expect", "The acting", "A film"]
 
@@ -58,7 +58,7 @@ def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     data.write_text('{"query": "One"}\n{"query": "Two"}\n')
     changes = {"model": str(folder / "model"), "chat": True, "task": "custom", "data": str(data), "num_agents": 1}
     settings = Settings(**{**RUN_SETTINGS.model_dump(), **changes, "reward": "tests.policies.sample_rewards:letters"})
-    run = record(folder / "run", settings, updates=range(2))
+    run = record_test_run(folder / "run", settings, updates=range(2))
     run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()
     return run
@@ -186,13 +186,13 @@ def test_vllm_is_the_default_backend_if_installed(policies_run: Run, source: Pat
     ],
 )
 def test_invalid_arguments_are_rejected_and_leave_no_files(
-    policies_run: Run, tmp_path: Path, cory_here: Cory, words: list[str], message: str
+    policies_run: Run, tmp_path: Path, cory_in_process: Cory, words: list[str], message: str
 ) -> None:
     (tmp_path / "q.jsonl").write_text('{"query": "a"}\n')
     (tmp_path / "long.jsonl").write_text('{"query": "a"}\n' + json.dumps({"query": "word " * 90}) + "\n")
     (tmp_path / "taken.jsonl").touch()
     before = sorted(tmp_path.iterdir())
-    result = cory_here("generate", str(policies_run.path), *words)
+    result = cory_in_process("generate", str(policies_run.path), *words)
     assert result.returncode == 2 and message in result.stderr, result.stderr
     assert sorted(tmp_path.iterdir()) == before
 

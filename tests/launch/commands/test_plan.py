@@ -13,7 +13,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.placement import Node, check_placement, make_node, pack
 from launch.cluster.session import check_driver
 from launch.commands.plan import estimate, make_machines, plan
-from launch.console.configuration import resolve
+from launch.console.configuration import resolve_settings
 from launch.console.errors import CommandError
 from launch.main import main
 from policies.cory import CoryConfig
@@ -73,7 +73,9 @@ def test_each_llm_has_the_sizes_of_its_own_model(
     assert estimate_learner(large, [large_shape, large_shape]).parts["reference"] == 4.0 * large_shape.parameters
     engines = estimate_runner(mixed, [large_shape, small_shape]).parts
     assert engines["weights"] == total
-    assert 2 * engines["KV caches"] == sum(estimate_runner(s, model_shapes(s)).parts["KV caches"] for s in (large, small))
+    assert 2 * engines["KV caches"] == sum(
+        estimate_runner(s, model_shapes(s)).parts["KV caches"] for s in (large, small)
+    )
     assert plan(["imdb-tiny", f"model=[{BUNDLED_LM}, {small_model}]"]) == 0
     output = capsys.readouterr().out
     assert f"{BUNDLED_LM}: 4.3 M parameters, model family gpt2: " in output
@@ -124,14 +126,14 @@ def test_presets_for_large_machines_fit_with_the_fewest_shards(
     preset: str, size: str, nodes: list[Node], tmp_path: Path
 ) -> None:
     MODELS[size].save_pretrained(tmp_path)
-    settings = resolve(preset, [], [f"model={tmp_path}", "dtype=bf16"])
+    settings = resolve_settings(preset, [], [f"model={tmp_path}", "dtype=bf16"])
     needs = estimate(settings, model_shapes(settings))
     filled, shortfalls = pack(processes(settings), nodes, needs)
     assert shortfalls == [] and all(gpu < 0.6 for node in filled for gpu in node.gpus)
     if settings.shards_per_policy:
         fewer = settings.shards_per_policy - 1
         words = [f"shards_per_policy={fewer}", f"num_learners={2 * fewer}"]
-        tighter = resolve(preset, [], [f"model={tmp_path}", "dtype=bf16", *words])
+        tighter = resolve_settings(preset, [], [f"model={tmp_path}", "dtype=bf16", *words])
         assert estimate_learner(tighter, model_shapes(tighter)).total > 80e9 > needs["learner"][0].total
 
 
@@ -196,7 +198,10 @@ def test_a_split_engine_counts_per_gpu_and_in_total_on_a_cpu() -> None:
     assert split_memory.parts["KV caches"] == unsplit_memory.parts["KV caches"] / 2
     assert split_memory.host > unsplit_memory.host
     single_head = [model._replace(heads=1) for model in models]
-    assert estimate_runner(split, single_head).parts["KV caches"] == estimate_runner(unsplit, single_head).parts["KV caches"]
+    assert (
+        estimate_runner(split, single_head).parts["KV caches"]
+        == estimate_runner(unsplit, single_head).parts["KV caches"]
+    )
     on_cpu = estimate_runner(make_settings({"runner_threads": 2, "tensor_parallel_size": 2, "dtype": "bf16"}), models)
     assert on_cpu.parts["weights"] == estimate_runner(make_settings({"dtype": "bf16"}), models).parts["weights"]
 
@@ -210,7 +215,7 @@ def test_a_split_engine_fits_on_several_gpus_of_one_node_but_not_on_gpus_of_two_
 
     assert pack([split], [gpus(2, 16e9)], need)[1] == []
     assert pack([split], [gpus(2, 14e9)], need)[1][0].reasons == ["a: 1 of a GPU is 14.0 GB"]
-    assert pack([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].left == 1
+    assert pack([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].num_unplaced == 1
     values = {"tensor_parallel_size": 2, "gpus_per_runner": 2}
     config = CoryConfig().cory(**values)
     config.validate()
@@ -236,7 +241,7 @@ def test_a_driver_that_learns_cannot_share_a_gpu_with_runners_that_need_more_tha
     for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
         check_driver(make_settings(values))
     for preset in presets():
-        check_driver(resolve(preset, [], []))
+        check_driver(resolve_settings(preset, [], []))
 
 
 @pytest.mark.parametrize("words", [["gpus_per_runner=0.5"], ["gpus_per_runner=0.5", "num_learners=1"]])

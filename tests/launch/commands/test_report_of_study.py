@@ -14,8 +14,8 @@ from launch.main import main
 from launch.report import tables
 from launch.report.plots import ablation_plots, comparison_plots, health_plots, pareto_plots
 from launch.report.runs import group_arms, read_runs
-from tests.launch.conftest import record
-from tests.launch.results_of_studies import figures, write_runs, study_run
+from tests.launch.conftest import record_test_run
+from tests.launch.results_of_studies import policy_metrics, study_run, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three arms over three seeds; one run diverged, and one repeats itself."""
     folder = tmp_path_factory.mktemp("study")
     for seed in range(3):
-        good, bad = figures(1.0 + seed, 2.0), figures(1.0 + seed, 4.0)
+        good, bad = policy_metrics(1.0 + seed, 2.0), policy_metrics(1.0 + seed, 4.0)
         write_runs(folder, study_run("cory", seed, good, bad)._replace(label="CORY <1>"))
-        ppo = study_run("ppo", seed, figures(0.5 + seed, 8.0, repetition=0.3 if seed == 1 else 0.0), arm_index=1)
+        ppo = study_run("ppo", seed, policy_metrics(0.5 + seed, 8.0, repetition=0.3 if seed == 1 else 0.0), arm_index=1)
         write_runs(folder, ppo._replace(label="PPO", against="cory"))
         changed: dict[str, Any] = {"kl_coef": 0.3, "eval_kl_coef": 0.1}
         strict = study_run(
@@ -64,7 +64,7 @@ def test_differences_are_paired_by_seed(study: Path) -> None:
 
 
 def test_runs_of_the_same_arm_with_different_settings_are_separate_arms(study: Path, tmp_path: Path) -> None:
-    write_runs(tmp_path, study_run("cory", 7, figures(1.0, 2.0), figures(1.0, 2.0), lr=1.0))
+    write_runs(tmp_path, study_run("cory", 7, policy_metrics(1.0, 2.0), policy_metrics(1.0, 2.0), lr=1.0))
     arms = group_arms(read_runs([study, tmp_path]))
     assert [(arm.label, len(arm.runs)) for arm in arms if "CORY <1>" in arm.label or arm.label.startswith("cory")] == [
         ("CORY <1>", 3),
@@ -101,7 +101,7 @@ def test_each_tier_has_its_own_plot(study: Path, tmp_path: Path) -> None:
     (plot,) = ablation_plots(group_arms(read_runs([study])))
     assert plot.name == "ablation" and plot.panels[0].alt == "CORY <1>: 1.70; PPO: 0.70; CORY η: 1.30"
     for index, tier in enumerate((1, 1, 2)):
-        run = study_run(f"arm-{index}", 0, *[figures(index, 0.0)] * 2, arm_index=index)
+        run = study_run(f"arm-{index}", 0, *[policy_metrics(index, 0.0)] * 2, arm_index=index)
         write_runs(tmp_path, run._replace(tier=tier, label=f"arm {index}"))
     plots = ablation_plots(group_arms(read_runs([tmp_path])))
     assert [(plot.name, plot.title) for plot in plots] == [
@@ -113,7 +113,7 @@ def test_each_tier_has_its_own_plot(study: Path, tmp_path: Path) -> None:
 
 def test_many_arms_are_split_into_several_plots_without_unevaluated_arms(tmp_path: Path) -> None:
     for index in range(8):
-        run = study_run(f"arm-{index}", 0, figures(1.0, 1.0), arm_index=index)
+        run = study_run(f"arm-{index}", 0, policy_metrics(1.0, 1.0), arm_index=index)
         write_runs(tmp_path, run._replace(metrics=run.metrics if index else []))
     plots = comparison_plots(group_arms(read_runs([tmp_path])))
     assert [[key.label for key in plot.legend] for plot in plots] == [
@@ -128,7 +128,7 @@ def test_curves_show_every_arms_interval_and_mention_it_only_if_drawn(tmp_path: 
         for seed in range(3):
             write_runs(
                 tmp_path,
-                study_run(f"arm-{index}", seed, figures(1.0, 1.0), arm_index=index, training=(0.0, float(seed))),
+                study_run(f"arm-{index}", seed, policy_metrics(1.0, 1.0), arm_index=index, training=(0.0, float(seed))),
             )
     arms = group_arms(read_runs([tmp_path]))
     (plot,) = comparison_plots(arms)
@@ -137,12 +137,14 @@ def test_curves_show_every_arms_interval_and_mention_it_only_if_drawn(tmp_path: 
     plot.panels[0].draw(panel)
     bars = [artist for artist in panel.collections if isinstance(artist, LineCollection)]
     assert len(bars) == 6 and len({bar.get_segments()[0][0][0] for bar in bars}) == 6  # none overlap
-    write_runs(tmp_path / "few", study_run("arm", 0, figures(1.0, 1.0)), study_run("arm", 1, figures(1.0, 1.0)))
+    write_runs(
+        tmp_path / "few", study_run("arm", 0, policy_metrics(1.0, 1.0)), study_run("arm", 1, policy_metrics(1.0, 1.0))
+    )
     assert "interval" not in comparison_plots(group_arms(read_runs([tmp_path / "few"])))[0].note  # only two seeds
 
 
 def test_signs_of_collapse_are_plotted_with_their_limits(tmp_path: Path) -> None:
-    run = study_run("ppo", 0, figures(1.0, 1.0), training=(0.0,))
+    run = study_run("ppo", 0, policy_metrics(1.0, 1.0), training=(0.0,))
     run.metrics[0]["policy"]["llm_1"] |= {"kl": 6.0, "response_length": 4.0}
     write_runs(tmp_path, run)
     (plot,) = health_plots(group_arms(read_runs([tmp_path])))
@@ -158,7 +160,9 @@ def test_signs_of_collapse_are_plotted_with_their_limits(tmp_path: Path) -> None
 
 
 def test_studies_and_runs_can_be_combined(study: Path, tmp_path: Path) -> None:
-    run = record(tmp_path / "run", study_run("", 0, figures(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3}))
+    run = record_test_run(
+        tmp_path / "run", study_run("", 0, policy_metrics(1.0, 2.0)).settings.model_copy(update={"lr": 1e-3})
+    )
     arms = group_arms(read_runs([study, run.path]))
     assert [arm.label for arm in arms] == ["CORY <1>", "PPO", "CORY η", "PPO (run)"]
     (plot,) = comparison_plots(arms)

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from launch.commands.train import _find_run, _merge_resumable, _resume_settings
-from launch.console.configuration import as_yaml
+from launch.console.configuration import settings_to_yaml
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.run_folder.run import Run
 from launch.training.steps import reopen
 from policies.settings.settings import Settings
-from tests.launch.conftest import record
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.conftest import record_test_run
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 
 SETTINGS = Settings(num_updates=12)
 
@@ -20,9 +20,9 @@ SETTINGS = Settings(num_updates=12)
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with 6 of 12 updates, and checkpoints of updates 3 and 6."""
-    run = record(tmp_path / "run", SETTINGS, updates=range(7))
+    run = record_test_run(tmp_path / "run", SETTINGS, updates=range(7))
     for update in (3, 6):
-        run.checkpoints.save(update, write)
+        run.checkpoints.save(update, write_checkpoint)
     run.unlock()
     return run
 
@@ -53,7 +53,7 @@ def test_a_run_with_only_damaged_checkpoints_is_rejected_and_keeps_its_folder(ru
 
 
 def test_a_run_without_checkpoint_is_rejected(tmp_path: Path) -> None:
-    record(tmp_path, SETTINGS, updates=[0]).unlock()
+    record_test_run(tmp_path, SETTINGS, updates=[0]).unlock()
     with pytest.raises(CommandError, match=r"no checkpoint to resume from\. Start a new run"):
         reopen(Run.open(tmp_path), SETTINGS, "cory train")
 
@@ -77,7 +77,7 @@ def test_unavailable_devices_are_rejected_on_resume(
 ) -> None:
     gpus = ["gpus_per_runner=1", "gpus_per_learner=1"]
     same = tmp_path / "same.yaml"
-    same.write_text(as_yaml(SETTINGS))
+    same.write_text(settings_to_yaml(SETTINGS))
     words = ["--resume", str(run.path)] if command == "--resume" else ["-c", str(same), "--out", str(run.path), command]
     before = run.updates()
     assert main(["train", *words, *gpus, "--allow-changes"]) == 2
@@ -131,5 +131,5 @@ def test_continue_reopens_a_run_if_only_resumable_settings_changed(run: Run, tmp
     with pytest.raises(CommandError, match="is a run with lr="):
         _merge_resumable(existing_run, SETTINGS.model_copy(update={"lr": 0.5}))
     assert _find_run(str(tmp_path / "new")) is None
-    record(tmp_path / "unsaved", SETTINGS, updates=[0]).unlock()
+    record_test_run(tmp_path / "unsaved", SETTINGS, updates=[0]).unlock()
     assert _find_run(str(tmp_path / "unsaved")) is None

@@ -10,7 +10,7 @@ import pytest
 
 from cory_env.tasks import Query
 from launch.commands.evaluate import _settings
-from launch.console.configuration import as_yaml
+from launch.console.configuration import settings_to_yaml
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Terminal
@@ -20,12 +20,12 @@ from launch.models.export import export_policy as write_export
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, make_env_chain
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, sources_of
+from launch.run_folder.sources import Sources, collect_sources
 from launch.run_folder.status import read_run
 from launch.training.preflight import load_task
 from launch.training.training import Trainer
 from policies.settings.settings import make_settings
-from tests.launch.conftest import record, write_policies
+from tests.launch.conftest import record_test_run, write_policies
 
 ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {
@@ -58,8 +58,8 @@ def project(tmp_path: Path, small_model: str, monkeypatch: pytest.MonkeyPatch) -
     Path("kind_words.py").write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
     shutil.copytree(small_model, "m")
     settings = make_settings(VALUES)
-    run = record(project / "run", settings, updates=range(5))
-    sources_of(settings, *load_task(settings)).write(run.path)
+    run = record_test_run(project / "run", settings, updates=range(5))
+    collect_sources(settings, *load_task(settings)).write(run.path)
     run.checkpoints.save(4, lambda folder: write_policies(folder, settings, seed=1))
     run.unlock()
     return project
@@ -86,7 +86,7 @@ def run_train(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str
 def test_a_resume_with_changed_queries_is_rejected_and_the_run_unchanged(
     project: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("same.yaml").write_text(as_yaml(make_settings(VALUES)))
+    Path("same.yaml").write_text(settings_to_yaml(make_settings(VALUES)))
     write_rows(project / "q.jsonl", [{**ROWS[0], "query": "Another book was"}, *ROWS[1:]])
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
     code, text = run_train(capsys, *words)
@@ -154,7 +154,9 @@ def test_a_different_file_of_the_same_name_is_rejected(
 ) -> None:
     write_rows(elsewhere / "q.jsonl", ROWS[::-1])
     code, text = run_train(capsys, "--resume", "../project/run")
-    assert code == 2 and f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
+    assert (
+        code == 2 and f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
+    )
 
 
 def test_allow_changes_requires_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +196,7 @@ def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
     run.write_settings(settings, "cory train")
     with monkeypatch.context() as context:
         context.chdir(project)
-        sources_of(settings, *load_task(settings)).write(run.path)
+        collect_sources(settings, *load_task(settings)).write(run.path)
         context.delitem(sys.modules, "loud_task")
     (project / "q.jsonl").unlink()
     chain = make_env_chain(open_trained("../project/run"), ["llm_1"])
@@ -243,7 +245,7 @@ def test_an_evaluation_of_changed_data_warns_about_possible_training_queries(pro
     write_rows(project / "q.jsonl", ROWS[1:] + ROWS[:1])
     settings = located_settings(run)
     task, tokenizers = load_task(settings)
-    now = sources_of(settings, task, tokenizers)
+    now = collect_sources(settings, task, tokenizers)
     texts = changes_since(run, settings, task, now)
     assert texts[0] == (
         "q.jsonl has changed since training started: its training queries differ (18 now, 18 then). Evaluated "

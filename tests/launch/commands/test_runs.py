@@ -10,14 +10,14 @@ from launch.report.listing import ListedRun, list_runs
 from launch.run_folder.layout import LEASE
 from launch.run_folder.run import Run
 from policies.settings.settings import Settings
-from tests.launch.conftest import Cory, record
+from tests.launch.conftest import Cory, record_test_run
 
 SETTINGS = Settings(num_updates=12)
 
 
 def record_run(folder: Path, done: int = 3, saved: int | None = None, **changes: object) -> Run:
     """Records a run that no process is training, with a checkpoint of update `saved`."""
-    run = record(folder, SETTINGS.model_copy(update=changes), updates=range(done + 1))
+    run = record_test_run(folder, SETTINGS.model_copy(update=changes), updates=range(done + 1))
     if saved is not None:
         run.checkpoints.save(saved, lambda checkpoint: (checkpoint / "weights").touch())
     run.unlock()
@@ -42,7 +42,7 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.yaml").write_text("a: 1\n")
     record_run(tmp_path / "broken").path.joinpath("metrics.jsonl").write_text("no JSON\n")
-    training = record(tmp_path / "training", SETTINGS, updates=range(7))
+    training = record_test_run(tmp_path / "training", SETTINGS, updates=range(7))
 
     runs = runs_by_path(tmp_path)
     assert {name: run.state for name, run in runs.items()} == {
@@ -70,21 +70,21 @@ def test_a_run_in_storage_is_training_while_its_lease_is_renewed(tmp_path: Path,
         assert (run.state, run.process) == (state, "7 on elsewhere" if state == "training" else None)
 
 
-def test_table_and_json_output_agree(cory_here: Cory, tmp_path: Path) -> None:
+def test_table_and_json_output_agree(cory_in_process: Cory, tmp_path: Path) -> None:
     record_run(tmp_path / "runs" / ("a-long-name-" * 12), saved=3)
     record_run(tmp_path / "runs" / "broken").path.joinpath("metrics.jsonl").write_text("no JSON\n")
-    result = cory_here("runs")
+    result = cory_in_process("runs")
     assert result.returncode == 0 and result.stderr.startswith("Warning: ")
     (row,) = [line for line in result.stdout.splitlines() if "a-long-name" in line]
     assert row.split()[:4] == [f"runs/{'a-long-name-' * 12}", "stopped", "imdb", "3/12"]
     assert row.split()[-2:] == time.strftime("%Y-%m-%d %H:%M").split()
-    runs = json.loads(cory_here("runs", "--json").stdout)
+    runs = json.loads(cory_in_process("runs", "--json").stdout)
     assert [run["state"] for run in runs] == ["unreadable", "stopped"]
 
 
-def test_a_folder_without_runs_is_reported_and_a_missing_one_rejected(cory_here: Cory) -> None:
-    assert cory_here("runs", ".").stderr == "No runs found in ..\n"
-    assert cory_here("runs").stderr == "No runs found in runs.\n"
-    assert json.loads(cory_here("runs", "--json").stdout) == []
-    missing = cory_here("runs", "nothing")
+def test_a_folder_without_runs_is_reported_and_a_missing_one_rejected(cory_in_process: Cory) -> None:
+    assert cory_in_process("runs", ".").stderr == "No runs found in ..\n"
+    assert cory_in_process("runs").stderr == "No runs found in runs.\n"
+    assert json.loads(cory_in_process("runs", "--json").stdout) == []
+    missing = cory_in_process("runs", "nothing")
     assert missing.returncode == 2 and "nothing does not exist. Name a folder of runs." in missing.stderr

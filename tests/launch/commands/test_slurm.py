@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.nodes import wait_until
-from launch.console.cli import parsed
-from launch.console.configuration import resolve
+from launch.console.cli import parse_command
+from launch.console.configuration import resolve_settings
 from tests.launch.conftest import CHECKOUT
 
 SCRIPT = CHECKOUT / "docs" / "slurm.sh"
@@ -62,10 +62,10 @@ def test_a_node_each_joins_the_cluster_and_the_run_goes_on_where_it_was_and_give
         assert how in line and "--cpus-per-task=2" in line
     (trained,) = [line for line in called if line.startswith("cory")]
     assert trained == f"cory train {EXAMPLE} --continue"
-    asked = parsed("train", trained.split()[2:])
-    assert asked.continue_ and asked.out == "/shared/runs/one"
-    preset, *pairs = asked.words
-    assert resolve(preset, [], pairs).num_runners == 4
+    requested = parse_command("train", trained.split()[2:])
+    assert requested.continue_ and requested.out == "/shared/runs/one"
+    preset, *pairs = requested.words
+    assert resolve_settings(preset, [], pairs).num_runners == 4
     assert not list(calls.parent.glob(".cory-slurm-*"))
 
 

@@ -12,7 +12,7 @@ from launch.experiments.results import read_results
 from launch.main import main
 from launch.run_folder.locks import try_lock
 from launch.run_folder.run import Run
-from tests.launch.conftest import Cory, begin
+from tests.launch.conftest import Cory, start_cory
 
 BREVITY = """def brevity(completions):
     return [-float(len(completion)) for completion in completions]
@@ -47,7 +47,7 @@ CHANGED = f"  cory: {{label: Both}}\n  new: {{lr: 1.0}}\n{BROKEN}"
 
 
 def test_a_study_trains_missing_runs_and_stores_their_results(
-    cory_forked: Cory, cory_here: Cory, cluster: dict[str, str], tmp_path: Path
+    cory_forked: Cory, cory_in_process: Cory, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     (tmp_path / "mine.yaml").write_text(TWO)
@@ -70,21 +70,21 @@ def test_a_study_trains_missing_runs_and_stores_their_results(
     assert (run / "checkpoints" / "update_000002").is_dir()
 
     before = (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes()
-    again = cory_here("study", "mine.yaml", "--out", "study", "cory", "--seeds", "0,")
+    again = cory_in_process("study", "mine.yaml", "--out", "study", "cory", "--seeds", "0,")
     assert again.returncode == 0 and "CORY" in again.stdout
     assert (tmp_path / "study" / "results" / "cory" / "seed_0.json").read_bytes() == before
     lock = try_lock(tmp_path / "study" / "runs" / "broken" / "seed_0.lock")
     assert lock is not None
     with lock:
-        second = cory_here("study", "mine.yaml", "--out", "study", "broken")
+        second = cory_in_process("study", "mine.yaml", "--out", "study", "broken")
     assert "Other processes of this study train 1." in second.stdout
 
     # Labels of arms may change, but not their settings.
     (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)
-    assert cory_here("study", "mine.yaml", "--out", "study", "cory").returncode == 0
+    assert cory_in_process("study", "mine.yaml", "--out", "study", "cory").returncode == 0
     (trained,) = read_results(tmp_path / "study")
     assert trained.label == "Both"
-    changed = cory_here("study", "mine.yaml", "lr=1e-3", "--out", "study")
+    changed = cory_in_process("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert changed.returncode == 2 and "was created with other settings: lr" in changed.stderr
 
 
@@ -97,10 +97,10 @@ def test_a_study_trains_missing_runs_and_stores_their_results(
     ],
 )
 def test_invalid_arguments_of_a_study_are_rejected(
-    cory_here: Cory, tmp_path: Path, words: list[str], message: str
+    cory_in_process: Cory, tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "taken").touch()
-    result = cory_here("study", "imdb", "cory", *words)
+    result = cory_in_process("study", "imdb", "cory", *words)
     assert result.returncode == 2 and message in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
@@ -125,7 +125,7 @@ def test_two_processes_share_a_study(cory: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     (tmp_path / "mine.yaml").write_text(STUDY + "  cory: {}\n  ppo: {num_agents: 1}\n  warm: {temperature: 1.5}\n")
     runs = tmp_path / "study" / "runs"
-    first = begin(tmp_path, "study", "mine.yaml", "--out", "study")
+    first = start_cory(tmp_path, "study", "mine.yaml", "--out", "study")
     while not (runs / "cory" / "seed_0").exists():
         assert first.poll() is None, first.communicate()
         time.sleep(0.1)
@@ -145,7 +145,7 @@ def test_a_stopped_study_resumes(cory: Cory, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     settings = STUDY.replace("num_updates: 2", "num_updates: 4")
     (tmp_path / "mine.yaml").write_text(settings + "  cory: {}\n  wild: {lr: 1.0e+30, grad_clip: null}\n")
-    process = begin(tmp_path, "study", "mine.yaml", "--out", "study")
+    process = start_cory(tmp_path, "study", "mine.yaml", "--out", "study")
     metrics = tmp_path / "study" / "runs" / "cory" / "seed_0" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
         assert process.poll() is None, process.communicate()

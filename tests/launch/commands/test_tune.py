@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launch.commands.tune import read_search
-from launch.console.cli import parsed
+from launch.console.cli import parse_command
 from launch.console.errors import CommandError
 from launch.experiments.search import Search, check_same_search, is_resumable, read_reports
 from launch.experiments.space import pin_objective, read_axes
@@ -22,7 +22,7 @@ from launch.experiments.tuning import optuna_search
 from launch.main import main
 from launch.run_folder.layout import LOCK
 from policies.settings.settings import Settings
-from tests.launch.conftest import Cory, begin
+from tests.launch.conftest import Cory, start_cory
 from tests.launch.training.test_training import BREVITY, SMALL
 
 SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_every=1")
@@ -44,7 +44,7 @@ def test_a_search_resumes_in_a_moved_folder_after_a_kill_and_a_failed_trial_does
         "--out",
         "found",
     )
-    process = begin(tmp_path, *command, TUNE_GLOBAL_CHECKPOINT_S="0")
+    process = start_cory(tmp_path, *command, TUNE_GLOBAL_CHECKPOINT_S="0")
     assert process.stdout and process.stderr
     while line := process.stdout.readline():
         if line.split()[:2] == ["trial_00000", "2/3"]:
@@ -214,14 +214,16 @@ def test_an_invalid_search_with_optuna_is_rejected(words: tuple[str, ...], messa
     pytest.importorskip("optuna")
     with pytest.raises(CommandError, match=re.escape(message)):
         read_search(
-            parsed("tune", ["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words])
+            parse_command("tune", ["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words])
         )
 
 
 def test_optuna_samples_ranges_and_lists_and_is_stored_with_the_search(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     axes = ["--over", "lr=log:1e-5:1e-1", "--over", "num_epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
-    search, _ = read_search(parsed("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"]))
+    search, _ = read_search(
+        parse_command("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"])
+    )
     assert search.trials == 9
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search

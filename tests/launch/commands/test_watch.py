@@ -9,7 +9,7 @@ import pytest
 from launch.commands.watch import watch
 from launch.console.errors import CommandError
 from policies.settings.settings import Settings
-from tests.launch.conftest import Cory, begin, record
+from tests.launch.conftest import Cory, record_test_run, start_cory
 
 SETTINGS = Settings(num_updates=12)
 
@@ -19,7 +19,7 @@ def rows(output: str) -> list[str]:
 
 
 def test_watch_prints_a_finished_run_and_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(tmp_path / "run", SETTINGS).unlock()
+    record_test_run(tmp_path / "run", SETTINGS).unlock()
     assert watch(str(tmp_path / "run")) == 0
     output = capsys.readouterr().out
     assert rows(output) == [str(update) for update in range(1, 13)]
@@ -28,7 +28,7 @@ def test_watch_prints_a_finished_run_and_exits(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_once_prints_the_training_process_and_does_not_wait(cory: Cory, tmp_path: Path) -> None:
-    run = record(tmp_path / "run", SETTINGS, updates=range(4))
+    run = record_test_run(tmp_path / "run", SETTINGS, updates=range(4))
     with run.metrics.path.open("a") as file:
         file.write('{"update": 4, "policy": {"llm_1"')
     result = cory("watch", "run", "--once")
@@ -40,13 +40,13 @@ def test_once_prints_the_training_process_and_does_not_wait(cory: Cory, tmp_path
 
 
 def test_watch_exits_with_1_if_no_process_is_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record(tmp_path / "run", SETTINGS, updates=range(4)).unlock()
+    record_test_run(tmp_path / "run", SETTINGS, updates=range(4)).unlock()
     assert watch(str(tmp_path / "run")) == 1
     assert capsys.readouterr().out.endswith("no process on this machine is training it\n")
 
 
 def test_a_collapse_and_its_warning_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = record(tmp_path / "run", SETTINGS.model_copy(update={"stop_on_collapse": True}), updates=range(4))
+    run = record_test_run(tmp_path / "run", SETTINGS.model_copy(update={"stop_on_collapse": True}), updates=range(4))
     warning = {"signature": "kl", "subject": "llm_1", "text": "llm_1 is far.", "updates": 3}
     for update, collapsed in ((4, False), (5, True)):
         line = {**run.updates()[3], "update": update, "health": [warning], "collapsed": collapsed}
@@ -59,9 +59,9 @@ def test_a_collapse_and_its_warning_are_printed(tmp_path: Path, capsys: pytest.C
 
 
 def test_watch_follows_new_updates_and_a_resume_until_ctrl_c(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", SETTINGS, updates=range(4))
-    later = record(tmp_path / "later", SETTINGS, updates=range(7)).updates()
-    process = begin(tmp_path, "watch", "run", "--follow", PYTHONUNBUFFERED="1")
+    run = record_test_run(tmp_path / "run", SETTINGS, updates=range(4))
+    later = record_test_run(tmp_path / "later", SETTINGS, updates=range(7)).updates()
+    process = start_cory(tmp_path, "watch", "run", "--follow", PYTHONUNBUFFERED="1")
     assert process.stdout
 
     def read_to(text: str) -> str:

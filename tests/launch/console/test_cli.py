@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch.console.cli import COMMANDS, parsed, run
+from launch.console.cli import COMMANDS, parse_command, run
 from launch.console.errors import CommandError
 from launch.main import main
 
@@ -67,7 +67,7 @@ def test_a_setting_spelled_as_an_option_is_rejected_with_the_correct_spelling(
 
 
 def test_arguments_are_parsed_without_running_the_command() -> None:
-    options = parsed("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
+    options = parse_command("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
     assert (options.words, options.out, options.continue_) == (["imdb-tiny", "lr=1e-5"], "runs/a", False)
     assert options.config == [Path("a.yaml"), Path("b.yaml")]
 

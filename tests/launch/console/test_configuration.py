@@ -8,11 +8,11 @@ from cory_env.functions import parse_spec
 from cory_env.tasks.rows import parse_source
 from launch.console.configuration import (
     SettingsArguments,
-    as_yaml,
+    parse_overrides,
     read_file,
     read_preset,
-    read_words,
-    resolve,
+    resolve_settings,
+    settings_to_yaml,
 )
 from launch.console.errors import CommandError
 from launch.experiments.study import load_study
@@ -29,12 +29,12 @@ TEXTS = [
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_resolves_and_has_a_description(name: str) -> None:
-    assert resolve(name, [], [])
+    assert resolve_settings(name, [], [])
     assert len(presets()[name].split()) > 3
 
 
 def test_ppo_and_cory_differ_only_in_the_number_of_agents() -> None:
-    cory, ppo = (resolve(name, [], []).model_dump() for name in ("imdb-tiny-paper", "imdb-tiny-ppo"))
+    cory, ppo = (resolve_settings(name, [], []).model_dump() for name in ("imdb-tiny-paper", "imdb-tiny-ppo"))
     assert {key for key in cory if cory[key] != ppo[key]} == {"num_agents"}
     assert ppo["num_agents"] == 1
 
@@ -42,7 +42,7 @@ def test_ppo_and_cory_differ_only_in_the_number_of_agents() -> None:
 def test_imdb_tiny_is_an_arm_of_the_credit_study() -> None:
     study = load_study("credit")
     preset, arm = (
-        resolve("imdb-tiny", [], []).model_dump(),
+        resolve_settings("imdb-tiny", [], []).model_dump(),
         study.settings(study.arms["own-rloo-along"], 0).model_dump(),
     )
     differing = {"dtype", "eval_every", "eval_kl_coef", "eval_average", "test_queries", "validation"}
@@ -50,22 +50,22 @@ def test_imdb_tiny_is_an_arm_of_the_credit_study() -> None:
 
 
 def test_preset_values_that_overrides_make_irrelevant_are_dropped() -> None:
-    assert resolve("imdb-tiny", [], []).average_period == 5
+    assert resolve_settings("imdb-tiny", [], []).average_period == 5
     for word in ("num_agents=1", "num_policies=1", "model=[imdb-gpt2-tiny,drafts-llama-tiny]"):
-        assert resolve("imdb-tiny", [], [word]).average_period is None
-    assert resolve("imdb-tiny", [], ["credit=chain"]).partner_reward == 1
-    assert resolve("drafts-tiny", [], ["credit=sum"]).chain_gamma == 1
-    assert resolve("imdb-tiny", [], ["lr=1e-3"]).num_runners == 0
+        assert resolve_settings("imdb-tiny", [], [word]).average_period is None
+    assert resolve_settings("imdb-tiny", [], ["credit=chain"]).partner_reward == 1
+    assert resolve_settings("drafts-tiny", [], ["credit=sum"]).chain_gamma == 1
+    assert resolve_settings("imdb-tiny", [], ["lr=1e-3"]).num_runners == 0
     for word in ("max_lag=1", "runner_threads=2", "weight_transfer=gloo"):
-        assert resolve("imdb-tiny", [], [word]).num_runners == 1
+        assert resolve_settings("imdb-tiny", [], [word]).num_runners == 1
     with pytest.raises(SettingsError, match="max_lag=1 requires num_runners"):
-        resolve("imdb-tiny", [], ["max_lag=1", "num_runners=0"])
+        resolve_settings("imdb-tiny", [], ["max_lag=1", "num_runners=0"])
     with pytest.raises(SettingsError, match="average_period=5 requires two or more LLMs"):
-        resolve("imdb-tiny", [], ["num_agents=1", "average_period=5"])
+        resolve_settings("imdb-tiny", [], ["num_agents=1", "average_period=5"])
 
 
 def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
-    s = resolve("imdb-gpt2", [], [])
+    s = resolve_settings("imdb-gpt2", [], [])
     assert (s.task, s.model, s.num_agents, s.exchange_period) == ("imdb", "openai-community/gpt2-large", 2, 5)
     assert parse_spec(s.reward_spec or "") == (
         "cory_env.rewards.sentiment",
@@ -88,7 +88,7 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
 
 
 def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_does() -> None:
-    paper, code = (resolve(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
+    paper, code = (resolve_settings(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
     assert {key: code[key] for key in code if code[key] != paper[key]} == {
         "reward_scaling": "normalize",
         "kl_control": "adaptive",
@@ -98,7 +98,7 @@ def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_d
         "grad_clip": None,
     }
     assert (code["kl_target"], code["kl_horizon"], code["exchange_period"]) == (6.0, 10000, 5)
-    assert resolve("imdb-paper-compat", [], []).report_kl_coef == 0.3  # not changed by a controller
+    assert resolve_settings("imdb-paper-compat", [], []).report_kl_coef == 0.3  # not changed by a controller
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
 
 def test_numbers_may_have_python_notation(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("lr: 1e-5\nnum_updates: 011\n")
-    settings = resolve("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries_per_update=0128"])
+    settings = resolve_settings("imdb-tiny", [tmp_path / "mine.yaml"], ["kl_coef=1e-2", "queries_per_update=0128"])
     assert (settings.lr, settings.num_updates, settings.kl_coef, settings.queries_per_update) == (1e-5, 11, 1e-2, 128)
 
 
@@ -134,11 +134,11 @@ def test_invalid_numbers_and_booleans_are_rejected(word: str, tmp_path: Path) ->
     (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
     for files, words in (([], [word]), ([tmp_path / "mine.yaml"], [])):
         with pytest.raises(SettingsError, match=f"Setting `{key}`='{text}': Input should be a valid"):
-            resolve("imdb-tiny", files, words)
+            resolve_settings("imdb-tiny", files, words)
 
 
 def test_yes_and_no_are_booleans_for_boolean_settings_and_text_for_text_settings() -> None:
-    settings = resolve("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
+    settings = resolve_settings("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
     assert (settings.wandb, settings.check_weight_sync, settings.chat, settings.system_prompt) == (
         True,
         False,
@@ -150,18 +150,18 @@ def test_yes_and_no_are_booleans_for_boolean_settings_and_text_for_text_settings
 def test_lists_of_models_round_trip_in_files_and_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model: [a, ./b]\nprompt: '[a]'\n")
     for files, words in (([tmp_path / "mine.yaml"], []), ([], ["model=[a,./b]", "prompt=[a]"])):
-        settings = resolve("imdb-tiny", files, words)
+        settings = resolve_settings("imdb-tiny", files, words)
         assert (settings.model, settings.prompt) == (["a", "./b"], "[a]")
-        (tmp_path / "saved.yaml").write_text(as_yaml(settings))
+        (tmp_path / "saved.yaml").write_text(settings_to_yaml(settings))
         assert make_settings(read_file(tmp_path / "saved.yaml")) == settings
     for model in (["a", "b, c]", "'d': é😀"], "[a, b]", "[a", "a"):
-        assert read_words([f"model={to_cli(model)}"]) == {"model": model}
+        assert parse_overrides([f"model={to_cli(model)}"]) == {"model": model}
     assert to_cli(["a", "./b"]) == "[a, ./b]"
 
 
 def test_a_very_long_value_is_truncated_in_messages() -> None:
     with pytest.raises(SettingsError) as raised:
-        resolve("imdb-tiny", [], ["num_updates=" + "9" * 10_000])
+        resolve_settings("imdb-tiny", [], ["num_updates=" + "9" * 10_000])
     assert "Setting `num_updates`='999" in str(raised.value) and len(str(raised.value)) < 300
 
 
@@ -171,7 +171,7 @@ def test_every_text_round_trips_through_a_settings_file(first: int, tmp_path: Pa
         zip(TEXTS, AWKWARD_TEXTS[first:] + AWKWARD_TEXTS[:first], strict=False)
     )  # over all cases, each setting has each text
     settings = Settings().model_copy(update=texts)
-    (tmp_path / "saved.yaml").write_text(as_yaml(settings), encoding="utf-8")
+    (tmp_path / "saved.yaml").write_text(settings_to_yaml(settings), encoding="utf-8")
     assert read_file(tmp_path / "saved.yaml") == settings.model_dump()
 
 
@@ -209,26 +209,26 @@ def test_settings_files_of_earlier_versions_are_readable(tmp_path: Path) -> None
 )
 def test_adapter_settings_require_adapters(words: list[str], message: str | None) -> None:
     if message is None:
-        assert resolve("imdb-tiny", [], words)
+        assert resolve_settings("imdb-tiny", [], words)
     else:
         with pytest.raises(SettingsError, match=message):
-            resolve("imdb-tiny", [], words)
+            resolve_settings("imdb-tiny", [], words)
 
 
 def test_overriding_adapters_drops_the_adapter_settings_of_a_preset_or_file(tmp_path: Path) -> None:
-    assert resolve("dialogue", [], ["weights=full"]).lora_rank == 16
+    assert resolve_settings("dialogue", [], ["weights=full"]).lora_rank == 16
     mine = tmp_path / "mine.yaml"
     mine.write_text("weights: lora\nlora_rank: 8\n")
-    assert resolve("imdb-tiny", [mine], ["weights=full"]).lora_rank == 16
+    assert resolve_settings("imdb-tiny", [mine], ["weights=full"]).lora_rank == 16
     mine.write_text("lora_rank: 8\n")
     with pytest.raises(SettingsError, match="lora_rank=8 requires weights=lora"):
-        resolve("imdb-tiny", [mine], [])
+        resolve_settings("imdb-tiny", [mine], [])
 
 
 @pytest.mark.parametrize("word", ["num_updates", "=5"])
 def test_an_argument_without_key_and_value_is_rejected(word: str) -> None:
     with pytest.raises(CommandError, match=f"`{word}` is not a setting. Write key=value"):
-        read_words([word])
+        parse_overrides([word])
 
 
 def test_a_duplicate_key_is_reported(tmp_path: Path) -> None:
@@ -251,14 +251,14 @@ def test_a_preset_builds_on_its_base() -> None:
 
 
 def test_a_long_value_is_separated_from_its_description(tmp_path: Path) -> None:
-    (tmp_path / "saved.yaml").write_text(as_yaml(Settings(model="/a/folder/with/quite/a/long/name/model")))
+    (tmp_path / "saved.yaml").write_text(settings_to_yaml(Settings(model="/a/folder/with/quite/a/long/name/model")))
     assert read_file(tmp_path / "saved.yaml")["model"] == "/a/folder/with/quite/a/long/name/model"
 
 
 def test_lists_of_rewards_and_weights_work_in_arguments_and_files(tmp_path: Path) -> None:
     words = ["reward=['a:f?x=1', b:g]", "reward_weights=[1, -0.5]"]
-    settings = resolve("imdb-tiny", [], words)
+    settings = resolve_settings("imdb-tiny", [], words)
     assert (settings.reward, settings.reward_weights) == (["a:f?x=1", "b:g"], [1.0, -0.5])
-    assert resolve("imdb-tiny", [], ["reward=[a:f?x=1, b:g]"]).reward == settings.reward
-    (tmp_path / "mine.yaml").write_text(as_yaml(settings))
-    assert resolve("imdb-tiny", [tmp_path / "mine.yaml"], []) == settings
+    assert resolve_settings("imdb-tiny", [], ["reward=[a:f?x=1, b:g]"]).reward == settings.reward
+    (tmp_path / "mine.yaml").write_text(settings_to_yaml(settings))
+    assert resolve_settings("imdb-tiny", [tmp_path / "mine.yaml"], []) == settings

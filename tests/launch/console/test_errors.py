@@ -5,7 +5,7 @@ import pickle
 import pytest
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from launch.console.errors import describe_error, is_defect
+from launch.console.errors import describe_error, is_bug
 from policies.generation.vllm_generator import EngineStartError
 from policies.models.model_check import ModelError
 
@@ -26,12 +26,12 @@ def test_the_error_of_an_actor_that_failed_to_start_is_reported(error: Exception
     wrapped: Exception = ActorDiedError(RayTaskError("__init__", "", error))
     assert describe_error(wrapped) == message
     assert describe_error(pickle.loads(pickle.dumps(wrapped))) == message  # as Tune keeps it
-    assert not is_defect(wrapped)
+    assert not is_bug(wrapped)
 
 
 def test_an_unexpected_error_in_an_actor_s_start_is_not_a_process_loss() -> None:
     wrapped = ActorDiedError(RayTaskError("__init__", "", KeyError("a defect")))
-    assert describe_error(wrapped) == "KeyError: 'a defect'" and is_defect(wrapped)
+    assert describe_error(wrapped) == "KeyError: 'a defect'" and is_bug(wrapped)
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), RayTaskError("step", "", ActorDiedError())])

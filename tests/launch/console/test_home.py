@@ -11,7 +11,7 @@ from cory_env.functions import load_function
 from cory_env.rewards import number
 from cory_env.tasks.rows import parse_source, read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from launch.console.cli import local_path, parsed, path_or_uri
+from launch.console.cli import local_path, parse_command, path_or_uri
 from launch.console.errors import CommandError
 from policies.settings.settings import SettingsError, make_settings
 from tests.launch.conftest import Cory
@@ -50,9 +50,9 @@ def test_a_missing_home_directory_is_reported() -> None:
 
 
 def test_output_folders_expand_the_home_directory(home: Path) -> None:
-    assert parsed("train", ["--out=~/runs/a"]).out == f"{home}/runs/a"
-    assert parsed("train", ["--resume=~/a"]).resume == f"{home}/a"
-    assert parsed("tune", ["--out=~/s"]).out == parsed("tune", ["--resume=~/s"]).resume == home / "s"
+    assert parse_command("train", ["--out=~/runs/a"]).out == f"{home}/runs/a"
+    assert parse_command("train", ["--resume=~/a"]).resume == f"{home}/a"
+    assert parse_command("tune", ["--out=~/s"]).out == parse_command("tune", ["--resume=~/s"]).resume == home / "s"
     assert local_path("~/x") == home / "x" and path_or_uri("file://~/x") == "file://~/x"
     with pytest.raises(CommandError, match=f"{home}/none"):
         cory_rllib.load_run("~/none")
@@ -68,7 +68,7 @@ def test_output_folders_expand_the_home_directory(home: Path) -> None:
         *([command, "imdb-tiny", "-c", "~/none.yaml"] for command in ("train", "plan", "validate", "tune")),
     ],
 )
-def test_every_command_expands_the_home_directory(words: list[str], home: Path, cory_here: Cory) -> None:
-    result = cory_here(*words, *(["--list"] if words[0] == "study" else []))
+def test_every_command_expands_the_home_directory(words: list[str], home: Path, cory_in_process: Cory) -> None:
+    result = cory_in_process(*words, *(["--list"] if words[0] == "study" else []))
     assert result.returncode == 2 and f"{home}/none" in result.stderr, result.stderr
     assert [entry.name for entry in home.parent.iterdir()] == ["home"]

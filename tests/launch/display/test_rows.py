@@ -1,8 +1,8 @@
 from launch.display.rows import RowFormatter
-from launch.run_folder.records import Figures, Update
+from launch.run_folder.records import MetricValues, Update
 from policies.settings.settings import Settings
 
-FIGURES: Figures = {"task_reward": -12.345, "kl": 123.45, "combined_reward": -99.99}
+FIGURES: MetricValues = {"task_reward": -12.345, "kl": 123.45, "combined_reward": -99.99}
 
 
 def line(agents: int) -> Update:

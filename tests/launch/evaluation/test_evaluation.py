@@ -11,7 +11,7 @@ import pytest
 
 from launch.main import main
 from policies.generation.installed import vllm_installed
-from tests.forked import forked
+from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT
 from tests.launch.training.test_training import SMALL
 
@@ -106,7 +106,7 @@ def run_scenario(
     """Runs a scenario function of a module in a separate process."""
     (folder / "my_rewards.py").write_text(REWARD)
     function = getattr(import_module(module), scenario)
-    result = forked(function, folder=folder, environment={**ENVIRONMENT, **environment})
+    result = run_forked(function, folder=folder, environment={**ENVIRONMENT, **environment})
     assert result.returncode == 0, result.stderr
     return result
 

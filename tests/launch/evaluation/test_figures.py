@@ -8,28 +8,30 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.evaluation.figures import Scoring, distinct_n, pass_at_k, score_tables, compute_scores
-from launch.run_folder.records import Batch, Evaluation
+from launch.evaluation.figures import Scoring, compute_scores, distinct_n, pass_at_k, score_tables
+from launch.run_folder.records import BatchRecord, EvaluatedResponse
 
 SCORING = Scoring(queries=3, kl_coef=0.1, solved_at=1.0, ks=(1, 2), seed=0)
 
 
-def response(policy: str, reward: float, tokens: list[int], ended: bool = False, kl: float = 2.0) -> Evaluation:
+def response(policy: str, reward: float, tokens: list[int], ended: bool = False, kl: float = 2.0) -> EvaluatedResponse:
     metrics: dict[str, float | None] = {"task_reward": reward, "kl": kl, "eos_rate": float(ended)}
-    return Evaluation(policy=policy, role="any", query=0, sample=0, prompt="", text="", tokens=tokens, metrics=metrics)
+    return EvaluatedResponse(
+        policy=policy, role="any", query=0, sample=0, prompt="", text="", tokens=tokens, metrics=metrics
+    )
 
 
-def chain(query: int, sample: int, *responses: Evaluation) -> list[Evaluation]:
-    return [Evaluation(**{**response, "query": query, "sample": sample}) for response in responses]
+def chain(query: int, sample: int, *responses: EvaluatedResponse) -> list[EvaluatedResponse]:
+    return [EvaluatedResponse(**{**response, "query": query, "sample": sample}) for response in responses]
 
 
 def test_metrics_are_computed_per_query_and_averaged_over_queries() -> None:
     batches = [
-        Batch(
+        BatchRecord(
             batch=0, chains=[chain(0, 0, response("llm_1", 1.0, [5, 6, 5, 6])), chain(0, 1, response("llm_1", 0, [5]))]
         ),
         # The reward failed on one response to query 1 and on all to query 2.
-        Batch(batch=1, chains=[chain(1, 1, response("llm_1", 3.0, [7, 7, 9], ended=True, kl=4.0))]),
+        BatchRecord(batch=1, chains=[chain(1, 1, response("llm_1", 3.0, [7, 7, 9], ended=True, kl=4.0))]),
     ]
     figures = compute_scores(batches, SCORING)["llm_1"]["figures"]
     expected = {
@@ -49,9 +51,9 @@ def test_metrics_are_computed_per_query_and_averaged_over_queries() -> None:
 
 def test_rows_are_policies_alone_then_as_observers() -> None:
     batches = [
-        Batch(batch=0, chains=[chain(0, 0, response("base", 0, [1]), response("base", 1, [1]))]),
-        Batch(batch=1, chains=[chain(0, 0, response("llm_1", 2, [1]), response("llm_2", 3, [1]))]),
-        Batch(batch=2, chains=[chain(0, 0, response("llm_2", 4, [1]), response("llm_1", 5, [1]))]),
+        BatchRecord(batch=0, chains=[chain(0, 0, response("base", 0, [1]), response("base", 1, [1]))]),
+        BatchRecord(batch=1, chains=[chain(0, 0, response("llm_1", 2, [1]), response("llm_2", 3, [1]))]),
+        BatchRecord(batch=2, chains=[chain(0, 0, response("llm_2", 4, [1]), response("llm_1", 5, [1]))]),
     ]
     rows = compute_scores(batches, SCORING)
     assert {name: (row["after"], row["figures"]["task_reward"].mean) for name, row in rows.items()} == {
@@ -67,11 +69,11 @@ def test_rows_are_policies_alone_then_as_observers() -> None:
 
 def test_a_longer_chain_has_a_row_per_policy_and_role() -> None:
     policy_ids = ("llm_1", "llm_2", "llm_3")
-    batches = [Batch(batch=0, chains=[chain(0, 0, *(response("base", 0.5, [1]) for _ in range(3)))])]
+    batches = [BatchRecord(batch=0, chains=[chain(0, 0, *(response("base", 0.5, [1]) for _ in range(3)))])]
     for shift in range(3):
         order = policy_ids[shift:] + policy_ids[:shift]
         responses = [response(policy, 10 * position + shift, [1]) for position, policy in enumerate(order)]
-        batches.append(Batch(batch=1 + shift, chains=[chain(0, 0, *responses)]))
+        batches.append(BatchRecord(batch=1 + shift, chains=[chain(0, 0, *responses)]))
     rows = compute_scores(batches, SCORING)
     assert {name: row["figures"]["task_reward"].mean for name, row in rows.items()} == {
         **{"base": 0.5, "llm_1": 0, "llm_2": 1, "llm_3": 2},
@@ -89,12 +91,14 @@ def test_a_longer_chain_has_a_row_per_policy_and_role() -> None:
 def test_bases_of_different_models_have_separate_rows() -> None:
     names = ("base of llm_1", "base of llm_2", "base of llm_1")
     chains = [chain(0, 0, *(response(name, float(len(name)), [1]) for name in names))]
-    scores = compute_scores([Batch(batch=0, chains=chains)], SCORING)
+    scores = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING)
     assert list(scores) == ["base of llm_1", "base of llm_2 as observer_1", "base of llm_1 as observer_2"]
 
 
 def test_a_table_shows_every_metric_and_a_dash_for_unknown_values() -> None:
-    rows = compute_scores([Batch(batch=0, chains=[chain(0, 0, response("base", 0.25, [9], ended=True))])], SCORING)
+    rows = compute_scores(
+        [BatchRecord(batch=0, chains=[chain(0, 0, response("base", 0.25, [9], ended=True))])], SCORING
+    )
     output = io.StringIO()
     (table,) = score_tables(rows, SCORING.names)
     Console(file=output, width=200).print(table)
@@ -106,7 +110,7 @@ def test_a_table_shows_every_metric_and_a_dash_for_unknown_values() -> None:
 
 def test_binary_metrics_have_wilson_intervals() -> None:
     chains = [chain(query, 0, response("base", 1.0, [1], ended=True, kl=0.0)) for query in range(20)]
-    figures = compute_scores([Batch(batch=0, chains=chains)], SCORING._replace(queries=20))["base"]["figures"]
+    figures = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING._replace(queries=20))["base"]["figures"]
     wilson = pytest.approx([0.8389, 1.0], abs=1e-4)
     assert {name for name, figure in figures.items() if list(figure[1:3]) == wilson} == {
         *("task_reward", "combined_reward", "eos_rate", "pass@1")
@@ -115,7 +119,7 @@ def test_binary_metrics_have_wilson_intervals() -> None:
 
     graded = [chain(query, 0, response("base", 1.0, [1, 2])) for query in range(19)]
     graded.append(chain(19, 0, response("base", 0.5, [1, 1])))
-    figures = compute_scores([Batch(batch=0, chains=graded)], SCORING._replace(queries=20))["base"]["figures"]
+    figures = compute_scores([BatchRecord(batch=0, chains=graded)], SCORING._replace(queries=20))["base"]["figures"]
     assert figures["distinct_1"].mean == pytest.approx(0.975)
     assert figures["distinct_1"].high == 1.0  # shares are at most 1
 

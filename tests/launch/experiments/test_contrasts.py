@@ -10,7 +10,7 @@ from launch.experiments.contrasts import Contrast, contrasts_table, evaluate_con
 from launch.experiments.results import StudyRun
 from launch.experiments.study import load_study
 from tests.launch.experiments.test_tables import lines
-from tests.launch.results_of_studies import figures, study_run
+from tests.launch.results_of_studies import policy_metrics, study_run
 
 
 def test_holm_corrects_the_smallest_p_for_all_tests_the_next_for_one_less_and_keeps_the_order() -> None:
@@ -22,11 +22,11 @@ def test_holm_corrects_the_smallest_p_for_all_tests_the_next_for_one_less_and_ke
 
 
 def make_runs(arm: str, rewards: list[float], last_offset: float | None = None) -> list[StudyRun]:
-    runs = [study_run(arm, seed, figures(reward, 0.0)) for seed, reward in enumerate(rewards)]
+    runs = [study_run(arm, seed, policy_metrics(reward, 0.0)) for seed, reward in enumerate(rewards)]
     if last_offset is not None:
         for run, reward in zip(runs, rewards, strict=True):
             assert run.final is not None
-            run.final["last_response"] = figures(reward + last_offset, 0.0)
+            run.final["last_response"] = policy_metrics(reward + last_offset, 0.0)
     return runs
 
 
@@ -68,8 +68,8 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_evaluated_at_an_earlier_
             for update in range(5):
                 line: Any = {"update": update, "tokens": tokens * (update > 0)}
                 if update % 2 == 0:
-                    line["evaluation"] = {"mean": figures(reward * update + run.seed, 0.0)}
-                    line["last_response"] = figures(reward * update + run.seed + 0.5, 0.0)
+                    line["evaluation"] = {"mean": policy_metrics(reward * update + run.seed, 0.0)}
+                    line["last_response"] = policy_metrics(reward * update + run.seed + 0.5, 0.0)
                 run.metrics.append(line)
         return runs
 

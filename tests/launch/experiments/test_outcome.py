@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 from rich.console import Console
 
 from launch.experiments.outcome import group_points, trials_frame, write_csv
-from launch.experiments.space import read_axes, format_setting_value
+from launch.experiments.space import format_setting_value, read_axes
 from launch.experiments.tables import points_table
 from launch.experiments.trials import Trials
 from policies.settings.settings import Settings, make_settings

@@ -13,13 +13,13 @@ from launch.experiments.study import load_study
 from launch.experiments.study_runs import ProcessResult, StudyJob, TrainProcess, collect_result
 from launch.main import main
 from launch.run_folder import final
-from launch.run_folder.final import Final
+from launch.run_folder.final import FinalEvaluation
 from launch.run_folder.locks import lock_folder
-from launch.run_folder.records import Evaluation
+from launch.run_folder.records import EvaluatedResponse
 from policies.learning.metrics import RESPONSE_METRICS
 from policies.settings.settings import Settings
 from tests.launch import results_of_studies
-from tests.launch.conftest import record
+from tests.launch.conftest import record_test_run
 
 UPDATES = 15
 RESPONSE = "a wonderful film. It has great performances. It features all"
@@ -30,7 +30,7 @@ def make_job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> StudyJo
     study = load_study("imdb")
     job = StudyJob(study, study.arms[arm], 3, folder)
     settings = study.settings(job.arm, job.seed)
-    run = record(job.run, settings, range(updates + 1))
+    run = record_test_run(job.run, settings, range(updates + 1))
     for update in range(0, updates + 1, 3):
         held_out = update in (0, updates)
         for _ in range(3 if held_out else 4):
@@ -39,17 +39,17 @@ def make_job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> StudyJo
                 for role, policy_id in zip(settings.roles, settings.policy_ids, strict=True)
             ]
             run.samples.append({"update": update, "held_out": held_out, "query": "This is", "responses": responses})
-    final.write(run.final, last_responses(settings, 500))
+    final.write_final(run.final, last_responses(settings, 500))
     run.unlock()
     return job
 
 
-def last_responses(settings: Settings, count: int) -> Final:
-    return Final(
+def last_responses(settings: Settings, count: int) -> FinalEvaluation:
+    return FinalEvaluation(
         update=UPDATES,
         policy={
             policy_id: [
-                Evaluation(
+                EvaluatedResponse(
                     policy=policy_id,
                     role="pioneer",
                     query=query,
@@ -185,7 +185,7 @@ def test_a_folder_without_results_and_a_damaged_result_are_rejected(tmp_path: Pa
 )
 def test_a_partly_damaged_result_is_rejected(tmp_path: Path, key: str, value: object, message: str) -> None:
     file = result_file(tmp_path, "cory", 0)
-    write_result(file, results_of_studies.study_run("cory", 0, *[results_of_studies.figures(1.0, 1.0)] * 2))
+    write_result(file, results_of_studies.study_run("cory", 0, *[results_of_studies.policy_metrics(1.0, 1.0)] * 2))
     read_results(tmp_path)
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(CommandError, match=message):
@@ -194,7 +194,7 @@ def test_a_partly_damaged_result_is_rejected(tmp_path: Path, key: str, value: ob
 
 def test_unknown_keys_of_older_versions_are_ignored(tmp_path: Path) -> None:
     file = result_file(tmp_path, "cory", 0)
-    write_result(file, results_of_studies.study_run("cory", 0, *[results_of_studies.figures(1.0, 1.0)] * 2))
+    write_result(file, results_of_studies.study_run("cory", 0, *[results_of_studies.policy_metrics(1.0, 1.0)] * 2))
     stored = json.loads(file.read_text())
     file.write_text(json.dumps({**stored, "undisturbed": True, "cost": stored["cost"]}))
     (run,) = read_results(tmp_path)
@@ -213,7 +213,7 @@ def test_the_mean_over_policies_is_missing_if_a_policy_lacks_the_metric(tmp_path
     assert final_metrics["policy"]["llm_1"]["task_reward"] == 1.5
     assert final_metrics["mean"]["task_reward"] is not None
     assert final_metrics["policy"]["llm_1"]["kl"] is not None and final_metrics["mean"]["kl"] is None
-    only_first: Final = {**responses, "policy": {"llm_1": responses["policy"]["llm_1"]}}
+    only_first: FinalEvaluation = {**responses, "policy": {"llm_1": responses["policy"]["llm_1"]}}
     assert set(final_figures(only_first, ("llm_1", "llm_2"))["mean"].values()) == {None}
 
 

@@ -9,7 +9,7 @@ from ray.tune.experiment import Trial
 from launch.console.errors import CommandError
 from launch.experiments.schedulers import AshaScheduler, PbtScheduler
 from launch.experiments.search import Search
-from launch.experiments.space import Axis, pin_objective, grid_points, read_axes
+from launch.experiments.space import Axis, grid_points, pin_objective, read_axes
 from launch.experiments.trials import Trials
 from policies.settings.settings import Settings
 from policies.settings.yaml12 import Value

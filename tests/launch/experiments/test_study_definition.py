@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.console.configuration import resolve
+from launch.console.configuration import resolve_settings
 from launch.console.errors import CommandError
-from launch.experiments.study import load_study, bundled_studies, to_cli_setting
+from launch.experiments.study import bundled_studies, load_study, to_cli_setting
 from launch.experiments.study_runs import list_jobs
 from policies.settings.settings import SettingsError, changed_settings
 
@@ -17,11 +17,11 @@ def test_an_arm_differs_from_its_reference_only_in_the_settings_it_lists(name: s
     study = BUNDLED[name]
     arm = study.arms[arm_name]
     preset, *words = study.words(arm, seed=2)
-    settings = resolve(preset, [], words)  # as `cory train` does
+    settings = resolve_settings(preset, [], words)  # as `cory train` does
     assert settings == study.settings(arm, 2)
     if arm.against is not None:
         preset, *words = study.words(study.arms[arm.against], seed=2)
-        reference = resolve(preset, [], words).model_dump()
+        reference = resolve_settings(preset, [], words).model_dump()
         assert {key for key, value in settings.model_dump().items() if value != reference[key]} == set(arm.changes)
 
 
@@ -38,7 +38,7 @@ def test_all_arms_share_the_objective_and_the_held_out_queries(name: str) -> Non
     study = BUNDLED[name]
     settings = [study.settings(arm, 0) for arm in study.arms.values()]
     assert len({(s.report_kl_coef, s.test_queries, s.eval_queries, s.eval_data) for s in settings}) == 1
-    assert settings[0].eval_kl_coef == resolve(study.base, [], []).kl_coef
+    assert settings[0].eval_kl_coef == resolve_settings(study.base, [], []).kl_coef
 
 
 @pytest.mark.parametrize("name", ["credit", "drafts"])
@@ -133,7 +133,9 @@ def test_a_study_without_test_queries_is_rejected(tmp_path: Path) -> None:
 
 
 def test_an_arm_inherits_the_changes_of_its_reference_arm(tmp_path: Path) -> None:
-    study = load_study(write_study(tmp_path, "  two: {num_agents: 1}\n  three: {against: two, lr: 1.0e-3, seeds: [7]}\n"))
+    study = load_study(
+        write_study(tmp_path, "  two: {num_agents: 1}\n  three: {against: two, lr: 1.0e-3, seeds: [7]}\n")
+    )
     arm = study.arms["three"]
     assert (arm.changes, arm.differs, arm.seeds) == ({"lr": 1e-3}, {"num_agents": 1, "lr": 1e-3}, (7,))
 
@@ -148,9 +150,9 @@ def test_settings_on_the_command_line_apply_to_all_arms(tmp_path: Path) -> None:
     "value", [None, True, 3, 0.1, 1e-5, "text", "1", "1e-5", "null", "'quoted'", "a b", "x: y", "\n", "'😀\u2028"]
 )
 def test_a_setting_is_formatted_so_that_it_is_read_back_unchanged(value: str | int | float | bool | None) -> None:
-    from launch.console.configuration import read_words
+    from launch.console.configuration import parse_overrides
 
-    assert read_words([to_cli_setting("model", value)]) == {"model": value}
+    assert parse_overrides([to_cli_setting("model", value)]) == {"model": value}
 
 
 def test_a_missing_requirement_of_an_arm_is_reported_with_the_command_that_creates_it(

@@ -90,14 +90,14 @@ def test_the_table_shows_the_metrics_of_the_base_and_of_every_policy(
 
 
 @harness
-def test_invalid_arguments_are_rejected(policies_run: Run, tasks: Path, cory_here: Cory, tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected(policies_run: Run, tasks: Path, cory_in_process: Cory, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(policies_run.path, run)
     for words, message in (
         (["--lm-eval", "mood", "temperature=1"], "brings its own tasks and sampling"),
         (["--lm-eval", "moods", "--lm-eval-tasks-folder", str(tasks)], "Unknown lm-eval task moods."),
     ):
-        result = cory_here("evaluate", str(run), *words)
+        result = cory_in_process("evaluate", str(run), *words)
         assert result.returncode == 2 and message in result.stderr
 
 

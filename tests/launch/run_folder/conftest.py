@@ -8,7 +8,7 @@ import pytest
 
 from launch.run_folder.run import Run
 from policies.settings.settings import Settings
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 
 SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
 
@@ -37,7 +37,7 @@ def stored_run(
     for update in range(updates):
         run.metrics.append({"update": update})
         if update in saved:
-            run.checkpoints.save(update, write)
+            run.checkpoints.save(update, write_checkpoint)
             if upload:
                 run.upload()
     return run

@@ -22,7 +22,7 @@ Checkpoints(Path(sys.argv[1])).save(2, write)
 """
 
 
-def write(folder: Path, weights: str = "whole") -> None:
+def write_checkpoint(folder: Path, weights: str = "whole") -> None:
     (folder / "deep").mkdir()
     (folder / "deep" / "weights").write_text(weights)
 
@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_kill_during_a_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    previous = checkpoints.save(1, write)
+    previous = checkpoints.save(1, write_checkpoint)
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_SAVE, str(tmp_path)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     )
@@ -51,7 +51,7 @@ def test_a_kill_during_a_save_keeps_the_previous_checkpoint(tmp_path: Path) -> N
 def test_saving_replaces_an_unfinished_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     (tmp_path / ".unfinished-update_000002" / "deep").mkdir(parents=True)
-    path = checkpoints.save(2, write)
+    path = checkpoints.save(2, write_checkpoint)
     assert (path / "deep" / "weights").read_text() == "whole"
     assert names(tmp_path) == ["update_000002"]
 
@@ -59,7 +59,7 @@ def test_saving_replaces_an_unfinished_checkpoint(tmp_path: Path) -> None:
 def test_the_latest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for update in range(6):
-        checkpoints.save(update, write)
+        checkpoints.save(update, write_checkpoint)
         if update == 1:
             checkpoints.name_best(1)
         checkpoints.prune(keep=2)
@@ -73,7 +73,7 @@ def test_the_latest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
 
 def test_best_never_points_to_a_missing_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, write)
+    checkpoints.save(1, write_checkpoint)
     checkpoints.name_best(7)
     assert checkpoints.best() is None
 

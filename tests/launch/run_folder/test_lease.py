@@ -16,9 +16,9 @@ from launch.run_folder import lease
 from launch.run_folder.lease import Lease, LeaseHeldError, LeaseLostError
 from launch.run_folder.run import Run
 from launch.run_folder.storage import Storage
-from tests.launch.conftest import ENVIRONMENT, Cory, begin
+from tests.launch.conftest import ENVIRONMENT, Cory, start_cory
 from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, stored_run
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 from tests.launch.training.test_training import BREVITY, SMALL, updates_in
 
 HOLD = """
@@ -71,7 +71,7 @@ def test_a_run_trained_by_another_machine_is_rejected_with_its_process(path: Pat
         pytest.raises(LeaseHeldError, match=f"run is {message}.* If it was killed, try again in 1"),
     ):
         Run.open(uri_of(path))
-    run.checkpoints.save(9, write)
+    run.checkpoints.save(9, write_checkpoint)
     run.upload()
     run.unlock()
     with on_another_machine(tmp_path):
@@ -224,7 +224,7 @@ def test_the_same_command_on_another_machine_resumes_a_run_whose_machine_was_los
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     words = ("train", *SMALL, "num_updates=4", "checkpoint_every=1", "--out", uri_of(path), "--continue")
-    process = begin(tmp_path, *words, XDG_CACHE_HOME=str(tmp_path / "one"))
+    process = start_cory(tmp_path, *words, XDG_CACHE_HOME=str(tmp_path / "one"))
     assert process.stdout and process.stderr
     for line in process.stdout:
         if line.lstrip().startswith("3/4"):

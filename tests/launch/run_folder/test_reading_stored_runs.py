@@ -23,10 +23,10 @@ from launch.run_folder.storage import Storage, StorageError
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import Settings
 from tests.launch.commands.test_report import append_sample
-from tests.launch.conftest import record
+from tests.launch.conftest import record_test_run
 from tests.launch.experiments.test_results import last_responses
 from tests.launch.run_folder.conftest import SETTINGS
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
         np.testing.assert_array_equal(stored.weights("llm_2")[name], array)
     assert stored.folder is not None and stored.run is not None
     assert home in stored.folder.parents and not list(stored.folder.glob("algorithm_state*"))
-    assert not list(stored.run.checkpoints.place(6).iterdir())
+    assert not list(stored.run.checkpoints.path_of(6).iterdir())
     copies = {file: file.stat().st_ino for file in stored.folder.rglob("*.safetensors")}
     assert open_trained(uri_of(bucket)).weights("llm_1").keys() == local.weights("llm_1").keys()
     assert copies and {file: file.stat().st_ino for file in copies} == copies
@@ -59,10 +59,10 @@ def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
 
 def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Path, tmp_path: Path) -> None:
     settings = Settings(num_updates=6)
-    run = record(tmp_path / "run", settings, updates=range(7))
+    run = record_test_run(tmp_path / "run", settings, updates=range(7))
     append_sample(run, 5, "a wonderful film")
-    final.write(run.final, {**last_responses(settings, 4), "update": 6})
-    run.checkpoints.save(6, write)
+    final.write_final(run.final, {**last_responses(settings, 4), "update": 6})
+    run.checkpoints.save(6, write_checkpoint)
     run.unlock()
     bucket, uri = tmp_path / "bucket" / "run", uri_of(tmp_path / "bucket" / "run")
     Storage(uri).upload(run.path, keep=1, best=None)
@@ -144,10 +144,10 @@ def test_missing_items_in_storage_are_reported_with_their_uris(
 
 def partly_stored_run(folder: Path) -> tuple[Run, list[Update], Storage]:
     """Returns a run with 3 of 12 updates in storage, all of its metrics, and the storage."""
-    run = record(folder / "run", SETTINGS, updates=range(4))
+    run = record_test_run(folder / "run", SETTINGS, updates=range(4))
     storage = Storage(uri_of(folder / "bucket" / "run"))
     storage.upload(run.path, keep=2, best=None)
-    return run, record(folder / "later", SETTINGS).updates(), storage
+    return run, record_test_run(folder / "later", SETTINGS).updates(), storage
 
 
 def test_watch_follows_a_run_in_storage_until_it_is_done(

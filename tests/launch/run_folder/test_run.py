@@ -12,7 +12,7 @@ import pytest
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
 from policies.settings.settings import Settings
-from tests.launch.conftest import ENVIRONMENT, record
+from tests.launch.conftest import ENVIRONMENT, record_test_run
 
 SETTINGS = Settings(num_updates=12)
 HOLD = """
@@ -52,7 +52,7 @@ def test_a_file_system_without_locks_is_rejected_with_alternatives(
 
 
 def test_a_folder_with_a_run_is_rejected_with_the_resume_command(tmp_path: Path) -> None:
-    run = record(tmp_path, SETTINGS)
+    run = record_test_run(tmp_path, SETTINGS)
     run.checkpoints.save(12, lambda folder: None)
     run.unlock()
     with pytest.raises(CommandError, match=f"cory train --resume {tmp_path}"):
@@ -60,7 +60,7 @@ def test_a_folder_with_a_run_is_rejected_with_the_resume_command(tmp_path: Path)
 
 
 def test_a_run_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    record(tmp_path, SETTINGS, updates=[0]).unlock()
+    record_test_run(tmp_path, SETTINGS, updates=[0]).unlock()
     (tmp_path / "wandb" / "offline-run").mkdir(parents=True)
     for name in ("wandb.id", "trackio.id"):
         (tmp_path / name).write_text("1a2b3c4d")
@@ -71,7 +71,7 @@ def test_a_run_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
 def test_incomplete_first_files_are_replaced(tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.new").write_text("task: im")
     Run.create(tmp_path).unlock()  # killed before the run started
-    record(tmp_path, SETTINGS, updates=[]).unlock()
+    record_test_run(tmp_path, SETTINGS, updates=[]).unlock()
     (tmp_path / ".sources.json.new").write_text('{"llms": ')
     run = Run.create(tmp_path)
     assert not run.exists() and not list(tmp_path.glob(".*.new"))
@@ -84,7 +84,7 @@ def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
 
 
 def test_settings_round_trip_and_their_commands_are_kept(tmp_path: Path) -> None:
-    run = record(tmp_path, SETTINGS)
+    run = record_test_run(tmp_path, SETTINGS)
     longer = SETTINGS.model_copy(update={"num_updates": 24})
     run.write_settings(longer, "cory train --resume here 'prompt=a\nb: c'")
     assert run.settings() == longer
@@ -93,7 +93,7 @@ def test_settings_round_trip_and_their_commands_are_kept(tmp_path: Path) -> None
 
 
 def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
-    run = record(tmp_path, SETTINGS)
+    run = record_test_run(tmp_path, SETTINGS)
     scores = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
     assert set(scores) == {0, 6, 12}
     assert run.best_update() == max(scores, key=lambda update: scores[update] or 0.0)
@@ -127,7 +127,7 @@ def test_aborting_a_run_before_its_first_record_removes_the_folder_it_created(
         run.write_settings(SETTINGS, "cory train")
         run.abort()
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"] and not list((tmp_path / "theirs").glob("*.yaml"))
-    started = record(tmp_path / "begun", SETTINGS, updates=[0])
+    started = record_test_run(tmp_path / "begun", SETTINGS, updates=[0])
     started.abort()
     assert len(started.updates()) == 1
 

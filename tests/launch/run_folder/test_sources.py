@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from cory_env.tasks import Query, make_task
 from launch.console.errors import CommandError
-from launch.run_folder.sources import Sources, _model_digest, compare, sources_of, task_without_queries
-from launch.training.source_check import check_sources, incomparable_warning
+from launch.run_folder.sources import Sources, _model_digest, collect_sources, find_changes, restore_task
 from launch.training.preflight import load_task
+from launch.training.source_check import check_sources, incomparable_warning
 from policies.settings.settings import Settings, make_settings
 from tests.cory_env.sample_tasks import reviews
 
@@ -41,14 +41,15 @@ def folder(tmp_path: Path, small_model: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def sources(**changes: object) -> Sources:
     settings = make_settings({**VALUES, **changes})
-    return sources_of(settings, *load_task(settings))
+    return collect_sources(settings, *load_task(settings))
 
 
 def list_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
     settings = make_settings({**VALUES, **changes})
     task, tokenizers = load_task(settings)
     return [
-        (change.part, change.text) for change in compare(before, settings, task, sources_of(settings, task, tokenizers))
+        (change.part, change.text)
+        for change in find_changes(before, settings, task, collect_sources(settings, task, tokenizers))
     ]
 
 
@@ -220,7 +221,7 @@ def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_a
         settings = Settings(model=f"owner/{name}", num_agents=1)
         return [
             (change.part, change.text)
-            for change in compare(old, settings, make_task("imdb"), new)
+            for change in find_changes(old, settings, make_task("imdb"), new)
             if change.part in ("model", "commit")
         ]
 
@@ -295,7 +296,7 @@ def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
         "The training figures up to update 5 are not comparable with later ones.",
         "The held-out figures up to update 5 are not comparable with later ones, and neither is `best`.",
     ]
-    later = now.continuing(before, settings, allowed, 5)
+    later = now.after_resume(before, settings, allowed, 5)
     assert list_changes(later) == []
     assert [(change["update"], change["part"]) for change in later.changes] == [(5, "train"), (5, "validation")]
 
@@ -306,8 +307,8 @@ def test_a_task_is_restored_without_its_queries(task: str) -> None:
         {"task": task, "backend": "transformers", "max_prompt_tokens": 200, "max_response_tokens": 50}
     )
     original, tokenizers = load_task(settings)
-    stored = Sources(**json.loads(json.dumps(asdict(sources_of(settings, original, tokenizers)))))
-    restored = task_without_queries(stored)
+    stored = Sources(**json.loads(json.dumps(asdict(collect_sources(settings, original, tokenizers)))))
+    restored = restore_task(stored)
     assert restored is not None and type(restored) is type(original) and not list(restored.all_queries())
     query = original.train[0]
     assert restored.prompt(query) == original.prompt(query)
@@ -320,4 +321,4 @@ def test_a_task_that_cannot_be_restored_is_none(folder: Path) -> None:
     recorded = sources()
     assert recorded.task is not None
     missing = Sources(**{**recorded.__dict__, "task": {**recorded.task, "class": "gone.module:Task"}})
-    assert task_without_queries(missing) is None and task_without_queries(None) is None
+    assert restore_task(missing) is None and restore_task(None) is None

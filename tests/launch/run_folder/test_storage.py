@@ -12,10 +12,10 @@ from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem,
 
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
-from launch.run_folder.storage import CACHED_FILES, REPORTED, Storage, StorageError, check_location
+from launch.run_folder.storage import CACHED_FILES, REPORT_FILES, Storage, StorageError, check_location
 from policies.settings.settings import Settings
-from tests.launch.conftest import record
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.conftest import record_test_run
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 
 SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
 RUN_FILES = ["*"]
@@ -25,9 +25,9 @@ RUN_FILES = ["*"]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with checkpoints of updates 3, 6, 9 and 12. Updates 6 and 12 were evaluated; 12 is better."""
-    run = record(tmp_path / "run", SETTINGS)
+    run = record_test_run(tmp_path / "run", SETTINGS)
     for update in (3, 6, 9, 12):
-        run.checkpoints.save(update, write)
+        run.checkpoints.save(update, write_checkpoint)
     run.unlock()
     return run
 
@@ -52,7 +52,7 @@ def test_an_uploaded_run_is_downloaded_with_only_its_latest_checkpoint(
     assert downloaded.checkpoints.updates() == [12] and downloaded.checkpoints.choose(None)[0] == 12
 
     # The other machine resumes: the best checkpoint is kept although it was never downloaded; old ones are removed.
-    downloaded.checkpoints.save(15, write)
+    downloaded.checkpoints.save(15, write_checkpoint)
     downloaded.metrics.append({"update": 15})
     storage.upload(downloaded.path, keep=2, best=3)
     assert storage.updates() == [3, 12, 15]
@@ -67,7 +67,7 @@ def test_a_copy_follows_storage_and_contains_only_the_requested_parts_of_a_check
     storage.download(copy.path, CACHED_FILES)
     assert copy.settings() == SETTINGS and copy.updates() == run.updates() and not list(copy.path.rglob("weights"))
 
-    checkpoint = copy.checkpoints.place(9)
+    checkpoint = copy.checkpoints.path_of(9)
     storage.download(copy.path, ["checkpoints/update_000009/manifest.json", "checkpoints/update_000009/other**"])
     assert [file.name for file in checkpoint.iterdir()] == ["manifest.json"]
     storage.download(copy.path, ["checkpoints/update_000009/deep/**"])
@@ -77,9 +77,9 @@ def test_a_copy_follows_storage_and_contains_only_the_requested_parts_of_a_check
     assert copy.checkpoints.choose("9")[0] == 9
 
     # The run resumed from update 8 and repeated update 9; update 12 is gone.
-    shutil.rmtree(run.checkpoints.place(9))
-    shutil.rmtree(run.checkpoints.place(12))
-    run.checkpoints.save(9, lambda folder: write(folder, "new"))
+    shutil.rmtree(run.checkpoints.path_of(9))
+    shutil.rmtree(run.checkpoints.path_of(12))
+    run.checkpoints.save(9, lambda folder: write_checkpoint(folder, "new"))
     run.cut_after(9)
     storage.clear()
     storage.upload(run.path, keep=2, best=None)
@@ -106,7 +106,7 @@ def test_keys_that_would_escape_the_folder_are_ignored(run: Run, tmp_path: Path)
     copy = tmp_path / "deep" / "copy"
     storage.download(copy, RUN_FILES)
     storage.download_checkpoint(copy)
-    storage.download(copy, REPORTED)
+    storage.download(copy, REPORT_FILES)
     storage.download(copy, ["checkpoints/update_000012/**"])
     storage.upload(run.path, keep=2, best=None)
     assert files.get_file_info(

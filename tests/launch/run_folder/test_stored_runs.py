@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from launch.console.configuration import as_yaml
+from launch.console.configuration import settings_to_yaml
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.run_folder.lease import Owner
-from launch.run_folder.run import Run, is_begun
+from launch.run_folder.run import Run, is_started
 from launch.run_folder.storage import Storage, StorageError
 from tests.launch.conftest import mount
 from tests.launch.run_folder.conftest import SETTINGS, on_another_machine, stored_run
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 
 
 def test_a_run_is_resumed_from_storage_alone_and_leaves_no_local_copy(home: Path, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_damaged_checkpoint_in_storage_is_reported_and_replaced_when_training_
     resumed.lock()
     assert "update_000006 has a damaged file" in resumed.checkpoints.quarantine_damaged()[0]
     assert resumed.checkpoints.updates() == [0]
-    resumed.checkpoints.save(6, write)
+    resumed.checkpoints.save(6, write_checkpoint)
     resumed.upload()
     assert Run.open(path).checkpoints.choose("6")[0] == 6
 
@@ -109,7 +109,7 @@ def test_later_local_updates_are_kept_if_another_machine_took_over_but_made_no_p
 ) -> None:
     path = tmp_path / "storage" / "run"
     run = stored_run(path)
-    run.checkpoints.save(9, write)
+    run.checkpoints.save(9, write_checkpoint)
     run.unlock()  # storage could not be written
     with on_another_machine(tmp_path):
         other = Run.open(f"file://{path}")
@@ -122,7 +122,7 @@ def test_later_local_updates_are_kept_if_another_machine_took_over_but_made_no_p
         other = Run.open(f"file://{path}")
         other.download_checkpoint()
         assert other.checkpoints.updates() == [9]
-        other.checkpoints.save(12, write)
+        other.checkpoints.save(12, write_checkpoint)
         other.upload()
         other.unlock()
     resumed = Run.open(f"file://{path}")
@@ -139,7 +139,7 @@ def test_an_update_repeated_by_another_machine_replaces_the_local_one(home: Path
         other.cut_after(0)
         for update in range(1, 7):
             other.metrics.append({"update": update, "seconds": 2.0})
-        other.checkpoints.save(6, lambda folder: write(folder, "done anew"))
+        other.checkpoints.save(6, lambda folder: write_checkpoint(folder, "done anew"))
         other.upload()
         other.unlock()
     resumed = Run.open(f"file://{path}")
@@ -182,11 +182,11 @@ def test_a_run_whose_checkpoints_were_not_uploaded_is_not_replaced_and_resumes_l
         Run.create(f"file://{path}")
     assert run.checkpoints.updates() == [0, 6]
     assert not (path / ".lease").exists()
-    assert is_begun(f"file://{path}") and not is_begun(f"file://{path}2")
+    assert is_started(f"file://{path}") and not is_started(f"file://{path}2")
     Run.open(f"file://{path}").unlock()
     assert run.checkpoints.updates() == Run.open(path).checkpoints.updates() == [0, 6]
     shutil.rmtree(run.path)
-    assert is_begun(f"file://{path}")
+    assert is_started(f"file://{path}")
 
 
 def test_repeated_updates_replace_their_first_records_in_storage(home: Path, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_repeated_updates_replace_their_first_records_in_storage(home: Path, tmp
     run.cut_after(6)
     for update in (7, 8, 9):
         run.metrics.append({"update": update, "seconds": 2.0})
-    run.checkpoints.save(9, write)
+    run.checkpoints.save(9, write_checkpoint)
     run.unlock()  # as if storage had not been writable until the end
     resumed = Run.open(f"file://{path}")
     assert resumed.checkpoints.updates() == [0, 6, 9] and len(resumed.updates()) == 10
@@ -218,7 +218,7 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(home: Path, tmp_path: Path
 def test_truncated_metrics_in_storage_belong_to_the_same_run(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "storage" / "run"
     run = stored_run(path)
-    run.checkpoints.save(9, write)
+    run.checkpoints.save(9, write_checkpoint)
     run.unlock()
     (path / "metrics.jsonl").write_bytes(run.metrics.path.read_bytes()[:-5])
     resumed = Run.open(f"file://{path}")
@@ -254,7 +254,7 @@ def test_curves_drawn_after_the_last_checkpoint_are_uploaded_later_if_storage_fa
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """Arguments of `cory train` that resume a finished `stored_run` of 6 updates."""
     uri, settings = f"file://{tmp_path / 'storage' / 'run'}", tmp_path / "same.yaml"
-    settings.write_text(as_yaml(SETTINGS.model_copy(update={"num_updates": 6})))
+    settings.write_text(settings_to_yaml(SETTINGS.model_copy(update={"num_updates": 6})))
     return (
         ["--resume", uri, "num_updates=6", "--allow-changes"]
         if request.param == "--resume"

@@ -33,7 +33,7 @@ from launch.serving.request_queue import RequestQueue
 from launch.serving.responses import ServedModel
 from policies.generation.installed import vllm_installed
 from policies.generation.token_stream import DECODE_WINDOW, Detokenizer
-from tests.launch.conftest import ENVIRONMENT, begin
+from tests.launch.conftest import ENVIRONMENT, start_cory
 
 openai = pytest.importorskip("openai")
 
@@ -56,7 +56,9 @@ def client(policies_run: Run) -> Iterator[Any]:
     """A client of a server in this process, for the run's best checkpoint with transformers."""
     trained = open_trained(policies_run.path)
     queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
-    models = {policy_id: ServedModel(policy_id, (policy_id,), make_env_chain(trained, [policy_id])) for policy_id in CHAIN}
+    models = {
+        policy_id: ServedModel(policy_id, (policy_id,), make_env_chain(trained, [policy_id])) for policy_id in CHAIN
+    }
     models["chain"] = ServedModel("chain", CHAIN, make_env_chain(trained, CHAIN))
     models["stopping"] = ServedModel("stopping", ("llm_1",), make_env_chain(with_stop_text(trained), ["llm_1"]))
     sock = socket.create_server(("127.0.0.1", 0))
@@ -271,7 +273,7 @@ def test_errors_before_serving_have_a_message(
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
 def test_ctrl_c_stops_the_server_while_it_loads(policies_run: Run, tmp_path: Path) -> None:
     for seconds in (1, 2, 3):  # while vLLM is imported and while an engine starts
-        process = begin(tmp_path, "serve", str(policies_run.path), "--port", "0")
+        process = start_cory(tmp_path, "serve", str(policies_run.path), "--port", "0")
         try:
             assert process.stderr is not None
             assert "Loading" in process.stderr.readline()

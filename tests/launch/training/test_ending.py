@@ -18,19 +18,19 @@ from launch.training import training
 from launch.training.saving import CheckpointWriter
 from launch.training.summary import print_summary
 from policies.settings.settings import Settings
-from tests.forked import forked
-from tests.launch.conftest import ENVIRONMENT, record
+from tests.forked import run_forked
+from tests.launch.conftest import ENVIRONMENT, record_test_run
 from tests.launch.run_folder.conftest import SETTINGS
-from tests.launch.run_folder.test_checkpoints import write
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 
 
 def finish_run(uri: str, recorded: Path, event: str) -> int:
     """Finishes a run whose updates are all done, with a signal or failure in between."""
     run = Run.create(uri)
     run.write_settings(SETTINGS, "cory train")
-    for line in record(recorded, SETTINGS).updates():
+    for line in record_test_run(recorded, SETTINGS).updates():
         run.metrics.append(line)
-    run.checkpoints.save(12, write)
+    run.checkpoints.save(12, write_checkpoint)
 
     def no_training(self: training.Trainer, *_: object) -> int:
         self.interrupts.training = True
@@ -57,7 +57,7 @@ def test_events_after_the_last_update_lose_no_data(
     stored = tmp_path / "storage" / "run"
     environment = {**ENVIRONMENT, **cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     arguments = (f"file://{stored}", tmp_path / "recorded", event)
-    result = forked(finish_run, *arguments, folder=tmp_path, environment=environment)
+    result = run_forked(finish_run, *arguments, folder=tmp_path, environment=environment)
     output = result.stdout + result.stderr
     assert (result.returncode, message in output) == (code, True), output
     local = list((tmp_path / "cache" / "cory-rllib" / "runs").iterdir())
@@ -78,8 +78,8 @@ class SignallingPeriod(int):
 
 def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
     settings = Settings(num_updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignallingPeriod(10)})
-    run = record(tmp_path / "run", Settings(num_updates=12), updates=[0])
-    lines = iter(record(tmp_path / "other", Settings(num_updates=12)).updates()[1:])
+    run = record_test_run(tmp_path / "run", Settings(num_updates=12), updates=[0])
+    lines = iter(record_test_run(tmp_path / "other", Settings(num_updates=12)).updates()[1:])
     algo = SimpleNamespace(
         updates=0,
         get_state=lambda not_components: {},
@@ -101,7 +101,7 @@ def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -
 
 
 def test_a_run_whose_folder_was_renamed_fails_without_creating_it_again(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", Settings(num_updates=6), updates=[0])
+    run = record_test_run(tmp_path / "run", Settings(num_updates=6), updates=[0])
     run.path.rename(tmp_path / "renamed")
     expected_error = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
     with expected_error as raised, training._explain_failure(run):
@@ -126,7 +126,7 @@ def test_aborting_a_renamed_run_does_not_remove_a_new_run_at_its_path(tmp_path: 
 def test_the_summary_has_samples_the_best_update_and_source_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = record(tmp_path / "run", Settings(num_updates=12))
+    run = record_test_run(tmp_path / "run", Settings(num_updates=12))
     changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
     Sources({}, None, {}, {}, [], changes).write(run.path)
     for update, text in ((0, "before"), (12, "after")):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.settings.settings import Settings
-from tests.launch.conftest import ENVIRONMENT, record
+from tests.launch.conftest import ENVIRONMENT, record_test_run
 
 TO_TRACKIO = """
 import json, pathlib, sys
@@ -31,7 +31,7 @@ session(first, *rest)  # resumes from a checkpoint before its first update
 
 
 def test_trackio_continues_a_resumed_run_and_stores_each_update_once(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(3))
+    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(3))
     environment = {**ENVIRONMENT, "TRACKIO_DIR": str(tmp_path / "kept"), "TRACKIO_PROJECT": "theirs"}
     result = subprocess.run(
         [sys.executable, "-c", TO_TRACKIO, str(run.path)],

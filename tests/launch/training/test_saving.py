@@ -16,7 +16,7 @@ from policies.cory import Cory
 from policies.learning import stored_policy
 from policies.models.weights import checksum
 from policies.rllib.token_ppo_learner import TokenPPOLearner
-from tests.launch.conftest import record
+from tests.launch.conftest import record_test_run
 from tests.policies.conftest import MakeCory, make_cory, ray_session
 
 __all__ = ["make_cory", "ray_session"]
@@ -52,7 +52,7 @@ def algorithm(make_cory: MakeCory) -> Cory:
 
 @pytest.fixture
 def run(algorithm: Cory, tmp_path: Path) -> Run:
-    return record(tmp_path / "run", algorithm.settings, updates=range(1))
+    return record_test_run(tmp_path / "run", algorithm.settings, updates=range(1))
 
 
 def names(run: Run) -> list[str]:
@@ -77,7 +77,7 @@ def test_training_continues_during_a_save_and_checkpoints_are_published_when_com
     assert names(run) == ["update_000001", "update_000002"]
     resumed = make_cory(lr=1e-3, num_agents=1, eval_every=100)
     for update in (1, 2):
-        checkpoint = run.checkpoints.place(update)
+        checkpoint = run.checkpoints.path_of(update)
         assert manifest.verify(checkpoint) is None
         resumed.restore_from_path(str(checkpoint))
         while resumed.updates < 3:
@@ -99,7 +99,7 @@ def test_a_full_disk_is_reported_and_keeps_earlier_checkpoints(algorithm: Cory, 
         algorithm.train()
         writer.finish()
     assert raised.value.errno == errno.ENOSPC and str(raised.value.filename).endswith("update_000001")
-    assert names(run) == ["update_000000"] and manifest.verify(run.checkpoints.place(0)) is None
+    assert names(run) == ["update_000000"] and manifest.verify(run.checkpoints.path_of(0)) is None
 
 
 @pytest.mark.parametrize(("error", "checkpoints"), [(RuntimeError, ["update_000000"]), (KeyboardInterrupt, [])])

@@ -7,11 +7,11 @@ import pytest
 
 from launch.console.errors import CommandError
 from launch.experiments.search import Search
-from launch.experiments.space import pin_objective, grid_points, read_axes, distinct_settings
+from launch.experiments.space import distinct_settings, grid_points, pin_objective, read_axes
 from launch.experiments.study import load_study
 from launch.main import main
-from launch.training.source_check import check_all_sources, absolute_settings, read_all_sources, write_all_sources
 from launch.training.preflight import load_task
+from launch.training.source_check import absolute_settings, check_all_sources, read_all_sources, write_all_sources
 from policies.settings.settings import Settings, make_settings
 
 ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]

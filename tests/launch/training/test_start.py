@@ -18,7 +18,7 @@ from launch.run_folder.run import Run
 from launch.training.start import starting_policies
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, make_settings
-from tests.launch.conftest import Cory, record
+from tests.launch.conftest import Cory, record_test_run
 from tests.launch.training.test_training import BREVITY, SMALL
 
 VALUES = {"task": "imdb", "advantage": "rloo", "num_generations": 2, "queries_per_update": 4, "minibatch_size": 8}
@@ -32,7 +32,7 @@ def _write(folder: Path) -> None:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Settings that start from the policies of a run with a single checkpoint."""
-    run = record(tmp_path / "run", make_settings(VALUES), updates=range(2))
+    run = record_test_run(tmp_path / "run", make_settings(VALUES), updates=range(2))
     run.checkpoints.save(1, _write)
     return make_settings({**VALUES, "start_from": str(tmp_path / "run")})
 

@@ -13,7 +13,7 @@ import pytest
 from launch.console.errors import CommandError
 from launch.training.tracking import check_trackers
 from policies.settings.settings import Settings
-from tests.launch.conftest import ENVIRONMENT, record
+from tests.launch.conftest import ENVIRONMENT, record_test_run
 
 OFFLINE = """
 import json, pathlib, sys, time
@@ -31,7 +31,7 @@ for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was
 
 
 def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(3))
+    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(3))
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "HOME": str(tmp_path)},
@@ -56,7 +56,7 @@ def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
 
 
 def test_wandb_environment_variables_apply_except_the_run_id(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(2))
+    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(2))
     variables = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
     variables |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "wandb-dir")}
     (tmp_path / "wandb-dir").mkdir()
@@ -122,7 +122,7 @@ with forward_warnings(print):
 
 
 def test_a_killed_tracker_is_dropped_with_a_warning_and_the_others_continue(tmp_path: Path) -> None:
-    run = record(tmp_path / "here", Settings(num_updates=12), updates=range(4))
+    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(4))
     result = subprocess.run(
         [sys.executable, "-c", KILLED, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
-from tests.launch.conftest import Cory, begin
+from tests.launch.conftest import Cory, start_cory
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
@@ -34,11 +34,11 @@ def updates_in(file: Path) -> list[int]:
 
 
 def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
-    cory_forked: Cory, cory_here: Cory, cluster: dict[str, str], tmp_path: Path
+    cory_forked: Cory, cory_in_process: Cory, cluster: dict[str, str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    process = begin(tmp_path, "train", *SMALL, "dtype=fp32", "prompt=Go on:\n{query}", "--out", "run")
+    process = start_cory(tmp_path, "train", *SMALL, "dtype=fp32", "prompt=Go on:\n{query}", "--out", "run")
     assert process.stdout and process.stderr
     lines_printed: list[str] = []
     while not lines_printed or not lines_printed[-1].lstrip().startswith("1/3"):
@@ -75,7 +75,7 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
     assert yaml.safe_load((run / "config.yaml").read_text())["exchange_period"] == 1
     assert list((run / "tensorboard").iterdir())
 
-    again = cory_here("train", "--resume", "run")
+    again = cory_in_process("train", "--resume", "run")
     assert again.returncode == 0 and "is done" in again.stdout and "num_updates=6" in again.stdout
 
     # The trained chain gives the same responses as the run's last evaluation.
@@ -84,12 +84,12 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
         for metric in ("task_reward", "ended", "repetition"):
             del response[metric]
     queries = "\n".join(sample["query"] for sample in last)
-    generated = cory_here("generate", "run", "--checkpoint", "latest", "--json", said=queries)
+    generated = cory_in_process("generate", "run", "--checkpoint", "latest", "--json", said=queries)
     assert generated.returncode == 0 and "llm_2 then llm_1, after update 3 of run\n" in generated.stderr
     assert [json.loads(line) for line in generated.stdout.splitlines()] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last
     ]
-    exported = cory_here("export", "run", "--policy", "llm_2", "--out", "llm_2")
+    exported = cory_in_process("export", "run", "--policy", "llm_2", "--out", "llm_2")
     assert exported.returncode == 0 and exported.stdout.startswith("llm_2: llm_2 after update ")
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
 
@@ -112,7 +112,7 @@ def test_stop_on_collapse_saves_the_run_and_exits_with_3(cory: Cory, tmp_path: P
 def test_a_run_stopped_like_a_ray_job_is_saved_even_if_the_wandb_process_is_killed_too(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     tracked = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    process = begin(tmp_path, "train", *SMALL, "wandb=true", "num_updates=50", "--out", "run", **tracked)
+    process = start_cory(tmp_path, "train", *SMALL, "wandb=true", "num_updates=50", "--out", "run", **tracked)
     assert process.stdout and process.stderr
     lines_printed: list[str] = []
     while not lines_printed or not lines_printed[-1].lstrip().startswith("1/50"):

@@ -7,7 +7,7 @@ import pytest
 from ray._private import services
 from ray._private.node import Node
 
-from policies.compat.ray import without_dashboard, node_start_timeout, uploaded_files
+from policies.compat.ray import node_start_timeout, uploaded_files, without_dashboard
 
 
 def test_ray_starts_its_dashboard_and_autoscaler_by_the_functions_that_lean_start_replaces() -> None:

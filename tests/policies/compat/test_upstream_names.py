@@ -16,7 +16,13 @@ from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.tune import Trainable
 
 from policies.compat.rllib import disable_runner_state_sync
-from policies.compat.transformers import attn_implementation, no_split_classes, ignored_weights, unsaved_weights, adapters_disabled
+from policies.compat.transformers import (
+    adapters_disabled,
+    attn_implementation,
+    ignored_weights,
+    no_split_classes,
+    unsaved_weights,
+)
 from policies.generation.installed import vllm_installed
 
 HIDDEN = 8

@@ -34,7 +34,10 @@ def test_a_batch_s_metrics_are_means_over_responses_or_over_tokens() -> None:
 def test_explained_variance_requires_estimated_returns() -> None:
     assert "explained_variance" not in compute_metrics(scored(), eval_kl_coef=0.5)
     returns = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
-    assert compute_metrics(scored() | {"values": returns, "returns": returns}, eval_kl_coef=0.5)["explained_variance"] == 1.0
+    assert (
+        compute_metrics(scored() | {"values": returns, "returns": returns}, eval_kl_coef=0.5)["explained_variance"]
+        == 1.0
+    )
 
 
 def test_repetition_counts_bigrams_that_occur_earlier_in_the_response() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.learning.rows import Rows, make_rows, split_micro_batches, select_rows, trim_padding
+from policies.learning.rows import Rows, make_rows, select_rows, split_micro_batches, trim_padding
 
 PROMPTS = [[11, 12, 13], [21], [31, 32, 33, 34, 35], [41, 42], [51]]
 RESPONSES = [[1], [2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12]]

@@ -20,7 +20,7 @@ from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows
-from policies.learning.sharding import transformer_blocks, learner_mesh
+from policies.learning.sharding import learner_mesh, transformer_blocks
 from policies.models.language_model import init_empty
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from policies.models.adapters import add_lora
-from policies.models.language_model import eager_is_faster, load_language_model, cast_linear_layers
+from policies.models.language_model import cast_linear_layers, eager_is_faster, load_language_model
 from policies.settings.memory import estimate_learner, model_shapes
 from policies.settings.settings import Settings, make_settings
 

@@ -10,7 +10,7 @@ import yaml
 
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
-from policies.settings.yaml12 import Value, read_yaml, parse_scalar, to_cli, to_yaml, write_yaml
+from policies.settings.yaml12 import Value, parse_scalar, read_yaml, to_cli, to_yaml, write_yaml
 
 AWKWARD_TEXTS = [
     "Q: {query}\nA:",
