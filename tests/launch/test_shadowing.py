@@ -44,6 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_uses_our_packages_and_its_rewards_use_the_user_s(project: Path) -> None:
     settings = [
         "queries_per_update=4",

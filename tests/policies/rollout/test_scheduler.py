@@ -94,7 +94,8 @@ def test_prefetched_rollouts_are_discarded_after_a_restore_or_a_role_exchange(
     assert (report["roles"]["pioneer"], report["weight_version_lag"]) == ("llm_2", 0)
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
 def test_queries_of_a_runner_that_is_killed_while_prefetching_are_not_lost(
     make_cory: MakeCory, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
