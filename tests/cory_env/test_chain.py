@@ -391,10 +391,8 @@ def test_the_vocabulary_size_follows_the_largest_id_and_excludes_end_tokens_beyo
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        *({"max_prompt_tokens": 0}, {"max_response_tokens": 0}, {"partner_reward": float("nan")}),
-        *({"num_agents": 0}, {"observed": "none"}),
-    ],
+    [{name: 0} for name in ("max_prompt_tokens", "max_response_tokens", "num_agents")]
+    + [{"partner_reward": float("nan")}, {"observed": "none"}],
 )
 def test_settings_out_of_range_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):

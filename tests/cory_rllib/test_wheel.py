@@ -91,7 +91,7 @@ warn_if_vllm_missing(settings.backend)
 print(settings.backend)
 from launch.training import preflight
 try:
-    preflight.check(settings.model_copy(update={"backend": "vllm"}))
+    preflight.check_run_settings(settings.model_copy(update={"backend": "vllm"}))
 except Exception as error:
     print(error)
 """

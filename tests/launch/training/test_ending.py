@@ -84,7 +84,7 @@ def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -
         updates=0,
         get_state=lambda not_components: {},
         save_to_path=lambda folder, state: (Path(folder) / "weights").write_text("learned"),
-        learners=SimpleNamespace(begin_save=lambda folder: None, saved=lambda: True, finish_save=lambda: None),
+        learners=SimpleNamespace(begin_save=lambda folder: None, is_saved=lambda: True, finish_save=lambda: None),
     )
 
     def train() -> dict[str, Any]:

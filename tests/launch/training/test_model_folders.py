@@ -95,7 +95,7 @@ def test_a_prompt_token_beyond_the_embeddings_is_reported(
         assert main([command, "imdb-tiny", f"model={model}"]) == 2
         captured = capsys.readouterr()
         output = captured.out + captured.err
-        assert "with id" in output and f"`{model}` has 100 embeddings" in output
+        assert "with id" in output and f"`{model}` has only 100 embeddings" in output
     assert not (tmp_path / "runs").exists()
 
 

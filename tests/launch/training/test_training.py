@@ -84,7 +84,7 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
         for metric in ("task_reward", "ended", "repetition"):
             del response[metric]
     queries = "\n".join(sample["query"] for sample in last)
-    generated = cory_in_process("generate", "run", "--checkpoint", "latest", "--json", said=queries)
+    generated = cory_in_process("generate", "run", "--checkpoint", "latest", "--json", stdin=queries)
     assert generated.returncode == 0 and "llm_2 then llm_1, after update 3 of run\n" in generated.stderr
     assert [json.loads(line) for line in generated.stdout.splitlines()] == [
         {"query": sample["query"], "responses": sample["responses"]} for sample in last
