@@ -152,9 +152,8 @@ class RunnerClient:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Connects all engines to the learner."""
         offsets = [1 + index * self._workers for index in range(len(self._runners))]
-        self._call_runners(
-            "connect", [init_info | ({"rank_offset": offset} if "rank_offset" in init_info else {}) for offset in offsets]
-        )
+        infos = [init_info | ({"rank_offset": offset} if "rank_offset" in init_info else {}) for offset in offsets]
+        self._call_runners("connect", infos)
 
     def start_weight_update(self) -> None:
         """Starts a weight update."""
