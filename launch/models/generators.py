@@ -69,7 +69,9 @@ def load_generator(
     }
     if backend == "transformers":
         max_length = settings.max_prompt_tokens + settings.max_response_tokens
-        hf_generator = TransformersGenerator(models, **common, quantization=settings.quantization, longest=max_length)
+        hf_generator = TransformersGenerator(
+            models, **common, quantization=settings.quantization, max_length=max_length
+        )
         for policy_id in policy_ids:
             trained.check_base(policy_id, weights[policy_id], hf_generator.trainable[policy_id])
             hf_generator.load(policy_id, weights[policy_id], trained.update)

@@ -66,7 +66,7 @@ class TransformersGenerator:
         trust_remote_code: bool = False,
         lora: Lora | None = None,
         quantization: Quantization = "none",
-        longest: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         """Loads the initial weights of every policy.
 
@@ -77,8 +77,8 @@ class TransformersGenerator:
             trust_remote_code: run code that comes with the model.
             lora: configuration of the adapters; None if every policy has a full model of its own.
             quantization: of the base under the adapters.
-            longest: maximum number of prompt and response tokens together. It decides the attention implementation, as
-                in learners. None if unknown.
+            max_length: maximum number of prompt and response tokens together. It decides the attention implementation,
+                as in learners. None if unknown.
         """
         self.device = device
         self.dtype = compute_dtype(dtype, device)
@@ -86,7 +86,7 @@ class TransformersGenerator:
         self.base: PreTrainedModel | None = None  # kept alive, so that a learner in this process can share it
         self.trainable: dict[str, dict[str, Tensor]] = {}
         """By policy id, the parameters that `load` replaces: all of them, or the adapter's."""
-        eager = eager_is_faster(self.dtype, device, longest)
+        eager = eager_is_faster(self.dtype, device, max_length)
         for policy_id, path in models.items():
             if lora is None:
                 model = load_language_model(path, trust_remote_code).to(device)

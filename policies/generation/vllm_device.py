@@ -38,9 +38,11 @@ def check_device(device: torch.device, dtype: str, lora: Lora | None) -> None:
     check_vllm_build(device.type)
     if lora is None or device.type == "cpu" or compute_dtype(dtype, device) == torch.bfloat16:
         return
-    reason = "" if dtype == "fp32" else f" (dtype={dtype}, because this GPU has no bf16)"
+    reason = "" if dtype == "fp32" else f" (dtype={dtype} on a GPU without bf16)"
     fix = "Set dtype=bf16, or backend=transformers." if dtype == "fp32" else "Set backend=transformers."
-    raise DeviceError(f"weights=lora conflicts with dtype=fp32{reason}: on a GPU, vLLM 0.32 requires 16 bits. {fix}")
+    raise DeviceError(
+        f"weights=lora conflicts with dtype=fp32{reason}: on a GPU, vLLM 0.32 computes adapters in 16 bits only. {fix}"
+    )
 
 
 def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:

@@ -290,7 +290,7 @@ class VLLMGenerator:
         """Runs one step of vLLM's weight transfer; see `vllm_worker`.
 
         Args:
-            step: `meet`, `begin`, `take` or `end`, which returns the engine's weights.
+            step: `connect`, `start`, `receive` or `finish`, which returns the engine's weights.
             policy_id: the policy.
             argument: of the step.
             version: of the weights.
@@ -300,7 +300,7 @@ class VLLMGenerator:
         """
         with self.watched(policy_id) as engine:
             results = engine.collective_rpc(f"{step}_transfer", args=(argument,))
-            return self._finish_load(policy_id, engine, results, version) if step == "end" else None
+            return self._finish_load(policy_id, engine, results, version) if step == "finish" else None
 
     def _finish_load(
         self, policy_id: str, engine: LLM, results: list[tuple[int, list[str]]], version: int

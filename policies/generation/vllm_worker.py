@@ -78,11 +78,11 @@ class WeightSync:
 
     # The steps of vLLM's weight transfer, called by the learner (`policies.rllib.weight_sender`).
 
-    def meet_transfer(self, init_info: dict[str, Any]) -> None:
+    def connect_transfer(self, init_info: dict[str, Any]) -> None:
         """Connects to the learner."""
         self.init_weight_transfer_engine(init_info)
 
-    def begin_transfer(self, _: None) -> None:
+    def start_transfer(self, _: None) -> None:
         """Starts a weight update. Aborts an earlier one whose weights did not arrive."""
         import torch
 
@@ -94,7 +94,7 @@ class WeightSync:
             self._reloading.enter_context(self._reload)
             self.start_weight_update()
 
-    def take_transfer(self, update_info: Any) -> None:
+    def receive_transfer(self, update_info: Any) -> None:
         """Receives all or some of the new weights.
 
         Raises:
@@ -117,7 +117,7 @@ class WeightSync:
                 self._weight_update_active = True  # vLLM clears it after an error
                 self.finish_weight_update()
 
-    def end_transfer(self, _: None) -> tuple[int, list[str]]:
+    def finish_transfer(self, _: None) -> tuple[int, list[str]]:
         """Finishes the weight update.
 
         Returns:

@@ -99,9 +99,8 @@ def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
     """
     assert credit.custom_function is not None
     try:
-        rewards = torch.as_tensor(
-            credit.custom_function(task_rewards.clone()), dtype=torch.float64
-        ).clone()  # may be expanded
+        rewards = torch.as_tensor(credit.custom_function(task_rewards.clone()), dtype=torch.float64)
+        rewards = rewards.clone()  # it may be an expanded view, which cannot be written to
     except Exception as error:
         raise CreditError(f"The credit function {credit.credit} raised {type(error).__name__}: {error}") from error
     if rewards.shape != task_rewards.shape:
@@ -145,11 +144,11 @@ def assign_credit(
         CreditError: a custom credit function cannot be used.
     """
     names = ("chains", "forks", "positions", "task_rewards")
-    chains, fork, positions, rewards = (torch.cat([columns[name] for columns in rows.values()]) for name in names)
+    chains, row_forks, positions, rewards = (torch.cat([columns[name] for columns in rows.values()]) for name in names)
     task_rewards = torch.zeros(int(chains.max()) + 1, int(positions.max()) + 1, dtype=torch.float64)
     task_rewards[chains, positions] = rewards
     forks = torch.empty(len(task_rewards), dtype=torch.int64)
-    forks[chains] = fork
+    forks[chains] = row_forks
     task_rewards[:, 0] = task_rewards[forks, 0]
 
     def value_and_return(position: int, rewards: Tensor) -> tuple[Tensor, Tensor]:

@@ -148,8 +148,8 @@ class AdvantageEstimator:
     def load(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned.
 
-        With `kl_control=fixed` the coefficient stays that of the hyperparameters, so a clone of population-based
-        training uses its own.
+        With `kl_control=fixed` the KL coefficient comes from the hyperparameters instead, so a clone in
+        population-based training uses its own.
         """
         if self.hyperparameters.kl_control == "adaptive":
             self.kl_coef = state["kl_coef"]

@@ -271,7 +271,7 @@ class PolicyLearner:
     def restore(self, weights: str, moments: str | None) -> None:
         """Restores what any number of ranks saved; without `moments` only the weights.
 
-        The learning rate stays that of the hyperparameters.
+        The learning rate is not restored; `update` sets it from the hyperparameters.
         """
         parameters = dict(self.model.trainable())
         tensors = {name: parameter.detach() for name, parameter in parameters.items()}

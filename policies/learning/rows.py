@@ -74,7 +74,7 @@ def make_rows(
         tokens[row, : len(response)] = response
         sampled[row, : len(response)] = logprob
         mask[row, : len(response)] = 1.0
-    numbered = range(len(responses))
+    indices = range(len(responses))
     return Rows(
         prompts=prompt_tokens,
         prompt_mask=prompt_mask,
@@ -83,9 +83,9 @@ def make_rows(
         sampler_logprobs=torch.from_numpy(sampled),
         task_rewards=torch.as_tensor(task_rewards, dtype=torch.float64),
         ended=torch.as_tensor(ended, dtype=torch.float32),
-        groups=torch.as_tensor(numbered if groups is None else groups, dtype=torch.int64),
-        chains=torch.as_tensor(numbered if chains is None else chains, dtype=torch.int64),
-        forks=torch.as_tensor(numbered if forks is None else forks, dtype=torch.int64),
+        groups=torch.as_tensor(indices if groups is None else groups, dtype=torch.int64),
+        chains=torch.as_tensor(indices if chains is None else chains, dtype=torch.int64),
+        forks=torch.as_tensor(indices if forks is None else forks, dtype=torch.int64),
         positions=torch.as_tensor([0] * len(responses) if positions is None else positions, dtype=torch.int64),
         earlier_rewards=torch.as_tensor([[]] * len(responses) if earlier_rewards is None else earlier_rewards).float(),
     )

@@ -177,7 +177,7 @@ def _tensor_metadata(metadata: Metadata, folder: str) -> Mapping[str, TensorStor
 
 
 def adam_moments(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's state of weights, by names such as `exp_avg.NAME`; nothing for weights without a step so far."""
+    """AdamW's state of weights, by names such as `exp_avg.NAME`; nothing for weights before their first step."""
     moments: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if state := optimizer.state.get(weight):

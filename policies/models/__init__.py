@@ -1,1 +1,1 @@
-"""Hugging Face models, adapters, and the folders that they are kept in."""
+"""Hugging Face models, LoRA adapters, and how they are stored."""

@@ -1,4 +1,4 @@
-"""The algorithm's side of its learners; a learner that is lost or fails never goes unnoticed."""
+"""The driver's interface to its learners. A lost or failed learner always raises an error."""
 
 from __future__ import annotations
 

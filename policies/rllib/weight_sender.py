@@ -152,21 +152,20 @@ class RunnerClient:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Connects all engines to the learner."""
         offsets = [1 + index * self._workers for index in range(len(self._runners))]
-        self._call_runners(
-            "meet", [init_info | ({"rank_offset": offset} if "rank_offset" in init_info else {}) for offset in offsets]
-        )
+        infos = [init_info | ({"rank_offset": offset} if "rank_offset" in init_info else {}) for offset in offsets]
+        self._call_runners("connect", infos)
 
     def start_weight_update(self) -> None:
         """Starts a weight update."""
-        self._call_runners("begin", [None] * len(self._runners))
+        self._call_runners("start", [None] * len(self._runners))
 
     def update_weights(self, update_info: Any) -> None:
         """Transfers some of the weights."""
-        self._call_runners("take", [update_info] * len(self._runners))
+        self._call_runners("receive", [update_info] * len(self._runners))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Ends the weight update."""
-        self.loaded = self._call_runners("end", [None] * len(self._runners))
+        self.loaded = self._call_runners("finish", [None] * len(self._runners))
 
     def _call_runners(self, step: str, arguments: Sequence[Any]) -> list[Any]:
         calls = [

@@ -28,7 +28,7 @@ class ChainScheduler:
 
     def __init__(
         self,
-        prompt_refs: Sequence[tuple[PromptRef, ChainEpisode]],
+        new_chains: Sequence[tuple[PromptRef, ChainEpisode]],
         num_siblings: int,
         make_request: Callable[[int, ChainState], Request],
         compute_rewards: Callable[[Sequence[ChainEpisode]], None],
@@ -36,8 +36,8 @@ class ChainScheduler:
         """Initializes the chains, without requesting anything yet.
 
         Args:
-            prompt_refs: the queries, with their episodes before the first response.
-            siblings: number of chains that fork from each response of the pioneer.
+            new_chains: the prompt references, with their episodes before the first response.
+            num_siblings: number of chains that fork from each response of the pioneer.
             make_request: builds the request for a chain's next response from the chain's index, which becomes the
                 request's key, and its state.
             compute_rewards: computes the rewards that are missing in episodes, and stores them there.
@@ -49,7 +49,7 @@ class ChainScheduler:
         self._compute_rewards = compute_rewards
         self._chains = {
             index * num_siblings: ChainState(prompt_ref, episode, [])
-            for index, (prompt_ref, episode) in enumerate(prompt_refs)
+            for index, (prompt_ref, episode) in enumerate(new_chains)
         }
         """By index. The siblings that will fork from a chain take the indices after it."""
         self._num_pending = 0

@@ -47,5 +47,5 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
         )
     from policies.generation.transformers_generator import TransformersGenerator
 
-    longest = s.max_prompt_tokens + s.max_response_tokens
-    return TransformersGenerator(s.model_paths, **common_arguments, quantization=s.quantization, longest=longest)
+    max_length = s.max_prompt_tokens + s.max_response_tokens
+    return TransformersGenerator(s.model_paths, **common_arguments, quantization=s.quantization, max_length=max_length)

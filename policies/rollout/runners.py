@@ -23,7 +23,6 @@ from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-
 _MAX_ATTEMPTS = 3
 """Attempts in a row in which all runners fail on the same queries, or a weight transfer fails."""
 _STOP_SECONDS = 20.0

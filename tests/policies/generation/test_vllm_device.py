@@ -112,12 +112,12 @@ def test_an_engine_that_fails_to_start_on_a_gpu_names_the_gpu_settings(monkeypat
         (
             "fp32",
             True,
-            r"weights=lora conflicts with dtype=fp32: .* 16 bits\. Set dtype=bf16, or backend=transformers\.$",
+            r"weights=lora conflicts with dtype=fp32: .* 16 bits only\. Set dtype=bf16, or backend=transformers\.$",
         ),
         (
             "auto",
             False,
-            r"dtype=fp32 \(dtype=auto, because this GPU has no bf16\): .* bits\. Set backend=transformers\.$",
+            r"dtype=fp32 \(dtype=auto on a GPU without bf16\): .* only\. Set backend=transformers\.$",
         ),
         ("auto", True, None),
         ("bf16", True, None),

@@ -45,23 +45,23 @@ def policy() -> PolicyLearner:
 
 
 class DirectClient:
-    """Like `weight_sender.Client`, but without actors. Calls run one after another, as in an actor."""
+    """Like `weight_sender.RunnerClient`, but without actors. Calls run one after another, as in an actor."""
 
     def __init__(self, generator: VLLMGenerator) -> None:
         self.generator = generator
         self.loaded: LoadedWeights | None = None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._call("meet", init_info)
+        self._call("connect", init_info)
 
     def start_weight_update(self) -> None:
-        self._call("begin")
+        self._call("start")
 
     def update_weights(self, update_info: Any) -> None:
-        self._call("take", update_info)
+        self._call("receive", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.loaded = self._call("end")
+        self.loaded = self._call("finish")
 
     def _call(self, step: str, argument: Any = None) -> LoadedWeights | None:
         with ENGINE_LOCK:
@@ -159,7 +159,7 @@ def test_a_transfer_that_started_without_data_is_discarded(generator: VLLMGenera
     generator.load("llm_1", weights, 0)
     expected = sample_logprobs(generator)
     generator.load("llm_1", weights_of(policy.model), 1)
-    generator.transfer("begin", "llm_1", None, 6)
+    generator.transfer("start", "llm_1", None, 6)
     loaded = send(generator, make_source(policy, weights))
     assert loaded is not None and loaded.stale == ()
     assert sample_logprobs(generator) == expected
