@@ -142,7 +142,7 @@ def _run_jobs(
     from launch.experiments.results import write_result
     from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
 
-    stop_message = "Finishing this update, then saving. Ctrl-C again aborts at once."
+    stop_message = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
     trainer = TrainProcess(lambda: progress.print(stop_message, True))
     failures: list[str] = []
     num_claimed_elsewhere = stop_code = 0

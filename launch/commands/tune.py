@@ -143,7 +143,7 @@ def tune(
         search = search._replace(settings=search.settings.with_chat_date())
         command = shlex.join(["cory", "tune", *ctx.meta["words"]])
         lock = create_search_folder(folder, search, f"{command}  # cory-rllib {own_version()}")
-    stop_message = "Running trials finish their update and are saved. Ctrl-C again aborts at once."
+    stop_message = "Running trials finish their update and are saved. Press Ctrl-C again to abort immediately."
     interrupts = Interrupts(lambda: progress.print(stop_message, True))
     with lock, interrupts:
         write_all_sources(folder, sources)
