@@ -46,13 +46,13 @@ class Look:
 
     update: int
     megabytes: dict[str, float] = field(default_factory=dict)
-    """Memory of its own (USS) by kind of process."""
+    """Unshared memory (USS) by kind of process."""
     handles: dict[str, int] = field(default_factory=dict)
     """Open files and sockets by kind."""
 
 
 class SmallRun:
-    """`cory train` on a very small model, in a folder of its own that is also its temporary folder."""
+    """`cory train` on a very small model, in a separate folder, which is also its temporary folder."""
 
     def __init__(self, folder: Path, backend: str, updates: int) -> None:
         """Writes the model and the reward."""

@@ -61,7 +61,7 @@ METER = Meter()
 def run(folder: Path, quick: bool) -> Record:
     """Measures the preset imdb-tiny-paper as it is shipped, and a model ten times as large."""
     values: dict[str, Any] = read_preset("imdb-tiny-paper") | {
-        "num_runners": 1,  # whose work is told from the learner's
+        "num_runners": 1,  # separate from the learner, to measure its work
         "eval_every": 10**6,
         "check_weight_sync": False,
     }

@@ -109,7 +109,7 @@ def _answers(responses: Path) -> Iterator[tuple[str, int, Answer]]:
     """Yields who answered after whom, the query, and the answer."""
     with responses.open(encoding="utf-8") as lines:
         for line in lines:
-            for chain in json.loads(line).get("chains", ()):  # the first line says what was evaluated
+            for chain in json.loads(line).get("chains", ()):  # the first line is the identity of the evaluation
                 lineup, tokens = "", 0
                 for response in chain:
                     lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"

@@ -117,7 +117,7 @@ def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: 
     warm_up(settings)
     dist.barrier()
     before = _resident()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     model = PolicyModel(
         s.model_paths["llm_1"],
         critic=s.critic,

@@ -1,4 +1,4 @@
-"""How soon a run reaches a held-out combined reward, against TRL's `RLOOTrainer` and `GRPOTrainer`.
+"""Time until a run reaches a held-out combined reward, compared with TRL's `RLOOTrainer` and `GRPOTrainer`.
 
 All sides learn from 256 responses an update, with the same model, queries, reward function, KL penalty, mini-batches
 and epochs, on the same cores. The clock starts with the command and stands still while held-out queries are measured.
@@ -31,7 +31,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Contest:
-    """A task, and who tries it."""
+    """A task and the sides that compete on it."""
 
     single: str
     """The preset from which runs of one agent take what `values` and `alone` do not say."""
@@ -40,7 +40,7 @@ class Contest:
     values: dict[str, Any]
     """What all runs share."""
     ours: dict[str, list[str]]
-    """What `cory train` is told, by the names of our sides. `RLOO` is compared with TRL's, the others with its best."""
+    """Settings of `cory train` by side. `RLOO` is compared with TRL's, the others with its best."""
     rates: tuple[float, ...]
     """Learning rates that are tried for TRL, on a seed that no figure is from."""
     levels: tuple[float, ...]
