@@ -165,7 +165,7 @@ def equal_agents(arms: Arms) -> Finding | None:
     mean = mean_ci(shares)
     if not mean.n:
         return None
-    text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' unit the gain')}"
+    text = f"combined rewards differ by {_percent(mean, len(arms['cory']), ' of the gain')}"
     return Finding(text, below(mean, SIMILAR))
 
 

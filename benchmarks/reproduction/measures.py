@@ -88,14 +88,14 @@ def unsteadiness(metrics: StudyMetrics) -> "pd.Series[float]":
     }
     deviations = {}
     for name, run in metrics.runs.items():
-        values = []
+        policy_deviations = []
         for policy in run.settings.policy_ids:
             rewards = metrics.get("train", "task_reward", policy)
             rewards = rewards[rewards.index.get_level_values("run") == name]
             playing = pd.Series([roles.get(key) for key in rewards.index], rewards.index, dtype=object)
             steps = rewards.diff()[playing == playing.shift()]
-            values.append(math.sqrt(float(np.square(steps).mean()) / 2))
-        deviations[name] = float(np.mean(values))
+            policy_deviations.append(math.sqrt(float(np.square(steps).mean()) / 2))
+        deviations[name] = float(np.mean(policy_deviations))
     return metrics.complete(pd.Series(deviations, dtype=float).rename_axis("run"))
 
 
