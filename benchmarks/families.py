@@ -42,7 +42,7 @@ FAMILIES: tuple[str, ...] = (
 """By `model_type`, the most used first."""
 PACKAGES = ("transformers", "vllm", "torch", "peft")
 SECONDS = 420
-"""A family's time."""
+"""Time limit of a family."""
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def _installed_version(package: str) -> str | None:
 
 
 def read_table() -> dict[str, Any]:
-    """The table so far; of other versions nothing is kept."""
+    """The table so far; entries of other versions are dropped."""
     empty: dict[str, Any] = {"versions": installed_versions(), "families": {}}
     if not TABLE.is_file():
         return empty
@@ -97,7 +97,7 @@ def read_table() -> dict[str, Any]:
 
 
 def write_table(table: Mapping[str, Any]) -> None:
-    """Writes it, a line for each family."""
+    """Writes the table, a line for each family."""
     rows = sorted(table["families"].items())
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row, sort_keys=True)}" for name, row in rows)
     text = f'{{"versions": {json.dumps(table["versions"])},\n "device": "cpu",\n "families": {{\n{lines}\n }}}}\n'

@@ -64,7 +64,7 @@ class Shaken:
 
     @property
     def update(self) -> int:
-        """The last update that is recorded; -1 before the first line."""
+        """The last recorded update; -1 before the first line."""
         return len(self.lines()) - 1
 
     def lines(self) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ class Nodes:
         self._starter = context.Process(target=_start_nodes, args=(theirs, str(folder)), daemon=True)
         self._starter.start()
         self.address = str(self._answer())
-        """What drivers name in `RAY_ADDRESS`."""
+        """Value of `RAY_ADDRESS` for drivers."""
 
     def add(self, cpus: int, **resources: float) -> int:
         """Starts a worker node, with custom resources too, and returns its number, when it has joined."""

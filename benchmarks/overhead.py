@@ -32,7 +32,7 @@ class Meter:
     """CPU seconds of this process inside the functions that it wraps; a wrapped call within another counts once."""
 
     def __init__(self) -> None:
-        """Starts from nothing."""
+        """Starts with no phases."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._busy = False
 

@@ -128,7 +128,7 @@ def _vote(answers_to_query: list[Answer]) -> float:
 
 
 def _compared(by_seed: list[Figures]) -> dict[str, object]:
-    """Returns each answerer's mean, and what the chain's last answer has over it."""
+    """Returns the mean of each, and the difference of the chain's last answer to it."""
     last = f"chain, {LABELS['llm_1 after llm_1']}"
     compared: dict[str, object] = {}
     for label in by_seed[0]:

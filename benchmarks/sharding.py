@@ -153,6 +153,6 @@ def _resident() -> int:
 
 
 def _status(name: str) -> int:
-    """Returns what Linux knows of this process's memory under a name, in bytes."""
+    """Returns an entry of Linux's account of this process's memory, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
