@@ -1,4 +1,4 @@
-"""Runs benchmarks, each in a process of its own with its threads pinned.
+"""Runs benchmarks, each in its own process with its threads pinned.
 
 python -m benchmarks                  # all
 python -m benchmarks learner          # one

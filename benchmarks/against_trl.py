@@ -18,7 +18,7 @@ TARGETS = {"bf16": 3.0, "fp32": 1.5}
 
 
 def run(folder: Path, quick: bool) -> Record:
-    """Measures model sizes × batches; the sides take turns, each time in processes of their own.
+    """Measures model sizes × batches; the sides take turns, each time in new processes.
 
     Raises:
         BenchmarkError: trl is not there.

@@ -1,4 +1,4 @@
-"""Updates of CORY as `cory train` runs them, in a process of their own; see `benchmarks.side`."""
+"""Updates of CORY as `cory train` runs them, in a separate process; see `benchmarks.side`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that generate and take weights, in a process of their own; see `benchmarks.side`."""
+"""Engines that generate and take weights, in a separate process; see `benchmarks.side`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policies.models.language_model import load_language_model
 
 
 def main() -> None:
-    """Starts the engines, lets each answer once, then measures loads and batches of the first one."""
+    """Starts the engines, generates once with each, then measures loads and batches of the first one."""
     work, took = read_work(), Took()
     names = [f"llm_{number + 1}" for number in range(work["engines"])]
     numbers = np.random.default_rng(0)

@@ -14,7 +14,7 @@ PROMPT, RESPONSE = 24, 12
 
 
 def run(folder: Path, quick: bool) -> Record:
-    """Measures one and two engines of each size, each number in a process of its own."""
+    """Measures one and two engines of each size, each in a separate process."""
     settings: dict[str, Any] = {"prompts": 8 if quick else 128, "loads": 3 if quick else 7}
     record = Record("engines", CLAIM, settings)
     for size in ["test"] if quick else ["5M", "50M", "135M"]:

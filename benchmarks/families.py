@@ -4,7 +4,7 @@
     python -m benchmarks.families olmoe mixtral    # these, again
     python -m benchmarks.families --learner-only doge
 
-Each family has a process of its own with a time limit, and the table is written after each: a crash costs one family.
+Each family runs in a separate process with a time limit. The table is written after each, so a crash costs one family.
 Measured are, as the largest difference of a response token's log-probability in nats, fp32 on a CPU:
 
 - rows of unequal prompts in one batch, against each row alone (`padding`);
@@ -42,14 +42,14 @@ FAMILIES: tuple[str, ...] = (
 """By `model_type`, the most used first."""
 PACKAGES = ("transformers", "vllm", "torch", "peft")
 SECONDS = 420
-"""A family's time."""
+"""Time limit of a family."""
 
 
 def main() -> int:
     """Runs the sweep; 0, or 1 if a family could not be built."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("families", nargs="*", metavar="MODEL_TYPE")
-    parser.add_argument("--learner-only", action="store_true", help="leave vLLM out, and keep what is known of it")
+    parser.add_argument("--learner-only", action="store_true", help="leave vLLM out, and keep its previous figures")
     parser.add_argument("--at-most", type=int, default=10_000, metavar="N", help="of those that are not in the table")
     options = parser.parse_args()
     table = read_table()
@@ -60,7 +60,7 @@ def main() -> int:
     for name in todo:
         table = read_table()  # another sweep may have written meanwhile
         previous = table["families"].pop(name, {})
-        write_table(table)  # what is measured must not depend on what is known
+        write_table(table)  # measurements must not depend on earlier entries
         row = _in_own_process(name, options.learner_only)
         failed += "error" in row
         if options.learner_only and "vllm" in previous:
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """What the figures depend on."""
+    """Everything that the figures depend on."""
     return {package: _installed_version(package) for package in PACKAGES}
 
 
@@ -88,7 +88,7 @@ def _installed_version(package: str) -> str | None:
 
 
 def read_table() -> dict[str, Any]:
-    """The table so far; of other versions nothing is kept."""
+    """The table so far; entries of other versions are dropped."""
     empty: dict[str, Any] = {"versions": installed_versions(), "families": {}}
     if not TABLE.is_file():
         return empty
@@ -97,7 +97,7 @@ def read_table() -> dict[str, Any]:
 
 
 def write_table(table: Mapping[str, Any]) -> None:
-    """Writes it, a line for each family."""
+    """Writes the table, a line for each family."""
     rows = sorted(table["families"].items())
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row, sort_keys=True)}" for name, row in rows)
     text = f'{{"versions": {json.dumps(table["versions"])},\n "device": "cpu",\n "families": {{\n{lines}\n }}}}\n'

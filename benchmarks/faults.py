@@ -64,7 +64,7 @@ class Shaken:
 
     @property
     def update(self) -> int:
-        """The last update that is recorded; -1 before the first line."""
+        """The last recorded update; -1 before the first line."""
         return len(self.lines()) - 1
 
     def lines(self) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ class Shaken:
 
 
 Fault = Callable[[Shaken, random.Random], None]
-"""Makes it happen. It returns when the run continues, or could."""
+"""Injects the fault; returns when the run continues, or could continue."""
 
 
 def runner(run: Shaken, chance: random.Random) -> None:
@@ -265,7 +265,7 @@ def on_local(fault: Fault, words: tuple[str, ...], times: int) -> tuple[list[flo
 def on_nodes(
     cluster_lost: bool, words: tuple[str, ...], nodes: int, cpus: int, times: int
 ) -> tuple[list[float], int, list[dict[str, Any]]]:
-    """Shakes a run whose processes are on nodes of their own, by the loss of one node, or of the `whole` cluster."""
+    """Shakes a run whose processes are on separate nodes: kills one node, or the `whole` cluster."""
     with short_folder() as folder:
         run = Shaken(folder, TRANSFORMERS, *words)
         machines: list[Any] = []

@@ -32,7 +32,7 @@ class Turn(NamedTuple):
     prompts: list[TokensPrompt]
     params: list[SamplingParams]
     tokens: list[list[int]]
-    """What our rollout got for it."""
+    """The responses of our rollout."""
 
     def generate(self) -> list[list[int]]:
         """The bare call."""

@@ -59,7 +59,7 @@ class Case:
     weights: str = "full"
     fsdp: bool = False
     parts: bool = True
-    """Logits are looked at in parts."""
+    """Compute logits in parts."""
     tokens: int | None = None
     """`micro_batch_tokens`."""
     again: bool = True

@@ -13,7 +13,7 @@ from policies.influence import measure_influence, share_interval, variance_compo
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Plays and prints."""
+    """Generates rollouts and prints the influence."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.influence", description=__doc__)
     parser.add_argument("preset")
     parser.add_argument("settings", nargs="*", help="setting=value")

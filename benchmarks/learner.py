@@ -115,7 +115,7 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
 def update_as_before(
     learners: Mapping[str, PolicyLearner], rows_by_policy: Mapping[str, Rows], s: Settings, update: int
 ) -> None:
-    """One update as it once was: micro-batches of rows sorted by their prompts first, and Adam a loop over tensors."""
+    """One update as in an earlier version: rows sorted by their prompts first, and Adam as a loop over tensors."""
 
     def by_prompts(rows: Rows) -> torch.Tensor:
         return torch.from_numpy(np.lexsort((rows["mask"].sum(1).numpy(), rows["prompt_mask"].sum(1).numpy())))

@@ -1,4 +1,4 @@
-"""A learner's updates without rollouts, in a process of their own, and their peak memory; see `benchmarks.side`."""
+"""A learner's updates without rollouts, in a separate process, and their peak memory; see `benchmarks.side`."""
 
 from __future__ import annotations
 

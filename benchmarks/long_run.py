@@ -46,13 +46,13 @@ class Look:
 
     update: int
     megabytes: dict[str, float] = field(default_factory=dict)
-    """Memory of its own (USS) by kind of process."""
+    """Unshared memory (USS) by kind of process."""
     handles: dict[str, int] = field(default_factory=dict)
     """Open files and sockets by kind."""
 
 
 class SmallRun:
-    """`cory train` on a very small model, in a folder of its own that is also its temporary folder."""
+    """`cory train` on a very small model, in a separate folder, which is also its temporary folder."""
 
     def __init__(self, folder: Path, backend: str, updates: int) -> None:
         """Writes the model and the reward."""
@@ -64,7 +64,7 @@ class SmallRun:
 
     @property
     def update(self) -> int:
-        """The last update that is recorded; -1 before the first line."""
+        """The last recorded update; -1 before the first line."""
         metrics = self.folder / "run" / "metrics.jsonl"
         return metrics.read_text().count("\n") - 1 if metrics.exists() else -1
 
@@ -106,7 +106,7 @@ class SmallRun:
         return looks
 
     def kill_after(self, update: int, seconds: float) -> None:
-        """Starts or continues the run, and kills it so long after an update has been recorded."""
+        """Starts or continues the run, and kills it some time after an update has been recorded."""
         with self.started() as process:
             while self.update < update and process.poll() is None:
                 time.sleep(0.02)
@@ -183,7 +183,7 @@ def _is_mapped(entry: Path) -> bool:
 
 
 def run(folder: Path, quick: bool) -> Record:
-    """A run to its end, then one that is killed again and again."""
+    """Measures a complete run, then one that is killed repeatedly."""
     updates, kills = (60, 2) if quick else (1000, 10)
     record = Record("long_run", CLAIM, {"updates": updates, "kills": kills, "words": SETTINGS})
     since = time.time()

@@ -1,4 +1,4 @@
-"""Ray nodes with a network of their own each, as machines have, whose cable can be pulled: Linux network namespaces."""
+"""Ray nodes in separate Linux network namespaces, like machines whose network cable can be pulled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def can_make_networks() -> bool:
 
 
 class Machines:
-    """A head in this process's network, with one CPU, and worker nodes behind a bridge, each in a network of its own.
+    """A head in this process's network, with one CPU, and worker nodes behind a bridge, each in its own network.
 
     Needs root and iproute2. Drivers name `address` in `RAY_ADDRESS`.
     """

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, each a raylet with processes of its own, and nodes that are lost."""
+"""A Ray cluster of several nodes on this machine, each a raylet with its own processes; nodes can be killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENGINE = "VLLM::"
 class Nodes:
     """A head with one CPU, the driver's, and worker nodes.
 
-    A process of its own starts them: Ray ends, a minute later, every process that has spoken to a head that is lost.
+    A separate process starts them, because Ray kills every process that was connected to a lost head after a minute.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Nodes:
         self._starter = context.Process(target=_start_nodes, args=(theirs, str(folder)), daemon=True)
         self._starter.start()
         self.address = str(self._answer())
-        """What drivers name in `RAY_ADDRESS`."""
+        """Value of `RAY_ADDRESS` for drivers."""
 
     def add(self, cpus: int, **resources: float) -> int:
         """Starts a worker node, with custom resources too, and returns its number, when it has joined."""
@@ -82,7 +82,7 @@ def _start_nodes(orders: Connection, folder: str) -> None:
 
 
 def kill(*processes: psutil.Process) -> None:
-    """Sends SIGKILL to processes, of which some may have ended."""
+    """Sends SIGKILL to processes; some may have ended already."""
     for process in processes:
         try:
             process.kill()

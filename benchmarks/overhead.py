@@ -32,7 +32,7 @@ class Meter:
     """CPU seconds of this process inside the functions that it wraps; a wrapped call within another counts once."""
 
     def __init__(self) -> None:
-        """Starts from nothing."""
+        """Starts with no phases."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._busy = False
 
@@ -61,7 +61,7 @@ METER = Meter()
 def run(folder: Path, quick: bool) -> Record:
     """Measures the preset imdb-tiny-paper as it is shipped, and a model ten times as large."""
     values: dict[str, Any] = read_preset("imdb-tiny-paper") | {
-        "num_runners": 1,  # whose work is told from the learner's
+        "num_runners": 1,  # separate from the learner, to measure its work
         "eval_every": 10**6,
         "check_weight_sync": False,
     }

@@ -45,7 +45,7 @@ class Lockstep:
     run_requests = TransformersGenerator.run_requests
 
     def __init__(self, generator: VLLMGenerator) -> None:
-        """Takes vLLM's."""
+        """Wraps a vLLM generator."""
         self.generate = generator.generate
 
 

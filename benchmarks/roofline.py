@@ -144,7 +144,7 @@ def update(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict
     forward = 2.0 * model.parameters * tokens / machine.arithmetic
     gather = 2.0 * model.parameters / (machine.link if ranks <= 8 and nodes == 1 else machine.network)
     gathers = tokens / at_once if ranks > 1 else 0.0
-    backward = 2.0 if s.lora is None else 1.0  # of what is frozen no gradient is computed
+    backward = 2.0 if s.lora is None else 1.0  # frozen weights need no gradients
     steps = 1.0 + s.gradient_checkpointing + backward
     traffic = s.num_epochs * gathers * gather * (2 + (2 if s.lora is None else 0))
     learn = max(s.num_epochs * steps * forward, traffic)

@@ -1,4 +1,4 @@
-"""Rollout throughput over one, two and three runners, each on a node of its own."""
+"""Rollout throughput over one, two and three runners, each on a separate node."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _answers(responses: Path) -> Iterator[tuple[str, int, Answer]]:
     """Yields who answered after whom, the query, and the answer."""
     with responses.open(encoding="utf-8") as lines:
         for line in lines:
-            for chain in json.loads(line).get("chains", ()):  # the first line says what was evaluated
+            for chain in json.loads(line).get("chains", ()):  # the first line is the identity of the evaluation
                 lineup, tokens = "", 0
                 for response in chain:
                     lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"
@@ -128,7 +128,7 @@ def _vote(answers_to_query: list[Answer]) -> float:
 
 
 def _compared(by_seed: list[Figures]) -> dict[str, object]:
-    """Returns each answerer's mean, and what the chain's last answer has over it."""
+    """Returns the mean of each, and the difference of the chain's last answer to it."""
     last = f"chain, {LABELS['llm_1 after llm_1']}"
     compared: dict[str, object] = {}
     for label in by_seed[0]:

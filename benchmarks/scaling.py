@@ -16,7 +16,7 @@ CLAIM = "time and memory of an update as batch, length, vocabulary and runners g
 
 
 def run(folder: Path, quick: bool) -> Record:
-    """Runs every point in processes of its own."""
+    """Runs every point in separate processes."""
     size = "test" if quick else "5M"
     base: dict[str, Any] = read_preset("imdb-tiny-paper") | {"model": make_model(size, folder), "eval_every": 10**6}
     record = Record("scaling", CLAIM, base)

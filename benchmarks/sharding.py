@@ -117,7 +117,7 @@ def rank(number: int, ranks: int, settings: dict[str, Any], store: str, answer: 
     warm_up(settings)
     dist.barrier()
     before = _resident()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     model = PolicyModel(
         s.model_paths["llm_1"],
         critic=s.critic,
@@ -153,6 +153,6 @@ def _resident() -> int:
 
 
 def _status(name: str) -> int:
-    """Returns what Linux knows of this process's memory under a name, in bytes."""
+    """Returns an entry of Linux's account of this process's memory, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -1,4 +1,4 @@
-"""One side of a comparison in a process of its own: some updates, their time, and the peak memory of all its processes.
+"""One side of a comparison in a separate process: some updates, their time, and the peak memory of all its processes.
 
 python -m benchmarks.cory_side '{"settings": {...}, "warm_up": 1, "updates": 2}'
 """

@@ -24,7 +24,7 @@ AFTER = "saving, report and end of the processes"
 
 
 def run(folder: Path, quick: bool) -> Record:
-    """Runs `cory train` again and again, and notes when each line comes."""
+    """Runs `cory train` repeatedly and records the time of each line."""
     words = ["train", "imdb-tiny", "num_updates=2", "eval_every=1000"]
     if quick:
         words += ["backend=transformers", "num_runners=0", "queries_per_update=2", "minibatch_size=8", "eval_queries=4"]

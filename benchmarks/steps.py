@@ -48,7 +48,7 @@ def steps(trained: PolicySet) -> list[Vector]:
 
 
 def accounts(runs: list[list[Vector]]) -> dict[str, float]:
-    """Splits the squared steps of two runs or more, of full weights, into the parts that the module names."""
+    """Splits the squared steps of two runs or more, of full weights, into the parts in the module's docstring."""
     means = np.stack([np.mean(run, axis=0) for run in runs])
     center = means.mean(axis=0)
     noise = float(np.square(means - center).sum() / (len(runs) - 1))

@@ -1,4 +1,4 @@
-"""New weights on their way from a learner to an engine: through Ray and shared memory, and by weight transfer."""
+"""Weight syncs from a learner to an engine: through Ray and shared memory, and by weight transfer."""
 
 from __future__ import annotations
 

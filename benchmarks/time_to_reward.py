@@ -1,4 +1,4 @@
-"""How soon a run reaches a held-out combined reward, against TRL's `RLOOTrainer` and `GRPOTrainer`.
+"""Time until a run reaches a held-out combined reward, compared with TRL's `RLOOTrainer` and `GRPOTrainer`.
 
 All sides learn from 256 responses an update, with the same model, queries, reward function, KL penalty, mini-batches
 and epochs, on the same cores. The clock starts with the command and stands still while held-out queries are measured.
@@ -31,20 +31,20 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Contest:
-    """A task, and who tries it."""
+    """A task and the sides that compete on it."""
 
     single: str
-    """The preset from which runs of one agent take what `values` and `alone` do not say."""
+    """The preset of runs with one agent, overridden by `values` and `settings`."""
     settings: dict[str, Any]
     """What makes it a single agent with as many responses an update; a learning rate is each trainer's own."""
     values: dict[str, Any]
-    """What all runs share."""
+    """Settings of all runs."""
     ours: dict[str, list[str]]
-    """What `cory train` is told, by the names of our sides. `RLOO` is compared with TRL's, the others with its best."""
+    """Settings of `cory train` by side. `RLOO` is compared with TRL's, the others with its best."""
     rates: tuple[float, ...]
-    """Learning rates that are tried for TRL, on a seed that no figure is from."""
+    """Learning rates to try for TRL, on a seed that no figure uses."""
     levels: tuple[float, ...]
-    """Held-out combined rewards whose time is taken."""
+    """Held-out combined rewards; the time to reach each is measured."""
     trainers: tuple[str, ...] = ("rloo", "grpo")
     goals: dict[str, float] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ CONTESTS = {
 
 @dataclass
 class Curve:
-    """What one side's run was like."""
+    """The result of one side's run."""
 
     points: list[tuple[int, float, float]]
     """Updates, seconds since the command without those of evaluations, held-out combined reward."""
@@ -102,7 +102,7 @@ class Curve:
     """Seconds of the whole command, without those of evaluations."""
 
     def seconds_to(self, level: float) -> float:
-        """When a straight line through the points first reaches a reward; infinite if it never does."""
+        """Time at which the linearly interpolated curve first reaches a reward; infinite if it never does."""
         for (_, before, low), (_, after, high) in zip(self.points, self.points[1:], strict=False):
             if high >= level:
                 return before + (after - before) * max(level - low, 0.0) / (high - low) if high > low else before
@@ -110,7 +110,7 @@ class Curve:
 
 
 Side = Callable[[int, Path], Curve]
-"""Runs a side once, with a seed and a folder that is not there yet."""
+"""Runs a side once, with a seed and a folder that does not exist yet."""
 
 
 def run(folder: Path, quick: bool, only: str = "") -> Record:
@@ -119,10 +119,10 @@ def run(folder: Path, quick: bool, only: str = "") -> Record:
     Args:
         folder: for the runs.
         quick: one update each, and one round.
-        only: the name of one contest; all, where it is empty.
+        only: name of one contest; empty for all.
 
     Raises:
-        BenchmarkError: TRL is not there, or no contest has that name.
+        BenchmarkError: TRL is not installed, or no contest has that name.
     """
     need_trl(TRL, "TRL 1.16", "trl==1.16.0")
     if only and only not in CONTESTS:
@@ -135,7 +135,7 @@ def run(folder: Path, quick: bool, only: str = "") -> Record:
 
 
 def hold(name: str, folder: Path, quick: bool, record: Record) -> None:
-    """Holds a contest, and adds what came out."""
+    """Runs a contest and adds its results."""
     contest = CONTESTS[name]
     if quick:
         values = contest.values | {"num_updates": 1, "warmup_updates": 0, "eval_every": 1, "eval_queries": 8}

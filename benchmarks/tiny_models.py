@@ -74,7 +74,7 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     hidden = next((old[name] for name in ("hidden_size", "n_embd", "d_model") if old.get(name)), None)
     layers = next((old[name] for name in _LAYERS if isinstance(old.get(name), int)), 0)
     kept_kinds = _layers(old, layers)
-    if "qk_rope_head_dim" in old:  # multi-head latent attention: what is rotated has a width of its own
+    if "qk_rope_head_dim" in old:  # multi-head latent attention: the rotated part has a separate width
         sizes["head_dim"] = sizes["qk_rope_head_dim"]
     for name, value in old.items():
         if isinstance(value, list) and len(value) == layers and layers > 1:
@@ -125,7 +125,7 @@ def tiny_model(
                 **({"attn_implementation": attention} if attention else {}),
             )
             randomise(model)
-    except Exception as error:  # of any kind: each family has checks of its own
+    except Exception as error:  # of any kind: each family has its own checks
         raise CannotShrink(f"{type(error).__name__}: {error}") from error
     return cast(PreTrainedModel, model.eval())
 

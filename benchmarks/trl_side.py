@@ -1,4 +1,4 @@
-"""CORY in a plain loop around two classic `PPOTrainer`s of trl 0.11.4, in a process of its own; see `benchmarks.side`.
+"""CORY in a plain loop around two classic `PPOTrainer`s of trl 0.11.4, in a separate process; see `benchmarks.side`.
 
 The same queries, prompts, lengths, epochs, mini-batches, objective and reward function; generation in one batch.
 """
@@ -18,7 +18,7 @@ from policies.settings.settings import Settings, make_settings
 
 
 class TwoTrainers:
-    """A trainer per role, each with policy, reference and Adam of its own."""
+    """A trainer per role, each with its own policy, reference and Adam."""
 
     def __init__(self, settings: Settings) -> None:
         """Loads models, references and queries."""

@@ -1,4 +1,4 @@
-"""TRL's `RLOOTrainer` or `GRPOTrainer` on one of our tasks, in a process of its own; see `benchmarks.time_to_reward`.
+"""TRL's `RLOOTrainer` or `GRPOTrainer` on one of our tasks, in a separate process; see `benchmarks.time_to_reward`.
 
 The same model, queries, prompts, reward function, lengths, mini-batches, epochs and KL penalty as a single agent of
 ours; held-out queries are measured as ours are, while the clock stands still.
@@ -32,7 +32,7 @@ MARK = "SIDE "
 
 
 class Referee(TrainerCallback):
-    """Measures the model on held-out queries, as `cory train` does, every so many updates."""
+    """Measures the model on held-out queries, as `cory train` does, at regular intervals."""
 
     def __init__(self, settings: Settings, steps: int, began: float) -> None:
         """Takes the optimizer steps of an update, and when the command began, in seconds since the epoch."""

@@ -1,1 +1,1 @@
-"""What is claimed of CORY, judged by a study's results."""
+"""Claims about CORY, judged by the results of studies."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.reproduction STUDY ... --out FILE`: judges what is claimed of CORY by studies' results."""
+"""`python -m benchmarks.reproduction STUDY ... --out FILE`: judges the claims about CORY by the results of studies."""
 
 import argparse
 import json
@@ -12,24 +12,24 @@ from launch.run_folder.journal import atomic_write
 
 
 class JudgedClaim(TypedDict):
-    """What is claimed of a method, and what a study found."""
+    """A claim about a method, and the result of a study."""
 
     text: str
     source: str
     rule: str
-    """By which it is judged."""
+    """The rule by which it is judged."""
     finding: str
-    """The figure, or nothing."""
+    """The figure; empty if not run."""
     small: str
-    """What belongs to it: p and effect size."""
+    """Details in small print: p and effect size."""
     verdict: str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the claims that these studies are asked about, those that were run first."""
+    """Writes the claims that these studies test; claims without runs come last."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduction", description=__doc__)
     parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="the folder of a study's results")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     options = parser.parse_args(argv)
     judged = claims([run for study in options.studies for run in read_results(study)])
     atomic_write(options.out, json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def claims(runs: Sequence[StudyRun]) -> list[JudgedClaim]:
-    """Returns every claim that a study among the runs is asked about, with our figure; those that were run first."""
+    """Returns the claims that the studies of these runs test, with our figures; claims without runs come last."""
     studies = {run.study for run in runs}
     selected = [judged for judged in judge_all(runs) if judged.claim.study in studies]
     return [_shown(judged) for judged in sorted(selected, key=lambda judged: judged.finding.verdict == "not run")]

@@ -1,7 +1,7 @@
-"""What is claimed of CORY, and whether a study reproduces it.
+"""Claims about CORY, and whether a study reproduces them.
 
-These are the claims of the paper, and three figures that are quoted for the method elsewhere. They are judged one by
-one, without correction for their number.
+These are the claims of the paper, and three figures that are quoted for the method elsewhere. They are judged
+individually, without correction for multiple tests.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,20 +20,20 @@ QUOTED = "quoted, not in the paper's text"
 
 
 class Claim(NamedTuple):
-    """What is claimed, and how it is judged."""
+    """A claim and the rule by which it is judged."""
 
     study: str
-    """The shipped study that answers it."""
+    """The bundled study that tests it."""
     source: str
     text: str
     rule: str
-    """Where it is reproduced; of a claim that is not judged, why."""
+    """When it counts as reproduced; for a claim that is not judged, the reason."""
     judge: Callable[[Arms], Finding | None] | None
-    """Finds None where the runs that it needs are not there."""
+    """Returns the finding, or None if required runs are missing."""
 
 
 class Judged(NamedTuple):
-    """A claim, and what was found."""
+    """A claim and its finding."""
 
     claim: Claim
     finding: Finding

@@ -1,11 +1,11 @@
-"""Our figures for what is claimed of CORY, each with its verdict: small rules on a study's results.
+"""Our figures for the claims about CORY, each with a verdict: small rules on a study's results.
 
-A claim is decided by the 95 % interval of our figure over seeds (Student's t): *reproduced* where all of it lies where
-the claim says, *not reproduced* where all of it lies elsewhere, else *inconclusive*, as always below `FEWEST` runs of
-an arm. Claims about runs that collapse are decided by their number. "Similar", "almost" and "far" are given numbers
-here, which are ours: `SIMILAR` and `FAR`.
+A claim is decided by the 95 % interval of our figure over seeds (Student's t): *reproduced* if the whole interval is in
+the claimed range, *not reproduced* if the whole interval is outside it, otherwise *inconclusive*. It is always
+inconclusive if an arm has fewer than `FEWEST` runs. Claims about collapsed runs are decided by their number. The
+thresholds for "similar", "almost" and "far" are our choice: `SIMILAR`, `NEARLY` and `FAR`.
 
-A figure's text says of how many runs it is where some lack it, such as those that diverged.
+A figure's text includes the number of runs if some have no value, such as diverged ones.
 """
 
 import math
@@ -36,17 +36,17 @@ Arms = Mapping[str, Sequence[StudyRun]]
 FINAL_REWARD, FIRST_REWARD, FINAL_KL = final_value("task_reward"), before("task_reward"), final_value("kl")
 
 FEWEST = 3
-"""Runs of an arm from which a claim is decided."""
+"""Minimum number of runs per arm to decide a claim."""
 SIMILAR = 0.1
-"""Share of what training gained, within which two results are similar."""
+"""Two results are similar if they differ by at most this share of the gain in training."""
 FAR = 1.5
-"""Ratio from which one KL is far above another, or much higher."""
+"""Minimum ratio of two KLs for one to be far above, or much higher than, the other."""
 LATE = 5
-"""Last updates that a figure of training is the mean of."""
+"""Number of last updates over which a training metric is averaged."""
 MUCH_MORE = 10
-"""Times as often as before training, that a policy repeats itself much more often."""
+"""Factor over the repetition before training from which a policy repeats itself much more often."""
 SOON = 0.1
-"""Share of the updates after which a run that converges early has reached `NEARLY` of its gain."""
+"""A run converges early if it reaches `NEARLY` of its gain within this share of the updates."""
 NEARLY = 0.9
 
 
@@ -54,12 +54,12 @@ class Finding(NamedTuple):
     """Our figure for a claim."""
 
     text: str
-    """With its interval over seeds."""
+    """The figure with its interval over seeds."""
     verdict: Verdict
     p: float | None = None
-    """Of the sign-flip test that there is no difference at all, where runs are compared in pairs."""
+    """p of the sign-flip test, with the null hypothesis of no difference; None if runs are not paired."""
     effect: float | None = None
-    """Hedges' g, likewise."""
+    """Hedges' g of paired runs; None otherwise."""
 
 
 def above(estimate: Estimate, bound: float) -> Verdict:
@@ -82,7 +82,7 @@ def between(estimate: Estimate, lower: float, upper: float) -> Verdict:
 
 
 def quoted(estimate: Estimate, figure: float, no_effect: float) -> Verdict:
-    """Judges a number that is quoted: the interval holds it, and does not hold that there is no difference."""
+    """Judges a quoted figure: reproduced if the interval contains it and excludes `no_effect`."""
     if estimate.low is None or estimate.high is None or estimate.n < FEWEST or estimate.low == estimate.high:
         return "inconclusive"
     if not estimate.low <= figure <= estimate.high:
@@ -125,7 +125,7 @@ def _pairs(arms: Arms, one: str, other: str) -> int:
 def _share_of_gain(
     arms: Arms, one: str, other: str, reward: Measure = FINAL_REWARD, start_of: Measure = FIRST_REWARD
 ) -> Difference | None:
-    """Returns the difference of two arms' task rewards, as a share of what training gained the second."""
+    """Returns the difference of two arms' task rewards, as a share of the second arm's gain in training."""
     ours, theirs = (values(arms.get(name, ()), reward) for name in (one, other))
     start = values(arms.get(other, ()), start_of)
     seeds = [seed for seed in sorted(ours.keys() & theirs.keys() & start.keys()) if theirs[seed] > start[seed]]
@@ -140,7 +140,7 @@ def similar_reward(
     reward: Measure = FINAL_REWARD,
     start_of: Measure = FIRST_REWARD,
 ) -> Finding | None:
-    """Claims that an arm's task reward is like another's, and at most `most` of that one's gain above it."""
+    """Claims that an arm's task reward exceeds another's by at most the share `most` of the other's gain."""
     estimate = _share_of_gain(arms, one, other, reward, start_of)
     if estimate is None:
         return None
@@ -196,8 +196,8 @@ def pareto(arms: Arms) -> Finding | None:
 def learning_rates(arms: Arms) -> Finding | None:
     """Claims that at one learning rate every PPO run collapses and no CORY run.
 
-    Not reproduced where at one PPO's runs mostly collapse, and at none they do so more often than CORY's. (Not: at one
-    all of both do, as a single run at a limit would decide that.)
+    Not reproduced if PPO's runs mostly collapse at one rate, and at no rate collapse more often than CORY's. It is not
+    required that all runs of both collapse at one rate, because a single run close to a limit would decide that.
     """
     pairs = matched(arms, "lr")
     if len(pairs) < 2:
@@ -209,13 +209,13 @@ def learning_rates(arms: Arms) -> Finding | None:
     decided = [(a / n, b / m) for a, n, b, m in counts.values() if n >= FEWEST and m >= FEWEST]
     if (1.0, 0.0) in decided:
         return Finding(text, "reproduced")
-    # Where PPO never collapses, the rates were too low to tell.
+    # If PPO never collapses, the rates were too low for a decision.
     mostly, more = any(ppo > 0.5 for ppo, _ in decided), any(ppo > cory for ppo, cory in decided)
     return Finding(text, "not reproduced" if mostly and not more else "inconclusive")
 
 
 def collapse_is_endless(arms: Arms) -> Finding | None:
-    """Claims that most of PPO's runs that collapse hardly end their responses any more."""
+    """Claims that most collapsed PPO runs rarely end their responses."""
     runs = _collapsed(arms)
     if runs is None:
         return None
@@ -225,9 +225,9 @@ def collapse_is_endless(arms: Arms) -> Finding | None:
 
 
 def collapse_repeats(arms: Arms) -> Finding | None:
-    """Claims that most of PPO's runs that collapse repeat themselves, beyond health's limit.
+    """Claims that most collapsed PPO runs repeat themselves beyond `max_repetition`.
 
-    Not reproduced where most do not even repeat themselves `MUCH_MORE` times as often as before training.
+    Not reproduced if most do not even repeat themselves `MUCH_MORE` times as often as before training.
     """
     runs = _collapsed(arms)
     if runs is None:
@@ -242,7 +242,7 @@ def collapse_repeats(arms: Arms) -> Finding | None:
 
 
 def _collapsed(arms: Arms) -> list[StudyRun] | None:
-    """Returns PPO's runs, in all arms, that collapsed; None where it was not run."""
+    """Returns the collapsed PPO runs of all arms; None without PPO runs."""
     ppo = [run for runs in arms.values() for run in runs if run.settings.num_agents == 1 and run.settings.critic]
     return [run for run in ppo if run_collapse_signs(run)] if ppo else None
 
@@ -272,7 +272,7 @@ def declines(arms: Arms, arm: str) -> Finding | None:
 
 
 def early(arms: Arms, arm: str) -> Finding | None:
-    """Claims that most of what held-out task reward gains at its best is gained soon."""
+    """Claims that most of the best gain in held-out task reward comes early."""
     shares = []
     for run in arms.get(arm, ()):
         points = curve(run, "task_reward")
@@ -290,7 +290,7 @@ def early(arms: Arms, arm: str) -> Finding | None:
 
 
 def optimality(arms: Arms) -> Finding | None:
-    """Judges +12.3 %, of task reward: what "optimality" is was not said."""
+    """Judges the quoted +12.3 % "optimality", as task reward, because the source does not define it."""
     estimate = _share_of_gain(arms, "cory", "ppo")
     if estimate is None:
         return None
@@ -299,7 +299,7 @@ def optimality(arms: Arms) -> Finding | None:
 
 
 def fewer_collapses(arms: Arms) -> Finding | None:
-    """Judges -67 %, over all settings in which both were trained: those of tier 1, and both sweeps.
+    """Judges the quoted -67 % collapses, over all settings with both arms: those of tier 1, and both sweeps.
 
     Whether runs collapse depends on the setting far more than on the seed, so the interval is over the settings in
     which any run did.
@@ -319,10 +319,10 @@ def fewer_collapses(arms: Arms) -> Finding | None:
 
 
 def less_variance(arms: Arms) -> Finding | None:
-    """Judges -41 %, of the variance over seeds of one policy.
+    """Judges the quoted -41 % variance, as the variance over seeds of one policy.
 
-    The interval is by the F distribution, so for normal figures; as if CORY's were the variance of one policy, where it
-    is the mean of two, so it is rather too wide.
+    The interval is by the F distribution, which assumes normal values. It treats CORY's variance as that of one policy
+    although it is the mean of two, so it is rather too wide.
     """
     from scipy.stats import f
 
@@ -337,7 +337,7 @@ def less_variance(arms: Arms) -> Finding | None:
 
 
 def _log(values: "pd.Series[float]") -> "pd.Series[float]":
-    """Returns logarithms of what is above 0, NaN for the rest."""
+    """Returns the logarithms of positive values, NaN for others."""
     return np.log(values.where(values > 0))
 
 

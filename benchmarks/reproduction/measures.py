@@ -1,4 +1,4 @@
-"""Measures that claims are about, beside those of `launch.experiments.measures`: each of a data frame, by run."""
+"""Measures for claims, in addition to those of `launch.experiments.measures`."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def values(runs: Iterable[StudyRun], measure: Measure) -> dict[int, float]:
 
 
 def paired_runs(one: Iterable[StudyRun], other: Iterable[StudyRun], measure: Measure) -> Difference | None:
-    """Returns one arm's measure less another's, seed by seed; None without a seed that both have."""
+    """Returns the paired difference of two arms, seed by seed; None if they share no seed."""
     return paired_difference(metrics_of(one).by_seed(measure), metrics_of(other).by_seed(measure))
 
 
@@ -52,7 +52,7 @@ def curve(run: StudyRun, metric: str) -> list[tuple[int, float]]:
 
 
 def in_roles(metrics: StudyMetrics, metric: str) -> pd.DataFrame:
-    """Returns a figure of the training responses in each role, by run and update, whichever policy played it."""
+    """Returns a figure of the training responses in each role, by run and update, whichever policy had the role."""
     rows = metrics.frame.query("split == 'train' and role != '' and metric == @metric")
     return rows.pivot(index=["run", "update"], columns="role", values="value")
 
@@ -88,14 +88,14 @@ def unsteadiness(metrics: StudyMetrics) -> "pd.Series[float]":
     }
     deviations = {}
     for name, run in metrics.runs.items():
-        values = []
+        policy_deviations = []
         for policy in run.settings.policy_ids:
             rewards = metrics.get("train", "task_reward", policy)
             rewards = rewards[rewards.index.get_level_values("run") == name]
             playing = pd.Series([roles.get(key) for key in rewards.index], rewards.index, dtype=object)
             steps = rewards.diff()[playing == playing.shift()]
-            values.append(math.sqrt(float(np.square(steps).mean()) / 2))
-        deviations[name] = float(np.mean(values))
+            policy_deviations.append(math.sqrt(float(np.square(steps).mean()) / 2))
+        deviations[name] = float(np.mean(policy_deviations))
     return metrics.complete(pd.Series(deviations, dtype=float).rename_axis("run"))
 
 

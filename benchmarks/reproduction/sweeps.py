@@ -1,4 +1,4 @@
-"""Sweeps over one setting, of PPO and CORY alike."""
+"""Sweeps over one setting, with runs of PPO and of CORY."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,9 +9,9 @@ from launch.experiments.measures import final_value
 from launch.experiments.results import StudyRun
 
 FEWEST = 3
-"""Values of a sweep that make a frontier."""
+"""Minimum number of swept values for a frontier."""
 Matched = dict[float, tuple[list[StudyRun], list[StudyRun]]]
-"""Value of the swept setting → runs of PPO, runs of CORY with two agents."""
+"""Value of the swept setting to the runs of PPO and of CORY with two agents."""
 
 
 def sweep(runs: Iterable[StudyRun], key: str, agents: int) -> dict[Value, list[StudyRun]]:
@@ -20,10 +20,10 @@ def sweep(runs: Iterable[StudyRun], key: str, agents: int) -> dict[Value, list[S
     Args:
         runs: of one study, whose first arm has two agents.
         key: the setting.
-        agents: their number.
+        agents: number of agents.
 
     Returns:
-        By the setting's value, in the order in which arms stand in the study.
+        The setting's value to its runs, in the order of the study's arms.
     """
     point: dict[Value, list[StudyRun]] = {}
     for run in sorted(runs, key=lambda run: (run.arm_index, run.seed)):
@@ -44,8 +44,8 @@ def matched(arms: Mapping[str, Sequence[StudyRun]], key: str) -> Matched:
 def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, float], dict[int, float]]:
     """Returns the hypervolumes of PPO and of CORY over the sweep of `kl_coef`, by seed.
 
-    A seed counts if it was run at every value at which both were trained, of which there are at least three. A run that
-    diverged has no point on the frontier.
+    A seed counts if it was run at every value at which both were trained; there must be at least three such values. A
+    diverged run has no point on the frontier.
     """
     pairs = matched(arms, "kl_coef")
     if len(pairs) < FEWEST:
@@ -57,7 +57,7 @@ def hypervolumes(arms: Mapping[str, Sequence[StudyRun]]) -> tuple[dict[int, floa
 
 
 def larger(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """Returns by how much one hypervolume is larger than another, seed by seed."""
+    """Returns the paired difference of two hypervolumes, seed by seed."""
     return estimate_difference({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
 
 
@@ -85,7 +85,7 @@ def references(runs: Sequence[StudyRun]) -> dict[int, ParetoPoint]:
 
 
 def hypervolume(points: Iterable[ParetoPoint], worst: ParetoPoint) -> float:
-    """Returns the area that points dominate, of all that is better than `worst`.
+    """Returns the area that points dominate, bounded by the reference point `worst`.
 
     Args:
         points: in any order; those that are no better than `worst` in both count nothing.

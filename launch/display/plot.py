@@ -23,7 +23,7 @@ LEFT, RIGHT, BOTTOM, TOP = 0.78, 0.13, 0.5, 0.35
 LEGEND_LINE = 0.24
 """Height of a line of the legend, in inches."""
 PANELS_PER_ROW = 3
-"""Most panels side by side."""
+"""Maximum number of panels side by side."""
 LEGEND_STYLES: dict[str, dict[str, Any]] = {
     "training": {"linewidth": 1.1, "alpha": TRAINING_ALPHA},
     "held out": {"linewidth": 1.8, **POINT_STYLE},

@@ -22,7 +22,7 @@ RESAMPLES = 2000
 MIN_VARIANCE_SHARE = 1e-12
 """Resamples with less than this share of the variance count as constant."""
 MAX_EXACT_PAIRS = 14
-"""Most pairs for which the sign-flip test tries all signs."""
+"""Maximum number of pairs for which the sign-flip test tries all signs."""
 NUM_SIGN_FLIPS = 20_000
 """Random sign flips if there are more pairs."""
 

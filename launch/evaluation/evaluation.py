@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from policies.cory import Cory
 
 RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*PATH_SETTINGS}
-"""Settings that affect responses or their metrics, except file names: `Sources` has checksums of the files."""
+"""Settings that affect responses or their metrics, except file names, because `Sources` has checksums of the files."""
 
 
 class Lineup(NamedTuple):
@@ -251,7 +251,7 @@ def evaluate(
                 interrupts = stack.enter_context(Interrupts(lambda: None))
                 progress.stage("Starting Ray")
                 stack.enter_context(session.ray_session(processes(plan.settings), debug))
-                interrupts.install()  # Ray took SIGTERM
+                interrupts.install()  # Ray has replaced the SIGTERM handler
                 _run_batches(plan, batches, progress)
         results = cast(list[BatchRecord], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)

@@ -50,9 +50,9 @@ class ProgressCallback(Callback):
         """Logs the report and prints the evaluation, if there is one."""
         report = {name: value for name, value in result["cory"].items() if name != "samples"}
         values = self.trials.values[trial.trial_id]
-        figures = {TIME_KEY: result[TIME_KEY], OBJECTIVE: result[OBJECTIVE]}
+        progress = {TIME_KEY: result[TIME_KEY], OBJECTIVE: result[OBJECTIVE]}
         self.journal.append(
-            {"trial": str(trial), "trial_id": trial.trial_id, **figures, "values": values, "cory": report}
+            {"trial": str(trial), "trial_id": trial.trial_id, **progress, "values": values, "cory": report}
         )
         update = (trial.trial_id, result[TIME_KEY])  # a resumed trial may repeat updates
         time_left = self.progress.advance(again=update in self._reported)

@@ -114,7 +114,7 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
     """Loads a study and checks that its arms differ only in the settings they list.
 
     Args:
-        name: a key of `studies()`, or a YAML file.
+        name: a key of `bundled_studies()`, or a YAML file.
         words: `key=value`, settings of all arms that override those of the file.
 
     Raises:

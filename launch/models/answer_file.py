@@ -71,7 +71,7 @@ def write_answers(
         batches = Batches(part_file, identity, work, restart=True)
         with ProgressPrinter(sys.stderr, len(work), done=batches.done, bar=bar) as progress:
             progress.stage("Answering")
-            batches.run(lambda prompt_refs: {"rows": _answer_rows(prompt_refs, chain)}, progress)
+            batches.run(lambda batch: {"rows": _answer_rows(batch, chain)}, progress)
         rows = [row for batch in batches.results for row in batch["rows"]]
         atomic_write(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         part_file.unlink()

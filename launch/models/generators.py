@@ -34,7 +34,8 @@ def choose_backend(backend: str | None, settings: Settings) -> str:
     is_quantized = settings.quantization != "none"
     if backend == "vllm" and is_quantized:
         raise CommandError(
-            f"--backend vllm conflicts with quantization={settings.quantization}. Use --backend transformers."
+            f"--backend vllm conflicts with quantization={settings.quantization}: vLLM does not load a base that is "
+            "quantized as in training. Use --backend transformers."
         )
     if backend == "vllm" and not vllm_installed():
         raise CommandError("vLLM is not installed. Run `pip install 'cory-rllib[vllm]'`.")

@@ -233,5 +233,5 @@ def _read_weights(checkpoint: Path, policy_id: str) -> Weights:
             raise CommandError(f"{folder} does not contain valid weights: {error}.") from error
         # The run itself removes old checkpoints; it keeps the last few and the best.
         raise CommandError(f"{checkpoint} was removed by the running training. Try again.") from error
-    names = {name.removeprefix("lm."): shape for name, shape in weight_shapes(state).items() if name.startswith("lm.")}
-    return LazyWeights(names, lambda name: state[f"lm.{name}"])
+    shapes = {name.removeprefix("lm."): shape for name, shape in weight_shapes(state).items() if name.startswith("lm.")}
+    return LazyWeights(shapes, lambda name: state[f"lm.{name}"])

@@ -57,9 +57,8 @@ class TokenPrinter:
         """Prints more text of the response, without leading whitespace of the response."""
         text = text if self._has_text else text.lstrip()
         self._has_text = self._has_text or bool(text)
-        typer.echo(
-            replace_control_chars(text), self._output, nl=False
-        )  # model output must not contain terminal control codes
+        # Model output may contain terminal control codes.
+        typer.echo(replace_control_chars(text), self._output, nl=False)
 
 
 class TrainedChain:
@@ -245,6 +244,6 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
             "The mean of adapters cannot be used here, because it has a higher rank. Export it with `cory export "
             "--policy mean`, or choose other policies with --roles."
         )
-    # The mean has no tokenizer of its own.
+    # `AVERAGE_POLICY` has no separate tokenizer.
     tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
     return settings.make_chain(task, tokenizers, tokenizer_ids)

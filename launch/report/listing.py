@@ -49,7 +49,7 @@ def list_runs(location: str) -> list[ListedRun]:
         folder = Path(location)
         if not folder.is_dir():
             raise CommandError(
-                f"{location} {'is a file' if folder.exists() else 'does not exist'}. Name a folder of runs."
+                f"{location} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder of runs."
             )
         files = [file.relative_to(folder).as_posix() for file in folder.rglob(CONFIG) if Run(file.parent).exists()]
         run_locations = [str(folder / name) for name in _topmost(files)]

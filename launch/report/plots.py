@@ -100,10 +100,10 @@ def pareto_plots(arms: Sequence[ReportedArm]) -> list[Plot]:
 
 def _draw_pareto(arms: Sequence[ReportedArm], legend: Sequence[LegendEntry], panel: Axes) -> None:
     style_panel(panel, "Task reward", "per response", "− KL to the initial policy, nats per response")
-    for arm, key in zip(arms, legend, strict=True):
+    for arm, entry in zip(arms, legend, strict=True):
         kl, task = [-value for value in arm.at_end("kl")], arm.at_end("task_reward")
-        draw_runs(panel, kl, task, key.colour)
-        _draw_mean(panel, mean_ci(kl), mean_ci(task), key.colour)
+        draw_runs(panel, kl, task, entry.colour)
+        _draw_mean(panel, mean_ci(kl), mean_ci(task), entry.colour)
 
 
 def ablation_plots(arms: Sequence[ReportedArm]) -> list[Plot]:

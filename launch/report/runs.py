@@ -194,7 +194,7 @@ def read_reported_run(address: str | Path, name: str) -> ReportedRun:
         name=name,
         result=result,
         commands=[command for command, _, _ in origins],
-        environment={"made with": machine} if machine else {},
+        environment={"software and hardware": machine} if machine else {},
         unfinished=not collapsed and diverged is None and done < settings.num_updates,
         final_responses=responses,
     )

@@ -155,7 +155,7 @@ def test_a_collapse_at_one_learning_rate_decides_the_claim_of_robustness() -> No
     wild = arm("cory-lr", 2.0, 60.0, seeds=3, lr=1e-3)
     assert verdicts(base + wild + collapsed)[claim] == "not reproduced"
     assert verdicts(base + wild[:1] + collapsed[:1])[claim] == "inconclusive"
-    at_the_limit = [*collapsed[:2], mild[2]]  # one run less says the same
+    at_the_limit = [*collapsed[:2], mild[2]]  # the same verdict with one run less
     assert verdicts(base + wild + at_the_limit)[claim] == "not reproduced"
     assert verdicts(base + wild[:1] + sound[1:] + at_the_limit)[claim] == "inconclusive"
 

@@ -186,8 +186,8 @@ def test_runs_with_the_same_environment_share_one_entry(tmp_path: Path) -> None:
     reported_runs = [read_reported_run(run.path, run.path.name) for run in runs]
     assert reported_runs[0].commands == ["cory train", "cory train --resume a"]
     assert environment_rows(reported_runs) == [
-        ("a, b", {"made with": "torch 2.13.0; a CPU, 2 cores"}),
-        ("c", {"made with": "torch 2.13.0; a CPU, 4 cores"}),
+        ("a, b", {"software and hardware": "torch 2.13.0; a CPU, 2 cores"}),
+        ("c", {"software and hardware": "torch 2.13.0; a CPU, 4 cores"}),
     ]
     assert (
         f"cory-rllib {own_version()}" in describe_environment()

@@ -87,4 +87,4 @@ def test_a_folder_without_runs_is_reported_and_a_missing_one_rejected(cory_in_pr
     assert cory_in_process("runs").stderr == "No runs found in runs.\n"
     assert json.loads(cory_in_process("runs", "--json").stdout) == []
     missing = cory_in_process("runs", "nothing")
-    assert missing.returncode == 2 and "nothing does not exist. Name a folder of runs." in missing.stderr
+    assert missing.returncode == 2 and "nothing does not exist. Pass a folder of runs." in missing.stderr
