@@ -40,7 +40,7 @@ class WarmStart:
         """Raises the error of loading, so that training does not start from the model instead.
 
         Raises:
-            SettingsError: as in `find_start`.
+            SettingsError: as in `find_start_checkpoint`.
         """
         if self.error is not None:
             raise self.error

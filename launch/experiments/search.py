@@ -159,7 +159,7 @@ def check_same_search(folder: Path, search: Search) -> None:
     start, stored_settings = search.settings.start_from, stored.settings.model_dump()
     for key in changed_settings(stored.settings, search.settings):
         old_value = stored_settings[key]
-        # `resolve_start` replaced the run by one of its checkpoints.
+        # `pin_start_checkpoint` replaced the run by one of its checkpoints.
         if key != "start_from" or not start or not Path(str(old_value)).is_relative_to(Path(start).resolve()):
             changes.append(f"{key}={display_name(to_cli(old_value))}")
     if changes:

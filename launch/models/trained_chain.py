@@ -157,7 +157,7 @@ class TrainedChain:
             return Request(index, self.policy_ids[position], episode.prompt_ids(), sampling)
 
         episodes = [(PromptRef(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in prompt_refs]
-        # No prompt depends on rewards, because `chain_of` rejects such chains.
+        # No prompt depends on rewards, because `make_env_chain` rejects such chains.
         scheduler = ChainScheduler(episodes, 1, make_request, lambda episodes: None)
         self.generator.run_requests(scheduler.start(), scheduler.on_finished)
         return [self._raw_sample(state.episode) for state in scheduler.chains]

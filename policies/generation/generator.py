@@ -121,7 +121,7 @@ def sampling_seed(seed: int, update: int, query: int, position: int, sample: int
 
     Args:
         seed: of the run.
-        update: number of the update, from 0, or `EVALUATION_STREAM`.
+        update: number of the update, from 0, or `EVALUATION_UPDATE`.
         query: index of the query in its split.
         position: of the agent in the chain.
         sample: which response to this query at this position.

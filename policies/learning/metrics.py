@@ -38,10 +38,10 @@ def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tenso
 
 
 def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
-    """Metrics of one policy's scored rows; for the arguments see `measure_responses`.
+    """Metrics of one policy's scored rows; for the arguments see `compute_response_metrics`.
 
     Returns:
-        Means over responses of the metrics of `measure_responses`, and `task_reward_std`. Means over tokens of
+        Means over responses of the metrics of `compute_response_metrics`, and `task_reward_std`. Means over tokens of
         `entropy`, `logprob_diff_mean` (|sampler - learner| log-probability; its maximum is `logprob_diff_max`), and
         `importance_sampling_ratio` (learner's / sampler's probability, before clipping). If the rows have `returns`,
         `explained_variance`.

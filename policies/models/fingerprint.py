@@ -32,7 +32,8 @@ def model_files(path: str) -> dict[str, str]:
         path: a folder or hub id.
 
     Returns:
-        For a folder, digests by file name; for a hub id, the id under `HUB` and the cached commit under `COMMIT`.
+        For a folder, digests by file name; for a hub id, the id under `HUB_KEY` and the cached commit under
+        `COMMIT_KEY`.
 
     Raises:
         OSError: a file cannot be read.
