@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     text: str
     reward: float
     tokens: int
-    """Of it and of the responses before it in its chain."""
+    """Generated tokens, including those of earlier responses in its chain."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -57,10 +57,11 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     arms = {"single": options.single, "chain": options.chain}
     runs = {name: _runs(options.study, arm) for name, arm in arms.items()}
-    seeds = sorted(runs["single"].keys() & runs["chain"].keys())
-    seeds = seeds if options.seeds is None else options.seeds
-    if not seeds or not set(seeds) <= set(seeds):
-        parser.error(f"runs of both {options.single} and {options.chain} in {options.study} are of the seeds {seeds}")
+    common_seeds = sorted(runs["single"].keys() & runs["chain"].keys())
+    seeds = common_seeds if options.seeds is None else options.seeds
+    if not seeds or not set(seeds) <= set(common_seeds):
+        names = f"{options.single} and {options.chain} in {options.study}"
+        parser.error(f"seeds {seeds} require runs of both {names}; both have {common_seeds}")
     for temperature in options.temperatures:
         by_seed = [
             {

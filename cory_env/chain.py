@@ -118,7 +118,7 @@ class Chain:
     """Everything that episodes share: task, tokenizer, roles, limits and spaces. Has no episode state.
 
     Attributes:
-        at: By position, the chain with the tokenizer of that agent; by default this chain.
+        by_position: By position, the chain with the tokenizer of that agent; by default this chain.
         end_token_ids: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
         stops: The stop strings (none or one), in the form that `Detokenizer` takes.
     """
@@ -186,7 +186,7 @@ class Chain:
     def with_position_chains(self, others: "Sequence[Chain]") -> Self:
         """Returns this chain with a different tokenizer per agent. Agents pass text to one another.
 
-        Encode and decode with the chains in its `at`: its own methods still use this chain's tokenizer.
+        Encode and decode with the chains in its `by_position`: its own methods still use this chain's tokenizer.
 
         Args:
             others: By position, a chain that differs from this one only in its tokenizer.

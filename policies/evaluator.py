@@ -152,7 +152,7 @@ class Evaluator:
         Returns:
             The rollout, and by role the metrics of `compute_response_metrics`: fp32 `[C]` each, in the rollout's order;
             empty if the reward failed on every query. For the last role of a chain, `kl` is to the reference on the
-            bare query, estimated from the sampled tokens, and `in_chain_kl` to the reference in the role's own prompt.
+            bare query, estimated from the sampled tokens, and `in_chain_kl` to the reference on the role's own prompt.
         """
         rollout = self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split=split)
         rows = rows_from_episodes(rollout.episodes)

@@ -104,7 +104,7 @@ def log_update(
 
 
 def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: float) -> dict[str, dict[str, float]]:
-    """Returns role → metrics of its responses, as from `measure`; means over the teams.
+    """Returns role → metrics of its responses, as from `compute_metrics`; means over the teams.
 
     Args:
         rows: policy id → scored rows with estimated returns.

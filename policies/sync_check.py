@@ -82,7 +82,7 @@ class SyncCheck:
         """Checks every LLM on one runner if `check_weight_sync` is set; all runners have the same code and versions.
 
         Raises:
-            SelfTestFailure: an engine does not use new weights.
+            WeightSyncCheckError: an engine does not use new weights.
         """
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
         self._checked_learned = False
@@ -207,7 +207,7 @@ def check_weight_sync(
         The measured differences.
 
     Raises:
-        SelfTestFailure: the engine did not use the new weights. The initial weights are loaded again by then.
+        WeightSyncCheckError: the engine did not use the new weights. The initial weights are loaded again by then.
     """
     perturbed_weights = perturb(weights, seed=0)
 

@@ -142,7 +142,7 @@ def train(
     Args:
         recipe: Sizes, budget, learning rate and seed.
         tokenizer: The classifier's tokenizer.
-        corpus: The corpus, of which the training parts are used.
+        corpus: The corpus; only its training parts are used.
         report: Returns held-out metrics as text; called at each tenth of the budget.
         log: Called with one line of progress.
     """

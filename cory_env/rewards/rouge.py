@@ -17,7 +17,7 @@ def overlap(completions: Sequence[str], summary: Sequence[str | Sequence[str]], 
 
     Args:
         completions: The decoded responses.
-        summary: The references: one text per completion, or a list of texts, the best match of which counts.
+        summary: The references: one text per completion, or a list of texts (the best match counts).
         measure: `rouge1`, `rouge2`, `rougeL` or `rougeLsum`, in a configuration
             `cory_env.rewards.rouge:overlap?measure=rouge2`.
 

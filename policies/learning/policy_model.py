@@ -207,7 +207,7 @@ class PolicyModel(nn.Module):
     def reference(self) -> PreTrainedModel:
         """The frozen initial policy π_0 on this model's device.
 
-        For a sharded model with LoRA it is the LM itself, which is π_0 under `adapters_disabled`.
+        For a sharded model with LoRA it is the LM itself, which is π_0 inside `adapters_disabled`.
         """
         if not self._reference or next(self._reference[0].parameters()).device != self.device:
             forward_dtype = base_dtype(self._dtype, self.device)

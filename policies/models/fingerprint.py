@@ -32,7 +32,7 @@ def model_files(path: str) -> dict[str, str]:
         path: a folder or hub id.
 
     Returns:
-        For a folder, digests by file name. For a hub id, the id under `HUB_KEY`, and the cached commit under
+        For a folder, digests by file name; for a hub id, the id under `HUB_KEY` and the cached commit under
         `COMMIT_KEY`.
 
     Raises:

@@ -177,8 +177,8 @@ class Fields(BaseModel):
     """Number of updates of the run."""
     max_lag: int = learning_setting(0, ge=0, le=1)
     """1 prefetches the next update's rollouts while learners learn, with weights one update older, corrected by
-    `importance_sampling_clip_max` (docs/plan.md). A resumed run plays its first update with the current weights, so it
-    differs slightly from an uninterrupted one."""
+    `importance_sampling_clip_max` (docs/plan.md). A resumed run generates its first update with the current weights, so
+    it differs slightly from an uninterrupted one."""
     queries_per_update: int = learning_setting(256, ge=1)
     """Queries per update."""
     num_generations: int = learning_setting(1, ge=1)
@@ -307,7 +307,7 @@ class Fields(BaseModel):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The environment's agents, in the order they answer."""
+        """The environment's agents, in the order in which they respond."""
         return role_names(self.num_agents)
 
     @property

@@ -122,7 +122,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
 
 
 def _saved_activations(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, Any]:
-    """Returns `saved`, `experts` and `norms` of `Shape`, computed from the widths of the layers.
+    """Returns `saved`, `experts` and `norms` of `ModelShape`, computed from the widths of the layers.
 
     The output of a linear layer is saved, and so is its next function's: queries are rotated and yield the output of
     attention, an up projection passes through the activation function. But keys and values are saved once, and so are
@@ -159,7 +159,7 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
 
     Args:
         settings: the run's.
-        models: from `shapes`.
+        models: from `model_shapes`.
     """
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
     size, shards = _bytes(settings, device), settings.shards_per_policy or 1
@@ -246,7 +246,7 @@ def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
 
     Args:
         settings: the run's.
-        models: from `shapes`.
+        models: from `model_shapes`.
     """
     device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
     size, split = _bytes(settings, device), settings.tensor_parallel_size

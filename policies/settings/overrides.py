@@ -88,8 +88,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         del result["num_runners"]
     for names, is_met, _ in REQUIREMENTS:
         # Drop only values that the overrides left without effect: `average_period` of a preset with two agents, if
-        # `num_agents=1` is set. Values without effect before, such as `average_tau` alone in a file, are
-        # rejected later.
+        # `num_agents=1` is set. Values without effect before, such as `average_tau` alone in a file, are rejected
+        # later.
         if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
             result = {name: value for name, value in result.items() if name in overrides or name not in names}
     return result
