@@ -64,7 +64,7 @@ def share_interval(rewards: NDArray[np.floating]) -> tuple[float, float]:
     """Estimates the 95 % confidence interval of the influence, by the percentile bootstrap over queries.
 
     Args:
-        rewards: as for `components`.
+        rewards: as for `variance_components`.
 
     Returns:
         Lower and upper bound; NaN if the variance is 0.
