@@ -83,7 +83,7 @@ def check_all_sources(
         allow: Whether the user allows changes.
 
     Returns:
-        The sources by kind of training, for `write_comparable`.
+        The sources by kind of training, for `write_all_sources`.
 
     Raises:
         CommandError: There is a change that needs the user's permission, or a training cannot be prepared.
@@ -128,7 +128,7 @@ def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Setting
 
 
 def read_all_sources(folder: Path) -> dict[str, Sources]:
-    """Reads the file of `write_comparable`; empty if there is none.
+    """Reads the file of `write_all_sources`; empty if there is none.
 
     Raises:
         CommandError: The file is damaged or has an unknown format.
