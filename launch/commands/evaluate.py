@@ -79,8 +79,8 @@ def evaluate(
     query), and pass@k if the task defines correct responses; with 95 % intervals.
 
     Settings: a run uses its own, a model those of the preset imdb-tiny. KEY=VALUE changes them, except settings of the
-    policies. `data=FILE` evaluates on all of FILE. The batch size is the number of chains per update; `seed` seeds the
-    sampling of responses.
+    policies. `data=FILE` evaluates on all of FILE. Chains are generated in batches as large as those of an update;
+    `seed` seeds the sampling of responses.
 
     Repeat the command to continue a killed evaluation. Checkpoints are pickles, which can run code: evaluate only your
     own runs.

@@ -136,7 +136,7 @@ def read_status(location: str | Path) -> RunStatus:
         StorageError: storage cannot be read.
     """
     run = read_run(location, (*CACHED_FILES, REJECTED_FILES))
-    # Before the updates, so that the last records of a process that ends meanwhile are not missed.
+    # Before the updates, so that the last records of a process that is just ending are not missed.
     owner = Owner.read((run.storage or run).read(LEASE))
     process = lock_holder(run.path) if run.storage is None else None
     process = process or (str(owner) if owner is not None and owner.is_alive else None)

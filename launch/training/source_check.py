@@ -39,7 +39,7 @@ def check_sources(
         allow: Whether the user allows changes.
 
     Returns:
-        The changes, for `consequence`.
+        The changes, for `incomparable_warning`.
 
     Raises:
         CommandError: There is a change that needs the user's permission.

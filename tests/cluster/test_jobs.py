@@ -188,7 +188,7 @@ def test_a_stopped_search_job_is_resumed_by_the_same_command(head: Head, project
     job = head.cory(*words, cwd=project)
     output, errors = job.communicate(timeout=360)
     assert job.returncode == 0, output + errors
-    assert "trial_00000  goes on from trial_00000 after update" in output
+    assert "trial_00000  continues from trial_00000 after update" in output
     with (folder / "results.csv").open() as file:
         assert [(row["lr"], row["status"], row["exchanges"]) for row in csv.DictReader(file)] == [
             ("0.0001", "done", "16"),
