@@ -83,8 +83,8 @@ def test_a_job_has_its_node_s_secret_and_the_job_list_does_not(head: Head, proje
 PROBE = """
 import os, ray
 import cory_rllib
-from launch.commands import train
 from launch.console.credentials import worker_runtime_env
+from launch.main import main
 
 ray.init(runtime_env=worker_runtime_env())
 secret = ray.remote(lambda: os.environ["HF_TOKEN"][:3])

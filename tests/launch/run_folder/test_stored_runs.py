@@ -277,7 +277,7 @@ def test_resuming_a_finished_run_in_storage_says_so_and_leaves_no_local_files(
 
     monkeypatch.setattr(Storage, "_download", record_download)
     assert main(["train", *command]) == 0
-    assert "is done: it has all of its 6 updates. To lengthen it: " in capsys.readouterr().out
+    assert "is done: all 6 updates are completed. To train longer: " in capsys.readouterr().out
     run_files = [name for name in downloads if not name.startswith("checkpoints/")]
     assert sorted(run_files) == ["config.yaml", "metrics.jsonl", "run.id"]
     assert (downloads == run_files) == (command[0] != "--resume")  # --resume verifies the checkpoint
