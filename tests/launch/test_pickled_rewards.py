@@ -62,9 +62,9 @@ def test_model_cards_reports_and_comparisons_contain_only_the_function_s_name(
 
 
 def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"holds a run with reward=near, and that cannot change"):
+    with pytest.raises(CommandError, match=r"is a run with reward=near, which cannot change"):
         _merge_resumable(runs[0], settings(5))
-    with pytest.raises(CommandError, match=r"holds a run with reward=near, start_from=null, and"):
+    with pytest.raises(CommandError, match=r"is a run with reward=near, start_from=null, which"):
         _merge_resumable(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
     stored, requested = (
         Search(pin_objective(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)

@@ -99,7 +99,7 @@ def test_settings_of_another_version_are_rejected_with_a_hint(run: Run, line: st
     key = line.partition(" ")[0]
     other_lines = [text for text in config.read_text().splitlines() if not text.startswith(key)]
     config.write_text("\n".join([*other_lines, line]) + "\n")
-    with pytest.raises(CommandError, match=rf"{message}.* \(its first lines say which\)"):
+    with pytest.raises(CommandError, match=rf"{message}.* \(see its first lines\)"):
         _resume_settings(run, [])
 
 

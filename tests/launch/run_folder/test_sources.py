@@ -261,7 +261,7 @@ def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_
     settings = make_settings({**VALUES, **values})
     changes = check_sources(before, settings, settings.make_task(), sources(**values), "run", allow=False)
     assert next(incomparable_warning(change, 5) for change in changes) == (
-        "Warning: The code of mine:score has changed. The figures up to update 5 do not compare with later ones."
+        "Warning: The code of mine:score has changed. The figures up to update 5 are not comparable with later ones."
     )
 
 
