@@ -79,8 +79,8 @@ def evaluate(
     query), and pass@k if the task defines correct responses; with 95 % intervals.
 
     Settings: a run uses its own, a model those of the preset imdb-tiny. KEY=VALUE changes them, except settings of the
-    policies. `data=FILE` evaluates on all of FILE. The batch size is the number of chains per update; `seed` seeds the
-    sampling of responses.
+    policies. `data=FILE` evaluates on all of FILE. Chains are generated in batches as large as those of an update;
+    `seed` seeds the sampling of responses.
 
     Repeat the command to continue a killed evaluation. Checkpoints are pickles, which can run code: evaluate only your
     own runs.
@@ -90,7 +90,7 @@ def evaluate(
       cory evaluate runs/NAME --samples 16 --checkpoint latest
       cory evaluate runs/NAME data=other.jsonl temperature=0.7
       cory evaluate runs/PPO --agents 2            # a policy trained without a chain, as its own observer
-      cory evaluate ./my-model task=custom data=questions.jsonl reward=my_rewards:score --solved-at 1
+      cory evaluate ./my-model task=custom data=my.jsonl reward=mine:score max_response_tokens=12 --solved-at 1
       cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # standard benchmarks (docs/evaluations.md)
     """
     from launch.cluster import session
@@ -216,8 +216,8 @@ def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | 
     if overrides.get("task", base["task"]) != base["task"]:
         if "max_response_tokens" not in overrides:
             raise CommandError(
-                f"task={overrides['task']} requires max_response_tokens. {target} has "
-                f"{base.get('max_response_tokens')}, for another task."
+                f"task={overrides['task']} requires max_response_tokens=TOKENS: the value of {target}, "
+                f"{base.get('max_response_tokens')}, is for task={base['task']}."
             )
         base = {key: value for key, value in base.items() if key == "task" or key not in settings_in_categories("task")}
     if "data" in overrides:

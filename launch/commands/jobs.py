@@ -60,9 +60,8 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
         return 0
     with cluster_errors(client, job):
         client.stop_job(job)
-    waits = STOP_WAIT in (info.runtime_env or {}).get(
-        "env_vars", {}
-    )  # set by `cory submit`; otherwise Ray kills it soon
+    # Set by `cory submit`; otherwise Ray kills the job after 3 seconds.
+    waits = STOP_WAIT in (info.runtime_env or {}).get("env_vars", {})
     message = f"Stopping {job}." + (" A training finishes and saves its update first." if waits else "")
     print(message, flush=True)
     while not info.status.is_terminal():

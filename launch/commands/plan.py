@@ -84,12 +84,13 @@ def plan(
     for node in filled:
         print(f"{node.name}: {', '.join(node.processes) or 'nothing'}")
     gpu_bytes = max((node.gpu_memory or 0.0 for node in machines), default=0.0)
-    for lack in shortfalls:
-        reasons = "; ".join(lack.reasons) or "the cluster has no nodes"
-        print(f"Missing: no room for {lack.num_unplaced} of {count_noun(lack.kind.count, lack.kind.name)}: {reasons}.")
-    for lack in shortfalls if gpu_bytes else ():
-        if sum(need.total for need in needs[lack.kind.name] if need.device == "cuda") > gpu_bytes * lack.kind.gpus:
-            print(_suggest_gpus(settings, lack.kind.name, gpu_bytes))
+    for shortfall in shortfalls:
+        reasons = "; ".join(shortfall.reasons) or "the cluster has no nodes"
+        requested = count_noun(shortfall.kind.count, shortfall.kind.name)
+        print(f"Missing: no room for {shortfall.num_unplaced} of {requested}: {reasons}.")
+    for kind in [shortfall.kind for shortfall in shortfalls] if gpu_bytes else ():
+        if sum(need.total for need in needs[kind.name] if need.device == "cuda") > gpu_bytes * kind.gpus:
+            print(_suggest_gpus(settings, kind.name, gpu_bytes))
     if not shortfalls and not hypothetical and "RAY_ADDRESS" not in os.environ:
         check_gpus(settings)
     print("It does not fit." if shortfalls else "It fits.")
@@ -124,11 +125,11 @@ def _suggest_gpus(settings: Settings, kind: str, gpu_bytes: float) -> str:
     if kind == "runner":
         parts = memory.min_tensor_parallel_size(settings, gpu_bytes) if settings.backend == "vllm" else None
         if parts is None:
-            return f"A runner's engines do not fit on up to 8 {gpus}."
+            return f"A runner's engines do not fit even on 8 {gpus}."
         return f"A runner's engines fit on {gpus} with tensor_parallel_size={parts} gpus_per_runner={parts}."
     shards = memory.min_shards(settings, gpu_bytes)
     if shards is None:
-        return f"Learners do not fit on up to {memory.SHARD_COUNTS[-1]} {gpus} per LLM."
+        return f"Learners do not fit even on {memory.SHARD_COUNTS[-1]} {gpus} per LLM."
     count = shards * len(settings.policy_ids)
     return f"Learners fit on {gpus} with shards_per_policy={shards} num_learners={count} gpus_per_learner=1."
 

@@ -31,7 +31,7 @@ def study(
         str | None, typer.Option(metavar="N|N,N", help="Seeds of all arms: a count or a list (one seed: `3,`).")
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List the bundled_studies, or a study's arms and their progress, and exit.")
+        bool, typer.Option("--list", help="List the bundled studies, or a study's arms and their progress, and exit.")
     ] = False,
     allow_changes: AllowChanges = False,
     quiet: Quiet = False,
@@ -53,7 +53,7 @@ def study(
       cory study mine.yaml --out runs/mine
 
     Exit codes:
-      0 no run is left to start; 1 some runs failed; 2 usage error; 129, 130, 143 stopped by a signal.
+      0 no run is left to start; 1 some runs failed; 2 user error; 129, 130, 143 stopped by a signal.
     """
     from launch.cluster import session
     from launch.console.errors import make_folder
@@ -180,7 +180,9 @@ def _run_jobs(
         progress.print(f"Stopped: {done} of {len(jobs)} runs are done. The same command continues.", True)
         return stop_code
     if num_claimed_elsewhere:
-        progress.print(f"No run is left to start. Other processes of this study train {num_claimed_elsewhere}.", True)
+        progress.print(
+            f"No run is left to start: other processes of this study train {num_claimed_elsewhere} of the runs.", True
+        )
     return 1 if failures else 0
 
 

@@ -79,7 +79,7 @@ def tune(
       cory tune --resume runs/search
 
     Exit codes:
-      0 all trials are done; 1 some failed; 2 usage error; 129, 130, 143 stopped by a signal.
+      0 all trials are done; 1 some failed; 2 user error; 129, 130, 143 stopped by a signal.
     """
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus

@@ -26,7 +26,7 @@ class SettingsArguments(NamedTuple):
         return self.preset or (self.files[-1].stem if self.files else DEFAULT_PRESET)
 
     def settings(self) -> Settings:
-        """Resolves the settings (see `resolve`)."""
+        """Resolves the settings (see `resolve_settings`)."""
         return resolve_settings(self.preset or DEFAULT_PRESET, self.files, self.pairs)
 
 

@@ -17,11 +17,11 @@ def retry(
     retry_on: type[Exception] = Exception,
     on_first_failure: Callable[[Exception], None] = lambda error: None,
 ) -> T:
-    """Calls a function until it succeeds or the time is over.
+    """Calls a function until it succeeds, or fails after `seconds`.
 
     Args:
         action: the function.
-        seconds: retry for this time; 0: a single attempt.
+        seconds: how long to retry; 0: a single attempt.
         retry_on: exceptions after which to retry; others are raised at once.
         on_first_failure: called with the first such exception.
 

@@ -49,9 +49,8 @@ def hardware() -> Hardware:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     flags = next((line for line in lines if line.startswith("flags")), "").split()
-    gpus = _command_output(
-        "nvidia-smi", "--query-gpu=name", "--format=csv,noheader"
-    ).splitlines()  # without loading torch
+    # By nvidia-smi rather than torch, which would be loaded for this.
+    gpus = _command_output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     return Hardware(
         cpu=names[0] if names else platform.processor(),
         cores=os.cpu_count() or 1,
@@ -72,12 +71,9 @@ def describe_environment() -> str:
 def _git_commit() -> str:
     """Returns the commit of this checkout, with `-dirty` if files have changed; empty if this is no checkout."""
     checkout = Path(__file__).parents[2]
-    is_checkout = (checkout / ".git").exists()
-    return (
-        _command_output("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12")
-        if is_checkout
-        else ""
-    )
+    if not (checkout / ".git").exists():
+        return ""
+    return _command_output("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _command_output(*command: str) -> str:

@@ -13,7 +13,14 @@ from launch.run_folder.lease import Owner
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.run import Run
-from launch.run_folder.storage import CACHED_FILES, REFUSED_FILES, Storage, check_location, checkpoint_updates, is_uri
+from launch.run_folder.storage import (
+    CACHED_FILES,
+    REJECTED_FILES,
+    Storage,
+    check_location,
+    checkpoint_updates,
+    is_uri,
+)
 from policies.models.cache import file_lock
 from policies.settings.settings import Settings
 
@@ -128,8 +135,8 @@ def read_status(location: str | Path) -> RunStatus:
         CommandError: there is no run, or one of its files is damaged.
         StorageError: storage cannot be read.
     """
-    run = read_run(location, (*CACHED_FILES, REFUSED_FILES))
-    # Before the updates, so that the last records of a process that ends meanwhile are not missed.
+    run = read_run(location, (*CACHED_FILES, REJECTED_FILES))
+    # Before the updates, so that the last records of a process that is just ending are not missed.
     owner = Owner.read((run.storage or run).read(LEASE))
     process = lock_holder(run.path) if run.storage is None else None
     process = process or (str(owner) if owner is not None and owner.is_alive else None)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 CACHED_FILES = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
 """Files of a run that readers need, besides a checkpoint."""
-REFUSED_FILES = "refused_update_*"
-REPORT_FILES = (*CACHED_FILES, SAMPLES, FINAL, REFUSED_FILES)
+REJECTED_FILES = "refused_update_*"
+REPORT_FILES = (*CACHED_FILES, SAMPLES, FINAL, REJECTED_FILES)
 """Files of a run that a report needs."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems that publish a file only when it is complete, and have no folders."""
@@ -308,9 +308,8 @@ class Storage:
             if self._filesystem.type_name in OBJECT_STORES:
                 yield path
                 return
-            unique = (
-                f".{secrets.token_hex(4)}" if name == LEASE else ""
-            )  # several processes may write the lease at once
+            # Several processes may write the lease at once.
+            unique = f".{secrets.token_hex(4)}" if name == LEASE else ""
             part = f"{path}{unique}{PART_SUFFIX}"
             self._filesystem.create_dir(str(PurePosixPath(path).parent), recursive=True)
             try:

@@ -47,13 +47,15 @@ class CheckpointWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if kind is None:
             self.finish()
         elif issubclass(kind, Exception):
             self.try_finish()
         elif self._pending is not None:
-            self._pending.publishing.__exit__(kind, error, at)
+            self._pending.publishing.__exit__(kind, error, traceback)
 
     def start(self, algo: Cory) -> None:
         """Starts saving the current update, unless it is saved or pending; first waits for the previous checkpoint.

@@ -57,8 +57,8 @@ def starting_policies(settings: Settings) -> Path | None:
         checkpoint = find_start_checkpoint(settings)
         assert checkpoint is not None
         has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
-        if has_manifest and (fault := manifest.verify(checkpoint, POLICIES)) is not None:
-            raise CommandError(f"start_from={settings.start_from} {fault}. Name another checkpoint.")
+        if has_manifest and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
+            raise CommandError(f"start_from={settings.start_from} {problem}. Choose another checkpoint.")
         return checkpoint
     run = read_run(settings.start_from)
     reject_incompatible_policies(settings, run.settings())

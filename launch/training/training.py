@@ -157,8 +157,8 @@ class Trainer:
         self.terminal.stage("Starting Ray")
         with contextlib.ExitStack() as stack:
             # Lost machines get as much time to return as lost runners.
-            patience = 2 * self.settings.generation_timeout if again else 0.0
-            stack.enter_context(session.ray_session(processes(self.settings), self.debug, patience))
+            retry_seconds = 2 * self.settings.generation_timeout if again else 0.0
+            stack.enter_context(session.ray_session(processes(self.settings), self.debug, retry_seconds))
             self.interrupts.install()  # Ray replaced the SIGTERM handler
             self.terminal.stage("Loading the models")
             with hangup_blocked():  # engines may start processes too
@@ -300,7 +300,7 @@ def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
 
 def _how_to_resume(run: Run) -> str:
     if not run.path.exists():
-        moved = "Its folder was moved. Resume with `cory train --resume` and the new path."
+        moved = "Its folder was moved or removed. If it was moved, resume with `cory train --resume` and the new path."
         return moved if run.storage is None else f"The whole run is in {run.location}."
     latest = run.checkpoints.latest()
     if latest is None:

@@ -83,8 +83,8 @@ def test_a_job_has_its_node_s_secret_and_the_job_list_does_not(head: Head, proje
 PROBE = """
 import os, ray
 import cory_rllib
-from launch.commands import train
 from launch.console.credentials import worker_runtime_env
+from launch.main import main
 
 ray.init(runtime_env=worker_runtime_env())
 secret = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
@@ -188,7 +188,7 @@ def test_a_stopped_search_job_is_resumed_by_the_same_command(head: Head, project
     job = head.cory(*words, cwd=project)
     output, errors = job.communicate(timeout=360)
     assert job.returncode == 0, output + errors
-    assert "trial_00000  goes on from trial_00000 after update" in output
+    assert "trial_00000  continues from trial_00000 after update" in output
     with (folder / "results.csv").open() as file:
         assert [(row["lr"], row["status"], row["exchanges"]) for row in csv.DictReader(file)] == [
             ("0.0001", "done", "16"),

@@ -96,7 +96,7 @@ def test_another_task_drops_the_runs_data_and_prompts(tmp_path: Path) -> None:
     )
     changed = settings("task=imdb", "max_response_tokens=7", run=run)
     assert (changed.task, changed.data, changed.reward, changed.temperature) == ("imdb", None, None, 0.5)
-    with pytest.raises(CommandError, match=r"task=imdb requires max_response_tokens\."):
+    with pytest.raises(CommandError, match=r"task=imdb requires max_response_tokens=TOKENS"):
         settings("task=imdb", run=run)
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Path:
-    """What was called; the commands are in the folder beside it."""
+    """The file that lists the calls of the fake commands in `bin`."""
     for name, text in COMMANDS.items():
         command = tmp_path / "bin" / name
         command.parent.mkdir(exist_ok=True)
@@ -38,7 +38,7 @@ def calls(tmp_path: Path) -> Path:
     return tmp_path / "calls"
 
 
-def begin(calls: Path, ends: str) -> "subprocess.Popen[str]":
+def start_job(calls: Path, ends: str) -> "subprocess.Popen[str]":
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "one,two", "SLURM_CPUS_PER_TASK": "2"}
     own = {"PATH": f"{calls.parent / 'bin'}:{os.environ['PATH']}", "HOME": str(calls.parent)}
     return subprocess.Popen(
@@ -50,8 +50,8 @@ def begin(calls: Path, ends: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_node_each_joins_the_cluster_and_the_run_goes_on_where_it_was_and_gives_its_exit_code(calls: Path) -> None:
-    job = begin(calls, "exit 3")
+def test_every_node_joins_the_cluster_and_the_resumed_run_returns_its_exit_code(calls: Path) -> None:
+    job = start_job(calls, "exit 3")
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 3, errors
     called = calls.read_text().splitlines()
@@ -70,7 +70,7 @@ def test_a_node_each_joins_the_cluster_and_the_run_goes_on_where_it_was_and_give
 
 
 def test_a_job_that_slurm_ends_waits_until_the_run_is_saved(calls: Path) -> None:
-    job = begin(calls, "while :; do sleep 0.1; done")
+    job = start_job(calls, "while :; do sleep 0.1; done")
     wait_until(lambda: calls.exists() and "cory train" in calls.read_text(), 60)
     job.send_signal(signal.SIGTERM)
     _, errors = job.communicate(timeout=60)

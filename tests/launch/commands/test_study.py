@@ -77,7 +77,7 @@ def test_a_study_trains_missing_runs_and_stores_their_results(
     assert lock is not None
     with lock:
         second = cory_in_process("study", "mine.yaml", "--out", "study", "broken")
-    assert "Other processes of this study train 1." in second.stdout
+    assert "other processes of this study train 1 of the runs." in second.stdout
 
     # Labels of arms may change, but not their settings.
     (tmp_path / "mine.yaml").write_text(STUDY + CHANGED)

@@ -94,7 +94,7 @@ def test_invalid_arguments_are_rejected(policies_run: Run, tasks: Path, cory_in_
     run = tmp_path / "run"
     shutil.copytree(policies_run.path, run)
     for words, message in (
-        (["--lm-eval", "mood", "temperature=1"], "brings its own tasks and sampling"),
+        (["--lm-eval", "mood", "temperature=1"], "has its own tasks and sampling"),
         (["--lm-eval", "moods", "--lm-eval-tasks-folder", str(tasks)], "Unknown lm-eval task moods."),
     ):
         result = cory_in_process("evaluate", str(run), *words)

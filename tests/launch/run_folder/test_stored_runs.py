@@ -139,13 +139,13 @@ def test_an_update_repeated_by_another_machine_replaces_the_local_one(home: Path
         other.cut_after(0)
         for update in range(1, 7):
             other.metrics.append({"update": update, "seconds": 2.0})
-        other.checkpoints.save(6, lambda folder: write_checkpoint(folder, "done anew"))
+        other.checkpoints.save(6, lambda folder: write_checkpoint(folder, "repeated"))
         other.upload()
         other.unlock()
     resumed = Run.open(f"file://{path}")
     resumed.download_checkpoint()
     assert resumed.updates() == other.updates() == Run.open(path).updates()
-    assert (resumed.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "done anew"
+    assert (resumed.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "repeated"
 
 
 def test_a_folder_and_its_uri_are_the_same_run_with_one_writer(home: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_run_whose_folder_was_renamed_fails_without_creating_it_again(tmp_path
     expected_error = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
     with expected_error as raised, training._explain_failure(run):
         run.metrics.append({"update": 1})
-    assert "Its folder was moved." in raised.value.__notes__[-1]
+    assert "Its folder was moved or removed." in raised.value.__notes__[-1]
     assert not run.path.exists() and Run(tmp_path / "renamed").updates()
 
 

@@ -54,7 +54,7 @@ def test_start_from_accepts_a_checkpoint_unless_it_is_damaged(settings: Settings
     from_checkpoint = settings.model_copy(update={"start_from": str(checkpoint)})
     assert starting_policies(from_checkpoint) == checkpoint
     (checkpoint / POLICIES / "llm_1" / "weights").write_text("damaged")
-    with pytest.raises(CommandError, match=r"update_000001 has a damaged file .*weights\. Name another checkpoint\."):
+    with pytest.raises(CommandError, match=r"update_000001 has a damaged file .*weights\. Choose another checkpoint\."):
         starting_policies(from_checkpoint)
 
 

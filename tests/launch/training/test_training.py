@@ -101,7 +101,7 @@ def test_stop_on_collapse_saves_the_run_and_exits_with_3(cory: Cory, tmp_path: P
     result = cory("train", *SMALL, *strict, "--out", "run")
     assert result.returncode == 3, result.stderr
     assert "is far from its initial policy" in result.stdout
-    assert "Stopped after update 2, because a policy collapsed (stop_on_collapse)." in result.stdout
+    assert "Stopped after update 2 because a policy collapsed (stop_on_collapse)." in result.stdout
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [0, 1, 2]
     assert {warning["signature"] for warning in lines[2]["health"]} == {"kl"} and "evaluation" in lines[2]
