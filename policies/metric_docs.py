@@ -3,15 +3,15 @@
 METRIC_DOCS = {
     "task_reward": "Mean task reward of the responses, before `credit` and `reward_scaling`.",
     "kl": "Mean KL to the reference policy per response, in nats, summed over tokens and computed over the whole "
-    "vocabulary. In `last_response`: estimated from the sampled tokens, with the reference on the bare query.",
+    "vocabulary. In `last_response`: estimated from the sampled tokens; the reference is given only the bare query.",
     "combined_reward": "Mean of task reward minus `eval_kl_coef` times KL. It selects the best checkpoint.",
     "response_length": "Mean response length, in tokens.",
     "eos_rate": "Share of responses that end with a stop token, not at the length limit.",
     "repetition": "Share of a response's pairs of adjacent tokens that occur earlier in it.",
-    "in_chain_kl": "In `last_response`: KL to the reference on the last agent's own prompt, as in training.",
+    "in_chain_kl": "In `last_response`: KL if the reference is given the last agent's own prompt, as in training.",
     "task_reward_std": "Standard deviation of the task reward over responses.",
     "entropy": "Mean entropy of the policy over the vocabulary, in nats per token.",
-    "logprob_diff_mean": "Mean |sampler − learner| log-probability per token: whether engine and learner agree.",
+    "logprob_diff_mean": "Mean |sampler − learner| log-probability per token; near 0 if engine and learner agree.",
     "logprob_diff_max": "Maximum |sampler − learner| log-probability per token.",
     "importance_sampling_ratio": "Mean ratio of the learner's to the sampler's probability per token, before "
     "`importance_sampling_clip_max`.",
@@ -25,7 +25,7 @@ METRIC_DOCS = {
     "grad_norm": "Mean gradient norm over optimizer steps, before `grad_clip`.",
     "value_loss": "Mean loss of the critic per response token (`advantage=gae`).",
 }
-"""Metrics of an LLM, a role or an evaluation; several reward functions also have `reward/NAME` each, its mean."""
+"""Metrics of an LLM, a role or an evaluation; with several reward functions, also `reward/NAME`, the mean of each."""
 PHASE_DOCS = {
     "rollout": "Generation of responses, without rewards.",
     "reward": "Computation of rewards.",

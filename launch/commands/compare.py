@@ -32,10 +32,10 @@ def compare(
 ) -> None:
     """Show the settings in which runs differ, their final held-out metrics, and their cost.
 
-    Metrics are from the end of each run, on held-out queries: of each policy alone, their mean, and the chain's last
-    response. Runs with test_queries have 95 % intervals over these queries, in brackets. Other runs show their last
-    evaluation without intervals; `cory evaluate` computes them. Each run is a single seed: to compare over seeds, use
-    `cory report` or `cory study`.
+    Metrics are measured at the end of each run, on held-out queries: for each policy alone, as their mean, and for the
+    chain's last response. Runs with test_queries have 95 % intervals over these queries, in brackets. Other runs show
+    their last evaluation without intervals; `cory evaluate` computes them. Each run is a single seed: to compare over
+    seeds, use `cory report` or `cory study`.
 
     Examples:
       cory compare runs/a runs/b

@@ -15,7 +15,9 @@ def export(
     out: Annotated[Path, typer.Option(metavar="DIR", parser=local_path, help="A new or empty folder.")],
     policy: Annotated[
         str | None,
-        typer.Option(metavar="P", help="Such as llm_1, or `mean` for the mean of all; required if there are several."),
+        typer.Option(
+            metavar="P", help="Policy, such as llm_1, or `mean` for the mean of all; required if there are several."
+        ),
     ] = None,
     checkpoint: CheckpointOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapter into its base (weights=lora).")] = False,

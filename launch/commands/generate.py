@@ -49,8 +49,8 @@ def generate(
     --in FILE answers all rows of a data file in large batches, with vLLM if it is installed, and writes --out
     atomically. FILE?query_column=COLUMN sets the query column (default: query), whose values may be lists of messages
     if the run has chat=true. Other columns are copied, and fill prompt templates that contain them. After an
-    interruption, the same command continues. A line of the output: {"row": 0, "sample": 0, "query": ..., "responses":
-    [{"role": ..., "policy": ..., "text": ...}, ...]}; the last response is the chain's answer.
+    interruption, run the same command again to continue. Format of an output line: {"row": 0, "sample": 0, "query":
+    ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]}; the last response is the chain's answer.
 
     Only the policies' weights are read from the checkpoint, no pickles. The base model is loaded as in training,
     including its own code if the run has trust_remote_code=true.
@@ -58,7 +58,7 @@ def generate(
     Examples:
       cory generate runs/demo "This movie"
       cory generate runs/demo "This movie" --roles llm_2         one policy alone
-      cory generate runs/demo "This movie" --roles mean          the mean of the weights of all (docs/averaging.md)
+      cory generate runs/demo "This movie" --roles mean          the mean of all policies' weights (docs/averaging.md)
       cory generate runs/demo --roles llm_2,llm_1 --json < queries.txt
       cory generate runs/demo --in questions.csv --out answers.jsonl --samples 4 --temperature 0.7
     """

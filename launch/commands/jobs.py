@@ -22,8 +22,8 @@ def jobs(
 ) -> int:
     """List the jobs of a Ray cluster, show their output, stop them.
 
-    `logs` follows the output of a job and exits with its exit code. `stop` lets a training that was started by
-    `cory submit` finish its update and save a checkpoint; other jobs end at once.
+    `logs` follows the output of a job and exits with its exit code. `stop` lets a training run started by
+    `cory submit` finish its update and save a checkpoint first; other jobs end at once.
 
     Examples:
       cory jobs
@@ -62,7 +62,7 @@ def _stop(client: "JobSubmissionClient", job: str) -> int:
         client.stop_job(job)
     # Set by `cory submit`; otherwise Ray kills the job after 3 seconds.
     waits = STOP_WAIT in (info.runtime_env or {}).get("env_vars", {})
-    message = f"Stopping {job}." + (" A training finishes and saves its update first." if waits else "")
+    message = f"Stopping {job}." + (" The training run finishes and saves its update first." if waits else "")
     print(message, flush=True)
     while not info.status.is_terminal():
         info = poll_job_details(client, job)

@@ -24,7 +24,7 @@ def plan(
     words: Words = None,
     config: ConfigFiles = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Plan for N equal machines with the next options.")
+        int | None, typer.Option(min=1, metavar="N", help="Plan for N machines with the hardware below.")
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=0, metavar="N", help="CPUs per machine. [default: 96]")] = None,
     memory: Annotated[
@@ -36,8 +36,8 @@ def plan(
 ) -> int:
     """Show the placement and memory of a run's processes, and whether they fit.
 
-    Plans for the cluster of RAY_ADDRESS if it is set, else for this machine. With --nodes or another machine option, it
-    plans for machines that need not exist. Memory is an estimate (docs/plan.md).
+    Plans for the cluster of RAY_ADDRESS if it is set, else for this machine; with --nodes or another machine option,
+    for hypothetical machines. Memory is an estimate (docs/plan.md).
 
     Exit codes:
       0 the run fits; 1 it does not; 2 a user error.

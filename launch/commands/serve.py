@@ -41,7 +41,7 @@ def serve(
     returns the last response; the earlier ones are its `drafts` (docs/serving.md).
 
       POST /v1/chat/completions   a query, or a conversation if the run has chat=true
-      POST /v1/completions        a policy continues the text; the chain takes it as a query
+      POST /v1/completions        a policy continues the text; `chain` treats it as a query
       GET  /v1/models, /health
 
     Ctrl-C or SIGTERM stops the server after pending responses are finished, at most 5 s later.

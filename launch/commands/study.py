@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def study(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|FILE ARM KEY=VALUE", help="A study; some of its arms; settings of all arms."),
+        typer.Argument(metavar="NAME|FILE ARM KEY=VALUE", help="A study, some of its arms, and settings for all arms."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", parser=local_path, help="The study's folder.")] = None,
     tier: Annotated[int | None, typer.Option(min=1, metavar="N", help="Run only the arms of this tier.")] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N|N,N", help="Seeds of all arms: a count or a list (one seed: `3,`).")
+        str | None, typer.Option(metavar="N|N,N", help="Seeds for all arms: a count or a list (one seed: `3,`).")
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the bundled studies, or a study's arms and their progress, and exit.")
@@ -40,10 +40,9 @@ def study(
     """Train several configurations (arms) with several seeds, and compare them.
 
     Arms differ only in the settings they list. The same command continues a study: finished runs are skipped, and
-    stopped or failed runs resume. DIR/results/ARM/seed_N.json contains what tables and plots need of a run.
-    DIR/runs/ARM/seed_N is its run folder, which `cory watch` follows, and seed_N.txt beside it is its output. If the
-    same command runs in several terminals, or on several machines that share the folder, they divide the runs among
-    them.
+    stopped or failed runs resume. DIR/results/ARM/seed_N.json contains a run's data for tables and plots.
+    DIR/runs/ARM/seed_N is its run folder, which `cory watch` follows, and seed_N.txt beside it contains its output. To
+    divide the runs among several terminals, or several machines that share the folder, run the same command in each.
 
     Examples:
       cory study --list

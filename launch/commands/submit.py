@@ -40,7 +40,7 @@ def submit(
         typer.Option(
             metavar="DIR|URI",
             parser=path_or_uri,
-            help="Parent of the run of `train` or (DIR only) the search of `tune`. All nodes must be able to reach it.",
+            help="Parent folder of the run (`train`) or search (`tune`, DIR only). All nodes must be able to reach it.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run or search. [default: NAME-TIME]")] = None,

@@ -35,10 +35,10 @@ def tune(
         Literal["asha", "pbt"] | None, typer.Option(help="Stop bad trials early, or clone good ones.")
     ] = None,
     algorithm: Annotated[
-        Literal["optuna"] | None, typer.Option("--search", help="Choose values from earlier results.")
+        Literal["optuna"] | None, typer.Option("--search", help="Choose values based on earlier results.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples of ranges. [default: 1; 4 for pbt]")
+        int | None, typer.Option(min=1, metavar="N", help="Number of samples from ranges. [default: 1; 4 for pbt]")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every point with N seeds.")] = None,
     concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum concurrent trials.")] = None,

@@ -36,7 +36,8 @@ def watch(
     Exit codes: 0 the run is done; 1 it is not done and no process is training it; 3 stop_on_collapse ended it; 130
     interrupted by Ctrl-C.
 
-    A run in storage is followed until it is done, because its lease outlives the training process by two minutes.
+    A run in storage is followed until it is done, even if no process is training it: its lease still looks valid for
+    two minutes after the training process has died.
     """
     from launch.console.retry import RETRY_SECONDS, retry
     from launch.display.terminal import Terminal

@@ -42,8 +42,8 @@ class Fields(BaseModel):
     eval_data: str | None = task_setting(None, content=True)
     """Held-out queries, in the same form as `data`; null: every tenth row of `data`."""
     validation: bool = task_setting(True)
-    """Split the held-out queries: the first `eval_queries` (at most half; of held-out rows of `data`, every second one)
-    select checkpoints and trials, and the rest are the test set. If false, all of them do both."""
+    """Split the held-out queries: the first `eval_queries` (at most half; every second one if they are rows of `data`)
+    select checkpoints and trials, and the rest are the test set. If false, all of them serve both purposes."""
     max_query_tokens: int | None = task_setting(None, ge=1)
     """Cut queries to at most this many tokens; null: no limit."""
     min_query_tokens: int | None = task_setting(None, ge=1)
@@ -78,8 +78,8 @@ class Fields(BaseModel):
     system_prompt: str | None = sampling_setting(None)
     """System message of every conversation (requires `chat`)."""
     chat_date: str | None = sampling_setting(None, pattern=r"^\d{4}-\d\d-\d\d$")
-    """Date for chat templates that ask for today's, YYYY-MM-DD (requires `chat`); null: the day the run starts,
-    kept when it resumes."""
+    """Current date for chat templates that contain one, YYYY-MM-DD (requires `chat`); null: the day on which the run
+    started, also when it resumes."""
     stop: str | None = task_setting(None, min_length=1)
     """Text that ends a response, such as a line break; rewards and later agents see only the text before it. If no
     single token contains it, generation continues to the limit, and the rest is dropped."""
@@ -88,8 +88,8 @@ class Fields(BaseModel):
     num_agents: int = policy_setting(2, ge=1)
     """Agents in the chain: 1 is a single agent, 2 is CORY."""
     num_policies: int | None = policy_setting(None, ge=1)
-    """Number of LLMs; null: one per agent. A divisor of `num_agents`: LLMs share roles (1: one LLM in all roles). A
-    multiple: teams of LLMs, each with its own queries."""
+    """Number of LLMs; null: one per agent. With a divisor of `num_agents`, each LLM has several roles (1: one LLM in
+    all roles); with a multiple, LLMs form teams, each with its own queries."""
     exchange_period: int | None = learning_setting(5, ge=1, clone=True)
     """Updates between role exchanges (T_REx); null: never."""
     reset_on_exchange: bool = learning_setting(False, clone=True)
@@ -109,15 +109,15 @@ class Fields(BaseModel):
     """Credit assignment (docs/credit.md): `sum`, each agent gets the rewards of all, as in the paper; `chain`, its own
     and those of later agents; or your own function, `module:function`."""
     reward_scope: RewardScope = learning_setting("all")
-    """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's. Reported task rewards stay each
-    agent's own."""
+    """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's. It does not change the reported
+    task rewards, which are each agent's own."""
     partner_reward: float = learning_setting(1.0, clone=True)
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
     r."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
-    """Discount from an agent to the next in `credit=chain`; 0 gives each agent only its own reward."""
+    """Discount from one agent to the next in `credit=chain`; 0 gives each agent only its own reward."""
     chain_lam: float = learning_setting(1.0, ge=0, le=1)
-    """GAE's lambda from an agent to the next in `credit=chain`: 1 uses the next agent's reward, 0 its critic's
+    """GAE's lambda from one agent to the next in `credit=chain`: 1 uses the next agent's reward, 0 its critic's
     estimate, which has less variance."""
 
     # Weights, precision and placement.
@@ -144,7 +144,7 @@ class Fields(BaseModel):
     seed: int = sampling_setting(0, ge=0, lt=2**31)
     """Random seed of query order, responses and mini-batches."""
     num_runners: int = computing_setting(1, ge=0)
-    """Rollout processes; 0 generates in the driver (with `transformers`, and with vLLM on a CPU)."""
+    """Rollout processes; 0 generates in the driver (possible with `transformers`, and with vLLM on a CPU)."""
     num_learners: int = computing_setting(0, ge=0)
     """Learner processes; 0 learns in the driver."""
     shards_per_policy: int | None = computing_setting(None, ge=1)
@@ -166,7 +166,7 @@ class Fields(BaseModel):
     learner_resources: str | None = computing_setting(None)
     """Custom Ray resources that each learner process requires from its node."""
     generation_timeout: float = computing_setting(600.0, gt=0)
-    """Time limit of one update's rollout without rewards, in seconds; then its runner is restarted."""
+    """Time limit of one update's rollout, excluding rewards, in seconds; then its runner is restarted."""
     learner_timeout: float = computing_setting(3600.0, gt=0)
     """Time limit of any call to a learner process, such as one update, in seconds; then it counts as dead."""
     check_weight_sync: bool = computing_setting(True)
@@ -199,7 +199,7 @@ class Fields(BaseModel):
     """Learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = learning_setting("constant")
     """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to 0 at `num_updates`. Resuming with
-    another `num_updates` changes it."""
+    another `num_updates` changes the decay."""
     warmup_updates: int = learning_setting(0, ge=0)
     """Updates over which the learning rate rises linearly to `lr`."""
     weight_decay: float = learning_setting(0.0, ge=0, clone=True)
@@ -221,9 +221,9 @@ class Fields(BaseModel):
     kl_coef: float = learning_setting(0.3, ge=0, clone=True)
     """Weight of the KL penalty to the reference policy (eta)."""
     kl_estimator: KLEstimator = learning_setting("k1")
-    """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary. Only `k1`
-    has the gradient of the KL; `full` does not depend on the sampled token, so it only restrains later tokens.
-    `grpo` and `dr_grpo` use k3 in the loss."""
+    """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo` and
+    `dr_grpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not depend
+    on the sampled token, so a token is penalized only through the KL at later positions."""
     kl_control: Literal["fixed", "adaptive"] = learning_setting("fixed")
     """Keep `kl_coef` fixed, or adapt it towards `kl_target`."""
     kl_target: float = learning_setting(6.0, gt=0, clone=True)
@@ -240,22 +240,22 @@ class Fields(BaseModel):
     lam: float = learning_setting(0.95, ge=0, le=1, clone=True)
     """GAE's lambda per token."""
     group_baseline: float = learning_setting(0.0, ge=0, le=1)
-    """With `advantage=gae`: fraction of the mean advantage of the other responses in the group (to the same query, or
-    to the same response of the pioneer) to subtract from each advantage."""
+    """With `advantage=gae`: subtract this fraction of the mean advantage of the group's other responses (to the same
+    query, or to the same response of the pioneer) from each advantage."""
     clip_ratio: float = learning_setting(0.2, gt=0, clone=True)
     """PPO clip range of the probability ratio."""
     clip_ratio_high: float | None = learning_setting(None, gt=0, clone=True)
     """Upper clip range, if different (DAPO's clip-higher); null: `clip_ratio`."""
     importance_sampling_clip_max: float | None = learning_setting(2.0, ge=1)
-    """Cap of truncated importance sampling: each token is weighted by min(learner's / sampler's probability, cap),
+    """Cap for truncated importance sampling: each token is weighted by min(learner's / sampler's probability, cap),
     which corrects for bf16 and `max_lag`; null disables it."""
     drop_zero_std_groups: bool = learning_setting(False)
     """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`); they would only contribute their KL."""
     value_clip: float = learning_setting(0.2, gt=0, clone=True)
-    """Clip range of the change of a value."""
+    """Clip range of the change of a value estimate during an update."""
     critic_inputs: Literal["tokens", "chain"] = policy_setting("tokens")
-    """Inputs of the value head (`advantage=gae`): the `tokens`, or the `chain`: also the role and the task rewards of
-    earlier agents, in training only."""
+    """Inputs of the value head (`advantage=gae`): `tokens`, or `chain`, which adds the role and the task rewards of
+    earlier agents (the value head is used in training only)."""
     value_coef: float = learning_setting(0.1, ge=0, clone=True)
     """Weight of the value loss (beta)."""
     grad_clip: float | None = learning_setting(1.0, gt=0, clone=True)
@@ -268,7 +268,7 @@ class Fields(BaseModel):
     health_patience: int = monitoring_setting(3, ge=1)
     """Consecutive updates that a symptom must last before it becomes a warning."""
     max_repetition: float = monitoring_setting(0.2, gt=0, le=1)
-    """Warn if more than this share of a response's token pairs occur earlier in it."""
+    """Warn if more than this share of a response's pairs of adjacent tokens occur earlier in it."""
     min_eos_ratio: float = monitoring_setting(0.5, ge=0, le=1)
     """Warn if the end-of-sequence rate falls below this fraction of the first update's."""
     max_token_kl: float = monitoring_setting(2.0, gt=0)
@@ -292,8 +292,8 @@ class Fields(BaseModel):
     eval_average: bool = monitoring_setting(False)
     """Also evaluate `llm_mean`, the LLM with the mean of all LLMs' weights (docs/averaging.md)."""
     test_queries: int | None = monitoring_setting(None, ge=1, resume=True)
-    """Held-out test queries, not used for selection, of a final evaluation whose responses are all kept in
-    `final.json`; null: none."""
+    """Number of held-out test queries (not used for selection) in a final evaluation, which stores all its responses in
+    `final.json`; null: no final evaluation."""
     checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
     keep_checkpoints: int = output_setting(2, ge=1)

@@ -170,7 +170,10 @@ def test_stopping_a_job_reports_its_final_status(
     after: str, code: int, dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dashboard.answers["/api/jobs/one/stop"] = [(200, '{"stopped": true}')]
-    for variables, saves in (({STOP_WAIT: "3600"}, " A training finishes and saves its update first."), ({}, "")):
+    for variables, saves in (
+        ({STOP_WAIT: "3600"}, " The training run finishes and saves its update first."),
+        ({}, ""),
+    ):
         dashboard.answers["/api/jobs/one"] = [
             job_response("RUNNING", runtime_env={"env_vars": variables}),
             job_response(after),
