@@ -102,7 +102,7 @@ def read_run(location: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
     storage = Storage(str(location))
     if storage.folder is not None:
         return Run.open(storage.folder)
-    run = Run(storage.cache("looked-at"), storage)
+    run = Run(storage.cache("downloads"), storage)
     run.path.mkdir(parents=True, exist_ok=True)
     lock = file_lock(run.path / LOCK)
 

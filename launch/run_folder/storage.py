@@ -118,7 +118,7 @@ class Storage:
         """Returns the folder for a copy of this run in the user's cache.
 
         Args:
-            kind: `runs` for runs that are trained, `looked-at` for runs that are only read.
+            kind: `runs` for runs that are trained, `downloads` for runs that are only read.
         """
         name = PurePosixPath(self.uri.partition("?")[0]).name
         return user_cache() / kind / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name
