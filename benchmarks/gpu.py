@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
             for case in cases(o.quick):
                 if o.only in case.name:
                     results.append(attempt(case, o, folder, device, peak))
-                    print(results[-1]["said"], flush=True)
+                    print(results[-1]["line"], flush=True)
                     if o.out:  # after each one: the machine may be gone before the next ends
                         o.out.write_text(json.dumps(results, indent=1) + "\n")
     if any("error" in case for case in results):
@@ -142,10 +142,10 @@ def attempt(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
     try:
         return measure(case, o, folder, device, peak)
     except torch.OutOfMemoryError as error:
-        return {"case": case.name, "said": f"{case.name:<44} out of memory: {str(error).splitlines()[0]}"}
+        return {"case": case.name, "line": f"{case.name:<44} out of memory: {str(error).splitlines()[0]}"}
     except Exception as error:
         lines = "".join(traceback.format_exception(error)).splitlines()
-        return {"case": case.name, "said": f"{case.name:<44} failed: {lines[-1]}", "error": lines}
+        return {"case": case.name, "line": f"{case.name:<44} failed: {lines[-1]}", "error": lines}
 
 
 def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: float) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
     line = f"{case.name:<44} score {score:6.2f} s, learn {learn:6.2f} s, {tokens / learn:8.0f} tokens/s, "
     line += f"MFU {mfu:5.1%}{' (below the aim)' * (device == 'cuda' and mfu < AIM)}, {of_plan}"
     return {
-        **{"case": case.name, "score_seconds": score, "learn_seconds": learn, "mfu": mfu, "said": line},
+        **{"case": case.name, "score_seconds": score, "learn_seconds": learn, "mfu": mfu, "line": line},
         **{"peak_bytes": peak_bytes, "planned_bytes": planned, "planned": parts},
     }
 

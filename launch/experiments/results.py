@@ -21,8 +21,8 @@ Status = Literal["done", "collapsed", "diverged"]
 
 SIGNIFICANT_DIGITS, SECONDS_DIGITS = 5, 3
 """Significant digits of metrics, and of seconds."""
-MACHINE_SETTINGS = settings_in_categories("computing", "output")
-"""Settings that may differ between the machines that run a study."""
+MACHINE_SETTINGS = settings_in_categories("computing", "output") | {"max_logprob_diff"}
+"""Settings that may differ between runs of an arm: they do not change the results of a run that ends normally."""
 _POLICY_METRICS = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),

@@ -51,7 +51,7 @@ def test_a_case_that_fails_costs_no_other_and_what_was_measured_is_written_at_on
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
         if case.offload:
             raise KeyboardInterrupt  # as if the machine were gone
-        return {"case": case.name, "said": f"{case.name} measured"}
+        return {"case": case.name, "line": f"{case.name} measured"}
 
     monkeypatch.setattr(gpu, "measure", measure)
     out = tmp_path / "gpu.json"

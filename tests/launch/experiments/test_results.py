@@ -10,7 +10,7 @@ import yaml
 from launch.console.errors import CommandError
 from launch.experiments.results import final_figures, read_results, result_file, round_significant, write_result
 from launch.experiments.study import load_study
-from launch.experiments.study_runs import ProcessResult, StudyJob, TrainProcess, collect_result
+from launch.experiments.study_runs import ProcessResult, StudyJob, TrainProcess, collect_result, list_jobs
 from launch.main import main
 from launch.run_folder import final
 from launch.run_folder.final import FinalEvaluation
@@ -21,6 +21,7 @@ from policies.settings.settings import Settings
 from tests.launch import results_of_studies
 from tests.launch.conftest import record_test_run
 
+CHECKOUT = Path(__file__).parents[3]
 UPDATES = 15
 RESPONSE = "a wonderful film. It has great performances. It features all"
 
@@ -229,3 +230,11 @@ def test_the_command_of_a_result_reproduces_its_settings(tmp_path: Path, capsys:
     assert main([*words[1:], "--print-config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == result.settings.model_dump()
     assert result.settings.exchange_period is None
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "credit", "drafts", "imdb"])
+def test_committed_results_belong_to_their_study_so_that_its_command_prints_them(name: str) -> None:
+    study, folder = load_study(name), CHECKOUT / "docs" / "study" / name
+    committed = {result_file(folder, run.arm, run.seed) for run in read_results(folder)}
+    jobs = list_jobs(study, folder, list(study.arms.values()), seeds=range(20))
+    assert committed and {job.result for job in jobs if job.read() is not None} == committed
