@@ -12,7 +12,7 @@ from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
 from benchmarks.processes import watched_memory
 from benchmarks.side import Took, read_work
-from cory_env.chain import Chain
+from cory_env.chain import Chain, EarlierResponse
 from cory_env.rewards.sentiment import positive_logit
 from policies.settings.settings import Settings, make_settings
 
@@ -66,7 +66,7 @@ class TwoTrainers:
         started = time.perf_counter()
         for trainer in self.trainers:
             prompts = [
-                torch.tensor(self.chain.build_prompt(query, responses)[0])
+                torch.tensor(self.chain.build_prompt(query, list(map(EarlierResponse, responses)))[0])
                 for query, responses in zip(queries, earlier, strict=True)
             ]
             responses = trainer.generate(

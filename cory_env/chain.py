@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from gymnasium import spaces
 
-from cory_env.chain_settings import ChainSettings, role_names
+from cory_env.chain_settings import ChainSettings
 from cory_env.chat import ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
 from cory_env.message import Message
-from cory_env.tasks.task import Query, Task, literals, placeholders
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, literals, placeholders, references
+from cory_env.tasks.turns import SeenResponse, Turn, prompt_text
 from cory_env.tokenizer import token_ids_containing
 
 if TYPE_CHECKING:
@@ -43,24 +44,28 @@ class NoEmbeddingError(PromptError):
     """A prompt contains a token that the model has no embedding for."""
 
 
-class Turn(NamedTuple):
-    """What an agent sees that is not the first.
+class EarlierResponse(NamedTuple):
+    """An earlier response in the chain, for the prompt of a later agent.
 
     Attributes:
-        query: The query.
-        responses: The texts of the earlier responses that it sees, in the chain's order.
-        feedback: The feedback on the last of them; None if the prompt has no feedback.
+        tokens: Its token ids.
+        chain: The chain that decodes them; None: the one that builds the prompt.
+        feedback, role, is_reference: See `SeenResponse`.
     """
 
-    query: Query
-    responses: Sequence[str]
+    tokens: Sequence[int]
+    chain: "Chain | None" = None
     feedback: str | None = None
+    role: str = ""
+    is_reference: bool = True
 
 
 class Chain:
     """Everything that episodes share: task, tokenizer, roles, limits and spaces. Has no episode state.
 
     Attributes:
+        positions: The positions, with the roles that the agents have there.
+        roles: The names of the agents, by position.
         by_position: By position, the chain with the tokenizer of that agent; by default this chain.
         end_token_ids: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
         stops: The stop strings (none or one), in the form that `Detokenizer` takes.
@@ -104,19 +109,22 @@ class Chain:
             raise ValueError(f"stop_when={s.stop_when} requires feedback, but task {task.name} has none.")
         self.task = task
         self.tokenizer = tokenizer
-        self.roles = role_names(s.num_agents)
+        self.positions = s.make_positions()
+        self.roles = tuple(position.agent for position in self.positions)
         self.knowledge_transfer = s.knowledge_transfer
         self.observed = s.observed
         self.partner_reward = s.partner_reward
         self.max_prompt_tokens = s.max_prompt_tokens
-        self.max_response_tokens = s.max_response_tokens
+        self.response_limits = tuple(p.role.max_response_tokens or s.max_response_tokens for p in self.positions)
+        self.max_response_tokens = max(self.response_limits)
         self.stops_when_solved = s.stop_when == "solved"
         self.stop = s.stop
         self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(end_ids)
         self.end_token_ids = frozenset(end_ids)  # there may be hundreds
         self._hidden_ids = self.end_token_ids.difference(ids_with_stop)  # they contain no text of the response
-        templates = (task.prompt_template, task.observer_template, task.reference_separator)
+        role_prompts = [position.role.prompt for position in self.positions if position.role.prompt is not None]
+        templates = [task.prompt_template, task.observer_template, task.reference_separator, *role_prompts]
         template_texts = [literal for template in templates for literal in literals(template)]
         if self.chat:
             template_texts.append(self.chat.template_text)
@@ -143,14 +151,42 @@ class Chain:
         return mixed
 
     @property
+    def role_rewards(self) -> dict[str, str]:
+        """The reward functions of roles with one of their own, by role."""
+        roles = {position.role.name: position.role.own_reward for position in self.positions}
+        return {name: spec for name, spec in roles.items() if spec is not None}
+
+    @property
     def uses_feedback(self) -> bool:
         """Whether prompts contain feedback, or the chain stops by it."""
-        return self.stops_when_solved or (self.knowledge_transfer and self.task.shows_feedback)
+        return self.stops_when_solved or any(map(self.shows_feedback, range(len(self.positions))))
+
+    def shows_feedback(self, position: int) -> bool:
+        """Whether the prompt of the agent at a position contains feedback."""
+        if self.task.feedback is None or not self.seen_positions(position):
+            return False
+        template = self.template(position)
+        if template is None:
+            return self.task.shows_feedback
+        attributes = {attribute for _, attribute in references(template)}
+        return FEEDBACK_PLACEHOLDER in attributes or FEEDBACK_PLACEHOLDER in placeholders(template)
+
+    def seen_positions(self, position: int) -> range:
+        """Returns the positions whose responses the agent at a position may see."""
+        return range(self.positions[position].stage if self.knowledge_transfer else 0)
+
+    def template(self, position: int) -> str | None:
+        """Returns the prompt template of the role at a position; None: the task's."""
+        template = self.positions[position].role.prompt
+        if template is None or self.seen_positions(position):
+            return template
+        needs_response = references(template) or {"reference", FEEDBACK_PLACEHOLDER} & placeholders(template)
+        return None if needs_response else template
 
     @property
     def max_references(self) -> int:
         """The maximum number of earlier responses in one prompt."""
-        earlier = len(self.roles) - 1 if self.knowledge_transfer else 0
+        earlier = max(len(self.seen_positions(position)) for position in range(len(self.positions)))
         return earlier if self.observed == "all" else min(earlier, 1)
 
     def observation_space(self) -> spaces.Dict:
@@ -198,16 +234,18 @@ class Chain:
         """
         mask = self.control.mask
         masked = [
-            Turn(self._mask_query(turn.query), list(map(mask, turn.responses)), turn.feedback and mask(turn.feedback))
+            turn._replace(
+                query=self._mask_query(turn.query),
+                responses=[
+                    seen._replace(text=mask(seen.text), feedback=seen.feedback and mask(seen.feedback))
+                    for seen in turn.responses
+                ],
+                feedback=turn.feedback and mask(turn.feedback),
+            )
             for turn in turns
         ]
-        prompts = self.encode([(self._observer_prompt(turn), turn.query.history) for turn in masked])
+        prompts = self.encode([(prompt_text(self.task, turn), turn.query.history) for turn in masked])
         return [self._spell_out(turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
-
-    def _observer_prompt(self, turn: Turn) -> str:
-        """Returns the prompt as text. Tasks whose `observer_prompt` has no feedback need not accept the argument."""
-        feedback = () if turn.feedback is None else (turn.feedback,)
-        return self.task.observer_prompt(turn.query, turn.responses, *feedback)
 
     def _mask_query(self, query: Query) -> Query:
         """Returns the query with its texts masked, so that they do not become control tokens in a prompt."""
@@ -242,8 +280,12 @@ class Chain:
         unembedded = self._unembedded.keys() & prompt
         if not unembedded:
             return prompt
-        bare_turn = Turn(turn.query, [""] * len(turn.responses), None if turn.feedback is None else "")
-        self._reject_unembedded([turn.query], self.encode([(self._observer_prompt(bare_turn), turn.query.history)]))
+        bare_turn = turn._replace(
+            responses=[seen._replace(text="", feedback=seen.feedback and "") for seen in turn.responses],
+            feedback=turn.feedback and "",
+        )
+        bare_prompt = self.encode([(prompt_text(self.task, bare_turn), turn.query.history)])
+        self._reject_unembedded([turn.query], bare_prompt)
         spelled: dict[int, list[int]] = {}
         for token in unembedded:
             characters = self.tokenizer(list(self._unembedded[token]), add_special_tokens=False)["input_ids"]
@@ -289,48 +331,50 @@ class Chain:
         return text
 
     def build_prompt(
-        self,
-        query: Query,
-        responses: Sequence[Sequence[int]],
-        response_chains: "Sequence[Chain] | None" = None,
-        feedback: str | None = None,
+        self, query: Query, responses: Sequence[EarlierResponse], template: str | None = None
     ) -> tuple[list[int], bool]:
         """Builds the prompt of an agent that sees `responses`.
 
         If the prompt exceeds `max_prompt_tokens`, its reference is truncated: it loses tokens from its end (the last
-        response first) until the prompt fits. If it does not fit without any reference, the feedback loses characters
-        from its end too. The query is never truncated. A response without remaining tokens is left out.
+        response first) until the prompt fits. If it does not fit without any response, the feedback loses characters
+        from its end too. The query is never truncated. A response without remaining tokens is not in the reference.
 
         Args:
             query: The query.
-            responses: Token ids of the earlier responses, in the chain's order; empty for the pioneer.
-            response_chains: Per response, the chain that decodes its tokens; by default this chain.
-            feedback: The feedback on the last of the responses; None without feedback.
+            responses: The earlier responses, in the chain's order; empty for the pioneer.
+            template: The template of the role's prompt; None: the task's.
 
         Returns:
-            The prompt's 1 to `max_prompt_tokens` token ids, and whether reference or feedback were truncated.
+            The prompt's 1 to `max_prompt_tokens` token ids, and whether responses or feedback were truncated.
 
         Raises:
-            QueryTooLongError: The prompt does not fit even without any reference.
+            QueryTooLongError: The prompt does not fit even without any response.
         """
         if not responses or not self.knowledge_transfer:
-            prompt = self.encode_pioneer_prompts([query])[0]
+            if template is None:
+                (prompt,) = self.encode_pioneer_prompts([query])
+            else:
+                (prompt,) = self.encode_observer_prompts([Turn(query, [], None, template)])
             if len(prompt) > self.max_prompt_tokens:
                 raise self._too_long(query, len(prompt))
             return prompt, False
-        chains = response_chains or [self] * len(responses)
-        num_characters = len(feedback or "")
-        total = num_characters + sum(map(len, responses))
+        num_characters = sum(len(response.feedback or "") for response in responses)
+        total = num_characters + sum(len(response.tokens) for response in responses)
+        last = max((k for k, response in enumerate(responses) if response.is_reference), default=None)
 
         def encode_prefix(length: int) -> list[int]:
-            """Returns the prompt with the feedback's first `length` characters, then with tokens of the responses."""
-            texts, num_tokens = [], length - num_characters
-            for response, chain in zip(responses, chains, strict=True):
-                if num_tokens > 0:
-                    texts.append(chain.decode(response[:num_tokens]))
-                num_tokens -= len(response)
-            shown_feedback = None if feedback is None else feedback[:length]
-            return self.encode_observer_prompts([Turn(query, texts or [""], shown_feedback)])[0]
+            """Returns the prompt with the first `length` characters of feedback, then tokens of the responses."""
+            seen: list[SeenResponse] = []
+            characters, num_tokens = length, length - num_characters
+            for tokens, chain, feedback, role, is_reference in responses:
+                text = (chain or self).decode(tokens[:num_tokens]) if num_tokens > 0 else ""
+                shown = None if feedback is None else feedback[: max(characters, 0)]
+                seen.append(SeenResponse(text, shown, role, is_reference and num_tokens > 0))
+                characters, num_tokens = characters - len(feedback or ""), num_tokens - len(tokens)
+            if not any(response.is_reference for response in seen) and last is not None:
+                seen[last] = seen[last]._replace(is_reference=True)
+            last_feedback = None if last is None else seen[last].feedback
+            return self.encode_observer_prompts([Turn(query, seen, last_feedback, template)])[0]
 
         prompt = encode_prefix(total)
         if len(prompt) <= self.max_prompt_tokens:

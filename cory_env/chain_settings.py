@@ -1,9 +1,11 @@
-"""Settings of a chain, and the names of its agents."""
+"""Settings of a chain: its roles, the positions at which agents play them, and limits."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
+
+from cory_env.tasks.task import references
 
 DEFAULT_MAX_PROMPT_TOKENS = 128
 DEFAULT_MAX_RESPONSE_TOKENS = 15  # the longest IMDB response in the paper
@@ -16,8 +18,77 @@ StopWhen = Literal["solved"]
 """When a chain ends before all agents have responded."""
 
 
+TASK_REWARD, NO_REWARD = "task", "none"
+RESERVED_NAMES = ("query", "reference", "feedback")
+"""Placeholders of templates, which roles cannot be named after."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A role of a chain.
+
+    Attributes:
+        name: An identifier, such as `solver`.
+        prompt: Template of the role's prompt. It may use `{query}`, columns, `{reference}`, `{feedback}`, and
+            `{solver.response}` and `{solver.feedback}` of an earlier role `solver`. An agent for whom there is no such
+            response yet gets the task's prompt. None: the task's templates.
+        max_response_tokens: Maximum response length in tokens; None: the chain's.
+        produces_response: Whether the role's responses are answers to the query. Other roles, such as critics, write
+            text for later agents: it gets no feedback, is not in `{reference}` and is never the chain's answer.
+        reward: `task`, the task's reward; `none`, no reward of its own; or a function, `module:function`. None: `task`
+            if the role produces a response, else `none`.
+        count: Number of agents that respond without seeing each other: several drafts.
+        repeat: Maximum number of times that the role responds in a row, each time seeing its earlier responses.
+    """
+
+    name: str
+    prompt: str | None = None
+    max_response_tokens: int | None = None
+    produces_response: bool = True
+    reward: str | None = None
+    count: int = 1
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in RESERVED_NAMES:
+            raise ValueError(
+                f"Invalid role name {self.name!r}. Use a plain word other than {', '.join(RESERVED_NAMES)}."
+            )
+        for name in ("count", "repeat", "max_response_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} of role {self.name} is {value}, but must be at least 1.")
+        if self.count > 1 and self.repeat > 1:
+            raise ValueError(f"Role {self.name} has count={self.count} and repeat={self.repeat}. Set one of them to 1.")
+        if self.reward == TASK_REWARD and not self.produces_response:
+            raise ValueError(
+                f"Role {self.name} has reward=task, but produces no response to the query. Set reward to none or to "
+                "module:function."
+            )
+
+    @property
+    def own_reward(self) -> str | None:
+        """The role's own reward function; None if it has the task's reward or none."""
+        return None if self.reward in (None, TASK_REWARD, NO_REWARD) else self.reward
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether the role's responses are rewarded."""
+        return self.produces_response if self.reward is None else self.reward != NO_REWARD
+
+
+class Position(NamedTuple):
+    """A position in a chain, with the agent that responds there."""
+
+    agent: str
+    """The agent's name: the role's, with a number if the role has several positions."""
+    role: Role
+    stage: int
+    """The first position of the agents that respond without seeing each other. The agent sees the ones before it."""
+
+
 def role_names(num_agents: int) -> tuple[str, ...]:
-    """Returns the roles of a chain in the order in which they respond: the environment's agents.
+    """Returns the default roles of a chain in the order in which they respond: the environment's agents.
 
     Raises:
         ValueError: `num_agents` is less than 1.
@@ -29,12 +100,39 @@ def role_names(num_agents: int) -> tuple[str, ...]:
     return ("pioneer", *(f"observer_{k}" for k in range(1, num_agents)))
 
 
+def make_positions(roles: Sequence[Role]) -> tuple[Position, ...]:
+    """Returns the positions of a chain with these roles.
+
+    Raises:
+        ValueError: Names are repeated, no role produces a response, or a prompt refers to a role that is not earlier.
+    """
+    positions: list[Position] = []
+    for role in roles:
+        start = len(positions)
+        for k in range(role.count * role.repeat):
+            agent = f"{role.name}_{k + 1}" if role.count * role.repeat > 1 else role.name
+            positions.append(Position(agent, role, start if role.count > 1 else len(positions)))
+        names = {position.role.name for position in positions[: len(positions) if role.repeat > 1 else start]}
+        if missing := {name for name, _ in references(role.prompt or "")} - names:
+            raise ValueError(
+                f"The prompt of role {role.name} refers to {min(missing)}, which is not an earlier role. Earlier ones: "
+                f"{', '.join(sorted(names)) or 'none'}."
+            )
+    agents = [position.agent for position in positions]
+    if repeated := [agent for agent in agents if agents.count(agent) > 1]:
+        raise ValueError(f"Several roles or agents are named {repeated[0]}. Rename one.")
+    if not any(role.produces_response for role in roles):
+        raise ValueError("No role produces a response. Set produces_response=true for at least one.")
+    return tuple(positions)
+
+
 @dataclass(frozen=True)
 class ChainSettings:
     """Settings of a chain, apart from its task and tokenizer.
 
     Attributes:
-        num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY.
+        num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY. None: 2, or with `roles` all of theirs.
+        roles: The roles; with `num_agents`, the chain has only the first positions. None: a pioneer and observers.
         knowledge_transfer: Whether an agent sees earlier responses. If False, each agent sees only the query.
         observed: Which earlier responses the third and later agents see: `all`, the `last`, or the `best` by task
             reward (the earliest if there is a tie).
@@ -54,7 +152,8 @@ class ChainSettings:
         chat_date: With `chat`, the date that the template shows as today's, as YYYY-MM-DD. None: the real date.
     """
 
-    num_agents: int = 2
+    num_agents: int | None = None
+    roles: Sequence[Role] | None = None
     knowledge_transfer: bool = True
     observed: ObservedResponses = "all"
     partner_reward: float = 1.0
@@ -83,3 +182,14 @@ class ChainSettings:
             raise ValueError(f"partner_reward is {self.partner_reward}, but must be a finite number; the paper's is 1.")
         if self.stop_when not in (None, *get_args(StopWhen)):
             raise ValueError(f"stop_when is {self.stop_when!r}, but must be `solved` or None.")
+
+    def make_positions(self) -> tuple[Position, ...]:
+        """Returns the positions of the chain.
+
+        Raises:
+            ValueError: The roles are invalid.
+        """
+        if self.roles is None:
+            names = role_names(2 if self.num_agents is None else self.num_agents)
+            return make_positions([Role(name) for name in names])
+        return make_positions(self.roles)[: self.num_agents]

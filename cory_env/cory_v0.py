@@ -54,7 +54,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
     def __init__(
         self,
         task: str | Task = "imdb",
-        num_agents: int = 2,
+        num_agents: int | None = None,
         *,
         split: Split = "train",
         tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
@@ -66,7 +66,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
 
         Args:
             task: A task's name or a `Task`.
-            num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY.
+            num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY. None: 2, or all of `roles`.
             split: The queries to use, `train`, `validation` or `test`.
             tokenizer: A folder, a hub id or a tokenizer object; None means the bundled one.
             reward_timeout: Seconds that one call of the reward may take.
@@ -99,7 +99,9 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self.agents: list[str] = []
         self.observation_spaces = {role: self.chain.observation_space() for role in self.chain.roles}
         self.action_spaces = {role: self.chain.action_space() for role in self.chain.roles}
-        self._worker = RewardWorker(task.reward, feedback=task.feedback, timeout=reward_timeout)
+        self._worker = RewardWorker(
+            task.reward, feedback=task.feedback, role_rewards=self.chain.role_rewards, timeout=reward_timeout
+        )
         self._random = np.random.default_rng()
         self._episode: ChainEpisode | None = None
         self._task_rewards: list[float] = []
@@ -217,8 +219,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         for position, agent in enumerate(episode.roles):
             self.infos[agent]["task_reward"] = self._task_rewards[position]
             self.infos[agent]["completion"] = episode.completions[position]
-            if position < len(episode.feedback):
-                self.infos[agent]["feedback"] = episode.feedback[position]
+            self.infos[agent] |= episode.feedback_entry(position)
         self._accumulate_rewards()
         self.agent_selection = self.agents[0]
         if self.render_mode == "human":

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from cory_env.chain import Chain
-from cory_env.feedback import SKIPPED, Feedback
+from cory_env.chain import Chain, EarlierResponse
+from cory_env.feedback import NO_ANSWER, SKIPPED, Feedback, NoFeedback
 from cory_env.tasks.task import Query
 
 
@@ -35,8 +35,8 @@ class ChainEpisode:
         responses: Token ids of the responses, up to and including the token that ended the response.
         ended: Whether the response is complete; if not, it reached the maximum length.
         completions: The decoded responses, up to the stop string.
-        task_rewards: The task rewards known so far; None if the reward was skipped.
-        feedback: The feedback known so far: a text, None if nothing is to be corrected, or `SKIPPED`.
+        task_rewards: The task rewards known so far; None if the reward was skipped, NaN if the role has none.
+        feedback: The feedback known so far: a text, None if nothing is to be corrected, `SKIPPED`, or `NO_ANSWER`.
         truncated: Whether the prompt's reference was truncated.
     """
 
@@ -97,13 +97,8 @@ class ChainEpisode:
                 f"{self.role} can only respond after feedback on the response before. Call compute_awaited first."
             )
         if len(self._prompts) == position:
-            observed, chains = self._observed_positions(), self.chain.by_position
-            prompt, truncated = chains[position].build_prompt(
-                self.query,
-                [self.responses[k] for k in observed],
-                [chains[k] for k in observed],
-                self._shown_feedback(observed[-1]) if observed else None,
-            )
+            chain = self.chain.by_position[position]
+            prompt, truncated = chain.build_prompt(self.query, self._earlier(position), self.chain.template(position))
             self._prompts.append(prompt)
             self.truncated.append(truncated)
         return self._prompts[position]
@@ -111,14 +106,24 @@ class ChainEpisode:
     @property
     def awaits_rewards(self) -> bool:
         """Whether the current role's prompt depends on task rewards that are not noted yet (`observed` is `best`)."""
-        needs_best = self.chain.observed == "best" and self.chain.knowledge_transfer and self.role is not None
-        return needs_best and len(self.responses) > max(len(self.task_rewards), 1)  # a single response is the best
+        if self.chain.observed != "best" or self.role is None:
+            return False
+        answers = self._answer_positions(len(self.responses))
+        return len(answers) > 1 and answers[-1] >= len(self.task_rewards)  # a single response is the best
 
     @property
     def awaits_feedback(self) -> bool:
         """Whether the current role's turn or prompt depends on feedback that is not noted yet."""
-        needs_feedback = self.chain.uses_feedback and self.role is not None
-        return needs_feedback and len(self.feedback) < len(self.responses)
+        position = len(self.responses)
+        if self.role is None:
+            return False
+        shown = len(self.chain.seen_positions(position)) if self.chain.shows_feedback(position) else 0
+        return len(self.feedback) < (position if self.chain.stops_when_solved else shown)
+
+    def feedback_entry(self, position: int) -> dict[str, str | None]:
+        """Returns `{"feedback": text or None}` for a response with feedback, else an empty dictionary."""
+        feedback = self.feedback[position] if position < len(self.feedback) else NO_ANSWER
+        return {} if isinstance(feedback, NoFeedback) else {"feedback": feedback}
 
     def note_feedback(self, feedback: Sequence[Feedback]) -> None:
         """Notes the feedback on the responses that had none, in the chain's order.
@@ -131,12 +136,28 @@ class ChainEpisode:
             raise ValueError(f"note_feedback() got feedback on {len(feedback)} responses, but expects {num_missing}.")
         self.feedback += feedback
 
+    def _earlier(self, position: int) -> list[EarlierResponse]:
+        """Returns the responses that the agent at a position sees."""
+        references = self._reference_positions(position)
+        seen = references if self.chain.template(position) is None else self.chain.seen_positions(position)
+        roles = [self.chain.positions[k].role for k in seen]
+        return [
+            EarlierResponse(
+                self.responses[k],
+                self.chain.by_position[k],
+                self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
+                "" if role.repeat > 1 and role in roles[index + 1 :] else role.name,
+                k in references,
+            )
+            for index, (k, role) in enumerate(zip(seen, roles, strict=True))
+        ]
+
     def _shown_feedback(self, position: int) -> str | None:
-        """Returns the text that later agents see as feedback on a response; None if their prompts have no feedback."""
-        if not (self.chain.knowledge_transfer and self.chain.task.shows_feedback):
-            return None
+        """Returns the text that later agents see as feedback on a response; None if there is none."""
         feedback = self.feedback[position]
-        return self.chain.task.solved_feedback if feedback is None else str(feedback)
+        if feedback is None:
+            return self.chain.task.solved_feedback
+        return feedback if isinstance(feedback, str) else None
 
     def note_rewards(self, task_rewards: Sequence[float | None]) -> None:
         """Notes the task rewards of the responses that had none, in the chain's order.
@@ -149,19 +170,25 @@ class ChainEpisode:
             raise ValueError(f"note_rewards() got {len(task_rewards)} task rewards, but expects {num_missing}.")
         self.task_rewards += task_rewards
 
-    def _observed_positions(self) -> list[int]:
-        """Returns the positions of the earlier responses that the current role sees."""
-        if self.chain.observed == "all" or not self.responses:
-            return list(range(len(self.responses)))
+    def _answer_positions(self, position: int) -> list[int]:
+        """Returns the positions that the agent at a position sees, and whose responses are answers to the query."""
+        return [k for k in self.chain.seen_positions(position) if self.chain.positions[k].role.produces_response]
+
+    def _reference_positions(self, position: int) -> list[int]:
+        """Returns the positions whose responses are the `{reference}` of the agent at a position."""
+        answers = self._answer_positions(position)
+        if self.chain.observed == "all" or not answers:
+            return answers
         if self.chain.observed == "last":
-            return [len(self.responses) - 1]
+            return answers[-1:]
         if self.awaits_rewards:
             raise ValueError(
-                f"{self.role} sees the best of {len(self.responses)} responses, but only {len(self.task_rewards)} have "
-                "a task reward. Call compute_awaited first."
+                f"{self.role} sees the best of {len(answers)} responses, but only {len(self.task_rewards)} have a task "
+                "reward. Call compute_awaited first."
             )
-        rewards = [-math.inf if reward is None else reward for reward in self.task_rewards] or [0.0]
-        return [rewards.index(max(rewards))]
+        if len(answers) == 1:
+            return answers
+        return [max(answers, key=lambda k: _or_worst(self.task_rewards[k]))]  # the first of equal ones
 
     def observation(self, role: str | None = None) -> Observation:
         """Returns a role's observation: its prompt, or an empty one (length 0) before its turn.
@@ -203,7 +230,7 @@ class ChainEpisode:
 
     def _validate_action(self, role: str, action: Action, vocab_size: int) -> list[int]:
         """Returns the first `length` tokens of a valid action."""
-        limit = self.chain.max_response_tokens
+        limit = self.chain.response_limits[len(self.responses)]
         try:
             tokens, length = np.asarray(action["tokens"]), operator.index(action["length"])
         except (TypeError, LookupError, ValueError):
@@ -221,6 +248,8 @@ class ChainEpisode:
     def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
         """Returns each agent's collective reward, r_i + α · Σ_{j≠i} r_j (paper §2; α is `partner_reward`).
 
+        A role without a reward has r_i = NaN, which does not count.
+
         The sum is rounded once, so with α = 1 all agents receive exactly the same number.
 
         Args:
@@ -234,5 +263,11 @@ class ChainEpisode:
             raise ValueError(
                 f"Expected {len(roles)} task rewards, one per role ({', '.join(roles)}), but got {len(task_rewards)}."
             )
-        shares = [self.chain.partner_reward * reward for reward in task_rewards]
-        return {role: math.fsum([task_rewards[i], *shares[:i], *shares[i + 1 :]]) for i, role in enumerate(roles)}
+        own = [0.0 if math.isnan(reward) else reward for reward in task_rewards]
+        shares = [self.chain.partner_reward * reward for reward in own]
+        return {role: math.fsum([own[i], *shares[:i], *shares[i + 1 :]]) for i, role in enumerate(roles)}
+
+
+def _or_worst(reward: float | None) -> float:
+    """Returns the reward; −∞ if it was skipped, or the role has none."""
+    return -math.inf if reward is None or math.isnan(reward) else reward

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from cory_env.chain import Chain, NoEmbeddingError, Turn
+from cory_env.chain import Chain, NoEmbeddingError
 from cory_env.chain_settings import DEFAULT_MAX_PROMPT_TOKENS
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
@@ -24,6 +24,7 @@ from cory_env.rewarding.episodes import RewardedResponse, give_feedback, reward_
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
+from cory_env.tasks.turns import SeenResponse, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,7 +127,9 @@ def validate(
         report.problems.append(str(error))
     if report.ok:
         show_prompts(chain, report)
-        with RewardWorker(task.reward, feedback=task.feedback, timeout=reward_timeout) as worker:
+        with RewardWorker(
+            task.reward, feedback=task.feedback, role_rewards=chain.role_rewards, timeout=reward_timeout
+        ) as worker:
             try:
                 check_columns(task, worker.start(), report)
                 if report.ok:
@@ -230,8 +233,8 @@ def longest_prompts(chain: Chain, queries: Sequence[Query], references: int) -> 
     lengths = [len(prompt) for prompt in chain.encode_pioneer_prompts(queries)]
     if not references:
         return lengths
-    empty, feedback = [""] * references, "" if chain.task.shows_feedback else None
-    later = chain.encode_observer_prompts([Turn(query, empty, feedback) for query in queries])
+    feedback = "" if chain.task.shows_feedback else None
+    later = chain.encode_observer_prompts([Turn(query, [SeenResponse("")] * references, feedback) for query in queries])
     return [max(length, len(prompt)) for length, prompt in zip(lengths, later, strict=True)]
 
 

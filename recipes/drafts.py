@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain
+from cory_env.chain import Chain, EarlierResponse
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import drafts, make_task
@@ -294,7 +294,8 @@ def sample_forks(
     first_responses = [chain.truncate_response(response.tokens)[0] for response in generate(first_prompts, seeds)]
     references = [tokens for tokens in first_responses for _ in (0, 1)]
     later_prompts = [
-        chain.build_prompt(query, [tokens])[0] for (query, *_), tokens in zip(later_turns, references, strict=True)
+        chain.build_prompt(query, [EarlierResponse(tokens)])[0]
+        for (query, *_), tokens in zip(later_turns, references, strict=True)
     ]
     seeds = [
         sampling_seed(0, EVALUATION_UPDATE, query.id, 1, 2 * first + second) for query, first, second in later_turns

@@ -52,10 +52,10 @@ def load_functions(spec: str, kind: str = REWARD) -> list[WeightedFunction]:
         SpecError: A function cannot be loaded, or its `check` failed.
         ValueError: The arguments of a function cannot be matched.
     """
-    weights = dict(parse_sum(spec)) if kind == REWARD else {spec: 1.0}
+    weights = {spec: 1.0} if kind == FEEDBACK else dict(parse_sum(spec))
     names = short_names([*weights])
     parts = [
-        WeightedFunction(key, name, weights[key], load_function(key, kind))
+        WeightedFunction(key, name, weights[key], load_function(key, FEEDBACK if kind == FEEDBACK else REWARD))
         for key, name in zip(weights, names, strict=True)
     ]
     for part in parts:

@@ -1,8 +1,11 @@
 """Computes the task rewards of episodes, and feedback, in batches with one call of the function per batch."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from cory_env.feedback import NO_ANSWER
+from cory_env.rewarding.process import REWARD, role_reward
 from cory_env.rewarding.worker import RewardWorker
 
 if TYPE_CHECKING:
@@ -44,7 +47,8 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
         episodes: Finished episodes; they may belong to different chains.
 
     Returns:
-        Per episode, the task reward of each response; None if the worker skipped the sample, or the feedback on it.
+        Per episode, the task reward of each response; NaN if its role has none, None if the worker skipped the sample
+        or the feedback on it.
 
     Raises:
         RewardError: The function failed.
@@ -75,10 +79,14 @@ def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> N
     Raises:
         RewardError: The feedback function failed.
     """
-    missing = [range(len(episode.feedback), len(episode.responses)) for episode in episodes]
-    feedback = iter(worker.feedback(*_samples(_responses(episodes, missing))))
-    for episode, positions in zip(episodes, missing, strict=True):
-        episode.note_feedback([next(feedback) for _ in positions])
+    missing = _missing_positions(episodes, "feedback")
+    answers = [
+        [position for position in positions if episode.chain.positions[position].role.produces_response]
+        for episode, positions in zip(episodes, missing, strict=True)
+    ]
+    feedback = iter(worker.feedback(*_samples(_responses(episodes, answers))))
+    for episode, positions, answer_positions in zip(episodes, missing, answers, strict=True):
+        episode.note_feedback([next(feedback) if k in answer_positions else NO_ANSWER for k in positions])
 
 
 def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"], *, rewards_first: bool = False) -> None:
@@ -102,9 +110,35 @@ def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"], *,
 
 def _missing_rewards(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
     """Returns, per episode, the task rewards of the responses that have none noted."""
-    missing = [range(len(episode.task_rewards), len(episode.responses)) for episode in episodes]
-    values = iter(reward_responses(worker, _responses(episodes, missing)))
-    return [[next(values) for _ in positions] for positions in missing]
+    missing = _missing_positions(episodes, "task_rewards")
+    values: dict[tuple[int, int], float | None] = {}
+    for function in dict.fromkeys(
+        _reward_function(episode, k) for episode, positions in zip(episodes, missing, strict=True) for k in positions
+    ):
+        chosen = [
+            [k for k in positions if _reward_function(episode, k) == function]
+            for episode, positions in zip(episodes, missing, strict=True)
+        ]
+        keys = [(index, k) for index, positions in enumerate(chosen) for k in positions]
+        if function is None:
+            values |= dict.fromkeys(keys, math.nan)
+        else:
+            rewards = worker.rewards(*_samples(_responses(episodes, chosen)), function)
+            values |= dict(zip(keys, rewards, strict=True))
+    return [[values[index, k] for k in positions] for index, positions in enumerate(missing)]
+
+
+def _missing_positions(episodes: Sequence["ChainEpisode"], noted: str) -> list[range]:
+    """Returns, per episode, the positions of responses without an entry in the list `noted`."""
+    return [range(len(getattr(episode, noted)), len(episode.responses)) for episode in episodes]
+
+
+def _reward_function(episode: "ChainEpisode", position: int) -> str | None:
+    """Returns the name of the function that rewards the response at a position; None if it has no reward."""
+    role = episode.chain.positions[position].role
+    if not role.has_reward:
+        return None
+    return REWARD if role.own_reward is None else role_reward(role.name)
 
 
 def _responses(episodes: Sequence["ChainEpisode"], positions: Sequence[Sequence[int]]) -> list[RewardedResponse]:

@@ -28,7 +28,12 @@ CHILD_CHECK_SECONDS = 0.2  # between checks that the child is alive, because oth
 
 
 REWARD, FEEDBACK = "reward", "feedback"
-"""The functions of a child process."""
+"""Functions of a child process; the others are the rewards of single roles, by `role_reward`."""
+
+
+def role_reward(role: str) -> str:
+    """Returns the name of the function that rewards only the responses of a role."""
+    return f"reward of {role}"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Batch:
         prompts: The queries.
         completions: The decoded responses.
         columns: Further arguments.
-        function: The function to call, `reward` or `feedback`.
+        function: The name of the function to call.
     """
 
     prompts: Sequence[object]

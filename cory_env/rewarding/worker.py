@@ -10,14 +10,14 @@ is retried.
 
 import logging
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
-from cory_env.feedback import SKIPPED, Feedback, Skipped
+from cory_env.feedback import SKIPPED, Feedback, NoFeedback
 from cory_env.functions import parse_spec
 from cory_env.pickled import display_name
-from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, RewardProcess, SampleError
+from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, RewardProcess, SampleError, role_reward
 from cory_env.rewarding.spec import parse_sum
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,20 @@ class RewardWorker:
     """
 
     def __init__(
-        self, spec: str, *, feedback: str | None = None, timeout: float = 60.0, on_error: OnError = "stop"
+        self,
+        spec: str,
+        *,
+        feedback: str | None = None,
+        role_rewards: Mapping[str, str] = MappingProxyType({}),
+        timeout: float = 60.0,
+        on_error: OnError = "stop",
     ) -> None:
         """Makes the worker without starting the child process.
 
         Args:
             spec: `module:function`, `module:function?setting=value`, or a weighted sum (`cory_env.rewarding.spec`).
             feedback: The feedback function as `module:function`; it runs in the same process.
+            role_rewards: The reward functions of single roles, by role; they run in the same process.
             timeout: Seconds that one call may take, and that importing the module may take. Loading a model in the
                 first call counts as part of that call.
             on_error: How to handle a failure: `stop` raises, `skip` returns None for the affected samples.
@@ -57,7 +64,8 @@ class RewardWorker:
         Raises:
             ValueError: The name is malformed, or a setting is out of range.
         """
-        parse_sum(spec)
+        for reward in (spec, *role_rewards.values()):
+            parse_sum(reward)
         if feedback is not None:
             parse_spec(feedback, FEEDBACK)
         if not timeout > 0:
@@ -65,12 +73,18 @@ class RewardWorker:
         self.timeout = timeout
         self.on_error = on_error
         self.skipped = 0
-        specs = {REWARD: spec} if feedback is None else {REWARD: spec, FEEDBACK: feedback}
+        specs = {REWARD: spec, **{role_reward(role): own_spec for role, own_spec in role_rewards.items()}}
+        if feedback is not None:
+            specs[FEEDBACK] = feedback
         self._names = {function: f"The {function} {display_name(name)}" for function, name in specs.items()}
         self._process = RewardProcess(specs, timeout)
 
     def rewards(
-        self, prompts: Sequence[object], completions: Sequence[object], columns: dict[str, list[object]]
+        self,
+        prompts: Sequence[object],
+        completions: Sequence[object],
+        columns: dict[str, list[object]],
+        function: str = REWARD,
     ) -> list[float | None]:
         """Returns one task reward per sample, from one call of the function.
 
@@ -78,6 +92,7 @@ class RewardWorker:
             prompts: The queries: texts, or lists of messages for conversations.
             completions: The decoded responses, one per query, in the same form.
             columns: Further arguments, each a list of the same length; the function gets those that it accepts.
+            function: The reward; see `role_reward`.
 
         Returns:
             One finite number per sample (a `Reward` if there are several functions); None only with `skip`.
@@ -88,7 +103,7 @@ class RewardWorker:
                 cause that).
             ValueError: The lists differ in length.
         """
-        values = self._values(Batch(prompts, completions, columns))
+        values = self._values(Batch(prompts, completions, columns, function))
         return [value if isinstance(value, float) else None for value in values]
 
     def feedback(
@@ -102,7 +117,7 @@ class RewardWorker:
         values = self._values(Batch(prompts, completions, columns, FEEDBACK))
         return [value if value is None or isinstance(value, str) else SKIPPED for value in values]
 
-    def _values(self, batch: Batch) -> Sequence[float | str | Literal[Skipped.SKIPPED] | None]:
+    def _values(self, batch: Batch) -> Sequence[float | str | NoFeedback | None]:
         """Returns the values of a batch's function; `SKIPPED` for samples on which it failed, with `skip`."""
         lengths = {"prompts": len(batch.prompts), "completions": len(batch.completions)}
         lengths |= {name: len(values) for name, values in batch.columns.items()}

@@ -12,6 +12,8 @@ from cory_env.message import Message
 Split = Literal["train", "validation", "test"]
 
 FEEDBACK_PLACEHOLDER = "feedback"
+REFERENCE_ATTRIBUTES = ("response", "feedback")
+"""Attributes of earlier roles in the prompts of roles."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """A memory address, which the default `repr` of an object contains."""
 
@@ -188,11 +190,26 @@ class TemplateError(ValueError):
 
 
 def placeholders(template: str) -> frozenset[str]:
-    """Returns the names in `template`. Literal braces are doubled: `{{` or `}}`.
+    """Returns the plain names in `template`. Literal braces are doubled: `{{` or `}}`.
 
     Raises:
-        TemplateError: A brace is unbalanced, or a placeholder is more than a plain name.
+        TemplateError: A brace is unbalanced, or a placeholder is more than a plain name, and not a reference to a role
+            (`references`).
     """
+    return frozenset(name for name in _parse_placeholders(template) if "." not in name)
+
+
+def references(template: str) -> frozenset[tuple[str, str]]:
+    """Returns the placeholders such as `{solver.response}` and `{solver.feedback}`, as pairs.
+
+    Raises:
+        TemplateError: See `placeholders`.
+    """
+    names = (name.partition(".") for name in _parse_placeholders(template) if "." in name)
+    return frozenset((role, attribute) for role, _, attribute in names)
+
+
+def _parse_placeholders(template: str) -> frozenset[str]:
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -201,10 +218,13 @@ def placeholders(template: str) -> frozenset[str]:
         ) from error
     names = {name for _, name, _, _ in parts if name is not None}
     for _, name, spec, conversion in parts:
-        if name is not None and (not name.isidentifier() or spec or conversion):
+        role, dot, attribute = (name or "").partition(".")
+        is_valid = role.isidentifier() and (not dot or attribute in REFERENCE_ATTRIBUTES)
+        if name is not None and (not is_valid or spec or conversion):
             raise TemplateError(
                 f"The template {template!r} has the placeholder {name!r}, which is not a plain column name. "
-                "Write {column} without an index, attribute or format. Double literal braces: {{ or }}."
+                "Write {column} without an index, attribute or format, or {role.response} or {role.feedback}. Double "
+                "literal braces: {{ or }}."
             )
     return frozenset(names)
 

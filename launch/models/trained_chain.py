@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import typer
 
-from cory_env.chain import Chain
+from cory_env.chain import Chain, EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.tasks import Query
@@ -130,7 +130,7 @@ class TrainedChain:
                 )
             ChainEpisode(self.chain, query).prompt_ids()
             for position_chain in dict.fromkeys(self.chain.by_position[1:]):
-                position_chain.build_prompt(query, [[]])
+                position_chain.build_prompt(query, [EarlierResponse([])])
 
     def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[GeneratedSample]:
         """Answers many queries concurrently.

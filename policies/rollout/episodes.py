@@ -133,7 +133,7 @@ def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "text": text,
                 "task_reward": float(reward),
                 **({"rewards": dict(reward.parts)} if isinstance(reward, Reward) else {}),
-                **({"feedback": episode.feedback[position]} if position < len(episode.feedback) else {}),
+                **episode.feedback_entry(position),
                 "ended": ended,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }
