@@ -17,7 +17,7 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import RoleMapping, make_mapping
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -62,7 +62,7 @@ def measure(runner: ChainRunner, size: str, rounds: int, detail: dict[str, Any])
     """Times one model; `detail` gets the seconds."""
     s = runner.settings
     runner._versions = dict.fromkeys(s.policy_ids, 0)  # the initial weights, loaded by the engines themselves
-    mapping = RoleMapping(s.roles, s.policy_ids)
+    mapping = make_mapping(s)
     prompt_refs = [PromptRef(query) for query in range(s.queries_per_update)]
     rollouts: list[Rollout] = []
 
@@ -70,7 +70,7 @@ def measure(runner: ChainRunner, size: str, rounds: int, detail: dict[str, Any])
         rollouts.append(runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0))
 
     ours()
-    turns = [bare_turn(runner, rollouts[0], role, prompt_refs, mapping) for role in s.roles]
+    turns = [bare_turn(runner, rollouts[0], role, prompt_refs, mapping) for role in s.agents]
     for turn in turns:
         if turn.generate() != turn.tokens:
             raise RuntimeError("Bare vLLM generated other tokens than the rollout: the two sides differ in their work.")

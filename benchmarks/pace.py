@@ -23,7 +23,7 @@ from policies.models.weights import Weights
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import make_mapping
 
 CLAIM = "rollouts of ragged responses take fewer steps than in lockstep; none take longer"
 RAGGED = {"max_prompt_tokens": 200, "max_response_tokens": 160, "stop": "k"}  # which one token in 26 holds
@@ -74,7 +74,7 @@ def measure(runner: ChainRunner, label: str, rounds: int, detail: dict[str, Any]
     for policy_id in s.policy_ids if s.lora else ():
         generator.load(policy_id, initial(runner, policy_id), 0)
     mapping, prompt_refs = (
-        RoleMapping(s.roles, s.policy_ids),
+        make_mapping(s),
         [PromptRef(query) for query in range(s.queries_per_update)],
     )
     counter = [0]

@@ -20,7 +20,7 @@ from policies.rllib.learners import Learners
 from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.role_exchange import RoleExchange
 from policies.rollout.chain_runner import ChainRunner
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import make_mapping
 from policies.settings.files import DEFAULT_PRESET, read_preset
 from policies.settings.gpus import GPU_SETTINGS
 from policies.settings.overrides import apply_overrides
@@ -130,7 +130,7 @@ class ChainConfig(AlgorithmConfig):
         self.environment(ENV, env_config=s.env_settings())
         self.framework("torch")
         self.debugging(seed=s.seed)
-        self.multi_agent(policies=set(s.policy_ids), policy_mapping_fn=RoleMapping(s.roles, s.policy_ids))
+        self.multi_agent(policies=set(s.policy_ids), policy_mapping_fn=make_mapping(s))
         self.rl_module(
             rl_module_spec=MultiRLModuleSpec(
                 rl_module_specs={

@@ -35,7 +35,7 @@ from policies.report import PhaseTimer, Report, log_update, measure_roles, updat
 from policies.rllib.learners import LearnerError, Learners
 from policies.rllib.token_batch import rows_from_episodes
 from policies.role_exchange import exchange_due
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import make_mapping
 from policies.rollout.runners import Runners, WeightSyncError, check_started, shutdown
 from policies.rollout.scheduler import RolloutScheduler
 from policies.sync_check import SyncCheck
@@ -86,8 +86,8 @@ class Cory(TemporaryLogdir, Algorithm):
     def setup(self, config: Any) -> None:
         """Builds learners and runners, syncs the initial weights, and runs the weight-sync check."""
         s = self.settings = self.config.settings
-        check_custom_credit(s.credit_assignment, s.num_agents, s.stop_in_training)
-        self.mapping = RoleMapping(s.roles, s.policy_ids)
+        check_custom_credit(s.credit_assignment, [p.role.has_reward for p in s.positions], s.stop_in_training)
+        self.mapping = make_mapping(s)
         self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # on held-out queries, by `select_by`, at the last evaluation
         self.health = Health(s)
@@ -268,7 +268,7 @@ class Cory(TemporaryLogdir, Algorithm):
                 setattr(self, name, cory_state[name])
             self.health.state = cory_state["health"]
             self.scheduler.skipped_batches = cory_state["skipped_batches"]
-            self.mapping = RoleMapping(self.settings.roles, self.settings.policy_ids, cory_state["rotation"])
+            self.mapping = make_mapping(self.settings, cory_state["rotation"])
             for policy_id, estimator_state in cory_state["estimations"].items():
                 self.estimators[policy_id].load(estimator_state)
 

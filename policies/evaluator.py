@@ -22,7 +22,7 @@ from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import RoleMapping, make_mapping
 from policies.rollout.runners import Runners
 from policies.settings.settings import Settings
 from policies.sync_check import SyncCheck
@@ -126,8 +126,8 @@ class Evaluator:
         """Returns the chain's mapping with a policy as the pioneer; that policy alone if no agent sees its response."""
         s = self.settings
         if s.num_agents > 1 and s.knowledge_transfer:
-            return RoleMapping(s.roles, s.policy_ids).with_pioneer(policy_id)
-        return RoleMapping(("pioneer",), (policy_id,))
+            return make_mapping(s).with_pioneer(policy_id)
+        return RoleMapping(s.agents[:1], (policy_id,))
 
     @contextmanager
     def average(self) -> Iterator[RoleMapping]:
@@ -143,7 +143,7 @@ class Evaluator:
         try:
             with self.learners.temporary_average(first):
                 self.runners.sync_weights(self.runners.version, [first])
-                yield RoleMapping(("pioneer",), (first,))
+                yield RoleMapping(self.settings.agents[:1], (first,))
         finally:
             self.runners.sync_weights(self.runners.version, [first])
 

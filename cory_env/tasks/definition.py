@@ -34,6 +34,7 @@ class TaskSettings:
         max_query_tokens: Truncate queries to at most this many tokens; None disables truncation.
         digits: For `arithmetic`: number of digits of each number.
         operations: For `arithmetic`: the operations in the queries.
+        role_prompts: Templates of the roles' own prompts, whose columns the data must have.
         validation: Number of held-out queries (at most half) in the split `validation`: the first ones, or every
             second one if they are rows of `data`. With 0, `test` contains all and serves as `validation` too.
 
@@ -52,6 +53,7 @@ class TaskSettings:
     max_query_tokens: int | None = None
     digits: int | None = None
     operations: Operations | None = None
+    role_prompts: tuple[str, ...] = ()
     validation: int = 0
 
     def __post_init__(self) -> None:
@@ -182,9 +184,9 @@ class TaskDefinition:
         prompt = settings.prompt or examples + self.prompt
         user_template = settings.observer_prompt is not None and not self.keep_separator
         observer_prompt = settings.observer_prompt or self._observer_prompt(prompt, examples, feedback is not None)
-        columns = placeholders(prompt) | placeholders(observer_prompt) - {"reference"}
-        if feedback is not None:
-            columns -= {FEEDBACK_PLACEHOLDER}
+        later_columns = frozenset().union(*map(placeholders, (observer_prompt, *settings.role_prompts)))
+        filled = {"reference", *([] if feedback is None else [FEEDBACK_PLACEHOLDER])}
+        columns = placeholders(prompt) | later_columns - filled
 
         def read(source: Source | list[Query]) -> list[Query]:
             return source if isinstance(source, list) else self._read(source, columns, graded, name)

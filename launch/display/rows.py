@@ -8,7 +8,7 @@ from rich.text import Text
 from launch.display.tables import format_metric
 from launch.run_folder.records import MetricValues, Update, mean_over_policies
 from policies.models.model_names import AVERAGE_POLICY
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings
 
 ROW_COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", "combined", 9))
@@ -32,12 +32,12 @@ class RowFormatter:
             width: Maximum width of a row; if the policies do not fit, only their mean is shown.
         """
         self._policy_ids = settings.policy_ids
-        self._roles = settings.roles
+        self._roles = settings.agents
         self._updates = settings.num_updates
         self._arrow = arrow
         self._digits = max(len(str(settings.num_updates)), 3)
         self.indent = 2 * self._digits + 2
-        policy_ids = RoleMapping(settings.roles, settings.policy_ids).as_dict()
+        policy_ids = make_mapping(settings).as_dict()
         self._chain_width = max(len(self.chain(policy_ids)) + 1, MIN_CHAIN_WIDTH)
         available = math.inf if width is None else width - self.indent - self._chain_width - SPEED_WIDTH
         self._columns = self._policy_ids if POLICY_WIDTH * len(self._policy_ids) <= available else ()

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cory_env.chain_settings import role_names
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
@@ -36,7 +35,7 @@ from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_cha
 from launch.run_folder.storage import check_location
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import RoleMapping, make_mapping
 from policies.settings.processes import processes
 from policies.settings.settings import BY_CONTENT, Settings, settings_in_categories
 
@@ -86,7 +85,7 @@ class EvaluationPlan(NamedTuple):
         policy_ids = self.settings.policy_ids
         orders: list[tuple[str, ...]] = [(policy_id,) for policy_id in policy_ids]
         if self.settings.knowledge_transfer:  # otherwise no policy sees another's response
-            mappings = (RoleMapping(self.settings.roles, policy_ids, shift) for shift in range(len(policy_ids)))
+            mappings = (make_mapping(self.settings, shift) for shift in range(len(policy_ids)))
             orders = [tuple(mapping.as_dict().values()) for mapping in mappings]
         models = self.settings.models
         first_policy = {model: policy_id for policy_id, model in reversed(models.items())}
@@ -321,7 +320,7 @@ def evaluate_batch(
 
     first = algo.settings.policy_ids[0]  # has the average weights within `Evaluator.average`
     policy_ids = tuple(first if policy_id == AVERAGE_POLICY else policy_id for policy_id in lineup.policy_ids)
-    mapping = RoleMapping(role_names(len(policy_ids)), policy_ids)
+    mapping = RoleMapping(algo.settings.agents[: len(policy_ids)], policy_ids)
     return measure_chains(
         algo, mapping, lineup.names, [PromptRef(query, sample) for query, sample in prompt_refs], split
     )

@@ -112,7 +112,7 @@ def _prompts(trained: PolicySet) -> str:
         return f"Those of the task `{settings.task}`."
     prompts = {"pioneer": task.prompt_template}
     if settings.num_agents > 1 and settings.knowledge_transfer:
-        prompts |= dict.fromkeys(settings.roles[1:], task.observer_template)
+        prompts |= dict.fromkeys(settings.agents[1:], task.observer_template)
     return "\n\n".join(f"As {role}:\n{_block(text)}" for role, text in prompts.items())
 
 

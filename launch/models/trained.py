@@ -25,7 +25,7 @@ from policies.models.average import concat_lora, concat_lora_config, mean_weight
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.models.weights import LazyWeights, Weights, weight_shapes
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -215,9 +215,9 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
 
 
 def _next_policy_ids(settings: Settings, line: Update) -> tuple[str, ...]:
-    mapping = RoleMapping(settings.roles, settings.policy_ids)
+    mapping = make_mapping(settings)
     if "roles" in line:  # not before the first update
-        mapping = mapping.with_pioneer(line["roles"][settings.roles[0]])
+        mapping = mapping.with_pioneer(line["roles"][settings.agents[0]])
         mapping = mapping.rotated() if line["exchanged"] else mapping
     return tuple(mapping.as_dict().values())
 

@@ -149,11 +149,10 @@ class TrainedChain:
             batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
             return [answer for batch in batches for answer in self.answer_all(batch)]
 
-        def make_request(index: int, state: ChainState) -> Request:
-            prompt_ref, episode, responses = state
-            position = len(responses)
+        def make_request(key: int, state: ChainState, position: int) -> Request:
+            prompt_ref, episode, _ = state
             sampling = self._sampling(prompt_ref.query, position, prompt_ref.sample)
-            return Request(index, self.policy_ids[position], episode.prompt_ids(), sampling)
+            return Request(key, self.policy_ids[position], episode.prompt_ids(), sampling)
 
         episodes = [(PromptRef(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in prompt_refs]
         # No prompt depends on rewards, because `make_env_chain` rejects such chains.
@@ -204,7 +203,10 @@ class TrainedChain:
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
         seed = sampling_seed(self.seed, EVALUATION_UPDATE, query, position, sample)
         return Sampling(
-            self.temperature, self.chain.max_response_tokens, [seed], self.chain.by_position[position].stop_token_ids
+            self.temperature,
+            self.chain.response_limits[position],
+            [seed],
+            self.chain.by_position[position].stop_token_ids,
         )
 
     def _raw_sample(self, episode: ChainEpisode) -> GeneratedSample:

@@ -37,9 +37,9 @@ def arm_curves(arm: ReportedArm, name: str) -> list[Plot]:
     """Plots an arm's curves by policy and, if it has several roles, by role."""
     note = "Lines: training responses. Dots: each policy alone on held-out queries, mean over seeds."
     plots = [policy_curves(f"{name}-policies", f"{arm.label}: by policy", note, arm.metrics, arm.settings)]
-    if len(arm.settings.roles) > 1:
+    if len(arm.settings.agents) > 1:
         title, note = f"{arm.label}: by role", "Training responses of whichever policy had the role."
-        curves = {role: Curve(arm.metrics, "", role, show_validation=False) for role in arm.settings.roles}
+        curves = {role: Curve(arm.metrics, "", role, show_validation=False) for role in arm.settings.agents}
         plots.append(plot_over_updates(f"{name}-roles", title, note, curves, [arm.settings], events=arm.metrics))
     return plots
 

@@ -61,7 +61,8 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if (credit := settings.credit_assignment).custom_function is not None:
         from policies.learning.credit import check_custom_credit  # imports torch
 
-        check_custom_credit(credit, settings.num_agents)
+        has_reward = [position.role.has_reward for position in settings.positions]
+        check_custom_credit(credit, has_reward, settings.stop_in_training)
     try:
         first_policies = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
         chains = [

@@ -267,7 +267,7 @@ def _run_description(settings: Settings, arrow: str) -> str:
     learners = f"{settings.algorithm}: one agent learns"
     if settings.num_agents > 1:
         algorithm = "" if settings.critic else f" by {settings.algorithm}"
-        learners = f"CORY{algorithm}: {settings.num_agents} agents ({f' {arrow} '.join(settings.roles)}) learn"
+        learners = f"CORY{algorithm}: {settings.num_agents} agents ({f' {arrow} '.join(settings.agents)}) learn"
     exchange = ""
     if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.policy_ids) > 1:
         exchange = f"; roles are exchanged every {settings.exchange_period}"

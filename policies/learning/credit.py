@@ -1,13 +1,13 @@
 """Credit assignment: from the task rewards of a chain's agents to the reward that each agent trains on.
 
-Functions on `[C, n]` tensors: `C` chains of up to `n` agents; position 0 is the pioneer. A chain that stopped early
-(`stop_when`) lacks its last positions, whose task rewards are NaN. The default is the collective reward of the CORY
-paper (Ma et al. 2024, arXiv 2410.06101).
+Functions on `[C, n]` tensors: `C` chains of up to `n` agents; position 0 is the pioneer. Task rewards are NaN at the
+last positions of a chain that stopped early (`stop_when`), which it lacks, and of roles without a reward. The default
+is the collective reward of the CORY paper (Ma et al. 2024, arXiv 2410.06101).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,33 +22,32 @@ class CreditError(ValueError):
 
 
 def collective_rewards(task_rewards: Tensor, partner_reward: float) -> Tensor:
-    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the agents that responded.
+    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the rewards that exist.
 
     Args:
-        task_rewards: `[C, n]`, float64, NaN at missing positions.
+        task_rewards: `[C, n]`, float64, NaN without a reward.
         partner_reward: α; 1 is cooperative as in the paper, 0 independent, -1 competitive.
 
     Returns:
-        `[C, n]`, float64, NaN at missing positions.
+        `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
     """
     agents = task_rewards.shape[1]
     weights = torch.full((agents, agents), partner_reward, dtype=task_rewards.dtype).fill_diagonal_(1.0)
-    missing = task_rewards.isnan()
-    return (task_rewards.masked_fill(missing, 0.0) @ weights).masked_fill(missing, torch.nan)
+    return task_rewards.nan_to_num(0.0) @ weights
 
 
 def last_agent_rewards(task_rewards: Tensor) -> Tensor:
-    """Team reward: keeps the task reward of each chain's last response and sets all earlier ones to 0.
+    """Team reward: keeps the task reward of each chain's last rewarded response and sets all others to 0.
 
     Args:
-        task_rewards: `[C, n]`, NaN at missing positions.
+        task_rewards: `[C, n]`, NaN without a reward.
 
     Returns:
-        `[C, n]`, NaN at missing positions.
+        `[C, n]`.
     """
-    missing = task_rewards.isnan()
-    next_missing = torch.cat([missing[:, 1:], torch.ones_like(missing[:, :1])], dim=1)
-    return task_rewards.masked_fill(~next_missing, 0.0)
+    has_reward = ~task_rewards.isnan()
+    is_last = has_reward & (has_reward.flip(1).cumsum(1).flip(1) == 1)
+    return task_rewards.masked_fill(~is_last, 0.0)
 
 
 def chain_rewards(
@@ -71,31 +70,32 @@ def chain_rewards(
     λ_c = 1 is the reward-to-go of the chain, and with λ_c = 0 it is r_i + V_{i+1}.
 
     Args:
-        task_rewards: `[C, n]`, float64, NaN at missing positions.
+        task_rewards: `[C, n]`, float64, NaN without a reward.
         value_and_return: takes a position and the rewards R `[C]` there; returns V and G, `[C]` each, 0 for chains that
             lack the position.
         chain_gamma: γ_c, the discount from one agent to the next.
         chain_lam: λ_c.
 
     Returns:
-        R, `[C, n]`, float64, NaN at missing positions.
+        R, `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
     """
-    rewards = task_rewards.clone()
+    rewards = task_rewards.nan_to_num(0.0)
     for position in range(task_rewards.shape[1] - 1, 0, -1):
         value, lambda_return = value_and_return(position, rewards[:, position])
         rewards[:, position - 1] += chain_gamma * ((1.0 - chain_lam) * value + chain_lam * lambda_return)
     return rewards
 
 
-def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
+def custom_rewards(credit: Credit, task_rewards: Tensor, has_response: Tensor) -> Tensor:
     """Calls the user's credit function with `task_rewards` and checks the rewards that it returns.
 
     Args:
         credit: has the function and its name.
-        task_rewards: `[C, n]`, float64, NaN at missing positions.
+        task_rewards: `[C, n]`, float64, NaN without a reward.
+        has_response: `[C, n]`, bool; false at positions that a stopped chain lacks, whose values do not count.
 
     Returns:
-        `[C, n]`, float64, NaN at missing positions.
+        `[C, n]`, float64.
 
     Raises:
         CreditError: the function raised, or did not return finite numbers of the same shape.
@@ -111,29 +111,30 @@ def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
             f"The credit function {credit.credit} returned shape {tuple(rewards.shape)} for task rewards of shape "
             f"{tuple(task_rewards.shape)} (chains, agents). Return one reward per response, in the same shape."
         )
-    missing = task_rewards.isnan()
-    if not rewards[~missing].isfinite().all():
-        hint = " Positions that a stopped chain lacks are NaN: use nansum, or mask them." if missing.any() else ""
+    if not rewards[has_response].isfinite().all():
+        hint = " Task rewards are NaN without a reward: use nansum, or mask them." if task_rewards.isnan().any() else ""
         raise CreditError(f"The credit function {credit.credit} returned NaN or infinity. Return finite numbers.{hint}")
-    return rewards.masked_fill(missing, torch.nan)
+    return rewards
 
 
-def check_custom_credit(credit: Credit, agents: int, can_stop: bool = False) -> None:
+def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bool = False) -> None:
     """Tests the user's credit function, if there is one, on the rewards of two chains.
 
     Args:
         credit: has the function.
-        agents: of the longest chain.
+        has_reward: by position of the longest chain, whether the role has a reward.
         can_stop: whether chains may be shorter; then the second one is.
 
     Raises:
         CreditError: the function cannot be used.
     """
     if credit.custom_function is not None:
-        rewards = torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents)
+        rewards = torch.arange(2.0 * len(has_reward), dtype=torch.float64).view(2, -1)
+        has_response = torch.ones_like(rewards, dtype=torch.bool)
         if can_stop:
-            rewards[1, 1:] = torch.nan
-        custom_rewards(credit, rewards)
+            has_response[1, 1:] = False
+        no_reward = ~torch.tensor(has_reward)
+        custom_rewards(credit, rewards.masked_fill(~has_response | no_reward, torch.nan), has_response)
 
 
 def assign_credit(
@@ -161,9 +162,11 @@ def assign_credit(
     agents = 1 + max(columns["earlier_rewards"].shape[1] for columns in rows.values())
     task_rewards = torch.full((int(chains.max()) + 1, agents), torch.nan, dtype=torch.float64)
     task_rewards[chains, positions] = rewards
+    has_response = torch.zeros_like(task_rewards, dtype=torch.bool)
+    has_response[chains, positions] = True
     forks = torch.arange(len(task_rewards))
     forks[chains] = row_forks
-    task_rewards[:, 0] = task_rewards[forks, 0]
+    task_rewards[:, 0], has_response[:, 0] = task_rewards[forks, 0], True
 
     def value_and_return(position: int, rewards: Tensor) -> tuple[Tensor, Tensor]:
         joined = torch.zeros(2, len(rewards), dtype=torch.float64)
@@ -179,7 +182,7 @@ def assign_credit(
     if credit.credit == "sum":
         rewards = collective_rewards(task_rewards, credit.partner_reward)
     elif credit.custom_function is not None:
-        rewards = custom_rewards(credit, task_rewards)
+        rewards = custom_rewards(credit, task_rewards, has_response)
     else:
         rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam)
     fork_sums = torch.zeros_like(rewards[:, 0]).index_add(0, forks, rewards[:, 0])

@@ -85,6 +85,9 @@ class AdvantageEstimator:
             return rows["full_kl"]
         return token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * rows["mask"]
 
+    def _row_kl_coefs(self, rows: Rows) -> Tensor | float:
+        return self.hyperparameters.row_kl_coefs(self.kl_coef, rows["positions"])
+
     def value_and_return(self, rows: Rows, rewards: Tensor) -> tuple[Tensor, Tensor]:
         """The value V before each response's first token, and the return G from there.
 
@@ -99,7 +102,7 @@ class AdvantageEstimator:
         h, mask = self.hyperparameters, rows["mask"]
         if h.kl_in_loss:
             return torch.zeros_like(rewards), rewards
-        token_rewards = token_ppo.token_rewards(rewards, self._kl(rows), mask, self.kl_coef)
+        token_rewards = token_ppo.token_rewards(rewards, self._kl(rows), mask, self._row_kl_coefs(rows))
         values = rows["values"] if h.critic else torch.zeros_like(token_rewards)
         _, returns = token_ppo.gae(token_rewards, values, mask, h.gamma, h.lam if h.critic else 1.0)
         return values[:, 0], returns[:, 0]
@@ -119,7 +122,7 @@ class AdvantageEstimator:
         credited_reward, _ = self.reward_moments.update(rows["rewards"])
         rewards = self.reward_moments.scale(rows["rewards"], h.reward_scaling)
         metrics = {"kl_coef": self.kl_coef, "credited_reward": credited_reward}
-        token_rewards = token_ppo.token_rewards(rewards, kl, mask, self.kl_coef)
+        token_rewards = token_ppo.token_rewards(rewards, kl, mask, self._row_kl_coefs(rows))
         if h.critic:
             advantages, returns = token_ppo.gae(token_rewards, rows["values"], mask, h.gamma, h.lam)
             if h.group_baseline:

@@ -25,8 +25,8 @@ def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tenso
         eval_kl_coef: weight of the KL in the combined reward (CORY paper §5: own task reward - η · summed KL).
 
     Returns:
-        fp32 `[B]` each: `task_reward`, `kl` (nats, summed over the response), `combined_reward`, `response_length`
-        (tokens), `eos_rate` (1 if it ends with a stop token), `repetition`.
+        fp32 `[B]` each: `task_reward` (NaN if the role has none), `kl` (nats, summed over the response),
+        `combined_reward`, `response_length` (tokens), `eos_rate` (1 if it ends with a stop token), `repetition`.
     """
     kl, task_reward = rows["full_kl"].sum(1), rows["task_rewards"].float()
     return {
@@ -43,16 +43,17 @@ def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
     """Metrics of one policy's scored rows; for the arguments see `compute_response_metrics`.
 
     Returns:
-        Means over responses of the metrics of `compute_response_metrics`, and `task_reward_std`. Means over tokens of
-        `entropy`, `logprob_diff_mean` (|sampler - learner| log-probability; its maximum is `logprob_diff_max`), and
-        `importance_sampling_ratio` (learner's / sampler's probability, before clipping). If the rows have `returns`,
-        `explained_variance`.
+        Means over responses (with a task reward) of the metrics of `compute_response_metrics`, and `task_reward_std`.
+        Means over tokens of `entropy`, `logprob_diff_mean` (|sampler - learner| log-probability; its maximum is
+        `logprob_diff_max`), and `importance_sampling_ratio` (learner's / sampler's probability, before clipping). If
+        the rows have `returns`, `explained_variance`.
     """
     mask, tokens = rows["mask"], rows["mask"].sum()
+    rewards = rows["task_rewards"].float()
     logprob_diff = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
     metrics = {
-        **{name: column.mean() for name, column in compute_response_metrics(rows, eval_kl_coef).items()},
-        "task_reward_std": rows["task_rewards"].float().std(unbiased=False),
+        **{name: column.nanmean() for name, column in compute_response_metrics(rows, eval_kl_coef).items()},
+        "task_reward_std": rewards[~rewards.isnan()].std(unbiased=False) if not rewards.isnan().all() else torch.nan,
         "entropy": rows["entropy"].sum() / tokens,
         "logprob_diff_mean": logprob_diff.sum() / tokens,
         "logprob_diff_max": logprob_diff.max(),

@@ -185,7 +185,8 @@ class PolicyLearner:
             w · L_policy + value_coef · L_value    with a critic
             w · L_policy + kl_coef · k3            with the KL in the loss (GRPO, Dr. GRPO)
 
-        w are the truncated importance sampling weights; the terms are defined in `token_ppo`.
+        w are the truncated importance sampling weights; the terms are defined in `token_ppo`. The loss of a role is
+        multiplied by its `loss_weight`, and its own `kl_coef` replaces the policy's.
 
         Returns:
             The loss, a scalar; and the sums over tokens of each of its terms.
@@ -198,16 +199,18 @@ class PolicyLearner:
         weights = token_ppo.importance_sampling_weights(
             rows["logprobs"], rows["sampler_logprobs"], h.importance_sampling_clip_max
         )
-        loss = (policy_loss * weights * mask).sum()
+        loss_weights = mask * h.row_loss_weights(rows["positions"])
+        loss = (policy_loss * weights * loss_weights).sum()
         sums = {"policy_loss": loss.item(), "clip_fraction": (clipped * mask).sum().item()}
         if values is not None:
-            value_loss = (token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip) * mask).sum()
+            errors = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
+            value_loss = (errors * loss_weights).sum()
             sums["value_loss"] = value_loss.item()
             loss = loss + h.value_coef * value_loss
         if h.kl_in_loss:
             # The mask comes first: the exp of a padded token's log-probability could be infinite.
             kl = token_ppo.sampled_kl(logprobs * mask, rows["reference_logprobs"], "k3")
-            loss = loss + kl_coef * kl.sum()
+            loss = loss + (h.row_kl_coefs(kl_coef, rows["positions"]) * kl * loss_weights).sum()
         return loss, {**sums, "loss": loss.item()}
 
     def _clip_gradients(self) -> float:

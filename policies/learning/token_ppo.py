@@ -46,14 +46,14 @@ def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal[
     return torch.expm1(-log_ratio) + log_ratio
 
 
-def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float | Tensor) -> Tensor:
     """Reward of each token (CORY paper eq. 2): -η · KL_t at every token, plus the response's reward at the last one.
 
     Args:
         rewards: `[B]`, reward of the whole response.
         kl: `[B, T]`, per-token KL to the reference.
         mask: `[B, T]`; a row without tokens gets no reward.
-        kl_coef: η, the weight of the KL penalty.
+        kl_coef: η, the weight of the KL penalty; a number, or `[B, 1]`.
 
     Returns:
         `[B, T]`, zero outside the mask.

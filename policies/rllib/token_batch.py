@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from policies.learning.rows import Rows, make_rows
 LOGPROBS = "logprobs"
 TASK_REWARD = "task_reward"
 ENDED = "ended"
+STAGE = "stage"
+"""The first position of the agents that respond without seeing each other (`Position.stage`)."""
 PROMPT_REF = "prompt_ref"
 """Key of an episode's `PromptRef` in its `custom_data`."""
 
@@ -22,7 +25,8 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
     Rows belong to the policy that *generated* them (`SingleAgentEpisode.module_id`), not to the policy that has the
     role now, which a role exchange may have changed. Every agent's episode has one step: prompt, response and reward. A
     pioneer response from which several chains fork is one row. A response is grouped with the responses of the same
-    role to the same query; if chains fork, later responses are grouped by the pioneer response that they follow.
+    role to the same query, those of several drafts together; if chains fork, later responses are grouped by the pioneer
+    response that they follow. A role without a reward has the task reward NaN.
 
     Returns:
         Rows by policy id, in sorted order, on the CPU; policies without responses are absent.
@@ -39,12 +43,14 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
     for chain, episode in enumerate(episodes):
         agents = episode.agent_episodes.values()  # in the chain's order; a stopped chain has fewer than others
         num_positions = len(episode.agent_to_module_mapping_fn.roles)
-        rewards = [float(agent.extra_model_outputs[TASK_REWARD][0]) for agent in agents]
+        rewards = (float(agent.extra_model_outputs[TASK_REWARD][0]) for agent in agents)
+        known_rewards = [0.0 if math.isnan(reward) else reward for reward in rewards]
         for position, agent in enumerate(agents):
             if position == 0 and forks[chain] != chain:
                 continue
             observation, action = agent.observations[0], agent.actions[0]
-            group = queries[chain] if position == 0 else later_groups[chain]
+            stage = int(agent.extra_model_outputs[STAGE][0])
+            group = queries[chain] if stage == 0 else later_groups[chain]
             rows.setdefault(agent.module_id, []).append(
                 (
                     observation["tokens"][: int(observation["length"])],
@@ -52,11 +58,11 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
                     agent.extra_model_outputs[LOGPROBS][0],
                     agent.extra_model_outputs[TASK_REWARD][0],
                     agent.extra_model_outputs[ENDED][0],
-                    group * num_positions + position,
+                    group * num_positions + stage,
                     chain,
                     forks[chain],
                     position,
-                    [rewards[i] if i < position else 0.0 for i in range(num_positions - 1)],
+                    [known_rewards[i] if i < position else 0.0 for i in range(num_positions - 1)],
                 )
             )
     return {policy_id: make_rows(*zip(*rows[policy_id], strict=True)) for policy_id in sorted(rows)}

@@ -31,7 +31,7 @@ from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.engines import make_generator
 from policies.rollout.episodes import Rollout, to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import RoleMapping, make_mapping
 from policies.settings.settings import Settings
 
 T = TypeVar("T")
@@ -66,9 +66,13 @@ class ChainRunner(StatelessRunner):
         s = self.settings
         self.task, self.tokenizers = s.make_task(), s.make_tokenizers()
         self._chains: dict[tuple[object, ...], Chain] = {}
-        self.env = self.chain(tuple(RoleMapping(s.roles, s.policy_ids).as_dict().values()))
+        self.env = self.chain(tuple(make_mapping(s).as_dict().values()))
         self.rewards = RewardWorker(
-            self.task.reward, feedback=self.task.feedback, timeout=s.reward_timeout, on_error=s.on_reward_error
+            self.task.reward,
+            feedback=self.task.feedback,
+            role_rewards=self.env.role_rewards,
+            timeout=s.reward_timeout,
+            on_error=s.on_reward_error,
         )
         self.rewards.prepare()  # in the background, while the engines start
 
@@ -133,15 +137,13 @@ class ChainRunner(StatelessRunner):
         max_tokens = self.settings.response_limit(update) if split == "train" else chain.max_response_tokens
         start, self._reward_seconds = time.perf_counter(), 0.0
 
-        def make_request(index: int, state: ChainState) -> Request:
-            prompt_ref, episode, responses = state
-            position = len(responses)
+        def make_request(key: int, state: ChainState, position: int) -> Request:
+            prompt_ref, episode, _ = state
             sample = prompt_ref.sample * num_siblings + prompt_ref.sibling if position else prompt_ref.sample
             seed = sampling_seed(self.settings.seed, update, prompt_ref.query, position, sample)
-            sampling = Sampling(
-                self.settings.temperature, max_tokens, [seed], chain.by_position[position].stop_token_ids
-            )
-            return Request(index, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
+            limit = min(max_tokens, chain.response_limits[position])
+            sampling = Sampling(self.settings.temperature, limit, [seed], chain.by_position[position].stop_token_ids)
+            return Request(key, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
 
         new_chains = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
         compute = partial(compute_awaited, rewards_first=num_siblings > 1)

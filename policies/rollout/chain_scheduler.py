@@ -26,13 +26,15 @@ class ChainScheduler:
     `observed` is `best`, or if prompts show feedback or the chain stops by it. Such a chain waits until no other chain
     can advance, so that one call covers all waiting chains, in the order of their queries. So the batches do not depend
     on timing.
+
+    Drafts of one stage, which do not see each other, are requested at once.
     """
 
     def __init__(
         self,
         new_chains: Sequence[tuple[PromptRef, ChainEpisode]],
         num_siblings: int,
-        make_request: Callable[[int, ChainState], Request],
+        make_request: Callable[[int, ChainState, int], Request],
         compute_awaited: Callable[[Sequence[ChainEpisode]], None],
     ) -> None:
         """Initializes the chains, without requesting anything yet.
@@ -40,8 +42,8 @@ class ChainScheduler:
         Args:
             new_chains: the prompt references, with their episodes before the first response.
             num_siblings: number of chains that fork from each response of the pioneer.
-            make_request: builds the request for a chain's next response from the chain's index, which becomes the
-                request's key, and its state.
+            make_request: builds the request for a response from the request's key, the chain's state, and the position,
+                whose prompt is the one of the chain's current turn.
             compute_awaited: computes the rewards and the feedback that waiting episodes need, and stores them there.
         """
         self.tokens = 0
@@ -54,6 +56,11 @@ class ChainScheduler:
             for index, (prompt_ref, episode) in enumerate(new_chains)
         }
         """By index. The siblings that will fork from a chain take the indices after it."""
+        self._num_positions = max((len(episode.chain.positions) for _, episode in new_chains), default=1)
+        self._requested: dict[int, int] = {}
+        """By chain, the number of responses requested so far."""
+        self._out_of_turn: dict[tuple[int, int], Response] = {}
+        """By chain and position, the responses of drafts that finished before an earlier draft."""
         self._num_pending = 0
         self._waiting: list[int] = []
 
@@ -76,12 +83,15 @@ class ChainScheduler:
             The next requests.
         """
         ready: list[int] = []
-        for index, response in finished:
+        for key, response in finished:
+            index, position = divmod(key, self._num_positions)
             _, episode, responses = self._chains[index]
-            episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
-            responses.append(response)
-            self.tokens += len(response.tokens)
-            if episode.role is not None:
+            self._out_of_turn[index, position] = response
+            while (next_response := self._out_of_turn.pop((index, len(responses)), None)) is not None:
+                episode.respond({"tokens": next_response.tokens, "length": len(next_response.tokens)})
+                responses.append(next_response)
+                self.tokens += len(next_response.tokens)
+            if episode.role is not None and len(responses) == self._requested[index]:
                 (self._waiting if self._must_wait(episode) else ready).append(index)
         self._num_pending -= len(finished)
         if self._waiting and not ready and not self._num_pending:
@@ -110,5 +120,26 @@ class ChainScheduler:
         return list(range(index, index + self._num_siblings))
 
     def _next_requests(self, indices: Sequence[int]) -> list[Request]:
-        self._num_pending += len(indices)
-        return [self._make_request(index, self._chains[index]) for index in indices]
+        """Returns the requests for the next response of each chain, and of the drafts beside it.
+
+        Agents of the same stage do not see each other, so all of them are asked at once, unless the chain may stop
+        between them.
+        """
+        requests = []
+        for index in indices:
+            state = self._chains[index]
+            chain, first = state.episode.chain, len(state.responses)
+            end = first + 1
+            while (
+                not chain.stops_when_solved
+                and end < len(chain.positions)
+                and chain.positions[end].stage == chain.positions[first].stage
+            ):
+                end += 1
+            self._requested[index] = end
+            requests += [
+                self._make_request(index * self._num_positions + position, state, position)
+                for position in range(first, end)
+            ]
+        self._num_pending += len(requests)
+        return requests

@@ -14,7 +14,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.process import Reward
 from policies.generation.generator import Response
 from policies.learning.metrics import repetition
-from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, TASK_REWARD
+from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, STAGE, TASK_REWARD
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
@@ -106,6 +106,7 @@ def to_rllib_episode(
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: float(task_rewards[position]),
                     ENDED: episode.ended[position],
+                    STAGE: chain.positions[position].stage,
                 }
             },
         )

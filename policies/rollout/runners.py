@@ -75,7 +75,8 @@ class Runners:
         self.learners = learners
         self.task_checksum = task_checksum
         self.timeout = settings.generation_timeout
-        reward_batches = max(settings.num_agents - 1, 1) if settings.observed == "best" else 1
+        waits = settings.observed == "best" or settings.feedback is not None
+        reward_batches = max(2 * settings.num_agents - 1, 1) if waits else 1  # rewards and feedback at each position
         self.rollout_timeout = self.timeout + reward_batches * _REWARD_CALLS * settings.reward_timeout
         self.policy_ids = settings.policy_ids
         self.uses_weight_transfer = settings.weight_transfer is not None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from policies.settings.fields import Fields
+from cory_env.chain_settings import make_positions
+from policies.settings.derived import DerivedSettings
 from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 from policies.settings.processes import named_resources
 
 
-def reject_conflicts(settings: Fields) -> None:
+def reject_conflicts(settings: DerivedSettings) -> None:
     """Checks combinations of settings.
 
     Raises:
@@ -22,10 +23,12 @@ def reject_conflicts(settings: Fields) -> None:
             raise ValueError(conflict)
 
 
-def _chain(s: Fields) -> Iterator[str]:
+def _chain(s: DerivedSettings) -> Iterator[str]:
     """Policies, their initial models, and credit assignment."""
+    if s.roles is not None:
+        yield from _roles(s)
     agents, policies = s.num_agents, len(s.policy_ids)
-    if agents % policies and policies % agents:
+    if s.roles is None and agents % policies and policies % agents:
         yield (
             f"num_policies={policies} is neither a divisor nor a multiple of num_agents={agents}. Set it to a "
             "divisor or multiple."
@@ -67,7 +70,27 @@ def _chain(s: Fields) -> Iterator[str]:
         )
 
 
-def _batch(s: Fields) -> Iterator[str]:
+def _roles(s: DerivedSettings) -> Iterator[str]:
+    """Roles, whose own values are valid."""
+    total = len(make_positions([role.role for role in s.roles or ()]))
+    if s.num_agents > total:
+        yield f"num_agents={s.num_agents} is more than the {total} agents of roles. Remove it, or set {total} or less."
+    roles, group = s.chain_roles, s.positions[0].role.count
+    for role in roles:
+        if role.repeat > 1 and s.stop_when is None:
+            yield f"repeat={role.repeat} of role {role.name} requires feedback, and stop_when=solved."
+        if role.kl_coef is not None and s.kl_control == "adaptive":
+            yield f"kl_coef={role.kl_coef:g} of role {role.name} conflicts with kl_control=adaptive. Remove one."
+    if s.num_siblings > 1 and group > 1:
+        yield f"num_siblings={s.num_siblings} conflicts with count={group} of role {roles[0].name}. Set one to 1."
+    weight = {"sum": s.partner_reward, "chain": s.chain_gamma}.get(s.credit, 1.0)
+    unrewarded = [p.role.name for p in s.positions if not p.role.has_reward]
+    if unrewarded and weight == 0:
+        name = {"sum": "partner_reward", "chain": "chain_gamma"}[s.credit]
+        yield f"Role {unrewarded[0]} has no reward of its own, and with {name}=0 no other one. Set {name} above 0."
+
+
+def _batch(s: DerivedSettings) -> Iterator[str]:
     """Queries, responses and mini-batches of an update."""
     if s.responses % s.minibatch_size:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
@@ -92,7 +115,7 @@ def _batch(s: Fields) -> Iterator[str]:
             yield f"min_{name}={low} exceeds max_{name}={high}. Set max_{name} to {low} or more."
 
 
-def _objective(s: Fields) -> Iterator[str]:
+def _objective(s: DerivedSettings) -> Iterator[str]:
     """Advantages and the KL penalty."""
     if s.advantage in GROUP_ESTIMATORS and s.num_generations == 1:
         yield f"advantage={s.advantage} requires num_generations of 2 or more (4 or 8 are usual), not 1."
@@ -107,7 +130,7 @@ def _objective(s: Fields) -> Iterator[str]:
         yield f"kl_horizon={s.kl_horizon} is shorter than one update. Set kl_horizon to {s.responses} or more."
 
 
-def _engines(s: Fields) -> Iterator[str]:
+def _engines(s: DerivedSettings) -> Iterator[str]:
     """Limits of vLLM, tensor parallelism and weight transfer."""
     vllm, parts, transfer = s.backend == "vllm", s.tensor_parallel_size, s.weight_transfer
     min_gpus = min(s.gpus_per_learner, s.gpus_per_runner)
@@ -135,7 +158,7 @@ def _engines(s: Fields) -> Iterator[str]:
         yield "weight_transfer=ipc requires one learner and one engine on the same GPU. Or set weight_transfer=gloo."
 
 
-def _processes(s: Fields) -> Iterator[str]:
+def _processes(s: DerivedSettings) -> Iterator[str]:
     """Runners, learners and their devices."""
     policies, shards = len(s.policy_ids), s.shards_per_policy
     if shards is not None and s.num_learners != (required := shards * policies):

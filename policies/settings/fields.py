@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import fields
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cory_env.chain_settings import ObservedResponses, StopWhen, role_names
+from cory_env.chain_settings import ObservedResponses, StopWhen
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
-from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator, RewardScope
-from policies.models.lora import Lora
+from policies.learning.hyperparameters import Advantage, KLEstimator, RewardScope
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.metadata import (
     computing_setting,
@@ -23,6 +20,7 @@ from policies.settings.metadata import (
     sampling_setting,
     task_setting,
 )
+from policies.settings.roles import RoleSettings
 
 
 class Fields(BaseModel):
@@ -89,7 +87,10 @@ class Fields(BaseModel):
 
     # The chain.
     num_agents: int = policy_setting(2, ge=1)
-    """Agents in the chain: 1 is a single agent, 2 is CORY."""
+    """Agents in the chain: 1 is a single agent, 2 is CORY; with `roles` by default all of theirs."""
+    roles: list[RoleSettings] | None = policy_setting(None, search=False, min_length=1)
+    """Roles of the chain in order, such as `[{name: solver}, {name: critic, produces_response: false}, ...]`
+    (docs/roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and observers."""
     num_policies: int | None = policy_setting(None, ge=1)
     """Number of LLMs; null: one per agent. With a divisor of `num_agents`, each LLM has several roles (1: one LLM in
     all roles); with a multiple, LLMs form teams, each with its own queries."""
@@ -312,84 +313,3 @@ class Fields(BaseModel):
     """Also log to Weights & Biases (extra `wandb`)."""
     trackio: bool = output_setting(False)
     """Also log to Trackio, a local dashboard (extra `trackio`)."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The environment's agents, in the order in which they respond."""
-        return role_names(self.num_agents)
-
-    @property
-    def policy_ids(self) -> tuple[str, ...]:
-        """Ids of the LLMs: `llm_1 ... llm_n`."""
-        return tuple(f"llm_{k + 1}" for k in range(self.num_policies or self.num_agents))
-
-    @property
-    def models(self) -> dict[str, str]:
-        """Policy id → name of its initial model, which is also its reference."""
-        names = [self.model] * len(self.policy_ids) if isinstance(self.model, str) else self.model
-        return dict(zip(self.policy_ids, names, strict=True))
-
-    @property
-    def model_names(self) -> str:
-        """Names of the initial models for texts: one, or one per LLM if they differ."""
-        names = list(self.models.values())
-        return ", ".join(names if len(set(names)) > 1 else names[:1])
-
-    @property
-    def ranks(self) -> int:
-        """Number of learner processes of one policy."""
-        return self.shards_per_policy or max(self.num_learners, 1)
-
-    @property
-    def chains(self) -> int:
-        """Chains per update."""
-        return self.queries_per_update * self.num_generations * self.num_siblings
-
-    @property
-    def teams(self) -> int:
-        """Number of teams: groups of LLMs that each form a chain with their own queries."""
-        return max(len(self.policy_ids) // self.num_agents, 1)
-
-    @property
-    def responses(self) -> int:
-        """Responses per policy and update; with siblings, where roles differ, the mean over policies."""
-        total = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
-        return total // len(self.policy_ids)
-
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        """Hyperparameters of each policy's learner."""
-        values = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
-        return Hyperparameters(**values, steps=self.responses // self.minibatch_size)
-
-    @property
-    def critic(self) -> bool:
-        """Whether policies have a value head."""
-        return self.hyperparameters.critic
-
-    @property
-    def kl_in_loss(self) -> bool:
-        """Whether the KL penalty is part of the loss instead of the reward."""
-        return self.hyperparameters.kl_in_loss
-
-    @property
-    def lora(self) -> Lora | None:
-        """Configuration of the adapters; None with full weights."""
-        if self.weights == "full":
-            return None
-        targets = (
-            () if self.lora_target_modules is None else tuple(self.lora_target_modules.replace(" ", "").split(","))
-        )
-        return Lora(self.lora_rank, self.lora_alpha, targets, self.seed)
-
-    def response_limit(self, update: int) -> int:
-        """Length limit of responses in a training update; the same on all runners and at all positions of the chain."""
-        if self.min_response_tokens is None:
-            return self.max_response_tokens
-        generator = random.Random(f"response limit {self.seed} {update}")
-        return generator.randint(self.min_response_tokens, self.max_response_tokens)
-
-    @property
-    def report_kl_coef(self) -> float:
-        """Fixed KL weight of the reported combined reward."""
-        return self.kl_coef if self.eval_kl_coef is None else self.eval_kl_coef

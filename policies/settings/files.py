@@ -67,6 +67,8 @@ def _parse(text: str, source: str, extra_keys: tuple[str, ...] = ()) -> dict[str
     for key, value in content.items():
         if key not in extra_keys:
             reject_unknown_settings([str(key)], f" in {source}")
+        if key == "roles":  # the only setting with nested values; pydantic checks them
+            continue
         values = value if isinstance(value, list) and takes_lists(str(key)) else [value]
         if not all(isinstance(item, Scalar) for item in values):
             raise SettingsError(

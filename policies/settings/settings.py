@@ -22,8 +22,8 @@ from cory_env.tokenizer import load_tokenizer, same_tokenizer, token_ids_contain
 from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.settings.conflicts import reject_conflicts
+from policies.settings.derived import DerivedSettings
 from policies.settings.error import SettingsError
-from policies.settings.fields import Fields
 from policies.settings.gpus import choose_gpus
 from policies.settings.metadata import Category, settings_metadata
 
@@ -34,7 +34,7 @@ Tokenizers = dict[str, "PreTrainedTokenizerBase"]
 """Policy id → tokenizer."""
 
 
-class Settings(Fields):
+class Settings(DerivedSettings):
     """The validated settings of one run, with methods that create its task, tokenizers and chain."""
 
     def selection_metrics(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,8 +97,10 @@ class Settings(Fields):
             ValueError: two of them conflict.
         """
         num_validation = self.eval_queries if self.validation else 0
-        values = {field.name: getattr(self, field.name) for field in fields(TaskSettings)}
-        return TaskSettings(**values | {"reward": self.reward_spec, "validation": num_validation})
+        prompts = tuple(role.prompt for role in self.roles or () if role.prompt is not None)
+        own_values = {"reward": self.reward_spec, "validation": num_validation, "role_prompts": prompts}
+        names = [field.name for field in fields(TaskSettings) if field.name not in own_values]
+        return TaskSettings(**{name: getattr(self, name) for name in names} | own_values)
 
     def chain_settings(self, tokenizers: Tokenizers, policy_id: str) -> dict[str, Any]:
         """Keyword arguments of `Chain` for the prompts and responses of one LLM.
@@ -110,10 +112,10 @@ class Settings(Fields):
         Raises:
             ModelError: model, tokenizer and maximum lengths are incompatible.
         """
-        return {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in METADATA} | {
-            name: getattr(self, name)(tokenizers, policy_id)
-            for name in ("vocab_size", "num_embeddings", "stop_token_ids")
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in METADATA}
+        values["roles"] = None if self.roles is None else [role.role for role in self.roles]
+        model_values = ("vocab_size", "num_embeddings", "stop_token_ids")
+        return values | {name: getattr(self, name)(tokenizers, policy_id) for name in model_values}
 
     def make_task(self) -> Task:
         """Creates the task and loads its queries.
@@ -174,7 +176,7 @@ class Settings(Fields):
             ModelError: model, tokenizer and maximum lengths are incompatible.
         """
         if policy_ids is None:
-            policy_ids = tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
+            policy_ids = tuple(self.policy_ids[index] for index in self.assignment)
 
         def make_reader(policy_id: str) -> Chain:
             values = self.chain_settings(tokenizers, policy_id) | {"num_agents": len(policy_ids)}

@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from policies.settings.error import SettingsError
 
 Scalar = str | int | float | bool | None
-Value = Scalar | list[str] | list[float]
+Value = Scalar | list[str] | list[float] | list[dict[str, Scalar]]
 QUOTES = ("'", '"')
 
 

@@ -135,8 +135,8 @@ def record_test_run(folder: Path, settings: Settings, updates: Sequence[int] = r
             rotation = (update - 1) // 5 % settings.num_agents
             policy_ids = settings.policy_ids[rotation:] + settings.policy_ids[:rotation]
             trained = {policy_id: {**metrics, "value_loss": 0.25} for policy_id, metrics in policy_metrics.items()}
-            line |= {"policy": trained, "roles": dict(zip(settings.roles, policy_ids, strict=True))}
-            line["role"] = {role: trained[policy] for role, policy in zip(settings.roles, policy_ids, strict=True)}
+            line |= {"policy": trained, "roles": dict(zip(settings.agents, policy_ids, strict=True))}
+            line["role"] = {role: trained[policy] for role, policy in zip(settings.agents, policy_ids, strict=True)}
             line |= {
                 "exchanged": update % 5 == 0 and settings.num_agents > 1,
                 "tokens": 3000,

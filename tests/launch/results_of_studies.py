@@ -50,7 +50,7 @@ def study_run(
     metrics: list[Any] = [
         {
             "update": 1 + index,
-            "roles": dict(zip(settings.roles, policy_ids, strict=True)),
+            "roles": dict(zip(settings.agents, policy_ids, strict=True)),
             "policy": {policy_id: {"task_reward": value, "kl": 0.0} for policy_id in policy_ids},
         }
         for index, value in enumerate(training)

@@ -178,12 +178,12 @@ def test_a_pioneer_is_evaluated_as_if_alone_and_samples_of_a_query_differ(make_c
     algorithm.train()
     prompt_refs = [PromptRef(query, sample) for query in (3, 0) for sample in (0, 1)]
     single, single_metrics = algorithm.evaluator.measure(prompt_refs, RoleMapping(("pioneer",), ("llm_2",)), "test")
-    mapping = RoleMapping(algorithm.settings.roles, ("llm_2", "llm_3", "llm_1"))
+    mapping = RoleMapping(algorithm.settings.agents, ("llm_2", "llm_3", "llm_1"))
     chain, chain_metrics = algorithm.evaluator.measure(prompt_refs, mapping, "test")
     assert single.prompt_refs == chain.prompt_refs == prompt_refs
     texts = [[sample["responses"][0]["text"] for sample in rollout.samples] for rollout in (single, chain)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 4
-    assert list(chain_metrics) == list(algorithm.settings.roles) and list(single_metrics) == ["pioneer"]
+    assert list(chain_metrics) == list(algorithm.settings.agents) and list(single_metrics) == ["pioneer"]
     for name, column in single_metrics["pioneer"].items():
         np.testing.assert_allclose(chain_metrics["pioneer"][name], column, rtol=1e-5, atol=1e-6)
 

@@ -8,7 +8,7 @@ import pytest
 from policies.learning.rows import select_position
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import RoleMapping, make_mapping
 from tests.policies.conftest import MakeCory
 
 
@@ -57,7 +57,7 @@ def test_the_last_response_is_evaluated_in_every_order_beside_each_policy_alone(
     prompt_refs = [PromptRef(query) for query in range(4)]
     observers = []
     for rotation, policy_id in enumerate(algorithm.settings.policy_ids):
-        mapping = RoleMapping(algorithm.settings.roles, algorithm.settings.policy_ids, rotation)
+        mapping = make_mapping(algorithm.settings, rotation)
         _, chain = algorithm.evaluator.measure(prompt_refs, mapping, "validation")
         observers.append(chain["observer"])
         _, single = algorithm.evaluator.measure(prompt_refs, RoleMapping(("pioneer",), (policy_id,)), "validation")

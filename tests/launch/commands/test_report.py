@@ -51,7 +51,7 @@ class ParsedPage(HTMLParser):
 def append_sample(run: Run, update: int, text: str) -> None:
     responses = [
         {"role": role, "policy": policy, "text": text, "task_reward": None}
-        for role, policy in zip(run.settings().roles, run.settings().policy_ids, strict=True)
+        for role, policy in zip(run.settings().agents, run.settings().policy_ids, strict=True)
     ]
     run.samples.append({"update": update, "held_out": False, "query": HOSTILE, "responses": responses})
 
@@ -140,8 +140,8 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
     settings = Settings(num_agents=8)
     text = ParsedPage(html).text
-    assert all(f"{role} · {policy}" in text for role, policy in zip(settings.roles, settings.policy_ids, strict=True))
-    assert all(f">{name}</text>" in html for name in (*settings.roles, *settings.policy_ids))
+    assert all(f"{role} · {policy}" in text for role, policy in zip(settings.agents, settings.policy_ids, strict=True))
+    assert all(f">{name}</text>" in html for name in (*settings.agents, *settings.policy_ids))
 
 
 def test_roles_and_role_exchanges_are_shown_only_for_chains(tmp_path: Path, html: str) -> None:

@@ -9,7 +9,7 @@ def line(agents: int) -> Update:
     settings = Settings(num_agents=agents)
     return {
         "update": 99,
-        "roles": dict(zip(settings.roles, settings.policy_ids, strict=True)),
+        "roles": dict(zip(settings.agents, settings.policy_ids, strict=True)),
         "policy": dict.fromkeys(settings.policy_ids, FIGURES),
         "seconds": {"total": 123.4},
         "tokens_per_second": 12345.6,

@@ -37,7 +37,7 @@ def make_job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> StudyJo
         for _ in range(3 if held_out else 4):
             responses = [
                 {"role": role, "policy": policy_id, "text": RESPONSE, "task_reward": 1.23456789}
-                for role, policy_id in zip(settings.roles, settings.policy_ids, strict=True)
+                for role, policy_id in zip(settings.agents, settings.policy_ids, strict=True)
             ]
             run.samples.append({"update": update, "held_out": held_out, "query": "This is", "responses": responses})
     final.write_final(run.final, last_responses(settings, 500))

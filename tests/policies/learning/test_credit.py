@@ -189,13 +189,13 @@ def test_a_custom_credit_is_a_function_in_a_file(tmp_path: Path, monkeypatch: py
     forked = {"llm_1": rows([0], [0], [2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0], forks=[0, 0])}
     team = assign_credit(forked, custom_credit("team"), {})
     assert team["llm_2"].tolist() == [3.0, 1.0]  # although its rows share memory
-    check_custom_credit(custom_credit("improvement"), 3)
+    check_custom_credit(custom_credit("improvement"), [True] * 3)
     for name, message in (
         ("first_agent", r"returned shape \(2,\) for task rewards of shape \(2, 3\)"),
         ("fails", "raised KeyError: 'nobody'"),
         ("infinite", "returned NaN or infinity"),
     ):
         with pytest.raises(CreditError, match=message):
-            check_custom_credit(custom_credit(name), 3)
+            check_custom_credit(custom_credit(name), [True] * 3)
     with pytest.raises(SpecError, match=r"has no function 'nowhere'. Correct the credit's name"):
         custom_credit("nowhere")

@@ -13,7 +13,7 @@ from policies.learning.rows import Rows
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.episodes import to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import RoleMapping, make_mapping
 from policies.settings.settings import make_settings
 
 
@@ -21,7 +21,7 @@ def make_chain(num_agents: int, **others: Any) -> tuple[Chain, RoleMapping]:
     """The bundled task's chain and its initial mapping."""
     settings = make_settings({"num_agents": num_agents, "backend": "transformers", "max_prompt_tokens": 128, **others})
     chain = settings.make_chain(settings.make_task(), settings.make_tokenizers())
-    return chain, RoleMapping(settings.roles, settings.policy_ids)
+    return chain, make_mapping(settings)
 
 
 def make_episode(

@@ -18,7 +18,7 @@ from policies.rllib.stateless_runner import StatelessRunner
 from policies.rllib.token_batch import ENDED, TASK_REWARD
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping
+from policies.rollout.role_mapping import make_mapping
 from tests.policies.conftest import TINY
 
 CHAINS: list[dict[str, Any]] = [
@@ -49,7 +49,7 @@ def runner(request: pytest.FixtureRequest, ray_session: None) -> Any:
 
 
 def sample_chains(runner: ChainRunner, prompt_refs: list[PromptRef], **settings: Any) -> Any:
-    mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids)
+    mapping = make_mapping(runner.settings)
     return runner.sample(prompt_refs=prompt_refs, mapping=mapping, version=0, **settings)
 
 
@@ -59,7 +59,7 @@ def test_episodes_equal_those_of_the_environment_stepped_with_the_same_tokens(ru
     env = cory_v0.env(**runner.settings.env_settings())
     for prompt_ref, episode in zip(prompt_refs, rollout.episodes, strict=True):
         env.reset(options={"query": prompt_ref.query})
-        for role in runner.settings.roles:
+        for role in runner.settings.agents:
             agent = episode.agent_episodes[role]
             assert env.agent_selection == role
             expected, observation = env.observe(role), agent.observations[0]
@@ -67,7 +67,7 @@ def test_episodes_equal_those_of_the_environment_stepped_with_the_same_tokens(ru
             np.testing.assert_array_equal(observation["tokens"], expected["tokens"])
             tokens, length = agent.actions[0]["tokens"], agent.actions[0]["length"]
             env.step({"tokens": np.array(tokens), "length": length})
-        for role in runner.settings.roles:
+        for role in runner.settings.agents:
             agent = episode.agent_episodes[role]
             assert agent.is_terminated and len(agent) == 1
             assert env.terminations[role] and not env.truncations[role]
@@ -84,7 +84,7 @@ def test_an_agent_observes_the_last_or_the_best_earlier_response(ray_session: No
     tokenizer, observed_positions = runner.tokenizers["llm_1"], set()
     for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
         rewards = [response["task_reward"] for response in sample["responses"]]
-        for position, role in list(enumerate(runner.settings.roles))[1:]:
+        for position, role in list(enumerate(runner.settings.agents))[1:]:
             observation = episode.agent_episodes[role].observations[0]
             prompt = tokenizer.decode(observation["tokens"][: observation["length"]])
             observed_position = position - 1 if observed == "last" else rewards.index(max(rewards[:position]))
@@ -112,11 +112,11 @@ def test_a_reward_that_fails_on_an_observed_response_drops_only_that_query(ray_s
 def test_the_environment_runs_inside_rllibs_pettingzoo_wrapper(runner: ChainRunner) -> None:
     env = PettingZooEnv(cory_v0.env(**runner.settings.env_settings()))
     observations, _ = env.reset(seed=0)
-    for position, role in enumerate(runner.settings.roles):
+    for position, role in enumerate(runner.settings.agents):
         assert list(observations)[-1] == role
         observations, rewards, terminateds, _, _ = env.step({role: {"tokens": np.array([5, 6]), "length": 2}})
         assert terminateds["__all__"] == (position == runner.settings.num_agents - 1)
-    assert set(rewards) == set(runner.settings.roles)
+    assert set(rewards) == set(runner.settings.agents)
     env.close()
 
 
@@ -124,7 +124,7 @@ def test_responses_do_not_depend_on_the_rest_of_the_batch(runner: ChainRunner) -
     batch = sample_chains(runner, [PromptRef(query) for query in range(5)])
     singles = [sample_chains(runner, [PromptRef(query)]) for query in range(5)]
     for episode, single in zip(batch.episodes, singles, strict=True):
-        for role in runner.settings.roles:
+        for role in runner.settings.agents:
             assert episode.agent_episodes[role].actions[0] == single.episodes[0].agent_episodes[role].actions[0]
 
 
@@ -148,12 +148,12 @@ def test_samples_contain_whether_each_response_ended_and_its_repetition(runner: 
 
 def test_a_runner_rejects_another_weight_version_than_requested(runner: ChainRunner) -> None:
     with pytest.raises(GenerationError, match="llm_1 is at version 0, not 7"):
-        mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids)
+        mapping = make_mapping(runner.settings)
         runner.sample(prompt_refs=[PromptRef(0)], mapping=mapping, version=7)
 
 
 def test_episodes_keep_the_role_mapping_they_were_generated_with(runner: ChainRunner) -> None:
-    mapping = RoleMapping(runner.settings.roles, runner.settings.policy_ids).rotated()
+    mapping = make_mapping(runner.settings).rotated()
     episode = runner.sample(prompt_refs=[PromptRef(0)], mapping=mapping, version=0).episodes[0]
     assert {role: agent.module_id for role, agent in episode.agent_episodes.items()} == mapping.as_dict()
 
@@ -167,7 +167,7 @@ def test_each_update_draws_one_response_limit_for_all_positions_and_held_out_que
     for update in range(6):
         limits.append(runner.settings.response_limit(update))
         rollout = sample_chains(runner, prompt_refs, update=update)
-        for role in runner.settings.roles:
+        for role in runner.settings.agents:
             assert max(e.agent_episodes[role].actions[0]["length"] for e in rollout.episodes) == limits[-1]
     assert len(set(limits)) > 2
     held_out = sample_chains(runner, prompt_refs, update=limits.index(min(limits)), split="test")

@@ -1,0 +1,157 @@
+"""Values derived from settings: agents, policies, batch sizes and hyperparameters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+from pydantic import ValidationError, field_serializer, model_validator
+
+from cory_env.chain_settings import ChainSettings, Position
+from policies.learning.hyperparameters import Hyperparameters
+from policies.models.lora import Lora
+from policies.settings.fields import Fields
+from policies.settings.roles import RoleSettings, assign_policies, num_positions
+
+
+class DerivedSettings(Fields):
+    """The settings of one run with values derived from them."""
+
+    @field_serializer("roles")
+    def _dump_roles(self, roles: list[RoleSettings] | None) -> list[dict[str, Any]] | None:
+        return None if roles is None else [role.model_dump(exclude_defaults=True) for role in roles]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_agents(cls, values: Any) -> Any:
+        """Fills in `num_agents` from `roles`. Values without the right types are rejected later."""
+        if isinstance(values, Mapping) and values.get("roles") and "num_agents" not in values:
+            with suppress(ValidationError, TypeError):
+                roles = [RoleSettings.model_validate(role) for role in values["roles"]]
+                return {**values, "num_agents": num_positions(roles)}
+        return values
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        """The positions in the chain, with their agents and roles."""
+        roles = None if self.roles is None else [role.role for role in self.roles]
+        return ChainSettings(num_agents=self.num_agents, roles=roles).make_positions()
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The environment's agents, in the order in which they respond."""
+        return tuple(position.agent for position in self.positions)
+
+    @property
+    def chain_roles(self) -> list[RoleSettings]:
+        """The role at each position."""
+        by_name = {role.name: role for role in self.roles or ()}
+        names = [position.role.name for position in self.positions]
+        return [by_name.get(name) or RoleSettings(name=name) for name in names]
+
+    @property
+    def assignment(self) -> tuple[int, ...]:
+        """By position, the index of the LLM that has it at first."""
+        if self.roles is None:
+            return tuple(k % len(self.policy_ids) for k in range(self.num_agents))
+        names = list(dict.fromkeys(role.name for role in self.chain_roles))
+        by_role = dict(zip(names, self._role_policies, strict=True))
+        return tuple(by_role[role.name] for role in self.chain_roles)
+
+    @property
+    def _role_policies(self) -> list[int]:
+        """By role of the chain, the index of its LLM."""
+        return assign_policies(list({role.name: role for role in self.chain_roles}.values()), self.num_policies)
+
+    @property
+    def policy_ids(self) -> tuple[str, ...]:
+        """Ids of the LLMs: `llm_1 ... llm_n`."""
+        if self.roles is None:
+            count = self.num_policies or self.num_agents
+        else:
+            count = self.num_policies or max(self._role_policies) + 1
+        return tuple(f"llm_{k + 1}" for k in range(count))
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Policy id → name of its initial model, which is also its reference."""
+        names = [self.model] * len(self.policy_ids) if isinstance(self.model, str) else self.model
+        return dict(zip(self.policy_ids, names, strict=True))
+
+    @property
+    def model_names(self) -> str:
+        """Names of the initial models for texts: one, or one per LLM if they differ."""
+        names = list(self.models.values())
+        return ", ".join(names if len(set(names)) > 1 else names[:1])
+
+    @property
+    def ranks(self) -> int:
+        """Number of learner processes of one policy."""
+        return self.shards_per_policy or max(self.num_learners, 1)
+
+    @property
+    def chains(self) -> int:
+        """Chains per update."""
+        return self.queries_per_update * self.num_generations * self.num_siblings
+
+    @property
+    def teams(self) -> int:
+        """Number of teams: groups of LLMs that each form a chain with their own queries."""
+        return max(len(self.policy_ids) // self.num_agents, 1)
+
+    @property
+    def responses(self) -> int:
+        """Responses per policy and update; with siblings, where roles differ, the mean over policies."""
+        total = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
+        return total // len(self.policy_ids)
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Hyperparameters of each policy's learner."""
+        values = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
+        return Hyperparameters(**values, steps=self.responses // self.minibatch_size)
+
+    @property
+    def loss_weights(self) -> tuple[float, ...]:
+        """By position, the weight of the loss."""
+        return tuple(role.loss_weight for role in self.chain_roles)
+
+    @property
+    def role_kl_coefs(self) -> tuple[float | None, ...]:
+        """By position, the role's own KL coefficient."""
+        return tuple(role.kl_coef for role in self.chain_roles)
+
+    @property
+    def critic(self) -> bool:
+        """Whether policies have a value head."""
+        return self.hyperparameters.critic
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the KL penalty is part of the loss instead of the reward."""
+        return self.hyperparameters.kl_in_loss
+
+    @property
+    def lora(self) -> Lora | None:
+        """Configuration of the adapters; None with full weights."""
+        if self.weights == "full":
+            return None
+        targets = (
+            () if self.lora_target_modules is None else tuple(self.lora_target_modules.replace(" ", "").split(","))
+        )
+        return Lora(self.lora_rank, self.lora_alpha, targets, self.seed)
+
+    def response_limit(self, update: int) -> int:
+        """Length limit of responses in a training update; the same on all runners. Roles may have lower limits."""
+        if self.min_response_tokens is None:
+            return self.max_response_tokens
+        generator = random.Random(f"response limit {self.seed} {update}")
+        return generator.randint(self.min_response_tokens, self.max_response_tokens)
+
+    @property
+    def report_kl_coef(self) -> float:
+        """Fixed KL weight of the reported combined reward."""
+        return self.kl_coef if self.eval_kl_coef is None else self.eval_kl_coef
