@@ -14,7 +14,7 @@ from torch import Tensor
 from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_UPDATE
-from policies.learning.metrics import RESPONSE_METRICS, compute_response_metrics, mean_metrics, nanmean
+from policies.learning.metrics import NO_METRICS, RESPONSE_METRICS, compute_response_metrics, mean_metrics, nanmean
 from policies.learning.rows import Rows, select_position, select_rows
 from policies.models.language_model import left_padded
 from policies.models.model_names import AVERAGE_POLICY
@@ -71,8 +71,9 @@ class Evaluator:
 
         Returns:
             `evaluation`: `{policy_id: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of
-            each policy on the bare query; with `eval_average` also of `AVERAGE_POLICY`; and the `mean`
-            over the policies, without the average. NaN if the reward failed on every query (`on_reward_error: skip`).
+            each policy on the bare query, NaN for one that never responds first (`roles` without exchange); with
+            `eval_average` also of `AVERAGE_POLICY`; and the `mean` over the policies, without the average. NaN if the
+            reward failed on every query (`on_reward_error: skip`).
             `last_response`, if later agents see earlier responses: the same metrics of each chain's last response, mean
             over the orders. With `stop_when`, that is the response at which the chain stopped. Its `kl` is to the
             reference on the bare query, which is what users of the chain get. Its `in_chain_kl` is to the reference in
@@ -81,13 +82,14 @@ class Evaluator:
         """
         alone, last = {}, []
         cache: MetricsCache = {}
-        for policy_id in self.settings.policy_ids:
+        for policy_id in self.settings.pioneers:
             mapping = self.with_pioneer(policy_id)
             metrics = self._mean_metrics(policy_id, mapping, cache)
             alone[policy_id] = {name: metrics[mapping.roles[0]][name] for name in RESPONSE_METRICS}
             if len(mapping.roles) > 1:
                 last.append(metrics[LAST_RESPONSE])
         mean = mean_metrics(list(alone.values()))
+        alone = {policy_id: alone.get(policy_id, NO_METRICS) for policy_id in self.settings.policy_ids}
         if self.settings.eval_average:
             with self.average() as mapping:
                 alone[AVERAGE_POLICY] = self._mean_metrics(AVERAGE_POLICY, mapping, cache)[mapping.roles[0]]

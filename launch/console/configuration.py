@@ -104,9 +104,9 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Value]:
 
 def settings_to_yaml(settings: Settings) -> str:
     """Formats all settings as YAML for `-c`, with their descriptions as comments."""
-    lines = []
+    lines, values = [], settings.model_dump()
     for name, field in Settings.model_fields.items():
-        line = f"{name}: {to_yaml(getattr(settings, name))}"
+        line = f"{name}: {to_yaml(values[name])}"
         description = " ".join((field.description or "").replace("`", "").split())
         lines.append(f"{line:<33} # {description}" if description else line)
     return "\n".join(lines) + "\n"

@@ -85,7 +85,7 @@ class EvaluationPlan(NamedTuple):
         policy_ids = self.settings.policy_ids
         orders: list[tuple[str, ...]] = [(policy_id,) for policy_id in policy_ids]
         if self.settings.knowledge_transfer:  # otherwise no policy sees another's response
-            mappings = (make_mapping(self.settings, shift) for shift in range(len(policy_ids)))
+            mappings = (make_mapping(self.settings).with_pioneer(policy_id) for policy_id in self.settings.pioneers)
             orders = [tuple(mapping.as_dict().values()) for mapping in mappings]
         models = self.settings.models
         first_policy = {model: policy_id for policy_id, model in reversed(models.items())}

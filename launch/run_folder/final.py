@@ -93,7 +93,7 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
 
     prompt_refs = [PromptRef(query) for query in range(min(count, len(algo.task.test)))]
     final = FinalEvaluation(update=algo.updates, policy={})
-    for pioneer in algo.settings.policy_ids:
+    for pioneer in algo.settings.pioneers:
         mapping = algo.evaluator.with_pioneer(pioneer)
         policy_ids = tuple(mapping.as_dict().values())
         if chains := measure_chains(algo, mapping, policy_ids, prompt_refs, "test"):

@@ -76,6 +76,12 @@ class DerivedSettings(Fields):
         return tuple(f"llm_{k + 1}" for k in range(count))
 
     @property
+    def pioneers(self) -> tuple[str, ...]:
+        """Policy ids that respond first in some update. Without role exchange between `roles` that is a single one."""
+        first = self.assignment[0]
+        return self.policy_ids if self.roles is None or self.exchange_period else self.policy_ids[first : first + 1]
+
+    @property
     def models(self) -> dict[str, str]:
         """Policy id → name of its initial model, which is also its reference."""
         names = [self.model] * len(self.policy_ids) if isinstance(self.model, str) else self.model

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, nearest_key, reject_unknown_settings
@@ -57,7 +57,7 @@ def read_file(path: Path) -> dict[str, Value]:
 
 def takes_lists(key: str) -> bool:
     """Whether a setting accepts a list."""
-    return bool({list[str], list[float]} & {*get_args(Settings.model_fields[key].annotation)})
+    return any(get_origin(kind) is list for kind in get_args(Settings.model_fields[key].annotation))
 
 
 def _parse(text: str, source: str, extra_keys: tuple[str, ...] = ()) -> dict[str, Value]:
