@@ -119,20 +119,20 @@ def describe_failure(
     """
     if raised is not None and raised[0] is error:
         details = raised[1]
-        return Failure("exception", error=_clean(details.name), message=_clean(details.message), line=details.line)
+        return Failure("exception", error=one_line(details.name), message=one_line(details.message), line=details.line)
     if isinstance(error, AssertionError) and (values := operands.compared_by(error)):
         expected, got = _show_pair(*values)
         return Failure("value", expected=expected, got=got)
     call = "" if last_call is None else _show_call(*last_call)
     if isinstance(error, AssertionError):
         return Failure("value", call=call)
-    return Failure("test", call=call, error=_clean(type(error).__name__), message=_clean(_message(error)))
+    return Failure("test", call=call, error=one_line(type(error).__name__), message=one_line(_message(error)))
 
 
 def _show_call(message: tuple[Any, ...], result: object) -> str:
     positional, keywords = message[2:] if message[0] == "call" else (message[1:], {})
     arguments = [*map(_repr, positional), *(f"{name}={_repr(value)}" for name, value in keywords.items())]
-    return f"with ({_clean(', '.join(arguments))}), returned {_clean(_repr(result))}"
+    return f"with ({one_line(', '.join(arguments))}), returned {one_line(_repr(result))}"
 
 
 def _show_pair(expected: object, got: object) -> tuple[str, str]:
@@ -141,7 +141,7 @@ def _show_pair(expected: object, got: object) -> tuple[str, str]:
     differences = (k for k, (first, second) in enumerate(zip(*texts, strict=False)) if first != second)
     common = next(differences, min(map(len, texts)))
     start = common - 20 if common > 40 else 0
-    shown = [_clean(("…" if start else "") + text[start:]) for text in texts]
+    shown = [one_line(("…" if start else "") + text[start:]) for text in texts]
     return shown[0], shown[1]
 
 
@@ -159,10 +159,10 @@ def _message(error: BaseException) -> str:
         return ""
 
 
-def _clean(text: str) -> str:
-    """Returns a text in one line, without control characters, at most `MAX_TEXT` characters long."""
-    characters = (" " if c in "\r\n\t" else c for c in shorten(text, MAX_TEXT))
-    return shorten("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in characters), MAX_TEXT)
+def one_line(text: str, limit: int = MAX_TEXT) -> str:
+    """Returns a text in one line, without control characters, at most `limit` characters long."""
+    characters = (" " if c in "\r\n\t" else c for c in shorten(text, limit))
+    return shorten("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in characters), limit)
 
 
 def shorten(text: str, limit: int) -> str:
