@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from cory_env.message import Message
 from cory_env.rewards.number import answer_text
 from cory_env.rewards.prepared import TIMEOUT_VARIABLE, check_with, import_extra
-from cory_env.sandbox.failures import one_line
+from cory_env.sandbox.failures import printable_line
 from cory_env.sandbox.grading import TimeBudget
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _parse_problem(text: str, seconds: float) -> str | None:
     if "" in answers:
         return "\\boxed{} is empty. Put the final answer in it."
     if len(answers) > 1:
-        shown = one_line("; ".join(answers), MAX_SHOWN)
+        shown = printable_line("; ".join(answers), MAX_SHOWN)
         return f"There are {len(answers)} different answers in \\boxed{{}}: {shown}. Write one \\boxed{{}}."
     try:
         with _time_limit(seconds):
@@ -111,7 +111,7 @@ def _parse_problem(text: str, seconds: float) -> str | None:
             marked = bool(answers) or "####" in text or bool(_marked_parser()(text, parsing_timeout=None))
     except ComparisonTimeout:
         return "Reading the answer takes too long. Simplify it."
-    shown = one_line(next(iter(answers), str(values[-1]) if values else ""), MAX_SHOWN)
+    shown = printable_line(next(iter(answers), str(values[-1]) if values else ""), MAX_SHOWN)
     if not values:
         return "No answer was found. Put the final answer in \\boxed{}."
     if all(isinstance(value, str) for value in values):

@@ -119,20 +119,24 @@ def describe_failure(
     """
     if raised is not None and raised[0] is error:
         details = raised[1]
-        return Failure("exception", error=one_line(details.name), message=one_line(details.message), line=details.line)
+        return Failure(
+            "exception", error=printable_line(details.name), message=printable_line(details.message), line=details.line
+        )
     if isinstance(error, AssertionError) and (values := operands.compared_by(error)):
         expected, got = _show_pair(*values)
         return Failure("value", expected=expected, got=got)
     call = "" if last_call is None else _show_call(*last_call)
     if isinstance(error, AssertionError):
         return Failure("value", call=call)
-    return Failure("test", call=call, error=one_line(type(error).__name__), message=one_line(_message(error)))
+    return Failure(
+        "test", call=call, error=printable_line(type(error).__name__), message=printable_line(_message(error))
+    )
 
 
 def _show_call(message: tuple[Any, ...], result: object) -> str:
     positional, keywords = message[2:] if message[0] == "call" else (message[1:], {})
     arguments = [*map(_repr, positional), *(f"{name}={_repr(value)}" for name, value in keywords.items())]
-    return f"with ({one_line(', '.join(arguments))}), returned {one_line(_repr(result))}"
+    return f"with ({printable_line(', '.join(arguments))}), returned {printable_line(_repr(result))}"
 
 
 def _show_pair(expected: object, got: object) -> tuple[str, str]:
@@ -141,7 +145,7 @@ def _show_pair(expected: object, got: object) -> tuple[str, str]:
     differences = (k for k, (first, second) in enumerate(zip(*texts, strict=False)) if first != second)
     common = next(differences, min(map(len, texts)))
     start = common - 20 if common > 40 else 0
-    shown = [one_line(("…" if start else "") + text[start:]) for text in texts]
+    shown = [printable_line(("…" if start else "") + text[start:]) for text in texts]
     return shown[0], shown[1]
 
 
@@ -159,7 +163,7 @@ def _message(error: BaseException) -> str:
         return ""
 
 
-def one_line(text: str, limit: int = MAX_TEXT) -> str:
+def printable_line(text: str, limit: int = MAX_TEXT) -> str:
     """Returns a text in one line, without control characters, at most `limit` characters long."""
     characters = (" " if c in "\r\n\t" else c for c in shorten(text, limit))
     return shorten("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in characters), limit)

@@ -219,6 +219,10 @@ CODE = TaskDefinition(
     kind=Code,
     prompt="{query}\n\n" + INSTRUCTION,
     observer_prompt="{query}\n\nAn answer that may be wrong:\n\n{reference}\n\n" + INSTRUCTION,
+    feedback_prompt="{query}\n\nAn answer that may be wrong:\n\n{reference}\n\n"
+    "The result of its tests:\n\n{feedback}\n\n" + INSTRUCTION,
+    feedback="cory_env.rewards.code:test_feedback",
+    solved_feedback="All public tests pass.",
     reference_separator="\n\nAnother one:\n\n",  # for three or more agents
     reward="cory_env.rewards.code:share_passed",
     sources=(PROBLEMS / "train.jsonl", PROBLEMS / "test.jsonl"),
