@@ -245,7 +245,8 @@ def test_the_first_of_several_tests_becomes_public(tmp_path: Path) -> None:
     assert public_tests(tmp_path, OWN) == (OWN["tests"][:1], OWN["tests"][1:])
     assert public_tests(tmp_path, OWN | {"tests": OWN["tests"][0]}) == ([], OWN["tests"][:1])
     assert public_tests(tmp_path, OWN | {"public_tests": None}) == (OWN["tests"][:1], OWN["tests"][1:])
-    assert public_tests(tmp_path, MBPP) == (MBPP["test_list"][:1], MBPP["test_list"][1:])
+    mbpp_tests: Any = MBPP["test_list"]
+    assert public_tests(tmp_path, MBPP) == (mbpp_tests[:1], mbpp_tests[1:])
     assert public_tests(tmp_path, SANITIZED) == ([], SANITIZED["test_list"])
     public, hidden = public_tests(tmp_path, APPS)
     assert public == ["assert same_output(run('2\\n1 2\\n3 4\\n'), '3.0\\n7.0\\n')"] and len(hidden) == 1

@@ -250,8 +250,8 @@ def test_explained_failures_keep_the_total_time_limit(require_working_sandbox: N
     submissions = [Submission(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
     failures = find_failures(submissions, Limits(seconds=60), "required", total=3)
     reasons = {name: failure and failure.reason for name, failure in zip(ENDLESS, failures, strict=True)}
-    # The tester ends when the program replies with garbage.
-    assert reasons == dict.fromkeys(ENDLESS, "time") | {"writes everywhere": "ended"}
+    assert reasons.pop("writes everywhere") in ("time", "ended")  # the tester ends at garbage, if it gets enough of it
+    assert set(reasons.values()) == {"time"}
     assert time.monotonic() - started < 15
 
 
