@@ -115,7 +115,7 @@ def test_feedback(
     limits = _limits(seconds, memory)
     test_lists = [_read_tests("public_tests", row_tests) for row_tests in public_tests or [None] * len(completions)]
     checks = [
-        tests or [f"compiles()\n{row_entry or ''}"]
+        tests or [f"__compiles__()\n{row_entry or ''}"]
         for tests, row_entry in zip(test_lists, entry or [None] * len(completions), strict=True)
     ]
     submissions = _submissions(completions, checks, setup, prefix, entry)

@@ -6,10 +6,12 @@ messages, so their texts are untrusted: they are bounded, have no control charac
 
 import ast
 import builtins
+import re
 import sys
 from typing import Any, NamedTuple
 
 MAX_TEXT = 300  # characters of each text
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 RECORD = "<record>"  # a name that no test can use
 COMPARISONS = ("same_output", "same_value", "isclose", "allclose", "array_equal")
 """Functions that compare a value, their first argument, with the expected one."""
@@ -164,8 +166,11 @@ def _message(error: BaseException) -> str:
 
 
 def printable_line(text: str, limit: int = MAX_TEXT) -> str:
-    """Returns a text in one line, without control characters, at most `limit` characters long."""
-    characters = (" " if c in "\r\n\t" else c for c in shorten(text, limit))
+    """Returns a text in one line, without control characters, at most `limit` characters long.
+
+    It lacks memory addresses, as in `<function f at 0x7f…>`, so that it is the same in every run.
+    """
+    characters = (" " if c in "\r\n\t" else c for c in shorten(ADDRESS.sub("", text), limit))
     return shorten("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in characters), limit)
 
 

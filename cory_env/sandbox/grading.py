@@ -30,7 +30,7 @@ class Submission:
         program: The program's source code.
         tests: Code of the tests; a test passes if it ends without an exception. Names that a test does not define refer
             to the program, `run(text)` returns the output of the program as a script with `text` as its input, and
-            `compiles()` only compiles the program.
+            `__compiles__()` only compiles the program.
         setup: Code that each test requires.
         entry: A name that refers to the program even if the setup defines it.
     """

@@ -14,7 +14,7 @@ from cory_env.sandbox.failures import RECORD, Operands, Raised, describe_failure
 from cory_env.sandbox.protocol import Channel, ChannelClosed, UnsupportedValue, read_and_confine
 
 RUN = "run"  # the tests' function that runs the program as a script: run(input) returns its output
-COMPILES = "compiles"  # the tests' function that only compiles the program
+COMPILES = "__compiles__"  # the tests' function that only compiles the program
 # A program's StopIteration would end an iteration in the test, as in `all(map(f, …))`, but not the test.
 ITERATION_ENDS = (StopIteration, StopAsyncIteration)
 

@@ -117,12 +117,18 @@ def test_the_first_failed_test_counts() -> None:
 def test_programs_that_print_are_compared_by_their_output() -> None:
     test = "assert same_output(run('1\\n2\\n'), '3\\n')"
     assert feedback(
-        "print(int(input()) + int(input()))", "print(12)", "int('a')", "def f(: pass", tests=test, seconds="20"
+        "print(int(input()) + int(input()))",
+        "print(12)",
+        "int('a')",
+        "def f(: pass",
+        "print(len, lambda: 0)",
+        tests=test,
     ) == [
         None,
         "Failed test: input '1\\n2\\n'\nExpected '3\\n', got '12\\n'.",
         "Failed test: input '1\\n2\\n'\nValueError in line 1, `int('a')`: invalid literal for int() with base 10: 'a'",
         "SyntaxError in line 1, `def f(: pass`: invalid syntax",
+        "Failed test: input '1\\n2\\n'\nExpected '3\\n', got '<built-in function len> <function <lambda>>\\n'.",
     ]
 
 
