@@ -1,4 +1,4 @@
-"""Rewards for programs: the tests in the column `tests` that a completion's program passes.
+"""Rewards for programs, the tests in the column `tests` that a completion's program passes, and feedback on programs.
 
     {"query": "Write a function double(x).", "tests": ["assert double(2) == 4", "assert double('ab') == 'abab'"]}
 
@@ -6,6 +6,8 @@ A test is Python code; it passes if it ends without an exception. The program is
 between lines of ```, or the whole completion if it has no such block. Programs run in a sandbox, and the tests'
 comparisons run in a separate process that the program cannot reach (docs/tasks.md). A program that fails, hangs or
 exceeds its limits passes no further tests.
+
+Feedback runs the tests in the column `public_tests` instead, in the same way, and describes the first that fails.
 """
 
 import ast
@@ -18,9 +20,11 @@ from typing import Any
 
 from cory_env.message import Message
 from cory_env.rewards.prepared import TIMEOUT_VARIABLE, check_with
-from cory_env.sandbox.grading import Limits, Submission, grade
+from cory_env.sandbox.failures import Failure, shorten
+from cory_env.sandbox.grading import Limits, Submission, find_failures, grade
 
 TIME_SHARE = 0.8  # share of the reward's time limit that programs may use
+MAX_FEEDBACK = 300  # characters
 CODE_BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -62,18 +66,10 @@ def share_passed(
         ValueError: A setting is out of range, or a row has no tests.
     """
     limits = _limits(seconds, memory)
-    none = [None] * len(completions)
-    submissions = []
-    for completion, row_tests, row_setup, row_prefix, row_entry in zip(
-        completions, tests, setup or none, prefix or none, entry or none, strict=True
-    ):
-        text = completion if isinstance(completion, str) else completion[-1]["content"]
-        test_list = [row_tests] if isinstance(row_tests, str) else list(row_tests)
-        if not test_list or not all(isinstance(test, str) and test.strip() for test in test_list):
-            raise ValueError(f"The column tests contains {row_tests!r}, but must be code or a list of code.")
-        program = extract_program(text, row_prefix or "", row_entry or "")
-        submissions.append(Submission(program, test_list, row_setup or "", row_entry or ""))
-    passed = grade(submissions, limits, sandbox, float(os.environ.get(TIMEOUT_VARIABLE, math.inf)) * TIME_SHARE)
+    test_lists = [_read_tests("tests", row_tests) for row_tests in tests]
+    if not all(test_lists):
+        raise ValueError("The column tests is empty in a row, but must contain code or a list of code.")
+    passed = grade(_submissions(completions, test_lists, setup, prefix, entry), limits, sandbox, _total_seconds())
     return [sum(verdicts) / len(verdicts) for verdicts in passed]
 
 
@@ -81,6 +77,136 @@ def share_passed(
 def all_passed(*arguments: Any, **settings: Any) -> list[float]:
     """Returns 1.0 if a completion's program passes all tests, else 0.0; takes the arguments of `share_passed`."""
     return [float(share == 1) for share in share_passed(*arguments, **settings)]
+
+
+@check_with(check_sandbox)
+def test_feedback(
+    completions: Sequence[str | list[Message]],
+    public_tests: Sequence[Sequence[str] | str | None] | None = None,
+    setup: Sequence[str | None] | None = None,
+    prefix: Sequence[str | None] | None = None,
+    entry: Sequence[str | None] | None = None,
+    sandbox: str = "required",
+    seconds: str = "10",
+    memory: str = "512",
+) -> list[str | None]:
+    """Returns feedback on each completion's program: why it fails its first failed public test.
+
+    Without public tests, the program is only compiled and, if there is an `entry`, run up to its definition. Its
+    feedback is never None then, because nothing says that it is right.
+
+    Args:
+        completions: The decoded responses.
+        public_tests: The tests that feedback may show: one test, a list of tests, or none, per completion.
+        setup: As for `share_passed`.
+        prefix: As for `share_passed`.
+        entry: As for `share_passed`.
+        sandbox: As for `share_passed`.
+        seconds: As for `share_passed`.
+        memory: As for `share_passed`.
+
+    Returns:
+        Per completion, a text of at most `MAX_FEEDBACK` characters; None if the program passes all public tests.
+
+    Raises:
+        SandboxError: The sandbox does not work here.
+        ValueError: A setting is out of range, or the tests of a row are not code.
+    """
+    limits = _limits(seconds, memory)
+    test_lists = [_read_tests("public_tests", row_tests) for row_tests in public_tests or [None] * len(completions)]
+    checks = [
+        tests or [f"__compiles__()\n{row_entry or ''}"]
+        for tests, row_entry in zip(test_lists, entry or [None] * len(completions), strict=True)
+    ]
+    submissions = _submissions(completions, checks, setup, prefix, entry)
+    failures = find_failures(submissions, limits, sandbox, _total_seconds())
+    return [
+        _feedback_text(failure, tests, submission.program, memory)
+        if failure
+        else None
+        if tests
+        else "There are no public tests, so the program was not tested."
+        for failure, tests, submission in zip(failures, test_lists, submissions, strict=True)
+    ]
+
+
+def _feedback_text(failure: Failure, tests: Sequence[str], program: str, memory: str) -> str:
+    """Describes a failure in a text of at most `MAX_FEEDBACK` characters.
+
+    Args:
+        failure: The failure. Its texts are untrusted.
+        tests: The public tests; empty if there are none.
+        program: The program's source code.
+        memory: The memory limit in MiB.
+    """
+    lines = re.split(r"\r\n?|\n", program)  # as Python counts lines
+    source = lines[failure.line - 1].strip() if failure.line and 0 < failure.line <= len(lines) else ""
+    message = f"the memory limit is {memory} MiB" if failure.error == "MemoryError" else failure.message
+    test = _show_test(tests[failure.test]) if tests else ""
+    if failure.reason == "exception" and failure.error in ("SyntaxError", "IndentationError", "TabError"):
+        test = ""  # no test can pass
+    texts = [test, failure.expected, failure.got, failure.call, failure.error, message, source]
+    limit = MAX_FEEDBACK - 80  # the rest is for the words around them
+    longest = next(size for size in range(limit, 0, -1) if sum(min(len(text), size) for text in texts) <= limit)
+    test, expected, got, call, error, message, source = (shorten(text, longest) for text in texts)
+    parts = [f"Failed test: {test}"] if test else []
+    if error:
+        location = f" in line {failure.line}" if failure.line else ""
+        location += f", `{source}`" if source else ""
+        parts.append(error + location + (f": {message}" if message else ""))
+    if got:
+        parts.append(f"Expected {expected}, got {got}.")
+    if call:
+        parts.append(f"The last call, {call}.")
+    if failure.reason == "time":
+        parts.append("The program exceeds the time limit.")
+    if failure.reason == "ended":
+        parts.append("The program ended without a result.")
+    return "\n".join(parts)
+
+
+def _show_test(test: str) -> str:
+    """Returns a test as feedback shows it: for programs that read and print, only their input."""
+    match ast.parse(test).body:
+        case [ast.Assert(test=ast.Call(func=ast.Name("same_output"), args=[ast.Call(ast.Name("run"), [text]), _]))]:
+            return f"input {ast.unparse(text)}"
+    return test.strip()
+
+
+def _submissions(
+    completions: Sequence[str | list[Message]],
+    tests: Sequence[Sequence[str]],
+    setup: Sequence[str | None] | None,
+    prefix: Sequence[str | None] | None,
+    entry: Sequence[str | None] | None,
+) -> list[Submission]:
+    """Returns the completions' programs with their tests."""
+    none = [None] * len(completions)
+    submissions = []
+    for completion, row_tests, row_setup, row_prefix, row_entry in zip(
+        completions, tests, setup or none, prefix or none, entry or none, strict=True
+    ):
+        text = completion if isinstance(completion, str) else completion[-1]["content"]
+        program = extract_program(text, row_prefix or "", row_entry or "")
+        submissions.append(Submission(program, row_tests, row_setup or "", row_entry or ""))
+    return submissions
+
+
+def _read_tests(column: str, tests: Sequence[str] | str | None) -> list[str]:
+    """Returns the tests of a row as a list.
+
+    Raises:
+        ValueError: They are not code.
+    """
+    test_list = [tests] if isinstance(tests, str) else list(tests or ())
+    if not all(isinstance(test, str) and test.strip() for test in test_list):
+        raise ValueError(f"The column {column} contains {tests!r}, but must be code or a list of code.")
+    return test_list
+
+
+def _total_seconds() -> float:
+    """Returns the seconds for all programs of a call."""
+    return float(os.environ.get(TIMEOUT_VARIABLE, math.inf)) * TIME_SHARE
 
 
 def _limits(seconds: str, memory: str) -> Limits:

@@ -1,4 +1,4 @@
-"""Runs sandboxed programs against tests, several at once, and returns which tests each program passes."""
+"""Runs sandboxed programs against tests, several at once: which tests each program passes, and why it fails one."""
 
 import json
 import math
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import IO
 
 from cory_env.sandbox import machine
+from cory_env.sandbox.failures import Failure
 from cory_env.sandbox.machine import CODE_ROOT, HERE, TEMPORARY
 
 TESTER_MEMORY = 2 * 2**30  # bytes of address space; the tests come from the data
+MAX_RESULT_BYTES = 2**16  # of one test
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Submission:
     Attributes:
         program: The program's source code.
         tests: Code of the tests; a test passes if it ends without an exception. Names that a test does not define refer
-            to the program, and `run(text)` returns the output of the program as a script with `text` as its input.
+            to the program, `run(text)` returns the output of the program as a script with `text` as its input, and
+            `__compiles__()` only compiles the program.
         setup: Code that each test requires.
         entry: A name that refers to the program even if the setup defines it.
     """
@@ -90,6 +93,41 @@ def grade(submissions: Sequence[Submission], limits: Limits, sandbox: str, total
     Raises:
         SandboxError: The sandbox does not work here, or `sandbox` is unknown.
     """
+    return [
+        [result is True for result in results] + [False] * (len(submission.tests) - len(results))
+        for submission, (results, _) in zip(
+            submissions, _run_all(submissions, limits, sandbox, total, explain=False), strict=True
+        )
+    ]
+
+
+def find_failures(
+    submissions: Sequence[Submission], limits: Limits, sandbox: str, total: float = math.inf
+) -> list[Failure | None]:
+    """Runs each program's tests up to the first that fails; takes the arguments of `grade`.
+
+    Returns:
+        Per program, why the first failed test fails; None if all tests pass.
+
+    Raises:
+        SandboxError: The sandbox does not work here, or `sandbox` is unknown.
+    """
+    failures: list[Failure | None] = []
+    for submission, (results, in_time) in zip(
+        submissions, _run_all(submissions, limits, sandbox, total, explain=True), strict=True
+    ):
+        if results and isinstance(results[-1], list):
+            failures.append(Failure(*results[-1])._replace(test=len(results) - 1))
+        elif len(results) == len(submission.tests):
+            failures.append(None)
+        else:
+            failures.append(Failure("ended" if in_time else "time", test=len(results)))
+    return failures
+
+
+def _run_all(
+    submissions: Sequence[Submission], limits: Limits, sandbox: str, total: float, *, explain: bool
+) -> list[tuple[list[object], bool]]:
     if sandbox == "required":
         machine.require_sandbox()
     elif sandbox != "off":
@@ -97,14 +135,15 @@ def grade(submissions: Sequence[Submission], limits: Limits, sandbox: str, total
     cores = len(os.sched_getaffinity(0))
     budget = TimeBudget(len(submissions), cores, limits.seconds, total)
 
-    def run(submission: Submission) -> list[bool]:
-        return _run(submission, Limits(budget.next(), limits.memory), sandbox)
+    def run(submission: Submission) -> tuple[list[object], bool]:
+        return _run(submission, Limits(budget.next(), limits.memory), sandbox, explain)
 
     with ThreadPoolExecutor(cores) as threads:
         return list(threads.map(run, submissions))
 
 
-def _run(submission: Submission, limits: Limits, sandbox: str) -> list[bool]:
+def _run(submission: Submission, limits: Limits, sandbox: str, explain: bool) -> tuple[list[object], bool]:
+    """Returns the results of the tests that ended, and whether the tester ended in time."""
     root = str(HERE.parents[1]) if sandbox == "off" else CODE_ROOT
     deadline, seconds = time.monotonic() + limits.seconds, max(1, math.ceil(limits.seconds))
     environment = machine.environment()
@@ -141,12 +180,11 @@ def _run(submission: Submission, limits: Limits, sandbox: str) -> list[bool]:
             stack.callback(process.kill)
 
         start("worker", submission.program, limits.memory, request_in, reply_out)
-        tests = [submission.setup, submission.entry, list(submission.tests)]
+        tests = [submission.setup, submission.entry, list(submission.tests), explain]
         start("tester", tests, TESTER_MEMORY, reply_in, request_out, results_out)
         for pipe in (request_in, request_out, reply_in, reply_out, results_out):
             pipe.close()
-        passed = _read_results(results_in, len(submission.tests), deadline)
-    return [*passed, *[False] * (len(submission.tests) - len(passed))]
+        return _read_results(results_in, len(submission.tests), deadline)
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -154,15 +192,22 @@ def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     return stack.enter_context(os.fdopen(read, "rb", 0)), stack.enter_context(os.fdopen(write, "wb", 0))
 
 
-def _read_results(results_in: IO[bytes], num_tests: int, deadline: float) -> list[bool]:
-    """Waits for the result of each test until the tester ends or time is up."""
-    results = b""
+def _read_results(results_in: IO[bytes], num_tests: int, deadline: float) -> tuple[list[object], bool]:
+    """Waits for the results of the tests; returns those that came, and whether the tester ended before the deadline.
+
+    A result is True, False, or the fields of a `Failure`, which is the last one.
+    """
+    output, in_time = b"", True
     poll = select.poll()
     poll.register(results_in, select.POLLIN)
-    while len(results) < num_tests and (seconds := deadline - time.monotonic()) > 0:
+    while output.count(b"\n") < num_tests and len(output) < num_tests * MAX_RESULT_BYTES:
+        if (seconds := deadline - time.monotonic()) <= 0:
+            in_time = False
+            break
         if poll.poll(seconds * 1000):
-            chunk = results_in.read(num_tests - len(results))
+            chunk = results_in.read(MAX_RESULT_BYTES)
             if not chunk:
                 break
-            results += chunk
-    return [result == ord("1") for result in results]
+            output += chunk
+    lines = output.split(b"\n")[:-1]
+    return [json.loads(line) for line in lines[:num_tests]], in_time

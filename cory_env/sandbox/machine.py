@@ -69,8 +69,8 @@ def require_sandbox() -> None:
         reason = str(error)
     raise SandboxError(
         f"The sandbox does not work on this machine ({reason}). Install bubblewrap and allow user namespaces. If the "
-        "machine may run untrusted code, disable the sandbox in the reward's name: "
-        "cory_env.rewards.code:share_passed?sandbox=off."
+        "machine may run untrusted code, disable the sandbox in the names of the reward and of the feedback: "
+        "cory_env.rewards.code:share_passed?sandbox=off and cory_env.rewards.code:test_feedback?sandbox=off."
     )
 
 

@@ -69,16 +69,16 @@ class Channel:
         self,
         read: BinaryIO,
         write: BinaryIO,
-        send_other: Callable[[object], int],
-        receive_other: Callable[[int], object],
+        send_other: Callable[[object], object],
+        receive_other: Callable[[Any], object],
     ) -> None:
         """Makes the channel.
 
         Args:
             read: The stream from the other process.
             write: The stream to the other process.
-            send_other: Maps a value that is not plain data to the number by which the other process knows it; raises
-                `UnsupportedValue`.
+            send_other: Maps a value that is not plain data to JSON by which the other process knows it, such as its
+                number; raises `UnsupportedValue`.
             receive_other: The reverse mapping.
         """
         self._read, self._write = read, write
@@ -145,6 +145,6 @@ class Channel:
         if kind == "dict":
             return {self._decode(key): self._decode(item) for key, item in content}
         if kind == "other":
-            return self._receive_other(int(content))
+            return self._receive_other(content)
         make = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind]
         return make([self._decode(item) for item in content])

@@ -2,19 +2,24 @@
 
 The bundled problems ask for short Python functions. User data may have one of these formats, recognized by the columns:
 
-    query, tests, …                             this project's; also solution, setup, prefix and entry
+    query, tests, …                             this project's; also public_tests, solution, setup, prefix and entry
                                                 (cory_env.rewards.code)
     text or prompt, test_list, …                MBPP, full and sanitized
     prompt, test, entry_point, …                HumanEval, and HumanEval+ as on the hub
     question, input_output, …                   APPS: programs that read and print, and functions
 
-Each problem becomes a query with the columns of the first format. Prompts do not show the tests, except an example call
-of MBPP's functions: name and arguments, not the return value. The reward is the share of tests that the program passes;
-`cory_env.rewards.code:all_passed` is 1 only if all pass. Programs run in a sandbox, see docs/tasks.md.
+Each problem becomes a query with the columns of the first format. The first of several tests becomes public: feedback
+may show it, and the reward uses the others. HumanEval's public tests are the examples in the docstring instead, and its
+tests stay complete. A row's own column `public_tests` (`[]`: none) takes precedence in every format.
+
+Prompts do not show the tests, except an example call of MBPP's functions: name and arguments, not the return value. The
+reward is the share of hidden tests that the program passes; `cory_env.rewards.code:all_passed` is 1 only if all pass.
+Programs run in a sandbox, see docs/tasks.md.
 """
 
 import ast
 import builtins
+import doctest
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +30,7 @@ from cory_env.tasks.task import GradedTask, Query
 
 PROBLEMS = Path(__file__).parents[1] / "assets" / "code-problems"
 INSTRUCTION = "Answer with one block of Python code.\n"
-PROBLEM_COLUMNS = ("tests", "setup", "prefix", "entry", "solution")
+PROBLEM_COLUMNS = ("tests", "public_tests", "setup", "prefix", "entry", "solution")
 SAME_VALUE = """\
 def same_value(found, expected):
     found = list(found) if isinstance(found, tuple) else found
@@ -63,6 +68,7 @@ def _from_humaneval(query: Query) -> Query:
         query,
         query.text,
         tests,
+        _docstring_tests(query.text, entry),
         setup=close_prefix(query.text),
         prefix=query.text,
         entry=entry,
@@ -80,7 +86,7 @@ def _from_apps(query: Query) -> Query:
     name = cases.get("fn_name")
     if name:
         function = f"Solution().{name}" if "class Solution" in starter else name
-        tests = [f"assert same_value({function}(*{inputs!r}), {expected!r})" for inputs, expected in pairs]
+        tests = [f"assert same_value({function}({_arguments(inputs)}), {expected!r})" for inputs, expected in pairs]
     else:
         tests = [f"assert same_output(run({_lines(inputs)!r}), {_lines(expected)!r})" for inputs, expected in pairs]
     text = query.text.rstrip()
@@ -91,8 +97,17 @@ def _from_apps(query: Query) -> Query:
     return _make_problem(query, text, tests, setup=SAME_VALUE if name else "", solution=solutions[0])
 
 
-def _make_problem(query: Query, text: str, tests: object, **columns: object) -> Query:
+def _make_problem(
+    query: Query, text: str, tests: object, public_tests: list[str] | None = None, **columns: object
+) -> Query:
     """Returns a query with the columns of a problem; its other columns stay available to prompts and rewards.
+
+    Args:
+        query: The row.
+        text: The query's text.
+        tests: The tests. Without public tests, the first of several becomes public.
+        public_tests: The format's public tests, unless the row has its own.
+        **columns: Further columns.
 
     Raises:
         ValueError: A test is not Python, or there are no tests.
@@ -100,15 +115,24 @@ def _make_problem(query: Query, text: str, tests: object, **columns: object) -> 
     code = _texts(tests)
     if not code or not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
         raise _data_error(f"its tests are {tests!r:.80}, but must be code")
+    public: object = query.columns.get("public_tests")
+    if public is None:
+        public = public_tests
+    if isinstance(public, str):
+        public = [public]
+    if public is None:
+        public, code = (code[:1], code[1:]) if len(code) > 1 else ([], code)
+    if not isinstance(public, list) or len(_texts(public)) < len(public):
+        raise _data_error(f"its public_tests are {public!r:.80}, but must be code")
     solution = columns.get("solution", query.columns.get("solution"))
     if not isinstance(solution, str | None):
         raise _data_error(f"its solution {solution!r:.80} is not text")
-    for test in code:
+    for test in [*public, *code]:
         try:
             ast.parse(test)
         except (SyntaxError, ValueError) as error:
             raise _data_error(f"the test {test[:80]!r} is not Python ({error})") from error
-    return replace(query, text=text, columns={**query.columns, **columns, "tests": code})
+    return replace(query, text=text, columns={**query.columns, **columns, "tests": code, "public_tests": public})
 
 
 def _data_error(problem: str) -> ValueError:
@@ -131,6 +155,31 @@ def _json(query: Query, column: str) -> object:
 
 def _lines(value: object) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _arguments(values: object) -> str:
+    """Returns code for the arguments of a call."""
+    return ", ".join(map(repr, values)) if isinstance(values, list) else f"*{values!r}"
+
+
+def _docstring_tests(text: str, entry: str) -> list[str]:
+    """Returns the examples in a function's docstring as tests: each call with a literal as result, `>>> f(1)`."""
+    try:
+        functions = [node for node in ast.parse(close_prefix(text)).body if isinstance(node, ast.FunctionDef)]
+        docstring = next((ast.get_docstring(node) for node in functions if node.name == entry), None)
+        examples = doctest.DocTestParser().get_examples(docstring or "")
+    except ValueError:  # not a well-formed docstring
+        return []
+    tests = []
+    for example in examples:
+        try:
+            call = ast.parse(example.source.strip(), mode="eval").body
+            expected = ast.literal_eval(example.want.strip())
+        except (SyntaxError, ValueError):
+            continue
+        if entry in {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}:
+            tests.append(f"assert {ast.unparse(call)} == {expected!r}")
+    return tests
 
 
 def _first_call(tests: list[str]) -> str:
@@ -170,6 +219,10 @@ CODE = TaskDefinition(
     kind=Code,
     prompt="{query}\n\n" + INSTRUCTION,
     observer_prompt="{query}\n\nAn answer that may be wrong:\n\n{reference}\n\n" + INSTRUCTION,
+    feedback_prompt="{query}\n\nAn answer that may be wrong:\n\n{reference}\n\n"
+    "The result of its tests:\n\n{feedback}\n\n" + INSTRUCTION,
+    feedback="cory_env.rewards.code:test_feedback",
+    solved_feedback="All public tests pass.",
     reference_separator="\n\nAnother one:\n\n",  # for three or more agents
     reward="cory_env.rewards.code:share_passed",
     sources=(PROBLEMS / "train.jsonl", PROBLEMS / "test.jsonl"),

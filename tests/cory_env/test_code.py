@@ -45,7 +45,7 @@ def gold_answers(task: Task) -> list[str]:
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_bundled_solutions_pass_only_their_own_tests(step: int) -> None:
     task = make_task("code", reward=f"cory_env.rewards.code:share_passed?sandbox={sandbox()}")
-    assert (len(task.train), len(task.test)) == (66, 18)
+    assert (len(task.train), len(task.test)) == (66, 157)
     splits = {
         split: [replace(query, id=number) for number, query in enumerate(task.queries(split)[::step])]
         for split in task.splits

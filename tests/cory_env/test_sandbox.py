@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cory_env.sandbox import machine
-from cory_env.sandbox.grading import Limits, Submission, TimeBudget, grade
+from cory_env.sandbox.failures import Failure, shorten
+from cory_env.sandbox.grading import Limits, Submission, TimeBudget, find_failures, grade
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 
 MB = 2**20
@@ -226,6 +227,38 @@ def test_hanging_programs_together_keep_the_total_time_limit(require_working_san
 def test_the_time_budget_leaves_time_for_the_last_program() -> None:
     budget = TimeBudget(8, 2, 10.0, 20.0)
     assert [round(budget.next(), 1) for _ in range(8)] == [5.0, 5.0, 6.7, 6.7, 10.0, 10.0, 10.0, 10.0]
+
+
+def test_explained_failures_agree_with_the_verdicts(require_working_sandbox: None) -> None:
+    tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))"]
+    programs = [*FORGERIES.values(), "def f(x): return x + 1", "def f(x): return 2"]
+    submissions = [Submission(program, tests) for program in programs]
+    verdicts = grade(submissions, Limits(seconds=20), "required")
+    failures = find_failures(submissions, Limits(seconds=20), "required")
+    assert [failure and failure.test for failure in failures] == [
+        None if all(passed) else passed.index(False) for passed in verdicts
+    ]
+    reasons = {name: failure and failure.reason for name, failure in zip(FORGERIES, failures, strict=False)}
+    assert reasons["ends before the tests"] == "ended"
+    assert reasons["equals everything"] == "value"
+    assert reasons["exits"] == reasons["is no program"] == reasons["ends the iteration of a test"] == "exception"
+    assert failures[-1] == Failure("value", test=1, call="with (2), returned 2")
+
+
+def test_explained_failures_keep_the_total_time_limit(require_working_sandbox: None) -> None:
+    started = time.monotonic()
+    submissions = [Submission(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
+    failures = find_failures(submissions, Limits(seconds=60), "required", total=3)
+    reasons = {name: failure and failure.reason for name, failure in zip(ENDLESS, failures, strict=True)}
+    assert reasons.pop("writes everywhere") in ("time", "ended")  # the tester ends at garbage, if it gets enough of it
+    assert set(reasons.values()) == {"time"}
+    assert time.monotonic() - started < 15
+
+
+def test_shortened_texts_keep_beginning_and_end() -> None:
+    assert shorten("abc", 3) == "abc"
+    text = shorten("0123456789" * 9, 20)
+    assert len(text) == 20 and text == "012345678901 … 56789"
 
 
 def test_a_killed_grader_leaves_no_processes(require_working_sandbox: None) -> None:
