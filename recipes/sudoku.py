@@ -1,0 +1,237 @@
+"""`sudoku-llama-tiny`: a Llama with a million parameters that solves 6x6 Sudoku and revises its own wrong grids.
+
+The first stage teaches puzzles alone. In the second, the model regularly writes grids itself, and most documents show
+such a grid, usually with feedback, before the puzzle. A document's answer is always the solution, so the model learns
+to repair the mistakes that it makes and to repeat a right grid. Made-up mistakes do not teach that: after training on
+grids with random wrong cells, a model hardly repaired its own. The documents contain no grid of the task.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from cory_env.rewards.sudoku import CELLS, find_conflicts
+from cory_env.tasks.sudoku import (
+    FEEDBACK_PROMPT,
+    OBSERVER_PROMPT,
+    PROMPT,
+    draw_grids,
+    draw_puzzle,
+    fill_grid,
+    rename_digits,
+)
+from recipes.characters import Document, new_model, pretrain
+
+CHARACTERS = "123456.~=ox"
+POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class SudokuRecipe:
+    """Settings of the model and its training documents."""
+
+    layers: int = 4
+    """transformer blocks"""
+    width: int = 128
+    """hidden size"""
+    heads: int = 4
+    """attention heads, with 32 dimensions each"""
+    rope_theta: float = 1000.0
+    """base of the rotary position embeddings"""
+    batch_size: int = 32
+    """documents per optimizer step"""
+    warmup: int = 100
+    """warmup steps of each stage"""
+    decay: float = 0.25
+    """share of a stage's steps, at its end, in which the learning rate falls to 0"""
+    min_blanks: int = 8
+    """smallest number of blank cells"""
+    max_blanks: int = 20
+    """largest number of blank cells"""
+    solve_steps: int = 4000
+    """steps of the first stage: puzzles alone"""
+    solve_lr: float = 6e-3
+    """its learning rate of Muon for the matrices of the blocks; Adam uses a tenth of it for the other parameters"""
+    revise_steps: int = 2500
+    """steps of the second stage: puzzles, and revisions of the model's own grids"""
+    revise_lr: float = 3e-3
+    """its learning rate"""
+    sample_every: int = 100
+    """steps of the second stage after which the model writes new grids"""
+    samples: int = 1500
+    """puzzles for which it writes grids"""
+    repair_share: float = 0.45
+    """share of documents with a wrong grid and its feedback"""
+    repeat_share: float = 0.2
+    """share of documents with a right grid and its feedback"""
+    no_feedback_share: float = 0.1
+    """share of documents with any grid, without feedback"""
+    seed: int = 1
+    """random seed"""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A puzzle and a grid that the model wrote for it."""
+
+    puzzle: str
+    solution: str
+    grid: str
+
+    @property
+    def marks(self) -> str:
+        """The feedback."""
+        return find_conflicts(self.puzzle, self.grid)
+
+
+class Puzzles:
+    """Draws random puzzles without the task's grids, not even with other digits."""
+
+    def __init__(self, recipe: SudokuRecipe, stage: str) -> None:
+        """Uses the recipe's seed and numbers of blanks; each stage has its own puzzles."""
+        self._recipe = recipe
+        self.rng = random.Random(f"{stage} {recipe.seed}")
+        self._task_grids = {rename_digits(grid) for grid in draw_grids()}
+
+    def draw(self) -> tuple[str, str]:
+        """Returns a puzzle and its solution."""
+        grid = fill_grid(self.rng)
+        while rename_digits(grid) in self._task_grids:
+            grid = fill_grid(self.rng)
+        blanks = self.rng.randint(self._recipe.min_blanks, self._recipe.max_blanks)
+        return draw_puzzle(grid, blanks, self.rng), grid
+
+
+def bare_document(puzzle: str, solution: str) -> Document:
+    """Returns a puzzle and its solution."""
+    return [(PROMPT.format(query=puzzle), False), (solution, True)]
+
+
+def revision_document(draft: Draft, with_feedback: bool) -> Document:
+    """Returns an earlier grid, with or without its feedback, a puzzle and its solution."""
+    template = FEEDBACK_PROMPT if with_feedback else OBSERVER_PROMPT
+    prompt = template.format(reference=draft.grid, feedback=draft.marks, query=draft.puzzle)
+    return [(prompt, False), (draft.solution, True)]
+
+
+class OwnDrafts:
+    """Documents of the second stage, with grids that the model wrote most recently."""
+
+    def __init__(self, recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Uses the model as it is at each step."""
+        self._recipe, self._model, self._tokenizer = recipe, model, tokenizer
+        self._puzzles = Puzzles(recipe, "revise")
+        self._right: list[Draft] = []
+        self._wrong: list[Draft] = []
+
+    def draw_batches(self, step: int) -> list[list[Document]]:
+        """Returns the documents of a step in batches of equal length."""
+        recipe, rng = self._recipe, self._puzzles.rng
+        if step % recipe.sample_every == 0:
+            self._write_drafts(step)
+        batches: dict[int, list[Document]] = {}
+        for _ in range(recipe.batch_size):
+            kind = rng.random()
+            if kind < recipe.repair_share:
+                document = revision_document(rng.choice(self._wrong), with_feedback=True)
+            elif (kind := kind - recipe.repair_share) < recipe.repeat_share:
+                document = revision_document(rng.choice(self._right), with_feedback=True)
+            elif kind - recipe.repeat_share < recipe.no_feedback_share:
+                document = revision_document(rng.choice(self._right + self._wrong), with_feedback=False)
+            else:
+                document = bare_document(*self._puzzles.draw())
+            batches.setdefault(len(document[0][0]), []).append(document)
+        return list(batches.values())
+
+    def _write_drafts(self, step: int) -> None:
+        """Lets the model write grids for new puzzles, and once revise the wrong ones."""
+        torch.manual_seed(step)
+        puzzles = [self._puzzles.draw() for _ in range(self._recipe.samples)]
+        drafts = list(self._write([(PROMPT.format(query=puzzle), puzzle, grid) for puzzle, grid in puzzles]))
+        wrong = [draft for draft in drafts if draft.grid != draft.solution]
+        drafts += self._write(
+            [(revision_document(draft, with_feedback=True)[0][0], draft.puzzle, draft.solution) for draft in wrong]
+        )
+        self._right = [draft for draft in drafts if draft.grid == draft.solution]
+        self._wrong = [draft for draft in drafts if draft.grid != draft.solution]
+
+    def _write(self, prompts: Sequence[tuple[str, str, str]]) -> Iterator[Draft]:
+        """Yields grids for (prompt, puzzle, solution), without grids of another length."""
+        texts = write_grids(self._model, self._tokenizer, [prompt for prompt, *_ in prompts])
+        for text, (_, puzzle, solution) in zip(texts, prompts, strict=True):
+            if len(text) == CELLS:
+                yield Draft(puzzle, solution, text)
+
+
+@torch.no_grad()
+def write_grids(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], batch_size: int = 500
+) -> list[str]:
+    """Samples one response per prompt at temperature 1; the prompts have one length."""
+    model.eval()
+    texts: list[str] = []
+    for start in range(0, len(prompts), batch_size):
+        tokens = tokenizer(list(prompts[start : start + batch_size]), return_tensors="pt")
+        output = model.generate(**tokens, do_sample=True, top_k=0, max_new_tokens=CELLS + 1)
+        texts += tokenizer.batch_decode(output[:, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+    return texts
+
+
+def train(recipe: SudokuRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
+    """Trains a model in two stages.
+
+    Args:
+        recipe: The settings.
+        tokenizer: The model's tokenizer.
+        log: Called with one line of progress.
+    """
+    model = new_model(
+        tokenizer,
+        layers=recipe.layers,
+        width=recipe.width,
+        heads=recipe.heads,
+        rope_theta=recipe.rope_theta,
+        seed=recipe.seed,
+    )
+    model.set_attn_implementation("eager")  # faster for short documents
+    train_to_solve(recipe, model, tokenizer, log)
+    train_to_revise(recipe, model, tokenizer, log)
+    return model
+
+
+def train_to_solve(
+    recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
+) -> None:
+    """The first stage: puzzles alone."""
+    puzzles = Puzzles(recipe, "solve")
+    pretrain(
+        model,
+        tokenizer,
+        lambda step: [[bare_document(*puzzles.draw()) for _ in range(recipe.batch_size)]],
+        steps=recipe.solve_steps,
+        lr=recipe.solve_lr,
+        warmup=recipe.warmup,
+        decay=recipe.decay,
+        log=log,
+        autocast=True,
+    )
+
+
+def train_to_revise(
+    recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
+) -> None:
+    """The second stage: puzzles alone, and puzzles after a grid that the model wrote."""
+    pretrain(
+        model,
+        tokenizer,
+        OwnDrafts(recipe, model, tokenizer).draw_batches,
+        steps=recipe.revise_steps,
+        lr=recipe.revise_lr,
+        warmup=recipe.warmup,
+        decay=recipe.decay,
+        log=log,
+        autocast=True,
+    )
