@@ -9,21 +9,28 @@ grids with random wrong cells, a model hardly repaired its own. The documents co
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from numpy.typing import NDArray
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from cory_env.rewards.sudoku import CELLS, find_conflicts
+from cory_env.rewards.sudoku import BLANK, CELLS, conflicts, find_conflicts, solved
 from cory_env.tasks.sudoku import (
     FEEDBACK_PROMPT,
     OBSERVER_PROMPT,
     PROMPT,
+    SOLVED_FEEDBACK,
     draw_grids,
     draw_puzzle,
+    draw_queries,
     fill_grid,
     rename_digits,
 )
-from recipes.characters import Document, new_model, pretrain
+from recipes.cards import Figures
+from recipes.characters import Document, make_tokenizer, new_model, pretrain
+from recipes.staging import save_tokenizer
 
 CHARACTERS = "123456.~=ox"
 POSITIONS = 256
@@ -47,16 +54,16 @@ class SudokuRecipe:
     """warmup steps of each stage"""
     decay: float = 0.25
     """share of a stage's steps, at its end, in which the learning rate falls to 0"""
-    min_blanks: int = 8
-    """smallest number of blank cells"""
-    max_blanks: int = 20
-    """largest number of blank cells"""
-    solve_steps: int = 4000
-    """steps of the first stage: puzzles alone"""
+    solve_documents: int = 128_000
+    """documents of the first stage: puzzles alone"""
+    solve_blanks: tuple[int, int] = (8, 20)
+    """its fewest and most blank cells of a puzzle"""
     solve_lr: float = 6e-3
     """its learning rate of Muon for the matrices of the blocks; Adam uses a tenth of it for the other parameters"""
-    revise_steps: int = 2500
-    """steps of the second stage: puzzles, and revisions of the model's own grids"""
+    revise_documents: int = 80_000
+    """documents of the second stage: puzzles, and revisions of the model's own grids"""
+    revise_blanks: tuple[int, int] = (12, 22)
+    """its fewest and most blank cells of a puzzle"""
     revise_lr: float = 3e-3
     """its learning rate"""
     sample_every: int = 100
@@ -90,10 +97,10 @@ class Draft:
 class Puzzles:
     """Draws random puzzles without the task's grids, not even with other digits."""
 
-    def __init__(self, recipe: SudokuRecipe, stage: str) -> None:
-        """Uses the recipe's seed and numbers of blanks; each stage has its own puzzles."""
-        self._recipe = recipe
-        self.rng = random.Random(f"{stage} {recipe.seed}")
+    def __init__(self, seed: str, blanks: tuple[int, int]) -> None:
+        """Draws puzzles with at least `blanks[0]` and at most `blanks[1]` blank cells."""
+        self._blanks = blanks
+        self.rng = random.Random(seed)
         self._task_grids = {rename_digits(grid) for grid in draw_grids()}
 
     def draw(self) -> tuple[str, str]:
@@ -101,8 +108,7 @@ class Puzzles:
         grid = fill_grid(self.rng)
         while rename_digits(grid) in self._task_grids:
             grid = fill_grid(self.rng)
-        blanks = self.rng.randint(self._recipe.min_blanks, self._recipe.max_blanks)
-        return draw_puzzle(grid, blanks, self.rng), grid
+        return draw_puzzle(grid, self.rng.randint(*self._blanks), self.rng), grid
 
 
 def bare_document(puzzle: str, solution: str) -> Document:
@@ -123,7 +129,7 @@ class OwnDrafts:
     def __init__(self, recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
         """Uses the model as it is at each step."""
         self._recipe, self._model, self._tokenizer = recipe, model, tokenizer
-        self._puzzles = Puzzles(recipe, "revise")
+        self._puzzles = Puzzles(f"revise {recipe.seed}", recipe.revise_blanks)
         self._right: list[Draft] = []
         self._wrong: list[Draft] = []
 
@@ -170,13 +176,20 @@ class OwnDrafts:
 def write_grids(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], batch_size: int = 500
 ) -> list[str]:
-    """Samples one response per prompt at temperature 1; the prompts have one length."""
+    """Samples one response per prompt at temperature 1, with torch's global random state."""
     model.eval()
-    texts: list[str] = []
-    for start in range(0, len(prompts), batch_size):
-        tokens = tokenizer(list(prompts[start : start + batch_size]), return_tensors="pt")
-        output = model.generate(**tokens, do_sample=True, top_k=0, max_new_tokens=CELLS + 1)
-        texts += tokenizer.batch_decode(output[:, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+    by_length: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt), []).append(index)
+    texts = [""] * len(prompts)
+    for indices in by_length.values():
+        for start in range(0, len(indices), batch_size):
+            batch = indices[start : start + batch_size]
+            tokens = tokenizer([prompts[index] for index in batch], return_tensors="pt")
+            output = model.generate(**tokens, do_sample=True, top_k=0, max_new_tokens=CELLS + 1)
+            responses = tokenizer.batch_decode(output[:, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+            for index, response in zip(batch, responses, strict=True):
+                texts[index] = response
     return texts
 
 
@@ -206,12 +219,12 @@ def train_to_solve(
     recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
 ) -> None:
     """The first stage: puzzles alone."""
-    puzzles = Puzzles(recipe, "solve")
+    puzzles = Puzzles(f"solve {recipe.seed}", recipe.solve_blanks)
     pretrain(
         model,
         tokenizer,
         lambda step: [[bare_document(*puzzles.draw()) for _ in range(recipe.batch_size)]],
-        steps=recipe.solve_steps,
+        steps=max(1, recipe.solve_documents // recipe.batch_size),
         lr=recipe.solve_lr,
         warmup=recipe.warmup,
         decay=recipe.decay,
@@ -228,10 +241,95 @@ def train_to_revise(
         model,
         tokenizer,
         OwnDrafts(recipe, model, tokenizer).draw_batches,
-        steps=recipe.revise_steps,
+        steps=max(1, recipe.revise_documents // recipe.batch_size),
         lr=recipe.revise_lr,
         warmup=recipe.warmup,
         decay=recipe.decay,
         log=log,
         autocast=True,
     )
+
+
+def measure(folder: Path, queries: int) -> Figures:
+    """Measures the saved model on held-out queries of the task at temperature 1.
+
+    Every query gets two independent first answers. The first of them is revised with feedback and, separately, without.
+
+    Args:
+        folder: The model's folder.
+        queries: Number of queries.
+    """
+    torch.manual_seed(0)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    puzzles = [query.text for query in draw_queries()[1][:queries]]
+
+    def answer(prompts: list[str]) -> tuple[list[str], NDArray[np.float64]]:
+        grids = write_grids(model, tokenizer, prompts)
+        return grids, np.array(solved(puzzles, grids))
+
+    bare = [PROMPT.format(query=puzzle) for puzzle in puzzles]
+    (grids, first), (_, second) = answer(bare), answer(bare)
+    marks = [mark or SOLVED_FEEDBACK for mark in conflicts(puzzles, grids)]
+    values = [
+        {"query": puzzle, "reference": grid, "feedback": mark}
+        for puzzle, grid, mark in zip(puzzles, grids, marks, strict=True)
+    ]
+    revisions, with_feedback = answer([FEEDBACK_PROMPT.format(**value) for value in values])
+    _, without_feedback = answer([OBSERVER_PROMPT.format(**value) for value in values])
+    blanks = np.array([puzzle.count(BLANK) for puzzle in puzzles])
+    figures: Figures = {
+        "parameters": model.num_parameters(),
+        "vocabulary": len(tokenizer),
+        "queries, held out": len(puzzles),
+        **compute_figures(first, second, with_feedback, without_feedback),
+    }
+    for count in sorted({*blanks.tolist()}):
+        figures[f"first answer right, {count} blank cells"] = float(first[blanks == count].mean())
+    wrong = np.flatnonzero(first == 0)[:2]
+    figures["wrong grids, feedback, puzzle and revision"] = [
+        FEEDBACK_PROMPT.format(**values[index]) + " ⟶ " + revisions[index] for index in wrong
+    ]
+    return figures
+
+
+def compute_figures(
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    with_feedback: NDArray[np.float64],
+    without_feedback: NDArray[np.float64],
+) -> Figures:
+    """Returns accuracies, and what the chain scores beside a second sample.
+
+    Args:
+        first: Rewards of the first answers, `[queries]`.
+        second: Rewards of the second, independent first answers, `[queries]`.
+        with_feedback: Rewards of the revisions of `first` with feedback, `[queries]`.
+        without_feedback: Rewards of the revisions of `first` without feedback, `[queries]`.
+    """
+    wrong, right = first == 0, first == 1
+    gain = (with_feedback - second)[wrong]
+    mean, margin = float(gain.mean()), 1.96 * float(gain.std(ddof=1)) / len(gain) ** 0.5
+    return {
+        "first answer right": float(np.mean([first, second])),
+        "wrong answers repaired with feedback": float(with_feedback[wrong].mean()),
+        "wrong answers repaired without feedback": float(without_feedback[wrong].mean()),
+        "second sample right if the first is wrong": float(second[wrong].mean()),
+        "repaired with feedback minus second sample right": mean,
+        "repaired with feedback minus second sample right, 95 % interval": (
+            f"{mean - margin:.3f} to {mean + margin:.3f}"
+        ),
+        "right answers kept with feedback": float(with_feedback[right].mean()),
+        "right answers kept without feedback": float(without_feedback[right].mean()),
+        "first answer or its revision right": float((first + with_feedback > 0).mean()),
+        "best of two first answers": float((first + second > 0).mean()),
+    }
+
+
+def build(folder: Path, recipe: SudokuRecipe, log: Callable[[str], None], queries: int = 1000) -> Figures:
+    """Trains the model, saves it and its tokenizer in `folder`, and returns the measured figures."""
+    tokenizer = make_tokenizer(CHARACTERS, POSITIONS)
+    model = train(recipe, tokenizer, log)
+    save_tokenizer(tokenizer, folder)
+    model.save_pretrained(folder)
+    return measure(folder, queries)

@@ -60,11 +60,7 @@ def find_conflicts(puzzle: str, completion: str) -> str:
     Raises:
         ValueError: `puzzle` is not a puzzle.
     """
-    if len(puzzle) != CELLS or not {*puzzle} <= {*DIGITS, BLANK}:
-        raise ValueError(
-            f"The query {puzzle!r:.80} is not a 6x6 Sudoku. Write 36 characters, row by row: the digits 1 to 6, and "
-            f"{BLANK!r} for blank cells."
-        )
+    check_puzzle(puzzle)
     grid = "".join(completion.split())
     if len(grid) != CELLS or not {*grid} <= {*DIGITS}:
         return IN_CONFLICT * CELLS
@@ -77,3 +73,16 @@ def find_conflicts(puzzle: str, completion: str) -> str:
         for cell, digit in enumerate(grid)
     ]
     return "".join(IN_CONFLICT if is_wrong else NO_CONFLICT for is_wrong in wrong)
+
+
+def check_puzzle(puzzle: str) -> None:
+    """Checks the form of a puzzle.
+
+    Raises:
+        ValueError: It does not consist of 36 digits and blank cells.
+    """
+    if len(puzzle) != CELLS or not {*puzzle} <= {*DIGITS, BLANK}:
+        raise ValueError(
+            f"The query {puzzle!r:.80} is not a 6x6 Sudoku. Write 36 characters, row by row: the digits 1 to 6, and "
+            f"{BLANK!r} for blank cells."
+        )

@@ -16,8 +16,8 @@ token per character, and the query always stands directly before the response.
 import random
 from functools import cache
 
-from cory_env.rewards.sudoku import BLANK, CELLS, DIGITS, SIZE, UNITS
-from cory_env.tasks.definition import TaskDefinition
+from cory_env.rewards.sudoku import BLANK, CELLS, DIGITS, SIZE, UNITS, check_puzzle
+from cory_env.tasks.definition import DataFormat, TaskDefinition
 from cory_env.tasks.rows import HOLD_OUT_EVERY
 from cory_env.tasks.task import GradedTask, Query
 
@@ -141,6 +141,11 @@ def count_solutions(puzzle: str, limit: int = 2) -> int:
     return count([cell for cell, character in enumerate(puzzle) if character == BLANK])
 
 
+def _check_query(query: Query) -> Query:
+    check_puzzle(query.text)
+    return query
+
+
 SUDOKU = TaskDefinition(
     kind=Sudoku,
     prompt=PROMPT,
@@ -149,4 +154,5 @@ SUDOKU = TaskDefinition(
     keep_separator=True,
     reward="cory_env.rewards.sudoku:solved",
     draw=lambda settings: ("", *draw_queries()),
+    formats=(DataFormat(convert=_check_query),),
 )
