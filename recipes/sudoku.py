@@ -130,37 +130,40 @@ class OwnDrafts:
         """Uses the model as it is at each step."""
         self._recipe, self._model, self._tokenizer = recipe, model, tokenizer
         self._puzzles = Puzzles(f"revise {recipe.seed}", recipe.revise_blanks)
+        self._drafts: list[Draft] = []
         self._right: list[Draft] = []
         self._wrong: list[Draft] = []
 
     def draw_batches(self, step: int) -> list[list[Document]]:
         """Returns the documents of a step in batches of equal length."""
-        recipe, rng = self._recipe, self._puzzles.rng
-        if step % recipe.sample_every == 0:
+        if step % self._recipe.sample_every == 0:
             self._write_drafts(step)
         batches: dict[int, list[Document]] = {}
-        for _ in range(recipe.batch_size):
-            kind = rng.random()
-            if kind < recipe.repair_share:
-                document = revision_document(rng.choice(self._wrong), with_feedback=True)
-            elif (kind := kind - recipe.repair_share) < recipe.repeat_share:
-                document = revision_document(rng.choice(self._right), with_feedback=True)
-            elif kind - recipe.repeat_share < recipe.no_feedback_share:
-                document = revision_document(rng.choice(self._right + self._wrong), with_feedback=False)
-            else:
-                document = bare_document(*self._puzzles.draw())
+        for _ in range(self._recipe.batch_size):
+            document = self._draw_document()
             batches.setdefault(len(document[0][0]), []).append(document)
         return list(batches.values())
 
+    def _draw_document(self) -> Document:
+        """Returns a document; a puzzle alone also if the model has not yet written a suitable grid."""
+        recipe, rng = self._recipe, self._puzzles.rng
+        shares = (recipe.repair_share, recipe.repeat_share, recipe.no_feedback_share)
+        pools: tuple[list[Draft], ...] = (self._wrong, self._right, self._drafts, [])
+        kind = rng.choices(range(4), (*shares, 1 - sum(shares)))[0]
+        if not pools[kind]:
+            return bare_document(*self._puzzles.draw())
+        return revision_document(rng.choice(pools[kind]), with_feedback=kind < 2)
+
     def _write_drafts(self, step: int) -> None:
         """Lets the model write grids for new puzzles, and once revise the wrong ones."""
-        torch.manual_seed(step)
+        torch.manual_seed(100_000 * self._recipe.seed + step)
         puzzles = [self._puzzles.draw() for _ in range(self._recipe.samples)]
         drafts = list(self._write([(PROMPT.format(query=puzzle), puzzle, grid) for puzzle, grid in puzzles]))
         wrong = [draft for draft in drafts if draft.grid != draft.solution]
         drafts += self._write(
             [(revision_document(draft, with_feedback=True)[0][0], draft.puzzle, draft.solution) for draft in wrong]
         )
+        self._drafts = drafts
         self._right = [draft for draft in drafts if draft.grid == draft.solution]
         self._wrong = [draft for draft in drafts if draft.grid != draft.solution]
 
@@ -308,22 +311,27 @@ def compute_figures(
         without_feedback: Rewards of the revisions of `first` without feedback, `[queries]`.
     """
     wrong, right = first == 0, first == 1
-    gain = (with_feedback - second)[wrong]
-    mean, margin = float(gain.mean()), 1.96 * float(gain.std(ddof=1)) / len(gain) ** 0.5
+    gains = (with_feedback - second)[wrong]
+    gain = _mean(gains)
+    margin = 1.96 * float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
     return {
-        "first answer right": float(np.mean([first, second])),
-        "wrong answers repaired with feedback": float(with_feedback[wrong].mean()),
-        "wrong answers repaired without feedback": float(without_feedback[wrong].mean()),
-        "second sample right if the first is wrong": float(second[wrong].mean()),
-        "repaired with feedback minus second sample right": mean,
+        "first answer right": _mean(np.concatenate([first, second])),
+        "wrong answers repaired with feedback": _mean(with_feedback[wrong]),
+        "wrong answers repaired without feedback": _mean(without_feedback[wrong]),
+        "second sample right if the first is wrong": _mean(second[wrong]),
+        "repaired with feedback minus second sample right": gain,
         "repaired with feedback minus second sample right, 95 % interval": (
-            f"{mean - margin:.3f} to {mean + margin:.3f}"
+            f"{gain - margin:.3f} to {gain + margin:.3f}"
         ),
-        "right answers kept with feedback": float(with_feedback[right].mean()),
-        "right answers kept without feedback": float(without_feedback[right].mean()),
-        "first answer or its revision right": float((first + with_feedback > 0).mean()),
-        "best of two first answers": float((first + second > 0).mean()),
+        "right answers kept with feedback": _mean(with_feedback[right]),
+        "right answers kept without feedback": _mean(without_feedback[right]),
+        "first answer or its revision right": _mean(np.maximum(first, with_feedback)),
+        "best of two first answers": _mean(np.maximum(first, second)),
     }
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if values.size else float("nan")
 
 
 def build(folder: Path, recipe: SudokuRecipe, log: Callable[[str], None], queries: int = 1000) -> Figures:
