@@ -64,7 +64,7 @@ class SudokuRecipe:
     """documents of the second stage: puzzles, and revisions of the model's own grids"""
     revise_blanks: tuple[int, int] = (12, 22)
     """its fewest and most blank cells of a puzzle"""
-    revise_lr: float = 3e-3
+    revise_lr: float = 4e-3
     """its learning rate"""
     sample_every: int = 100
     """steps of the second stage after which the model writes new grids"""

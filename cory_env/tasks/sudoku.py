@@ -153,6 +153,9 @@ SUDOKU = TaskDefinition(
     reference_separator="~",  # for three or more agents
     keep_separator=True,
     reward="cory_env.rewards.sudoku:solved",
+    feedback="cory_env.rewards.sudoku:conflicts",
+    feedback_prompt=FEEDBACK_PROMPT,
+    solved_feedback=SOLVED_FEEDBACK,
     draw=lambda settings: ("", *draw_queries()),
     formats=(DataFormat(convert=_check_query),),
 )

@@ -181,11 +181,19 @@ def test_the_query_stands_directly_before_the_response() -> None:
     assert task.solved_at == 1.0 and len(SOLVED_FEEDBACK) == CELLS
 
 
-def test_the_reward_process_calls_the_reward() -> None:
-    with RewardWorker(make_task("sudoku").reward) as worker:
-        assert worker.rewards([PUZZLE] * 2, [GRID, PUZZLE], {"answer": [GRID] * 2}) == [1.0, 0.0]
+def test_with_feedback_the_observer_sees_marks_and_the_chain_stops_at_the_solution() -> None:
+    task, wrong = make_task("sudoku", feedback="task"), GRID[:1] + "5" + GRID[2:]
+    query = Query(0, PUZZLE, {"answer": GRID})
+    marks = find_conflicts(PUZZLE, wrong)
+    assert task.observer_prompt(query, [wrong], marks) == f"{wrong}~{marks}~{PUZZLE}="
+    assert task.shows_feedback and task.solved_feedback == SOLVED_FEEDBACK
+    with RewardWorker(task.reward, feedback=task.feedback) as worker:
+        assert worker.rewards([PUZZLE] * 2, [GRID, wrong], {"answer": [GRID] * 2}) == [1.0, 0.0]
+        assert worker.feedback([PUZZLE] * 2, [GRID, wrong], {"answer": [GRID] * 2}) == [None, marks]
 
 
 def test_the_task_is_valid() -> None:
-    report = validate(make_task("sudoku"), tokenizer(), max_prompt_tokens=None, max_response_tokens=37)
-    assert report.ok and not report.warnings
+    for feedback in (None, "task"):
+        task = make_task("sudoku", feedback=feedback)
+        report = validate(task, tokenizer(), max_prompt_tokens=None, max_response_tokens=37)
+        assert report.ok and not report.warnings
