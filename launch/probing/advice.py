@@ -48,10 +48,9 @@ def advise(figures: Mapping[float, Mapping[str, Figure]]) -> Advice:
     temperature = best_temperature(figures)
     estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
     decide = _decide_with_feedback if "p2_feedback" in estimates else _decide_without_feedback
+    choice, text = decide(estimates)
     if math.isnan(estimates["p1_again"].mean):
         choice, text = "nothing", "Nothing to repair: all first answers are right"
-    else:
-        choice, text = decide(estimates)
     return Advice(temperature, choice, f"{text} (temperature {temperature:g}).")
 
 
@@ -121,11 +120,10 @@ def format_percent(estimate: Estimate, *, signed: bool = False) -> str:
 
     A dash if there are no cases.
     """
-    numbers = [number * 100 for number in estimate[:3] if number is not None and not math.isnan(number)]
-    digits = 1 if all(abs(number) < 9.95 for number in numbers) else 0
-    return Estimate(*(None if number is None else number * 100 for number in estimate[:3]), estimate.n).format(
-        f"{{:{'+' if signed else ''}.{digits}f}}"
-    )
+    mean, low, high, count = estimate
+    percent = Estimate(mean * 100, None if low is None else low * 100, None if high is None else high * 100, count)
+    is_small = all(abs(bound) < 9.95 for bound in percent[:3] if bound is not None and not math.isnan(bound))
+    return percent.format(f"{{:{'+' if signed else ''}.{1 if is_small else 0}f}}")
 
 
 def _share(estimate: Estimate) -> str:

@@ -52,11 +52,11 @@ def test_repairs_that_cost_too_many_tokens_are_not_advised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p2", "kept", "choice"),
+    ("p2", "keeps", "choice"),
     [(0.6, 0.95, "chain without feedback"), (0.1, 0.5, "single agent"), (0.3, 0.7, "nothing")],
 )
-def test_without_feedback_the_second_answer_is_compared_with_the_first(p2: float, kept: float, choice: str) -> None:
-    outcomes = without_feedback(simulate(300, 4, p2, 0.0, kept)[0])
+def test_without_feedback_the_second_answer_is_compared_with_the_first(p2: float, keeps: float, choice: str) -> None:
+    outcomes = without_feedback(simulate(300, 4, p2, 0.0, keeps)[0])
     # All answers differ: no vote
     outcomes = outcomes._replace(answers=np.broadcast_to(np.arange(4), outcomes.right.shape))
     assert advice_of(outcomes)[0] == choice

@@ -29,7 +29,7 @@ WITH_FEEDBACK = Outcomes(RIGHT, LENGTH, ANSWERS, PLAIN, RIGHT, FEEDBACK)
 
 
 def simulate(
-    queries: int, samples: int, p2: float, p2_feedback: float, kept: float = 0.8, seed: int = 0
+    queries: int, samples: int, p2: float, p2_feedback: float, keeps: float = 0.8, seed: int = 0
 ) -> tuple[Outcomes, dict[str, float]]:
     """Draws outcomes of queries with Beta(2, 2) distributed difficulty, and returns them with the true figures."""
     random = np.random.default_rng(seed)
@@ -37,13 +37,13 @@ def simulate(
     right = random.random(shape) < random.beta(2, 2, size=(queries, 1))
 
     def second(repaired: float) -> SecondAnswers:
-        return SecondAnswers(random.random(shape) < np.where(right, kept, repaired), np.full(shape, 10.0))
+        return SecondAnswers(random.random(shape) < np.where(right, keeps, repaired), np.full(shape, 10.0))
 
     outcomes = Outcomes(right, np.full(shape, 10.0), right.astype(int), second(p2), right, second(p2_feedback))
     variance = 0.25 / 5  # of Beta(2, 2)
     again = (0.25 - variance) / 0.5
     truth = {"p1": 0.5, "p1_again": again, "p2": p2, "p2_feedback": p2_feedback, "p2_feedback - p2": p2_feedback - p2}
-    truth |= {"kept": kept, "p2 - p1_again": p2 - again, "p2_feedback - p1_again": p2_feedback - again}
+    truth |= {"kept": keeps, "p2 - p1_again": p2 - again, "p2_feedback - p1_again": p2_feedback - again}
     return outcomes, truth | {"chain_feedback": 0.5 + 0.5 * p2_feedback, "best_of_2": 0.5 + 0.5 * again}
 
 
@@ -52,8 +52,8 @@ def test_shares_equal_those_counted_by_hand() -> None:
     assert means["p1"] == pytest.approx((1 / 3 + 2 / 3) / 2)
     # Wrong first answers: two of query 0, whose other samples are right in 1 of 2; one of query 1: 2 of 2.
     assert means["p1_again"] == pytest.approx((0.5 + 0.5 + 1) / 3)
-    assert (means["p2"], means["p2_feedback"]) == (0, pytest.approx(2 / 3))
-    assert (means["kept"], means["kept_feedback"]) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert [means["p2"], means["p2_feedback"]] == pytest.approx([0, 2 / 3])
+    assert [means["kept"], means["kept_feedback"]] == pytest.approx([2 / 3, 2 / 3])
     assert means["p2_feedback - p1_again"] == pytest.approx(0) and means["p2 - p1_again"] == pytest.approx(-2 / 3)
     assert (means["wrongly_accepted"], means["not_accepted"]) == (0, 0)
 
@@ -71,7 +71,7 @@ def test_errors_of_the_check_are_counted_and_change_the_chain() -> None:
     accepted = np.array([[0, 1, 0], [1, 1, 1]], bool)  # misses a right answer, accepts two wrong ones
     outcomes = WITH_FEEDBACK._replace(accepted=accepted)
     means = {name: figure.estimate.mean for name, figure in compute_figures(outcomes).items()}
-    assert (means["wrongly_accepted"], means["not_accepted"]) == (pytest.approx(2 / 4), pytest.approx(1 / 3))
+    assert [means["wrongly_accepted"], means["not_accepted"]] == pytest.approx([2 / 4, 1 / 3])
     np.testing.assert_allclose(strategies(outcomes)["chain_feedback"].score, [1 / 3, 2 / 3])
 
 
@@ -86,7 +86,7 @@ def test_best_of_n_equals_the_mean_over_all_orders_of_the_samples(n: int) -> Non
         scores, costs = [], []
         for order in permutations(range(5)):
             drawn = [*order[:n]]
-            stop = next((place for place, sample in enumerate(drawn) if accepted[query, sample]), n - 1)
+            stop = next((index for index, sample in enumerate(drawn) if accepted[query, sample]), n - 1)
             scores.append(right[query, drawn[stop]])
             costs.append(length[query, drawn[: stop + 1]].sum())
         assert score[query] == pytest.approx(np.mean(scores)) and tokens[query] == pytest.approx(np.mean(costs))
