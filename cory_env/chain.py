@@ -12,15 +12,15 @@ as the generated tokens: they are decoded for the reward and for the next agent'
 """
 
 import copy
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from gymnasium import spaces
 
+from cory_env.chain_settings import ChainSettings, role_names
 from cory_env.chat import ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
 from cory_env.message import Message
@@ -29,12 +29,6 @@ from cory_env.tokenizer import token_ids_containing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-DEFAULT_MAX_PROMPT_TOKENS = 128
-DEFAULT_MAX_RESPONSE_TOKENS = 15  # the longest IMDB response in the paper
-
-ObservedResponses = Literal["all", "last", "best"]
-"""Which earlier responses an agent sees: all, the last one, or the one with the best task reward."""
 
 
 class PromptError(ValueError):
@@ -49,69 +43,18 @@ class NoEmbeddingError(PromptError):
     """A prompt contains a token that the model has no embedding for."""
 
 
-def role_names(num_agents: int) -> tuple[str, ...]:
-    """Returns the roles of a chain in the order in which they respond: the environment's agents.
-
-    Raises:
-        ValueError: `num_agents` is less than 1.
-    """
-    if num_agents < 1:
-        raise ValueError(f"num_agents is {num_agents}, but must be at least 1.")
-    if num_agents == 2:
-        return ("pioneer", "observer")
-    return ("pioneer", *(f"observer_{k}" for k in range(1, num_agents)))
-
-
-@dataclass(frozen=True)
-class ChainSettings:
-    """Settings of a chain, apart from its task and tokenizer.
+class Turn(NamedTuple):
+    """What an agent sees that is not the first.
 
     Attributes:
-        num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY.
-        knowledge_transfer: Whether an agent sees earlier responses. If False, each agent sees only the query.
-        observed: Which earlier responses the third and later agents see: `all`, the `last`, or the `best` by task
-            reward (the earliest if there is a tie).
-        partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
-        max_prompt_tokens: Maximum prompt length in tokens. Longer prompts lose the end of their reference.
-        max_response_tokens: Maximum response length in tokens.
-        vocab_size: Upper bound of token ids (exclusive). Default: the tokenizer's largest id + 1. Models may pad their
-            vocabulary beyond that.
-        num_embeddings: Upper bound of token ids in prompts (exclusive). Default: `vocab_size`. Tokenizers may have
-            tokens without an embedding; prompts must not contain them.
-        stop_token_ids: Tokens that end a response in addition to the tokenizer's end-of-sequence token.
-        stop: Stop string, which ends a response too. The response's tokens include the one that completes the stop
-            string; its text ends before the stop string.
-        chat: Whether each prompt is a user message in the tokenizer's chat template.
-        system_prompt: With `chat`, a system message before the user message.
-        chat_date: With `chat`, the date that the template shows as today's, as YYYY-MM-DD. None: the real date.
+        query: The query.
+        responses: The texts of the earlier responses that it sees, in the chain's order.
+        feedback: The feedback on the last of them; None if the prompt has no feedback.
     """
 
-    num_agents: int = 2
-    knowledge_transfer: bool = True
-    observed: ObservedResponses = "all"
-    partner_reward: float = 1.0
-    max_prompt_tokens: int = DEFAULT_MAX_PROMPT_TOKENS
-    max_response_tokens: int = DEFAULT_MAX_RESPONSE_TOKENS
-    vocab_size: int | None = None
-    num_embeddings: int | None = None
-    stop_token_ids: Sequence[int] = ()
-    stop: str | None = None
-    chat: bool = False
-    system_prompt: str | None = None
-    chat_date: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_prompt_tokens < 1 or self.max_response_tokens < 1:
-            raise ValueError(
-                f"max_prompt_tokens is {self.max_prompt_tokens} and max_response_tokens {self.max_response_tokens}, "
-                "but both must be at least 1."
-            )
-        if self.observed not in get_args(ObservedResponses):
-            raise ValueError(
-                f"observed is {self.observed!r}, but must be one of: {', '.join(get_args(ObservedResponses))}."
-            )
-        if not math.isfinite(self.partner_reward):
-            raise ValueError(f"partner_reward is {self.partner_reward}, but must be a finite number; the paper's is 1.")
+    query: Query
+    responses: Sequence[str]
+    feedback: str | None = None
 
 
 class Chain:
@@ -157,6 +100,8 @@ class Chain:
             )
         if not s.chat:
             reject_conversations(task)
+        if s.stop_when and task.feedback is None:
+            raise ValueError(f"stop_when={s.stop_when} requires feedback, but task {task.name} has none.")
         self.task = task
         self.tokenizer = tokenizer
         self.roles = role_names(s.num_agents)
@@ -165,6 +110,7 @@ class Chain:
         self.partner_reward = s.partner_reward
         self.max_prompt_tokens = s.max_prompt_tokens
         self.max_response_tokens = s.max_response_tokens
+        self.stops_when_solved = s.stop_when == "solved"
         self.stop = s.stop
         self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(end_ids)
@@ -195,6 +141,11 @@ class Chain:
         mixed.by_position = tuple(others)
         mixed.vocab_size = max(other.vocab_size for other in others)
         return mixed
+
+    @property
+    def uses_feedback(self) -> bool:
+        """Whether prompts contain feedback, or the chain stops by it."""
+        return self.stops_when_solved or (self.knowledge_transfer and self.task.shows_feedback)
 
     @property
     def max_references(self) -> int:
@@ -239,19 +190,24 @@ class Chain:
         self._reject_unembedded(queries, prompts)
         return prompts
 
-    def encode_observer_prompts(self, turns: Sequence[tuple[Query, Sequence[str]]]) -> list[list[int]]:
+    def encode_observer_prompts(self, turns: Sequence[Turn]) -> list[list[int]]:
         """Tokenizes the prompts of agents that see earlier responses.
 
-        Args:
-            turns: A query and the text of the earlier responses, per prompt.
-
         Raises:
-            NoEmbeddingError: A prompt contains a token without an embedding that does not come from a response.
+            NoEmbeddingError: See `_spell_out`.
         """
         mask = self.control.mask
-        masked = [(self._mask_query(query), list(map(mask, texts))) for query, texts in turns]
-        prompts = self.encode([(self.task.observer_prompt(query, texts), query.history) for query, texts in masked])
-        return [self._spell_out(*turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
+        masked = [
+            Turn(self._mask_query(turn.query), list(map(mask, turn.responses)), turn.feedback and mask(turn.feedback))
+            for turn in turns
+        ]
+        prompts = self.encode([(self._observer_prompt(turn), turn.query.history) for turn in masked])
+        return [self._spell_out(turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
+
+    def _observer_prompt(self, turn: Turn) -> str:
+        """Returns the prompt as text. Tasks whose `observer_prompt` has no feedback need not accept the argument."""
+        feedback = () if turn.feedback is None else (turn.feedback,)
+        return self.task.observer_prompt(turn.query, turn.responses, *feedback)
 
     def _mask_query(self, query: Query) -> Query:
         """Returns the query with its texts masked, so that they do not become control tokens in a prompt."""
@@ -277,13 +233,17 @@ class Chain:
                     "trained with, or resize the model's embeddings."
                 )
 
-    def _spell_out(self, query: Query, texts: Sequence[str], prompt: list[int]) -> list[int]:
-        """Replaces tokens without an embedding by the tokens of their characters if they come from a response."""
+    def _spell_out(self, turn: Turn, prompt: list[int]) -> list[int]:
+        """Replaces tokens without an embedding by the tokens of their characters.
+
+        Raises:
+            NoEmbeddingError: Such a token comes from the query or the template, not from a response or feedback.
+        """
         unembedded = self._unembedded.keys() & prompt
         if not unembedded:
             return prompt
-        bare_prompt = self.encode([(self.task.observer_prompt(query, [""] * len(texts)), query.history)])
-        self._reject_unembedded([query], bare_prompt)
+        bare_turn = Turn(turn.query, [""] * len(turn.responses), None if turn.feedback is None else "")
+        self._reject_unembedded([turn.query], self.encode([(self._observer_prompt(bare_turn), turn.query.history)]))
         spelled: dict[int, list[int]] = {}
         for token in unembedded:
             characters = self.tokenizer(list(self._unembedded[token]), add_special_tokens=False)["input_ids"]
@@ -329,21 +289,26 @@ class Chain:
         return text
 
     def build_prompt(
-        self, query: Query, responses: Sequence[Sequence[int]], response_chains: "Sequence[Chain] | None" = None
+        self,
+        query: Query,
+        responses: Sequence[Sequence[int]],
+        response_chains: "Sequence[Chain] | None" = None,
+        feedback: str | None = None,
     ) -> tuple[list[int], bool]:
         """Builds the prompt of an agent that sees `responses`.
 
         If the prompt exceeds `max_prompt_tokens`, its reference is truncated: it loses tokens from its end (the last
-        response first) until the prompt fits. The query is never truncated. A response without remaining tokens is left
-        out.
+        response first) until the prompt fits. If it does not fit without any reference, the feedback loses characters
+        from its end too. The query is never truncated. A response without remaining tokens is left out.
 
         Args:
             query: The query.
             responses: Token ids of the earlier responses, in the chain's order; empty for the pioneer.
             response_chains: Per response, the chain that decodes its tokens; by default this chain.
+            feedback: The feedback on the last of the responses; None without feedback.
 
         Returns:
-            The prompt's 1 to `max_prompt_tokens` token ids, and whether the reference was truncated.
+            The prompt's 1 to `max_prompt_tokens` token ids, and whether reference or feedback were truncated.
 
         Raises:
             QueryTooLongError: The prompt does not fit even without any reference.
@@ -353,16 +318,19 @@ class Chain:
             if len(prompt) > self.max_prompt_tokens:
                 raise self._too_long(query, len(prompt))
             return prompt, False
-        chains, total = response_chains or [self] * len(responses), sum(map(len, responses))
+        chains = response_chains or [self] * len(responses)
+        num_characters = len(feedback or "")
+        total = num_characters + sum(map(len, responses))
 
-        def encode_prefix(num_tokens: int) -> list[int]:
-            """Returns the prompt with the first `num_tokens` tokens of the responses."""
-            texts = []
+        def encode_prefix(length: int) -> list[int]:
+            """Returns the prompt with the feedback's first `length` characters, then with tokens of the responses."""
+            texts, num_tokens = [], length - num_characters
             for response, chain in zip(responses, chains, strict=True):
                 if num_tokens > 0:
                     texts.append(chain.decode(response[:num_tokens]))
                 num_tokens -= len(response)
-            return self.encode_observer_prompts([(query, texts or [""])])[0]
+            shown_feedback = None if feedback is None else feedback[:length]
+            return self.encode_observer_prompts([Turn(query, texts or [""], shown_feedback)])[0]
 
         prompt = encode_prefix(total)
         if len(prompt) <= self.max_prompt_tokens:
@@ -370,8 +338,8 @@ class Chain:
         if len(bare_prompt := encode_prefix(0)) > self.max_prompt_tokens:
             raise self._too_long(query, len(bare_prompt))
         # Each attempt tokenizes the text again, because tokens merge across boundaries.
-        num_tokens = bisect_left(range(1, total), True, key=lambda n: len(encode_prefix(n)) > self.max_prompt_tokens)
-        return encode_prefix(num_tokens), True
+        length = bisect_left(range(1, total), True, key=lambda n: len(encode_prefix(n)) > self.max_prompt_tokens)
+        return encode_prefix(length), True
 
     def _too_long(self, query: Query, length: int) -> QueryTooLongError:
         return QueryTooLongError(

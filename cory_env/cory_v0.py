@@ -15,7 +15,10 @@
 - Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response_tokens), length)`; tokens after `length` or
   after an end token are ignored.
 - Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
-- Info: `query` (its index), `truncated_prompt`; after the last step also `task_reward` (r_i) and `completion`.
+- Info: `query` (its index), `truncated_prompt`; after the last step also `task_reward` (r_i) and `completion`, and
+  `feedback` if another agent could see it.
+- End: after the last agent's response, or with `stop_when="solved"` after a response without anything to correct. The
+  agents that were not asked terminate too, with reward 0 and without `task_reward`.
 
 The environment checks the order of calls itself and raises `ValueError`s that name the agent, so it needs no wrapper.
 """
@@ -29,9 +32,10 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 from pettingzoo.utils.env import AECIterable
 
-from cory_env.chain import Chain, ChainSettings
+from cory_env.chain import Chain
+from cory_env.chain_settings import ChainSettings
 from cory_env.episode import Action, ChainEpisode, Observation
-from cory_env.rewarding.episodes import reward_episodes, reward_so_far
+from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
@@ -95,7 +99,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self.agents: list[str] = []
         self.observation_spaces = {role: self.chain.observation_space() for role in self.chain.roles}
         self.action_spaces = {role: self.chain.action_space() for role in self.chain.roles}
-        self._worker = RewardWorker(task.reward, timeout=reward_timeout)
+        self._worker = RewardWorker(task.reward, feedback=task.feedback, timeout=reward_timeout)
         self._random = np.random.default_rng()
         self._episode: ChainEpisode | None = None
         self._task_rewards: list[float] = []
@@ -141,8 +145,6 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return self.queries[int(index)]
 
     def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
-        if episode.awaits_rewards:
-            reward_so_far(self._worker, [episode])
         episode.prompt_ids()
         self.agent_selection = agent
         self.infos[agent]["truncated_prompt"] = episode.truncated[-1]
@@ -199,6 +201,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         episode.respond(action)
         self._clear_rewards()
         self._cumulative_rewards[agent] = 0.0
+        compute_awaited(self._worker, [episode])
         if episode.role is not None:
             self._take_turn(episode, episode.role)
         else:
@@ -209,11 +212,13 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         (rewards,) = reward_episodes(self._worker, [episode])
         # No reward is None, because this worker stops on errors.
         self._task_rewards = [reward for reward in rewards if reward is not None]
-        self.rewards = episode.collective_rewards(self._task_rewards)
-        for position, agent in enumerate(self.agents):
-            self.terminations[agent] = True
+        self.rewards |= episode.collective_rewards(self._task_rewards)
+        self.terminations = dict.fromkeys(self.agents, True)
+        for position, agent in enumerate(episode.roles):
             self.infos[agent]["task_reward"] = self._task_rewards[position]
             self.infos[agent]["completion"] = episode.completions[position]
+            if position < len(episode.feedback):
+                self.infos[agent]["feedback"] = episode.feedback[position]
         self._accumulate_rewards()
         self.agent_selection = self.agents[0]
         if self.render_mode == "human":

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cory_env.chain import Chain
+from cory_env.rewarding.worker import SKIPPED, Feedback
 from cory_env.tasks.task import Query
 
 
@@ -35,6 +36,7 @@ class ChainEpisode:
         ended: Whether the response is complete; if not, it reached the maximum length.
         completions: The decoded responses, up to the stop string.
         task_rewards: The task rewards known so far; None if the reward was skipped.
+        feedback: The feedback known so far: a text, None if nothing is to be corrected, or `SKIPPED`.
         truncated: Whether the prompt's reference was truncated.
     """
 
@@ -45,36 +47,62 @@ class ChainEpisode:
         self.ended: list[bool] = []
         self.completions: list[str] = []
         self.task_rewards: list[float | None] = []
+        self.feedback: list[Feedback] = []
         self.truncated: list[bool] = []
         self._prompts: list[list[int]] = []
 
     def fork(self) -> "ChainEpisode":
         """Returns an independent copy of the episode."""
         other = ChainEpisode(self.chain, self.query)
-        for name in ("responses", "ended", "completions", "task_rewards", "truncated", "_prompts"):
+        for name in ("responses", "ended", "completions", "task_rewards", "feedback", "truncated", "_prompts"):
             setattr(other, name, list(getattr(self, name)))
         return other
 
     @property
     def role(self) -> str | None:
-        """The role whose turn it is; None when all have responded."""
+        """The role whose turn it is; None when all have responded, or the chain has stopped.
+
+        A chain stops if the feedback on its last response is None and its `stop_when` is `solved`, or if the feedback
+        function failed and its error is skipped.
+        """
         position = len(self.responses)
-        return self.chain.roles[position] if position < len(self.chain.roles) else None
+        if position == len(self.chain.roles) or self.failed:
+            return None
+        solved = 0 < position == len(self.feedback) and self.feedback[-1] is None
+        return None if solved and self.chain.stops_when_solved else self.chain.roles[position]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that have responded, in the chain's order."""
+        return self.chain.roles[: len(self.responses)]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the feedback function failed on a response (with `on_error="skip"`)."""
+        return SKIPPED in self.feedback
 
     def prompt_ids(self) -> list[int]:
         """Returns the 1 to `max_prompt_tokens` token ids of the current role's prompt.
 
         Raises:
             QueryTooLongError: The prompt does not fit even without any reference.
-            ValueError: All agents have responded, or the prompt requires task rewards that are not noted yet.
+            ValueError: All agents have responded, or the prompt requires task rewards or feedback that are not noted
+                yet.
         """
         position = len(self.responses)
         if self.role is None:
             raise ValueError("All agents of this episode have responded, so there is no prompt. Start a new episode.")
+        if self.awaits_feedback:
+            raise ValueError(
+                f"{self.role} can only respond after feedback on the response before. Call compute_awaited first."
+            )
         if len(self._prompts) == position:
             observed, chains = self._observed_positions(), self.chain.by_position
             prompt, truncated = chains[position].build_prompt(
-                self.query, [self.responses[k] for k in observed], [chains[k] for k in observed]
+                self.query,
+                [self.responses[k] for k in observed],
+                [chains[k] for k in observed],
+                self._shown_feedback(observed[-1]) if observed else None,
             )
             self._prompts.append(prompt)
             self.truncated.append(truncated)
@@ -85,6 +113,30 @@ class ChainEpisode:
         """Whether the current role's prompt depends on task rewards that are not noted yet (`observed` is `best`)."""
         needs_best = self.chain.observed == "best" and self.chain.knowledge_transfer and self.role is not None
         return needs_best and len(self.responses) > max(len(self.task_rewards), 1)  # a single response is the best
+
+    @property
+    def awaits_feedback(self) -> bool:
+        """Whether the current role's turn or prompt depends on feedback that is not noted yet."""
+        needs_feedback = self.chain.uses_feedback and self.role is not None
+        return needs_feedback and len(self.feedback) < len(self.responses)
+
+    def note_feedback(self, feedback: Sequence[Feedback]) -> None:
+        """Notes the feedback on the responses that had none, in the chain's order.
+
+        Raises:
+            ValueError: The number of texts differs from the number of such responses.
+        """
+        num_missing = len(self.responses) - len(self.feedback)
+        if len(feedback) != num_missing:
+            raise ValueError(f"note_feedback() got feedback on {len(feedback)} responses, but expects {num_missing}.")
+        self.feedback += feedback
+
+    def _shown_feedback(self, position: int) -> str | None:
+        """Returns the text that later agents see as feedback on a response; None if their prompts have no feedback."""
+        if not self.chain.task.shows_feedback:
+            return None
+        feedback = self.feedback[position]
+        return self.chain.task.solved_feedback if feedback is None else str(feedback)
 
     def note_rewards(self, task_rewards: Sequence[float | None]) -> None:
         """Notes the task rewards of the responses that had none, in the chain's order.
@@ -106,7 +158,7 @@ class ChainEpisode:
         if self.awaits_rewards:
             raise ValueError(
                 f"{self.role} sees the best of {len(self.responses)} responses, but only {len(self.task_rewards)} have "
-                "a task reward. Call reward_so_far first."
+                "a task reward. Call compute_awaited first."
             )
         rewards = [-math.inf if reward is None else reward for reward in self.task_rewards] or [0.0]
         return [rewards.index(max(rewards))]
@@ -172,12 +224,12 @@ class ChainEpisode:
         The sum is rounded once, so with α = 1 all agents receive exactly the same number.
 
         Args:
-            task_rewards: r_i of each role, in the chain's order.
+            task_rewards: r_i of each role that has responded, in the chain's order.
 
         Raises:
-            ValueError: The number of rewards differs from the number of roles.
+            ValueError: The number of rewards differs from the number of responses.
         """
-        roles = self.chain.roles
+        roles = self.roles
         if len(task_rewards) != len(roles):
             raise ValueError(
                 f"Expected {len(roles)} task rewards, one per role ({', '.join(roles)}), but got {len(task_rewards)}."

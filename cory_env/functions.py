@@ -87,7 +87,9 @@ def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
     module_name, function_name, settings = parse_spec(spec, kind)
     search_working_folder()
     try:
-        if shadowed := shadowed_import(module_name, ("cory_env",) if kind == "reward" else PROJECT_PACKAGES):
+        if shadowed := shadowed_import(
+            module_name, ("cory_env",) if kind in ("reward", "feedback") else PROJECT_PACKAGES
+        ):
             name, shadowing = shadowed
             raise SpecError(
                 f"The {kind} {spec!r} imports {name}, which in its process is a package of CORY, not {shadowing}. "

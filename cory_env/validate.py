@@ -9,16 +9,18 @@ including an empty one (a model may end at once), and every gold answer of the t
 and as a wrong answer to the previous query.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from cory_env.chain import DEFAULT_MAX_PROMPT_TOKENS, Chain, NoEmbeddingError
+from cory_env.chain import Chain, NoEmbeddingError, Turn
+from cory_env.chain_settings import DEFAULT_MAX_PROMPT_TOKENS
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import RewardedResponse, reward_responses
+from cory_env.rewarding.episodes import RewardedResponse, give_feedback, reward_responses
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_SAMPLES = 3  # queries with example rewards in the report
+MAX_FEEDBACK = 100  # queries whose feedback is checked
 
 
 @dataclass
@@ -103,7 +106,7 @@ def validate(
         max_prompt_tokens: Maximum prompt length in tokens; None if undecided (the report's `max_prompt_tokens` is the
             required value).
         reward_timeout: Seconds that one call of the reward may take.
-        **settings: Other fields of `cory_env.chain.ChainSettings`.
+        **settings: Other fields of `cory_env.chain_settings.ChainSettings`.
 
     Returns:
         A report. Errors in the task are not raised, but listed in its `problems`.
@@ -123,12 +126,14 @@ def validate(
         report.problems.append(str(error))
     if report.ok:
         show_prompts(chain, report)
-        with RewardWorker(task.reward, timeout=reward_timeout) as worker:
+        with RewardWorker(task.reward, feedback=task.feedback, timeout=reward_timeout) as worker:
             try:
                 check_columns(task, worker.start(), report)
                 if report.ok:
                     show_rewards(chain, worker, report)
                     check_answers(chain, worker, report)
+                    if task.feedback is not None:
+                        check_feedback(chain, worker, report)
             except RewardError as error:
                 report.problems.append(str(error))
     return report
@@ -203,9 +208,10 @@ def check_columns(task: Task, needed: Sequence[str], report: ValidationReport) -
 
     Args:
         task: The task.
-        needed: The reward's arguments without a default.
+        needed: The arguments of reward and feedback without a default.
         report: The report, which gets a problem per split and column.
     """
+    functions = f"the reward {task.reward}" + (f" or the feedback {task.feedback}" if task.feedback else "")
     for split in task.splits:
         queries = task.queries(split)
         for name in (name for name in needed if name not in RESERVED):
@@ -213,8 +219,8 @@ def check_columns(task: Task, needed: Sequence[str], report: ValidationReport) -
                 split,
                 queries,
                 [query for query in queries if query.columns.get(name) is None],
-                f"have no value in the column {name!r}, which the reward {task.reward} requires",
-                f"Add it to the data, or give the argument {name} a default; the reward then gets None for missing "
+                f"have no value in the column {name!r}, which {functions} requires",
+                f"Add it to the data, or give the argument {name} a default; the function then gets None for missing "
                 "values.",
             )
 
@@ -224,8 +230,8 @@ def longest_prompts(chain: Chain, queries: Sequence[Query], references: int) -> 
     lengths = [len(prompt) for prompt in chain.encode_pioneer_prompts(queries)]
     if not references:
         return lengths
-    empty = [""] * references
-    later = chain.encode_observer_prompts([(query, empty) for query in queries])
+    empty, feedback = [""] * references, "" if chain.task.shows_feedback else None
+    later = chain.encode_observer_prompts([Turn(query, empty, feedback) for query in queries])
     return [max(length, len(prompt)) for length, prompt in zip(lengths, later, strict=True)]
 
 
@@ -238,6 +244,8 @@ def show_prompts(chain: Chain, report: ValidationReport) -> None:
     while episode.role is not None:
         if episode.awaits_rewards:
             episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
+        if episode.awaits_feedback:
+            episode.note_feedback([f"<feedback on the {episode.roles[-1]}'s response>"])
         prompt = episode.prompt_ids()
         report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
         (response,) = chain.control.encode_text([f" <{episode.role}'s response>"])
@@ -294,6 +302,60 @@ def check_answers(chain: Chain, worker: RewardWorker, report: ValidationReport) 
                 f"{len(accepted)} wrong answers to queries of {split} score 1.0, the first is {other[:80]!r} to query "
                 f"{query.id}, {query.text[:60]!r}. Correct the reward or the data."
             )
+
+
+def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport) -> None:
+    """Adds prompts with feedback on wrong answers, and warns if feedback contains the right answer.
+
+    The wrong answer to a query is the gold answer of the next query, if it differs; without gold answers, the query.
+    """
+    queries = chain.task.train
+    answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries]
+    wrong = [
+        (query, answer)
+        for (query, right), (_, answer) in zip(answers, [*answers[1:], *answers[:1]], strict=True)
+        if answer != right
+    ][:MAX_FEEDBACK]
+    tokens = [ids[: chain.max_response_tokens] for ids in chain.control.encode_text([text for _, text in wrong])]
+    episodes = []
+    for (query, _), ids in zip(wrong, tokens, strict=True):
+        episode = ChainEpisode(chain, query)
+        response = ids or list(chain.stop_token_ids[:1])
+        episode.respond({"tokens": response, "length": len(response)})
+        episodes.append(episode)
+    give_feedback(worker, episodes)
+    leaking = [episode for episode in episodes if _shows_gold(chain.task, episode)]
+    if leaking:
+        episode = leaking[0]
+        report.warnings.append(
+            f"The feedback contains the gold answer for {len(leaking)} of {len(episodes)} wrong answers, such as "
+            f"{episode.feedback[0]!r:.80} for query {episode.query.id}, {episode.query.text[:60]!r}. If it is in the "
+            "prompt, agents can copy it."
+        )
+    accepted = sum(episode.feedback[0] is None for episode in episodes)
+    report.facts.append(f"feedback: nothing to correct in {accepted} of {len(episodes)} wrong answers")
+    if not chain.task.shows_feedback:
+        report.warnings.append("No prompt contains {feedback}. Add it to observer_prompt, unless it only stops chains.")
+        return
+    if len(chain.roles) == 1 or not chain.knowledge_transfer:
+        return
+    for episode in (episode for episode in episodes[:NUM_SAMPLES] if episode.role is not None):
+        prompt = episode.prompt_ids()
+        name = f"{episode.role} after a wrong response to query {episode.query.id}"
+        report.prompts[name] = (chain.tokenizer.decode(prompt), len(prompt))
+        if episode.truncated[-1]:
+            report.warnings.append(
+                f"The prompt of the {name} is truncated. Raise max_prompt_tokens, or shorten the feedback."
+            )
+
+
+def _shows_gold(task: Task, episode: ChainEpisode) -> bool:
+    """Whether the feedback on a wrong response contains the right answer, which query and response do not."""
+    gold = (task.gold(episode.query) or "").strip()
+    pattern = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)")
+    texts = (episode.feedback[0], episode.query.text, episode.completions[0])
+    in_feedback, *elsewhere = (isinstance(text, str) and bool(pattern.search(text)) for text in texts)
+    return bool(gold) and in_feedback and not any(elsewhere)
 
 
 def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:

@@ -86,7 +86,7 @@ class Cory(TemporaryLogdir, Algorithm):
     def setup(self, config: Any) -> None:
         """Builds learners and runners, syncs the initial weights, and runs the weight-sync check."""
         s = self.settings = self.config.settings
-        check_custom_credit(s.credit_assignment, s.num_agents)
+        check_custom_credit(s.credit_assignment, s.num_agents, s.stop_in_training)
         self.mapping = RoleMapping(s.roles, s.policy_ids)
         self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # on held-out queries, by `select_by`, at the last evaluation
@@ -175,8 +175,8 @@ class Cory(TemporaryLogdir, Algorithm):
             # 4. Train: every LLM learns from its own responses. Its learners kept their tokens after scoring.
             kl_coefs = {policy_id: estimator.kl_coef for policy_id, estimator in self.estimators.items()}
             results = self.learners.learn(train_columns, update, kl_coefs)
-            for policy_id, estimator in self.estimators.items():
-                estimator.update_kl_coef(rows[policy_id]["kl"])
+            for policy_id, policy_rows in rows.items():
+                self.estimators[policy_id].update_kl_coef(policy_rows["kl"])
         log_update(self.metrics, rollout, policy_metrics, results, s)
         self.updates += 1
         self.updates_since_exchange += 1

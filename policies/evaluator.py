@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_UPDATE
-from policies.learning.metrics import RESPONSE_METRICS, compute_response_metrics, mean_metrics
-from policies.learning.rows import Rows, select_position
+from policies.learning.metrics import RESPONSE_METRICS, compute_response_metrics, mean_metrics, nanmean
+from policies.learning.rows import Rows, select_position, select_rows
 from policies.models.language_model import left_padded
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rllib.learners import Learners
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 MetricsCache = dict[tuple[tuple[str, str, int], ...], dict[str, dict[str, float]]]
 """Metrics by role, keyed by the chain's (role, model, checksum of the weights)."""
+
+LAST_RESPONSE = "last_response"
+"""Key of the metrics of each chain's last response, beside the roles."""
 
 
 class Evaluator:
@@ -69,10 +73,11 @@ class Evaluator:
             `evaluation`: `{policy_id: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of
             each policy on the bare query; with `eval_average` also of `AVERAGE_POLICY`; and the `mean`
             over the policies, without the average. NaN if the reward failed on every query (`on_reward_error: skip`).
-            `last_response`, if later agents see earlier responses: the same metrics of the last response, mean over the
-            orders. Its `kl` is to the reference on the bare query, which is what users of the chain get. Its
-            `in_chain_kl` is to the reference in the last agent's prompt, as in training. That is optimistic, because
-            the earlier responses in the prompt shift the reference too.
+            `last_response`, if later agents see earlier responses: the same metrics of each chain's last response, mean
+            over the orders. With `stop_when`, that is the response at which the chain stopped. Its `kl` is to the
+            reference on the bare query, which is what users of the chain get. Its `in_chain_kl` is to the reference in
+            the agent's own prompt, as in training. That is optimistic, because the earlier responses in the prompt
+            shift the reference too.
         """
         alone, last = {}, []
         cache: MetricsCache = {}
@@ -81,7 +86,7 @@ class Evaluator:
             metrics = self._mean_metrics(policy_id, mapping, cache)
             alone[policy_id] = {name: metrics[mapping.roles[0]][name] for name in RESPONSE_METRICS}
             if len(mapping.roles) > 1:
-                last.append(metrics[mapping.roles[-1]])
+                last.append(metrics[LAST_RESPONSE])
         mean = mean_metrics(list(alone.values()))
         if self.settings.eval_average:
             with self.average() as mapping:
@@ -90,7 +95,9 @@ class Evaluator:
         return {**results, "last_response": mean_metrics(last)} if last else results
 
     def _mean_metrics(self, name: str, mapping: RoleMapping, cache: MetricsCache) -> dict[str, dict[str, float]]:
-        """Returns the mean metrics of each role on the validation queries. `name` is for the warning.
+        """Returns the mean metrics of each role, and of the last responses, on the validation queries.
+
+        `name` is for the warning.
 
         Policies often have equal weights, such as at the start or right after averaging. `cache` avoids evaluating the
         same weights twice.
@@ -108,9 +115,10 @@ class Evaluator:
                     role: dict.fromkeys((*RESPONSE_METRICS, "in_chain_kl"), np.full(1, np.nan))
                     for role in mapping.roles
                 }
+            groups = {**role_metrics, LAST_RESPONSE: last_response_metrics(list(role_metrics.values()))}
             cache[key] = {
-                role: {metric: float(values.mean()) for metric, values in metrics.items()}
-                for role, metrics in role_metrics.items()
+                name: {metric: nanmean(values) for metric, values in metrics.items()}
+                for name, metrics in groups.items()
             }
         return cache[key]
 
@@ -150,9 +158,10 @@ class Evaluator:
             split: of the task.
 
         Returns:
-            The rollout, and by role the metrics of `compute_response_metrics`: fp32 `[C]` each, in the rollout's order;
-            empty if the reward failed on every query. For the last role of a chain, `kl` is to the reference on the
-            bare query, estimated from the sampled tokens, and `in_chain_kl` to the reference on the role's own prompt.
+            The rollout, and by role the metrics of `compute_response_metrics`: fp32 `[C]` each, in the rollout's order,
+            NaN for chains that stopped before the role; empty if the reward failed on every query. For the last
+            response of a chain, `kl` is to the reference on the bare query, estimated from the sampled tokens. Roles
+            that gave a last response also have `in_chain_kl`, to the reference on the role's own prompt.
         """
         rollout = self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split=split)
         rows = rows_from_episodes(rollout.episodes)
@@ -160,23 +169,32 @@ class Evaluator:
         for policy_id, scored_rows in scored.items():
             self.sync_check.check_rows(policy_id, scored_rows)
         role_metrics = {}
+        lengths = torch.tensor([len(episode.agent_episodes) for episode in rollout.episodes])
         for position, role in enumerate(mapping.roles) if scored else ():
+            role_metrics[role] = {name: np.full(len(lengths), np.nan, np.float32) for name in RESPONSE_METRICS}
+            if mapping(role) not in scored:
+                continue
             role_rows = select_position(scored[mapping(role)], position)
             metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
-            if position == len(mapping.roles) - 1 > 0:
-                metrics["in_chain_kl"] = metrics["kl"]
-                metrics["kl"] = self._bare_query_kl(rollout, role_rows, mapping, split)
+            is_last = lengths[role_rows["chains"]] == position + 1
+            if position and is_last.any():
+                metrics["in_chain_kl"] = metrics["kl"].clone()
+                last = select_rows(role_rows, is_last.nonzero().squeeze(1))
+                metrics["kl"][is_last] = self._bare_query_kl(rollout, last, mapping(role), split)
                 metrics["combined_reward"] = metrics["task_reward"] - self.settings.report_kl_coef * metrics["kl"]
-            role_metrics[role] = {name: column.numpy() for name, column in metrics.items()}
+            for name, column in metrics.items():
+                role_metrics[role].setdefault(name, np.full(len(lengths), np.nan, np.float32))
+                role_metrics[role][name][role_rows["chains"].numpy()] = column.numpy()
         return rollout, role_metrics
 
-    def _bare_query_kl(self, rollout: Rollout, last: Rows, mapping: RoleMapping, split: Split) -> Tensor:
-        """Returns the sampled KL `[C]` of the last role's responses to the reference prompted with the bare query."""
-        policy_id, queries = mapping(mapping.roles[-1]), self.task.queries(split)
+    def _bare_query_kl(self, rollout: Rollout, last: Rows, policy_id: str, split: Split) -> Tensor:
+        """Returns the sampled KL of a policy's last responses to the reference prompted with the bare query."""
+        queries = self.task.queries(split)
         if policy_id not in self._single_chains:
             self._single_chains[policy_id] = self.settings.make_chain(self.task, self.tokenizers, (policy_id,))
         chain = self._single_chains[policy_id]
-        prompts = chain.encode_pioneer_prompts([queries[prompt_ref.query] for prompt_ref in rollout.prompt_refs])
+        prompt_refs = [rollout.prompt_refs[index] for index in last["chains"].tolist()]
+        prompts = chain.encode_pioneer_prompts([queries[prompt_ref.query] for prompt_ref in prompt_refs])
         rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
         rows |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
         (scores,) = self.learners.score({policy_id: rows}).values()
@@ -186,3 +204,16 @@ class Evaluator:
         """Returns the chain's responses to the first `count` validation queries as text; see `to_text`."""
         prompt_refs = [PromptRef(query) for query in range(min(count, len(self.task.queries("validation"))))]
         return self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split="validation").samples
+
+
+def last_response_metrics(role_metrics: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the metrics of each chain's last response.
+
+    Args:
+        role_metrics: by position, the metrics of `Evaluator.measure`, `[C]` each.
+    """
+    last = {**role_metrics[0], "in_chain_kl": role_metrics[0]["kl"]}
+    for metrics in role_metrics[1:]:
+        has_responded = ~np.isnan(metrics["response_length"])
+        last = {name: np.where(has_responded, metrics.get(name, values), values) for name, values in last.items()}
+    return last

@@ -62,7 +62,8 @@ class Health:
         """
         first = self.state["first_eos_rate"]
         for policy_id, metrics in report["policy"].items():
-            first.setdefault(policy_id, metrics["eos_rate"])
+            if not math.isnan(metrics["eos_rate"]):
+                first.setdefault(policy_id, metrics["eos_rate"])
         signs = {f"{sign.signature}/{sign.subject}": sign for sign in self._signs(report)}
         counts = {key: self.state["held"].get(key, 0) + 1 for key in signs}
         self.state["held"] = counts
@@ -75,7 +76,7 @@ class Health:
 
     def _signs(self, report: dict[str, Any]) -> Iterator[HealthSign]:
         for policy_id, metrics in report["policy"].items():
-            first = self.state["first_eos_rate"][policy_id]
+            first = self.state["first_eos_rate"].get(policy_id, math.nan)
             yield from collapse_signs(self.settings, policy_id, metrics, first, self.settings.responses)
         yield from self._role_signs(report["role"])
 

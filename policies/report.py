@@ -16,7 +16,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from policies.learning.metrics import RESPONSE_METRICS, compute_metrics, mean_metrics
+from policies.learning.metrics import NO_METRICS, RESPONSE_METRICS, compute_metrics, mean_metrics
 from policies.learning.rows import Rows, select_position
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
@@ -95,7 +95,7 @@ def log_update(
     metrics.aggregate(results, key=LEARNER_RESULTS)
     returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
     metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
-    steps = len(rollout.episodes) * settings.num_agents
+    steps = sum(len(episode.agent_episodes) for episode in rollout.episodes)
     metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
     keys = ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if settings.critic else ()))
     for policy_id, values in policy_metrics.items():
@@ -106,18 +106,20 @@ def log_update(
 def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: float) -> dict[str, dict[str, float]]:
     """Returns role → metrics of its responses, as from `compute_metrics`; means over the teams.
 
+    A role without responses, because all chains stopped before it, has `NO_METRICS`.
+
     Args:
         rows: policy id → scored rows with estimated returns.
         mapping: role → policy id.
         eval_kl_coef: weight of the KL in the combined reward.
     """
-    teams = mapping.teams()
-    return {
-        role: mean_metrics(
-            [compute_metrics(select_position(rows[team(role)], position), eval_kl_coef) for team in teams]
-        )
-        for position, role in enumerate(mapping.roles)
-    }
+
+    def measure(role: str, position: int) -> dict[str, float]:
+        policy_ids = [policy_id for policy_id in (team(role) for team in mapping.teams()) if policy_id in rows]
+        parts = [select_position(rows[policy_id], position) for policy_id in policy_ids]
+        return mean_metrics([compute_metrics(part, eval_kl_coef) for part in parts if len(part["mask"])])
+
+    return {role: measure(role, position) for position, role in enumerate(mapping.roles)}
 
 
 def update_report(
@@ -133,13 +135,13 @@ def update_report(
         rollout: the update's, of all teams.
         update: its index from 0, which is the version of its initial weights.
         mapping: role → policy id, of the first team.
-        policy: policy id → metrics of its responses and training.
+        policy: policy id → metrics of its responses and training; policies without responses are absent.
         role: role → metrics of its responses.
     """
     counters, samples = rollout.counters, rollout.samples
     return {
         "roles": mapping.as_dict(),
-        "policy": policy,
+        "policy": {policy_id: policy.get(policy_id, NO_METRICS) for policy_id in mapping.policy_ids},
         "role": {
             name: {key: metrics[key] for key in ROLE_METRICS if key in metrics} | _reward_means(samples, name)
             for name, metrics in role.items()

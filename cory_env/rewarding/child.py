@@ -1,10 +1,10 @@
-"""The child process that computes a reward: one function, or the weighted sum of several.
+"""The child process that computes a reward: one function, or the weighted sum of several; and feedback, if asked for.
 
     python -c "from cory_env.rewarding.child import main; main()" FD PARENT_PID [--die-with-thread]
 
-The parent's first request is the reward's name. The main thread runs the function. A second thread reads requests and
-ends the process when the parent is gone, so that a hanging function cannot outlive the run. The parent redirects
-standard output to standard error, so `print` is harmless.
+The parent's first request has the specs of the reward and of the feedback function. The main thread runs them. A second
+thread reads requests and ends the process when the parent is gone, so that a hanging function cannot outlive the run.
+The parent redirects standard output to standard error, so `print` is harmless.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from typing import NamedTuple, SupportsFloat
 
 from cory_env.functions import SpecError, load_function
 from cory_env.pickled import display_name
-from cory_env.rewarding.process import Batch, Reply, Reward, RewardRequest
+from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, Reward, RewardRequest, SampleError
 from cory_env.rewarding.spec import parse_sum, short_names
 from cory_env.shadowing import UsersModulesFirst
 
@@ -45,17 +45,18 @@ class WeightedFunction(NamedTuple):
     function: Callable[..., object]
 
 
-def load_functions(spec: str) -> list[WeightedFunction]:
-    """Loads the functions of a reward.
+def load_functions(spec: str, kind: str = REWARD) -> list[WeightedFunction]:
+    """Loads the functions of a reward, or a feedback function.
 
     Raises:
         SpecError: A function cannot be loaded, or its `check` failed.
         ValueError: The arguments of a function cannot be matched.
     """
-    weights = dict(parse_sum(spec))
+    weights = dict(parse_sum(spec)) if kind == REWARD else {spec: 1.0}
     names = short_names([*weights])
     parts = [
-        WeightedFunction(key, name, weights[key], load_function(key)) for key, name in zip(weights, names, strict=True)
+        WeightedFunction(key, name, weights[key], load_function(key, kind))
+        for key, name in zip(weights, names, strict=True)
     ]
     for part in parts:
         required_arguments(part.function)
@@ -67,7 +68,10 @@ def load_functions(spec: str) -> list[WeightedFunction]:
 
 
 def call_all(parts: Sequence[WeightedFunction], batch: Batch) -> Reply:
-    """Calls every function on a batch. If there are several, an error names its function."""
+    """Calls every function on a batch. If there are several, an error names its function.
+
+    The feedback function returns texts or None; several rewards are summed.
+    """
     if len(parts) == 1 and parts[0].weight == 1.0:
         return call(parts[0].function, batch)
     replies = []
@@ -81,12 +85,13 @@ def call_all(parts: Sequence[WeightedFunction], batch: Batch) -> Reply:
     )
 
 
-def _weighted_sum(parts: Sequence[WeightedFunction], values: Sequence[float | str]) -> float | str:
-    """Returns the weighted sum of the functions' values for one sample, or the first error text among them."""
+def _weighted_sum(parts: Sequence[WeightedFunction], values: Sequence[object]) -> float | SampleError:
+    """Returns the weighted sum of the functions' values for one sample, or the first error among them."""
     numbers = {}
     for part, value in zip(parts, values, strict=True):
-        if isinstance(value, str):
+        if isinstance(value, SampleError):
             return value
+        assert isinstance(value, float)
         numbers[part.name] = value
     reward = Reward(math.fsum(part.weight * numbers[part.name] for part in parts))
     reward.parts = numbers
@@ -122,7 +127,7 @@ def call(function: Callable[..., object], batch: Batch, prefix: str = "") -> Rep
         result = function(**copies)
         if inspect.isawaitable(result):
             result = EVENT_LOOP.run(_await_result(result))
-        return check_values(result, len(batch), prefix)
+        return check_values(result, batch, prefix)
     except BaseException as error:  # SystemExit too: a reward must not end its process silently
         return Reply(error=f"{prefix}raised {_describe(error)}")
     finally:
@@ -164,24 +169,36 @@ def required_arguments(function: Callable[..., object]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variable)
 
 
-def check_values(result: object, size: int, prefix: str) -> Reply:
-    """Converts a function's return value for `size` samples into numbers; accepts NumPy and torch scalars."""
+def check_values(result: object, batch: Batch, prefix: str = "") -> Reply:
+    """Converts a function's return value for a batch.
+
+    Rewards become finite numbers; NumPy and torch scalars are accepted. Feedback is text, or None if nothing is to be
+    corrected.
+    """
+    size, is_feedback = len(batch), batch.function == FEEDBACK
     try:
         if isinstance(result, (str, bytes, dict)):
             raise TypeError
         values = list(result)  # type: ignore[call-overload]
     except TypeError:
-        return Reply(error=f"{prefix}returned {_format_value(result)} instead of a list of {size} numbers")
+        expected = "texts (or None)" if is_feedback else "numbers"
+        return Reply(error=f"{prefix}returned {_format_value(result)} instead of a list of {size} {expected}")
     if len(values) != size:
         return Reply(error=f"{prefix}returned {len(values)} values for {size} samples")
-    return Reply(values=[_number(value, prefix) for value in values])
+    return Reply(values=[(_feedback if is_feedback else _number)(value, prefix) for value in values])
 
 
-def _number(value: object, prefix: str) -> float | str:
+def _feedback(value: object, prefix: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return SampleError(f"{prefix}returned {_format_value(value)} instead of a text or None")
+
+
+def _number(value: object, prefix: str) -> float | SampleError:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
         if isinstance(value, SupportsFloat) and math.isfinite(number := float(value)):
             return number
-    return f"{prefix}returned {_format_value(value)} instead of a finite number"
+    return SampleError(f"{prefix}returned {_format_value(value)} instead of a finite number")
 
 
 def _format_value(value: object) -> str:
@@ -213,7 +230,7 @@ def _read_requests(
 
 
 def main() -> None:
-    """Loads the functions, reports that, prepares them, and rewards batches until the parent is gone."""
+    """Loads the functions, reports that, prepares them, and answers batches until the parent is gone."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     # Stopping a Ray job sends SIGTERM to all its processes, but the parent still needs rewards to finish its update.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -222,11 +239,12 @@ def main() -> None:
     connection: Connection[Reply, RewardRequest] = Connection(fd)
     requests: queue.Queue[RewardRequest] = queue.Queue()
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
-    spec = requests.get()
-    assert isinstance(spec, str)
+    specs = requests.get()
+    assert not isinstance(specs, Batch)
     sys.meta_path.insert(0, UsersModulesFirst())
     try:
-        parts = load_functions(spec)
+        functions = {name: load_functions(spec, name) for name, spec in specs.items()}
+        parts = [part for function in functions.values() for part in function]
         names = dict.fromkeys(name for part in parts for name in required_arguments(part.function))
         ready = Reply(needs=tuple(names))
     except SpecError as error:
@@ -242,4 +260,4 @@ def main() -> None:
     while True:
         batch = requests.get()
         assert isinstance(batch, Batch)
-        connection.send(call_all(parts, batch))
+        connection.send(call_all(functions[batch.function], batch))

@@ -1,4 +1,4 @@
-"""Computes the task rewards of episodes in batches, with one call of the reward function per batch."""
+"""Computes the task rewards of episodes, and feedback, in batches with one call of the function per batch."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,16 +41,19 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
 
     Args:
         worker: The reward function.
-        episodes: Episodes in which all agents have responded; they may belong to different chains.
+        episodes: Finished episodes; they may belong to different chains.
 
     Returns:
-        Per episode, the task reward of each role; None if the worker skipped the sample.
+        Per episode, the task reward of each response; None if the worker skipped the sample, or the feedback on it.
 
     Raises:
         RewardError: The function failed.
     """
     rewards = _missing_rewards(worker, episodes)
-    return [[*episode.task_rewards, *new_rewards] for episode, new_rewards in zip(episodes, rewards, strict=True)]
+    return [
+        [None] * len(episode.responses) if episode.failed else [*episode.task_rewards, *new_rewards]
+        for episode, new_rewards in zip(episodes, rewards, strict=True)
+    ]
 
 
 def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
@@ -66,18 +69,53 @@ def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> N
         episode.note_rewards(rewards)
 
 
+def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
+    """Computes the missing feedback on the responses so far in one call, and notes it in the episodes.
+
+    Raises:
+        RewardError: The feedback function failed.
+    """
+    missing = [range(len(episode.feedback), len(episode.responses)) for episode in episodes]
+    feedback = iter(worker.feedback(*_samples(_responses(episodes, missing))))
+    for episode, positions in zip(episodes, missing, strict=True):
+        episode.note_feedback([next(feedback) for _ in positions])
+
+
+def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"], *, rewards_first: bool = False) -> None:
+    """Computes the rewards and the feedback that the next turns of episodes depend on.
+
+    Args:
+        worker: The functions.
+        episodes: The episodes.
+        rewards_first: Also compute the reward of first responses, so that episodes can fork after them.
+
+    Raises:
+        RewardError: A function failed.
+    """
+
+    def needs_reward(episode: "ChainEpisode") -> bool:
+        return episode.awaits_rewards or (rewards_first and len(episode.responses) == 1)
+
+    reward_so_far(worker, list(filter(needs_reward, episodes)))
+    give_feedback(worker, [episode for episode in episodes if episode.awaits_feedback])
+
+
 def _missing_rewards(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
     """Returns, per episode, the task rewards of the responses that have none noted."""
     missing = [range(len(episode.task_rewards), len(episode.responses)) for episode in episodes]
-    responses = [
+    values = iter(reward_responses(worker, _responses(episodes, missing)))
+    return [[next(values) for _ in positions] for positions in missing]
+
+
+def _responses(episodes: Sequence["ChainEpisode"], positions: Sequence[Sequence[int]]) -> list[RewardedResponse]:
+    """Returns the responses of each episode at these positions."""
+    return [
         RewardedResponse(
             episode.query, episode.chain.roles[position], episode.completions[position], episode.responses[position]
         )
-        for episode, positions in zip(episodes, missing, strict=True)
-        for position in positions
+        for episode, episode_positions in zip(episodes, positions, strict=True)
+        for position in episode_positions
     ]
-    values = iter(reward_responses(worker, responses))
-    return [[next(values) for _ in positions] for positions in missing]
 
 
 def reward_responses(worker: RewardWorker, responses: Sequence[RewardedResponse]) -> list[float | None]:
@@ -86,11 +124,16 @@ def reward_responses(worker: RewardWorker, responses: Sequence[RewardedResponse]
     Raises:
         RewardError: The function failed.
     """
+    return worker.rewards(*_samples(responses))
+
+
+def _samples(responses: Sequence[RewardedResponse]) -> tuple[list[object], list[object], dict[str, list[object]]]:
+    """Returns responses as prompts, completions and columns."""
     names = dict.fromkeys(name for response in responses for name in response.query.columns)
     columns: dict[str, list[object]] = {
         name: [response.query.columns.get(name) for response in responses] for name in names
     }
     columns["role"] = [response.role for response in responses]
     columns["completion_ids"] = [response.tokens for response in responses]
-    prompts = [response.query.raw for response in responses]
-    return worker.rewards(prompts, [response.completion for response in responses], columns)
+    prompts: list[object] = [response.query.raw for response in responses]
+    return prompts, [response.completion for response in responses], columns

@@ -1,4 +1,4 @@
-"""Starts, calls and ends the child process of a reward, within a time limit.
+"""Starts, calls and ends the child process of a reward and its feedback function, within a time limit.
 
 A reward has its own process because it may hang, exit, print or load a model. The process is a fresh interpreter, not
 one of `multiprocessing`: a Ray worker's `__main__` must not be imported again, and a fork would inherit CUDA and
@@ -27,13 +27,25 @@ CHILD = f"sys.path.insert(0, {str(ROOT)!r}); from cory_env.rewarding.child impor
 CHILD_CHECK_SECONDS = 0.2  # between checks that the child is alive, because others may hold its pipe open
 
 
+REWARD, FEEDBACK = "reward", "feedback"
+"""The functions of a child process."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Samples to reward. All lists have the same length. Prompts and completions are texts or lists of messages."""
+    """Samples for a function. All lists have the same length. Prompts and completions are texts or lists of messages.
+
+    Attributes:
+        prompts: The queries.
+        completions: The decoded responses.
+        columns: Further arguments.
+        function: The function to call, `reward` or `feedback`.
+    """
 
     prompts: Sequence[object]
     completions: Sequence[object]
     columns: dict[str, list[object]]
+    function: str = REWARD
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -44,11 +56,18 @@ class Batch:
             prompts=[self.prompts[i] for i in indices],
             completions=[self.completions[i] for i in indices],
             columns={name: [values[i] for i in indices] for name, values in self.columns.items()},
+            function=self.function,
         )
 
 
-RewardRequest = str | Batch
-"""First the reward's name, then samples, each of which gets a reply."""
+RewardRequest = Mapping[str, str] | Batch
+"""First the specs of the functions, then samples, each of which gets a reply."""
+
+
+class SampleError(str):
+    """Why a function failed on a sample, as the predicate of a sentence."""
+
+    __slots__ = ()
 
 
 class Reward(float):
@@ -66,15 +85,15 @@ class Reply:
     """The result of one call, or of loading the function.
 
     Attributes:
-        values: One per sample: a finite number (a `Reward` if there are several functions), or a text that describes
-            the sample's error.
+        values: One per sample: a finite number (a `Reward` if there are several functions), feedback (a text or
+            None), or a `SampleError`.
         error: Why the whole call failed; empty if it succeeded.
         fatal: Whether no call can ever succeed, because the function cannot be loaded or called.
         killed: Whether the system ended the process by SIGKILL, as it does when memory runs out.
-        needs: After loading: the function's arguments without a default.
+        needs: After loading: the functions' arguments without a default.
     """
 
-    values: list[float | str] = field(default_factory=list)
+    values: list[float | str | None] = field(default_factory=list)
     error: str = ""
     fatal: bool = False
     killed: bool = False
@@ -82,20 +101,20 @@ class Reply:
 
 
 class RewardProcess:
-    """The child process of the reward `spec`. It starts on the first call, and again after it had to be ended.
+    """The child process of a reward. It starts on the first call, and again after it had to be ended.
 
     Attributes:
-        needs: The function's arguments without a default; known after the child has started.
+        needs: The functions' arguments without a default; known after the child has started.
     """
 
-    def __init__(self, spec: str, timeout: float) -> None:
+    def __init__(self, specs: Mapping[str, str], timeout: float) -> None:
         """Makes the object without starting the child.
 
         Args:
-            spec: The reward's name.
-            timeout: Seconds that each call, and loading the function, may take.
+            specs: The specs of the functions by name (`Batch.function`).
+            timeout: Seconds that each call, and loading the functions, may take.
         """
-        self.spec = spec
+        self.specs = dict(specs)
         self.timeout = timeout
         self.needs: tuple[str, ...] = ()
         self._connection: Connection[RewardRequest, Reply] | None = None
@@ -105,9 +124,9 @@ class RewardProcess:
         ) = None
         self._loaded = False
 
-    def __reduce__(self) -> "tuple[type[RewardProcess], tuple[str, float]]":
+    def __reduce__(self) -> "tuple[type[RewardProcess], tuple[dict[str, str], float]]":
         """Makes copies start their own child, because the pipe to this child cannot be shared."""
-        return type(self), (self.spec, self.timeout)
+        return type(self), (self.specs, self.timeout)
 
     def start(self) -> Reply:
         """Starts the child unless it runs. If the function cannot be loaded, the reply's `error` is the reason."""
@@ -162,7 +181,7 @@ class RewardProcess:
         self._connection, self._process = connection, process
         self._finalizer = weakref.finalize(self, _end_process, process, connection)
         with contextlib.suppress(OSError):  # the child has ended; the next call reports that
-            connection.send(self.spec)  # not in the command line, which has a size limit and is visible to all users
+            connection.send(self.specs)  # not in the command line, which has a size limit and is visible to all users
 
     def _load(self) -> Reply:
         """Waits until the child has loaded the function."""

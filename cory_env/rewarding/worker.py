@@ -1,8 +1,8 @@
-"""Rewards batches with a user's reward function and finds the sample that causes a failure.
+"""Rewards batches with a user's reward function, gives feedback on them, and finds the sample that causes a failure.
 
 A failure of the function (an exception, a hang, an exit, a wrong number of values, a value that is not a finite number)
 never becomes a silent 0. With `stop`, a `RewardError` names the function and the sample. With `skip`, the sample's
-reward is None and is counted, so that the caller can drop its query.
+reward is None (its feedback `SKIPPED`) and is counted, so that the caller can drop its query.
 
 If the system kills the process, as it does when memory runs out, neither function nor data need be at fault: the batch
 is retried.
@@ -11,11 +11,13 @@ is retried.
 import logging
 import time
 from collections.abc import Sequence
+from enum import Enum
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
+from cory_env.functions import parse_spec
 from cory_env.pickled import display_name
-from cory_env.rewarding.process import Batch, Reply, RewardProcess
+from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, RewardProcess, SampleError
 from cory_env.rewarding.spec import parse_sum
 
 logger = logging.getLogger(__name__)
@@ -25,8 +27,19 @@ OnError = Literal["stop", "skip"]
 MAX_ATTEMPTS = 3  # at a batch if the system kills the process
 
 
+class Skipped(Enum):
+    """The type of `SKIPPED`."""
+
+    SKIPPED = "skipped"
+
+
+SKIPPED: Final = Skipped.SKIPPED
+"""The feedback on a sample on which the function failed, with `on_error="skip"`. (None is feedback: all is right.)"""
+Feedback = str | Literal[Skipped.SKIPPED] | None
+
+
 class RewardError(RuntimeError):
-    """A reward function could not be loaded, or failed on a sample."""
+    """A reward or feedback function could not be loaded, or failed on a sample."""
 
 
 class RewardKilled(RewardError):
@@ -37,14 +50,17 @@ class RewardWorker:
     """A reward in a child process, which starts on the first call and then stays; a context manager.
 
     Attributes:
-        skipped: Number of samples so far whose reward is None.
+        skipped: Number of samples so far on which a function failed.
     """
 
-    def __init__(self, spec: str, *, timeout: float = 60.0, on_error: OnError = "stop") -> None:
+    def __init__(
+        self, spec: str, *, feedback: str | None = None, timeout: float = 60.0, on_error: OnError = "stop"
+    ) -> None:
         """Makes the worker without starting the child process.
 
         Args:
             spec: `module:function`, `module:function?setting=value`, or a weighted sum (`cory_env.rewarding.spec`).
+            feedback: The feedback function as `module:function`; it runs in the same process.
             timeout: Seconds that one call may take, and that importing the module may take. Loading a model in the
                 first call counts as part of that call.
             on_error: How to handle a failure: `stop` raises, `skip` returns None for the affected samples.
@@ -53,13 +69,16 @@ class RewardWorker:
             ValueError: The name is malformed, or a setting is out of range.
         """
         parse_sum(spec)
+        if feedback is not None:
+            parse_spec(feedback, FEEDBACK)
         if not timeout > 0:
             raise ValueError(f"reward_timeout is {timeout} s, but must be greater than 0.")
-        self.name = display_name(spec)
         self.timeout = timeout
         self.on_error = on_error
         self.skipped = 0
-        self._process = RewardProcess(spec, timeout)
+        specs = {REWARD: spec} if feedback is None else {REWARD: spec, FEEDBACK: feedback}
+        self._names = {function: f"The {function} {display_name(name)}" for function, name in specs.items()}
+        self._process = RewardProcess(specs, timeout)
 
     def rewards(
         self, prompts: Sequence[object], completions: Sequence[object], columns: dict[str, list[object]]
@@ -80,22 +99,38 @@ class RewardWorker:
                 cause that).
             ValueError: The lists differ in length.
         """
-        lengths = {"prompts": len(prompts), "completions": len(completions)} | {k: len(v) for k, v in columns.items()}
+        values = self._values(Batch(prompts, completions, columns))
+        return [value if isinstance(value, float) else None for value in values]
+
+    def feedback(
+        self, prompts: Sequence[object], completions: Sequence[object], columns: dict[str, list[object]]
+    ) -> list[Feedback]:
+        """Returns feedback on each sample, from one call of the feedback function; arguments and errors as `rewards`.
+
+        Returns:
+            Per sample a text, or None if nothing is to be corrected; `SKIPPED` only with `skip`.
+        """
+        values = self._values(Batch(prompts, completions, columns, FEEDBACK))
+        return [value if value is None or isinstance(value, str) else SKIPPED for value in values]
+
+    def _values(self, batch: Batch) -> Sequence[float | str | Literal[Skipped.SKIPPED] | None]:
+        """Returns the values of a batch's function; `SKIPPED` for samples on which it failed, with `skip`."""
+        lengths = {"prompts": len(batch.prompts), "completions": len(batch.completions)}
+        lengths |= {name: len(values) for name, values in batch.columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"The lists to reward differ in length: {lengths}.")
-        batch = Batch(prompts, completions, columns)
         if not len(batch):
             return []
         reply = self._call(batch)
         for _ in range(MAX_ATTEMPTS - 1):
             if not reply.killed:
                 break
-            logger.warning("The reward %s %s; retrying its %d samples.", self.name, reply.error, len(batch))
+            logger.warning("%s %s; retrying its %d samples.", self._names[batch.function], reply.error, len(batch))
             reply = self._call(batch)
         values = self._call_singly(batch, reply.error) if reply.error else reply.values
-        faults = {index: value for index, value in enumerate(values) if isinstance(value, str)}
+        faults = {index: value for index, value in enumerate(values) if isinstance(value, SampleError)}
         if not reply.error and not faults:
-            return [value for value in values if isinstance(value, float)]
+            return values
         killed = reply.killed and set(faults.values()) <= {reply.error}
         message = self._message(batch, reply.error, faults, killed)
         if killed and (self.on_error == "stop" or len(faults) in (0, len(batch))):
@@ -104,22 +139,22 @@ class RewardWorker:
             raise RewardError(message)
         logger.warning("%s", message)
         # If the batch fails but no single sample does, none of its values can be trusted.
-        rewards = [value if isinstance(value, float) and faults else None for value in values]
-        self.skipped += rewards.count(None)
-        return rewards
+        results = [SKIPPED if isinstance(value, SampleError) or not faults else value for value in values]
+        self.skipped += results.count(SKIPPED)
+        return results
 
     def start(self) -> tuple[str, ...]:
         """Starts the child process, so that a function that cannot be loaded fails before the first call.
 
         Returns:
-            The function's arguments without a default; every query must have a value for them.
+            The functions' arguments without a default; every query must have a value for them.
 
         Raises:
-            RewardError: The function cannot be loaded.
+            RewardError: A function cannot be loaded.
         """
         reply = self._process.start()
         if reply.error:
-            raise self._unusable(reply)
+            raise self._unusable(reply, " and ".join(self._names.values()))
         return self._process.needs
 
     def prepare(self) -> None:
@@ -144,36 +179,36 @@ class RewardWorker:
     def _call(self, batch: Batch) -> Reply:
         reply = self._process.call(batch)
         if reply.fatal:
-            raise self._unusable(reply)
+            raise self._unusable(reply, self._names[batch.function])
         return reply
 
-    def _unusable(self, reply: Reply) -> RewardError:
+    def _unusable(self, reply: Reply, name: str) -> RewardError:
         kind = RewardKilled if reply.killed else RewardError
-        return kind(f"The reward {self.name} cannot be used: {reply.error}")
+        return kind(f"{name} cannot be used: {reply.error}")
 
-    def _call_singly(self, batch: Batch, error: str) -> list[float | str]:
-        """Rewards each sample separately after the whole call failed, for at most twice the time limit.
+    def _call_singly(self, batch: Batch, error: str) -> list[float | str | None]:
+        """Calls the function on each sample separately after the whole call failed, for at most twice the time limit.
 
         Returns:
-            Per sample, its reward or its error; with `stop`, only up to the first error.
+            Per sample, its value or its error; with `stop`, only up to the first error.
         """
         if len(batch) == 1:
-            return [error]
-        values: list[float | str] = []
+            return [SampleError(error)]
+        values: list[float | str | None] = []
         deadline = time.monotonic() + 2 * self.timeout
         for index in range(len(batch)):
             if time.monotonic() > deadline:
                 if self.on_error == "skip":
-                    values += ["could not run, because other samples used up the time"] * (len(batch) - index)
+                    late = SampleError("could not run, because other samples used up the time")
+                    values += [late] * (len(batch) - index)
                 break
             reply = self._call(batch.pick([index]))
-            values.append(reply.error or reply.values[0])
-            if self.on_error == "stop" and isinstance(values[-1], str):
+            values.append(SampleError(reply.error) if reply.error else reply.values[0])
+            if self.on_error == "stop" and isinstance(values[-1], SampleError):
                 break
         return values
 
-    def _message(self, batch: Batch, error: str, faults: dict[int, str], killed: bool) -> str:
-
+    def _message(self, batch: Batch, error: str, faults: dict[int, SampleError], killed: bool) -> str:
         index = min(faults, default=0)
         reason = faults.get(index, error)
         if faults:
@@ -188,7 +223,7 @@ class RewardWorker:
             attempts = ""
             advice = "Correct the function or the data, or set on_reward_error=skip to drop such queries."
         end = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
-        return f"The reward {self.name} failed{attempts} on {location}: it {reason}{end}{advice}"
+        return f"{self._names[batch.function]} failed{attempts} on {location}: it {reason}{end}{advice}"
 
 
 def _describe_sample(batch: Batch, index: int) -> str:

@@ -20,7 +20,7 @@ from cory_env.functions import load_function
 from cory_env.message import Message
 from cory_env.tasks.arithmetic import ARITHMETIC
 from cory_env.tasks.code import CODE
-from cory_env.tasks.definition import Operations, TaskDefinition, TaskSettings
+from cory_env.tasks.definition import Operations, TaskDefinition, TaskSettings, choose_feedback
 from cory_env.tasks.drafts import DRAFTS
 from cory_env.tasks.mathematics import MATHEMATICS
 from cory_env.tasks.numbers import GSM8K
@@ -124,4 +124,4 @@ def _call_task_function(settings: TaskSettings) -> Task:
     task = function(**values)
     if not isinstance(task, Task):
         raise ValueError(f"The task function {name} returned a {type(task).__name__}, not a cory_env.tasks.Task.")
-    return task
+    return replace(task, feedback=choose_feedback(settings, task.feedback))

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from cory_env.functions import parse_spec
 from cory_env.tasks.readers import DataError
 from cory_env.tasks.rows import QUERY, QUERY_COLUMN, Source, hold_out, parse_source, read_columns, read_queries
-from cory_env.tasks.task import GradedTask, Query, Task, placeholders
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, GradedTask, Query, Task, placeholders
 
 Operations = Literal["sums", "differences", "both"]
+OWN_FEEDBACK = "task"
+"""The setting `feedback` for the task's own function."""
 DrawnQueries = tuple[str, list[Query], list[Query]]
 
 
@@ -24,7 +27,9 @@ class TaskSettings:
         eval_data: The held-out queries. By default, every tenth row of `data` is held out.
         reward: The reward function as `module:function`.
         prompt: Template of the pioneer's prompt, with `{query}` and any column of the data.
-        observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}` and any column.
+        observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}`, with feedback
+            `{feedback}`, and any column.
+        feedback: The feedback function: `module:function`, or `task` for the task's own. None: no feedback.
         min_query_tokens: Lower bound of each query's random length; by default `max_query_tokens`.
         max_query_tokens: Truncate queries to at most this many tokens; None disables truncation.
         digits: For `arithmetic`: number of digits of each number.
@@ -42,6 +47,7 @@ class TaskSettings:
     reward: str | None = None
     prompt: str | None = None
     observer_prompt: str | None = None
+    feedback: str | None = None
     min_query_tokens: int | None = None
     max_query_tokens: int | None = None
     digits: int | None = None
@@ -63,6 +69,30 @@ class TaskSettings:
                 f"min_query_tokens={self.min_query_tokens} conflicts with max_query_tokens={self.max_query_tokens}. "
                 f"Set max_query_tokens to {self.min_query_tokens} or more."
             )
+
+
+def choose_feedback(settings: TaskSettings, own_function: str | None) -> str | None:
+    """Returns the feedback function of a run.
+
+    Args:
+        settings: Of the run.
+        own_function: The task's own function.
+
+    Raises:
+        ValueError: The task has no function of its own, but `feedback` is `task`.
+        SpecError: The function's name is malformed.
+    """
+    if settings.feedback is None:
+        return None
+    if settings.feedback != OWN_FEEDBACK:
+        parse_spec(settings.feedback, "feedback")
+        return settings.feedback
+    if own_function is None:
+        raise ValueError(
+            f"feedback=task requires a task with its own feedback function, but {settings.task} has none. Set "
+            "feedback=module:function."
+        )
+    return own_function
 
 
 def unchanged(query: Query) -> Query:
@@ -93,6 +123,10 @@ class TaskDefinition:
         kind: The class of the task.
         prompt: The pioneer's prompt.
         observer_prompt: The later agents' prompt. None: the pioneer's prompt after a line with the earlier responses.
+        feedback_prompt: The later agents' prompt if the run has feedback, with `{feedback}`. None: `observer_prompt`
+            after a line with the feedback.
+        feedback: The task's own feedback function; None if it has none.
+        solved_feedback: The text that agents see if the feedback is None.
         reference_separator: Separator of earlier responses, unless the user sets `observer_prompt`.
         keep_separator: Use `reference_separator` with the user's `observer_prompt` too.
         reward: The reward; None if the user must set one.
@@ -107,9 +141,12 @@ class TaskDefinition:
     kind: type[Task] = Task
     prompt: str = "{query}"
     observer_prompt: str | None = None
+    feedback_prompt: str | None = None
     reference_separator: str = "\n"
     keep_separator: bool = False
     reward: str | None = None
+    feedback: str | None = None
+    solved_feedback: str = Task.solved_feedback
     sources: tuple[Source | None, Source | None] = (None, None)
     draw: Callable[[TaskSettings], DrawnQueries] | None = None
     data_hint: str = ""
@@ -126,6 +163,7 @@ class TaskDefinition:
             TemplateError: A template lacks a placeholder or has one that cannot be filled.
         """
         name, reward = settings.task, settings.reward or self.reward
+        feedback = choose_feedback(settings, self.feedback)
         train_source: Source | list[Query] | None
         test_source: Source | list[Query] | None
         examples, train_source, test_source = self.draw(settings) if self.draw else ("", *self.sources)
@@ -143,10 +181,10 @@ class TaskDefinition:
         graded = self.reward is not None and self.reward.partition(":")[0] in modules
         prompt = settings.prompt or examples + self.prompt
         user_template = settings.observer_prompt is not None and not self.keep_separator
-        observer_prompt = settings.observer_prompt or (
-            "Reference: {reference}\n" + prompt if self.observer_prompt is None else examples + self.observer_prompt
-        )
+        observer_prompt = settings.observer_prompt or self._observer_prompt(prompt, examples, feedback is not None)
         columns = placeholders(prompt) | placeholders(observer_prompt) - {"reference"}
+        if feedback is not None:
+            columns -= {FEEDBACK_PLACEHOLDER}
 
         def read(source: Source | list[Query]) -> list[Query]:
             return source if isinstance(source, list) else self._read(source, columns, graded, name)
@@ -158,12 +196,23 @@ class TaskDefinition:
             train=train,
             test=test,
             reward=reward,
+            feedback=feedback,
+            solved_feedback=self.solved_feedback,
             prompt_template=prompt,
             observer_template=observer_prompt,
             reference_separator="\n" if user_template else self.reference_separator,
             # A sum of several functions may be 1 for a wrong answer too.
             solved_at=1.0 if graded and " " not in reward and issubclass(self.kind, GradedTask) else None,
         )
+
+    def _observer_prompt(self, prompt: str, examples: str, has_feedback: bool) -> str:
+        """Returns the template of the later agents' prompts for runs that do not set one."""
+        if has_feedback and self.feedback_prompt is not None:
+            return examples + self.feedback_prompt
+        feedback = "Feedback: {feedback}\n" if has_feedback else ""
+        if self.observer_prompt is None:
+            return f"Reference: {{reference}}\n{feedback}{prompt}"
+        return examples + feedback + self.observer_prompt
 
     def _read(self, source: Source, columns: frozenset[str], graded: bool, name: str) -> list[Query]:
         """Reads a source in the format that its columns indicate, and converts its rows."""

@@ -11,6 +11,7 @@ from cory_env.message import Message
 
 Split = Literal["train", "validation", "test"]
 
+FEEDBACK_PLACEHOLDER = "feedback"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """A memory address, which the default `repr` of an object contains."""
 
@@ -67,8 +68,13 @@ class Task:
         test: Held-out queries for reported metrics, `test[i].id == i`.
         validation: Held-out queries for decisions of training, such as the best checkpoint; None means `test`.
         reward: The reward function, `module:function` (see `cory_env.rewarding`).
+        feedback: The feedback function, `module:function`; None if agents get no feedback. It has a reward's signature
+            and returns, per response, a text for the agents that see the response, or None if nothing is to be
+            corrected.
+        solved_feedback: The text that agents see if the feedback is None.
         prompt_template: The pioneer's prompt, and every agent's without knowledge transfer. Requires `{query}`.
-        observer_template: The prompt of every later agent. Requires `{query}` and `{reference}`.
+        observer_template: The prompt of every later agent. Requires `{query}` and `{reference}`. With `feedback`, it
+            may contain `{feedback}`: the feedback on the last response that the agent sees.
         reference_separator: Template of the separator between earlier responses in `{reference}`, for three or more
             agents.
         solved_at: The minimum task reward of a correct completion, for pass@k; None if the task has no such threshold.
@@ -82,6 +88,8 @@ class Task:
     observer_template: str = "Reference: {reference}\n{query}"
     reference_separator: str = "\n"
     solved_at: float | None = None
+    feedback: str | None = None
+    solved_feedback: str = "Nothing to correct."
     validation: Sequence[Query] | None = None
 
     def __post_init__(self) -> None:
@@ -95,6 +103,11 @@ class Task:
                     f"The template {label} of task {self.name} lacks {', '.join(f'{{{name}}}' for name in missing)}: "
                     f"{template!r}. Add the missing placeholders."
                 )
+
+    @property
+    def shows_feedback(self) -> bool:
+        """Whether the later agents' prompts contain feedback. Subclasses that build prompts in code override this."""
+        return self.feedback is not None and FEEDBACK_PLACEHOLDER in placeholders(self.observer_template)
 
     def queries(self, split: Split) -> Sequence[Query]:
         """Returns the queries of one split."""
@@ -127,18 +140,21 @@ class Task:
         """
         return fill(self.prompt_template, {**query.columns, "query": query.text})
 
-    def observer_prompt(self, query: Query, responses: Sequence[str]) -> str:
+    def observer_prompt(self, query: Query, responses: Sequence[str], feedback: str | None = None) -> str:
         """Returns the prompt of an agent that sees earlier responses, as text.
 
         Args:
             query: The query.
             responses: The decoded responses, in the chain's order.
+            feedback: The feedback on the last of them; None if the task has no feedback.
 
         Raises:
             TemplateError: The template uses a column that the query does not have.
         """
         values = {**query.columns, "query": query.text}
         reference = fill(self.reference_separator, values).join(map(self.quote, responses))
+        if feedback is not None:
+            values[FEEDBACK_PLACEHOLDER] = feedback
         return fill(self.observer_template, {**values, "reference": reference})
 
     def quote(self, response: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cory_env.chain import role_names
+from cory_env.chain_settings import role_names
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus

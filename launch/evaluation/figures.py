@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from rich.table import Table
 
-from cory_env.chain import role_names
+from cory_env.chain_settings import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
 from launch.display.tables import METRIC_FORMATS, metric_format, new_table
 from launch.run_folder.records import BatchRecord, EvaluatedResponse

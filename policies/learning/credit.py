@@ -1,7 +1,8 @@
 """Credit assignment: from the task rewards of a chain's agents to the reward that each agent trains on.
 
-Functions on `[C, n]` tensors: `C` chains of `n` agents; position 0 is the pioneer. The default is the collective reward
-of the CORY paper (Ma et al. 2024, arXiv 2410.06101).
+Functions on `[C, n]` tensors: `C` chains of up to `n` agents; position 0 is the pioneer. A chain that stopped early
+(`stop_when`) lacks its last positions, whose task rewards are NaN. The default is the collective reward of the CORY
+paper (Ma et al. 2024, arXiv 2410.06101).
 """
 
 from __future__ import annotations
@@ -21,32 +22,33 @@ class CreditError(ValueError):
 
 
 def collective_rewards(task_rewards: Tensor, partner_reward: float) -> Tensor:
-    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j.
+    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the agents that responded.
 
     Args:
-        task_rewards: `[C, n]`, float64.
+        task_rewards: `[C, n]`, float64, NaN at missing positions.
         partner_reward: α; 1 is cooperative as in the paper, 0 independent, -1 competitive.
 
     Returns:
-        `[C, n]`, float64.
+        `[C, n]`, float64, NaN at missing positions.
     """
     agents = task_rewards.shape[1]
     weights = torch.full((agents, agents), partner_reward, dtype=task_rewards.dtype).fill_diagonal_(1.0)
-    return task_rewards @ weights
+    missing = task_rewards.isnan()
+    return (task_rewards.masked_fill(missing, 0.0) @ weights).masked_fill(missing, torch.nan)
 
 
 def last_agent_rewards(task_rewards: Tensor) -> Tensor:
-    """Team reward: keeps the last agent's task reward and sets all others to 0.
+    """Team reward: keeps the task reward of each chain's last response and sets all earlier ones to 0.
 
     Args:
-        task_rewards: `[C, n]`.
+        task_rewards: `[C, n]`, NaN at missing positions.
 
     Returns:
-        `[C, n]`.
+        `[C, n]`, NaN at missing positions.
     """
-    rewards = torch.zeros_like(task_rewards)
-    rewards[:, -1] = task_rewards[:, -1]
-    return rewards
+    missing = task_rewards.isnan()
+    next_missing = torch.cat([missing[:, 1:], torch.ones_like(missing[:, :1])], dim=1)
+    return task_rewards.masked_fill(~next_missing, 0.0)
 
 
 def chain_rewards(
@@ -69,13 +71,14 @@ def chain_rewards(
     λ_c = 1 is the reward-to-go of the chain, and with λ_c = 0 it is r_i + V_{i+1}.
 
     Args:
-        task_rewards: `[C, n]`, float64.
-        value_and_return: takes a position and the rewards R `[C]` there; returns V and G, `[C]` each.
+        task_rewards: `[C, n]`, float64, NaN at missing positions.
+        value_and_return: takes a position and the rewards R `[C]` there; returns V and G, `[C]` each, 0 for chains that
+            lack the position.
         chain_gamma: γ_c, the discount from one agent to the next.
         chain_lam: λ_c.
 
     Returns:
-        R, `[C, n]`, float64.
+        R, `[C, n]`, float64, NaN at missing positions.
     """
     rewards = task_rewards.clone()
     for position in range(task_rewards.shape[1] - 1, 0, -1):
@@ -89,10 +92,10 @@ def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
 
     Args:
         credit: has the function and its name.
-        task_rewards: `[C, n]`, float64.
+        task_rewards: `[C, n]`, float64, NaN at missing positions.
 
     Returns:
-        `[C, n]`, float64.
+        `[C, n]`, float64, NaN at missing positions.
 
     Raises:
         CreditError: the function raised, or did not return finite numbers of the same shape.
@@ -108,19 +111,29 @@ def custom_rewards(credit: Credit, task_rewards: Tensor) -> Tensor:
             f"The credit function {credit.credit} returned shape {tuple(rewards.shape)} for task rewards of shape "
             f"{tuple(task_rewards.shape)} (chains, agents). Return one reward per response, in the same shape."
         )
-    if not rewards.isfinite().all():
-        raise CreditError(f"The credit function {credit.credit} returned NaN or infinity. Return finite numbers.")
-    return rewards
+    missing = task_rewards.isnan()
+    if not rewards[~missing].isfinite().all():
+        hint = " Positions that a stopped chain lacks are NaN: use nansum, or mask them." if missing.any() else ""
+        raise CreditError(f"The credit function {credit.credit} returned NaN or infinity. Return finite numbers.{hint}")
+    return rewards.masked_fill(missing, torch.nan)
 
 
-def check_custom_credit(credit: Credit, agents: int) -> None:
+def check_custom_credit(credit: Credit, agents: int, can_stop: bool = False) -> None:
     """Tests the user's credit function, if there is one, on the rewards of two chains.
+
+    Args:
+        credit: has the function.
+        agents: of the longest chain.
+        can_stop: whether chains may be shorter; then the second one is.
 
     Raises:
         CreditError: the function cannot be used.
     """
     if credit.custom_function is not None:
-        custom_rewards(credit, torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents))
+        rewards = torch.arange(2.0 * agents, dtype=torch.float64).view(2, agents)
+        if can_stop:
+            rewards[1, 1:] = torch.nan
+        custom_rewards(credit, rewards)
 
 
 def assign_credit(
@@ -131,9 +144,9 @@ def assign_credit(
     Several chains may fork from one pioneer response. That response is one row; its reward is the mean over its chains.
 
     Args:
-        rows: rows by policy id, with the columns `task_rewards`, `chains`, `forks` and `positions`. Together they hold
-            every later position of every chain once, and every pioneer response once. With `credit=chain` they must be
-            scored.
+        rows: rows by policy id, with the columns `task_rewards`, `chains`, `forks`, `positions` and `earlier_rewards`.
+            Together they hold every later response of every chain once, and every pioneer response once. Positions
+            without a row are missing. With `credit=chain` the rows must be scored.
         credit: the credit settings.
         estimators: advantage estimators by policy id; with `credit=chain` they supply V and G.
 
@@ -145,9 +158,10 @@ def assign_credit(
     """
     names = ("chains", "forks", "positions", "task_rewards")
     chains, row_forks, positions, rewards = (torch.cat([columns[name] for columns in rows.values()]) for name in names)
-    task_rewards = torch.zeros(int(chains.max()) + 1, int(positions.max()) + 1, dtype=torch.float64)
+    agents = 1 + max(columns["earlier_rewards"].shape[1] for columns in rows.values())
+    task_rewards = torch.full((int(chains.max()) + 1, agents), torch.nan, dtype=torch.float64)
     task_rewards[chains, positions] = rewards
-    forks = torch.empty(len(task_rewards), dtype=torch.int64)
+    forks = torch.arange(len(task_rewards))
     forks[chains] = row_forks
     task_rewards[:, 0] = task_rewards[forks, 0]
 

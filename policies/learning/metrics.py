@@ -13,6 +13,8 @@ from policies.learning.rows import Rows
 
 RESPONSE_METRICS = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 """Metrics of each response, in training and in evaluations."""
+NO_METRICS = dict.fromkeys((*RESPONSE_METRICS, "task_reward_std"), float("nan"))
+"""Metrics of an LLM or role without responses."""
 
 
 def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
@@ -63,8 +65,16 @@ def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
 
 
 def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over several sets of the same metrics."""
-    return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
+    """The mean of each metric over several sets of the same metrics; `NO_METRICS` if there is none."""
+    return (
+        {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]} if metrics else NO_METRICS
+    )
+
+
+def nanmean(values: Sequence[float] | np.ndarray) -> float:
+    """The mean of the values that are not NaN; NaN if all are."""
+    present = np.asarray(values)[~np.isnan(values)]
+    return float(present.mean()) if len(present) else float("nan")
 
 
 def repetition(tokens: Tensor, mask: Tensor) -> Tensor:

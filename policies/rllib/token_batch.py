@@ -25,7 +25,7 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
     role to the same query; if chains fork, later responses are grouped by the pioneer response that they follow.
 
     Returns:
-        Rows by policy id, in sorted order, on the CPU; policies without episodes are absent.
+        Rows by policy id, in sorted order, on the CPU; policies without responses are absent.
     """
     prompt_refs = [episode.custom_data[PROMPT_REF] for episode in episodes]
     first_chains: dict[tuple[int, int], int] = {}  # the first chain with each pioneer response
@@ -37,7 +37,8 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
     later_groups = queries if len(first_chains) == len(episodes) else forks
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for chain, episode in enumerate(episodes):
-        agents = episode.agent_episodes.values()
+        agents = episode.agent_episodes.values()  # in the chain's order; a stopped chain has fewer than others
+        num_positions = len(episode.agent_to_module_mapping_fn.roles)
         rewards = [float(agent.extra_model_outputs[TASK_REWARD][0]) for agent in agents]
         for position, agent in enumerate(agents):
             if position == 0 and forks[chain] != chain:
@@ -51,11 +52,11 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
                     agent.extra_model_outputs[LOGPROBS][0],
                     agent.extra_model_outputs[TASK_REWARD][0],
                     agent.extra_model_outputs[ENDED][0],
-                    group * len(agents) + position,
+                    group * num_positions + position,
                     chain,
                     forks[chain],
                     position,
-                    [rewards[i] if i < position else 0.0 for i in range(len(rewards) - 1)],
+                    [rewards[i] if i < position else 0.0 for i in range(num_positions - 1)],
                 )
             )
     return {policy_id: make_rows(*zip(*rows[policy_id], strict=True)) for policy_id in sorted(rows)}

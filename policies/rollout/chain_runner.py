@@ -12,7 +12,7 @@ from ray.rllib.utils.framework import get_device
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import reward_episodes, reward_so_far
+from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Split
 from policies.generation.cuda import check_cuda
@@ -65,20 +65,22 @@ class ChainRunner(StatelessRunner):
         """Loads the task and the tokenizers."""
         s = self.settings
         self.task, self.tokenizers = s.make_task(), s.make_tokenizers()
-        self._chains: dict[tuple[int, ...], Chain] = {}
+        self._chains: dict[tuple[object, ...], Chain] = {}
         self.env = self.chain(tuple(RoleMapping(s.roles, s.policy_ids).as_dict().values()))
-        self.rewards = RewardWorker(self.task.reward, timeout=s.reward_timeout, on_error=s.on_reward_error)
+        self.rewards = RewardWorker(
+            self.task.reward, feedback=self.task.feedback, timeout=s.reward_timeout, on_error=s.on_reward_error
+        )
         self.rewards.prepare()  # in the background, while the engines start
 
     def task_checksum(self) -> int:
         """Returns the checksum of the queries that this runner loaded."""
         return self.task.checksum
 
-    def chain(self, policy_ids: tuple[str, ...]) -> Chain:
+    def chain(self, policy_ids: tuple[str, ...], *, training: bool = False) -> Chain:
         """Returns the chain for these policies, by position. Chains with the same tokenizers are one cached object."""
-        key = tuple(id(self.tokenizers[policy_id]) for policy_id in policy_ids)
+        key = (training, *(id(self.tokenizers[policy_id]) for policy_id in policy_ids))
         if key not in self._chains:
-            self._chains[key] = self.settings.make_chain(self.task, self.tokenizers, policy_ids)
+            self._chains[key] = self.settings.make_chain(self.task, self.tokenizers, policy_ids, training=training)
         return self._chains[key]
 
     def make_module(self) -> None:
@@ -126,7 +128,7 @@ class ChainRunner(StatelessRunner):
         for policy_id in policy_ids:
             if self._versions.get(policy_id) != version:
                 raise GenerationError(f"{policy_id} is at version {self._versions.get(policy_id)}, not {version}.")
-        chain = self.chain(policy_ids)
+        chain = self.chain(policy_ids, training=split == "train")
         queries = chain.task.queries(split)
         max_tokens = self.settings.response_limit(update) if split == "train" else chain.max_response_tokens
         start, self._reward_seconds = time.perf_counter(), 0.0
@@ -142,7 +144,8 @@ class ChainRunner(StatelessRunner):
             return Request(index, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
 
         new_chains = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
-        scheduler = ChainScheduler(new_chains, num_siblings, make_request, partial(self._reward, reward_so_far))
+        compute = partial(compute_awaited, rewards_first=num_siblings > 1)
+        scheduler = ChainScheduler(new_chains, num_siblings, make_request, partial(self._reward, compute))
         self.generator.run_requests(scheduler.start(), scheduler.on_finished)
         chains = scheduler.chains
         rewards = self._reward(reward_episodes, [state.episode for state in chains])
@@ -152,7 +155,7 @@ class ChainRunner(StatelessRunner):
             for state, chain_rewards in zip(chains, rewards, strict=True)
             if None not in chain_rewards
         ]
-        self.env_steps += len(episodes) * len(chain.roles)
+        self.env_steps += sum(len(episode.agent_episodes) for episode in episodes)
         counters = {
             "version": version,
             "tokens": scheduler.tokens,

@@ -22,8 +22,10 @@ class ChainState(NamedTuple):
 class ChainScheduler:
     """Advances many chains at once. A chain requests its next response as soon as the previous one is finished.
 
-    Some chains need rewards first: if several siblings fork from a response, which is rewarded once, or if `observed`
-    is `best`. Such a chain waits until no other chain can advance, so that one reward call covers all waiting chains.
+    Some chains need rewards or feedback first: if several siblings fork from a response, which is rewarded once, if
+    `observed` is `best`, or if prompts show feedback or the chain stops by it. Such a chain waits until no other chain
+    can advance, so that one call covers all waiting chains, in the order of their queries. So the batches do not depend
+    on timing.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class ChainScheduler:
         new_chains: Sequence[tuple[PromptRef, ChainEpisode]],
         num_siblings: int,
         make_request: Callable[[int, ChainState], Request],
-        compute_rewards: Callable[[Sequence[ChainEpisode]], None],
+        compute_awaited: Callable[[Sequence[ChainEpisode]], None],
     ) -> None:
         """Initializes the chains, without requesting anything yet.
 
@@ -40,20 +42,20 @@ class ChainScheduler:
             num_siblings: number of chains that fork from each response of the pioneer.
             make_request: builds the request for a chain's next response from the chain's index, which becomes the
                 request's key, and its state.
-            compute_rewards: computes the rewards that are missing in episodes, and stores them there.
+            compute_awaited: computes the rewards and the feedback that waiting episodes need, and stores them there.
         """
         self.tokens = 0
         """Response tokens so far. Tokens that siblings share count once."""
         self._num_siblings = num_siblings
         self._make_request = make_request
-        self._compute_rewards = compute_rewards
+        self._compute_awaited = compute_awaited
         self._chains = {
             index * num_siblings: ChainState(prompt_ref, episode, [])
             for index, (prompt_ref, episode) in enumerate(new_chains)
         }
         """By index. The siblings that will fork from a chain take the indices after it."""
         self._num_pending = 0
-        self._awaiting_reward: list[int] = []
+        self._waiting: list[int] = []
 
     @property
     def chains(self) -> list[ChainState]:
@@ -80,16 +82,18 @@ class ChainScheduler:
             responses.append(response)
             self.tokens += len(response.tokens)
             if episode.role is not None:
-                (self._awaiting_reward if self._needs_reward(episode) else ready).append(index)
+                (self._waiting if self._must_wait(episode) else ready).append(index)
         self._num_pending -= len(finished)
-        if self._awaiting_reward and not ready and not self._num_pending:
-            rewarded, self._awaiting_reward = sorted(self._awaiting_reward), []
-            self._compute_rewards([self._chains[index].episode for index in rewarded])
-            ready = [sibling for index in rewarded for sibling in self._fork(index)]
+        if self._waiting and not ready and not self._num_pending:
+            waiting, self._waiting = sorted(self._waiting), []
+            self._compute_awaited([self._chains[index].episode for index in waiting])
+            unfinished = [index for index in waiting if self._chains[index].episode.role is not None]
+            ready = [sibling for index in unfinished for sibling in self._fork(index)]
         return self._next_requests(ready)
 
-    def _needs_reward(self, episode: ChainEpisode) -> bool:
-        return episode.awaits_rewards or (self._num_siblings > 1 and len(episode.responses) == 1)
+    def _must_wait(self, episode: ChainEpisode) -> bool:
+        forks = self._num_siblings > 1 and len(episode.responses) == 1
+        return forks or episode.awaits_rewards or episode.awaits_feedback
 
     def _fork(self, index: int) -> list[int]:
         """Forks siblings from a chain after the pioneer's response.

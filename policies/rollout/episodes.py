@@ -72,7 +72,9 @@ def to_rllib_episode(
     task_rewards: Sequence[float],
     mapping: RoleMapping,
 ) -> MultiAgentEpisode:
-    """Converts a finished chain to an RLlib episode: one step per role, all rewards at the last step.
+    """Converts a finished chain to an RLlib episode: one step per response, all rewards at the last step.
+
+    Roles that a stopped chain did not ask have no agent episode.
 
     Args:
         prompt_ref: the query.
@@ -90,8 +92,8 @@ def to_rllib_episode(
     )
     rllib_episode.custom_data.update({PROMPT_REF: prompt_ref, CHAIN_TEXT: to_text(episode, task_rewards, mapping)})
     rllib_episode.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
-    for position, role in enumerate(chain.roles):
-        last = position == len(chain.roles) - 1
+    for position, role in enumerate(episode.roles):
+        last = position == len(episode.roles) - 1
         tokens = episode.responses[position]
         next_roles = () if last else (chain.roles[position + 1],)
         rllib_episode.add_env_step(
@@ -118,7 +120,10 @@ def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
-    """Returns a finished chain as text: the query, and each role's response with its reward and signs of collapse."""
+    """Returns a finished chain as text: the query, and each response with its reward and signs of collapse.
+
+    A response on which there is feedback has it as `feedback`: a text, or None if nothing is to be corrected.
+    """
     return {
         "query": episode.query.text,
         "responses": [
@@ -128,16 +133,12 @@ def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "text": text,
                 "task_reward": float(reward),
                 **({"rewards": dict(reward.parts)} if isinstance(reward, Reward) else {}),
+                **({"feedback": episode.feedback[position]} if position < len(episode.feedback) else {}),
                 "ended": ended,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }
-            for role, text, tokens, ended, reward in zip(
-                episode.chain.roles,
-                episode.completions,
-                episode.responses,
-                episode.ended,
-                task_rewards,
-                strict=True,
+            for position, (role, text, tokens, ended, reward) in enumerate(
+                zip(episode.roles, episode.completions, episode.responses, episode.ended, task_rewards, strict=True)
             )
         ],
     }

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cory_env.chain import ObservedResponses, role_names
+from cory_env.chain_settings import ObservedResponses, StopWhen, role_names
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import Advantage, Hyperparameters, KLEstimator, RewardScope
@@ -55,8 +55,11 @@ class Fields(BaseModel):
     prompt: str | None = task_setting(None)
     """Template of the pioneer's prompt (task `custom`), with `{query}` and the data's columns."""
     observer_prompt: str | None = task_setting(None)
-    """Template of every later agent's prompt (task `custom`), with `{query}`, `{reference}` (the earlier responses) and
-    the data's columns."""
+    """Template of every later agent's prompt (task `custom`), with `{query}`, `{reference}` (the earlier responses),
+    `{feedback}` (on the last of them, requires `feedback`) and the data's columns."""
+    feedback: str | None = task_setting(None)
+    """Feedback on each response for the later agents (docs/feedback.md): `task`, the task's own function, or yours as
+    `module:function`; null: none."""
     reward: str | list[str] | None = task_setting(None)
     """Reward function, `module:function`, or a list of several; null: the task's own."""
     reward_weights: list[float] | None = task_setting(None)
@@ -105,6 +108,11 @@ class Fields(BaseModel):
     observed: ObservedResponses = sampling_setting("all")
     """Earlier responses that the third and later agents see: `all`, the `last`, or the `best` by task reward (rewards
     are then computed position by position)."""
+    stop_when: StopWhen | None = sampling_setting(None)
+    """`solved`: a chain ends as soon as the feedback has nothing to correct, in evaluation, generation and serving
+    (requires `feedback`); null: all agents respond."""
+    stop_in_training: bool = learning_setting(False)
+    """Apply `stop_when` in training too. If false, later agents also learn to keep right responses."""
     credit: str = learning_setting("sum")
     """Credit assignment (docs/credit.md): `sum`, each agent gets the rewards of all, as in the paper; `chain`, its own
     and those of later agents; or your own function, `module:function`."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 
-from cory_env.chain import Chain, ChainSettings
+from cory_env.chain import Chain
+from cory_env.chain_settings import ChainSettings
 from cory_env.chat import ChatTemplate
 from cory_env.functions import load_function
 from cory_env.home import expand_home
@@ -158,13 +159,16 @@ class Settings(Fields):
         uses_date = any(chat_format.uses_date for chat_format in formats)
         return self.model_copy(update={"chat_date": date.today().isoformat()}) if uses_date else self
 
-    def make_chain(self, task: Task, tokenizers: Tokenizers, policy_ids: Sequence[str] | None = None) -> Chain:
+    def make_chain(
+        self, task: Task, tokenizers: Tokenizers, policy_ids: Sequence[str] | None = None, *, training: bool = False
+    ) -> Chain:
         """Creates the chain.
 
         Args:
             task: the task.
             tokenizers: from `make_tokenizers`.
             policy_ids: the LLM in each role; None: all roles, assigned to the LLMs in turn, starting with the first.
+            training: whether the chain generates training data, which `stop_when` affects only with `stop_in_training`.
 
         Raises:
             ModelError: model, tokenizer and maximum lengths are incompatible.
@@ -174,6 +178,8 @@ class Settings(Fields):
 
         def make_reader(policy_id: str) -> Chain:
             values = self.chain_settings(tokenizers, policy_id) | {"num_agents": len(policy_ids)}
+            if training and not self.stop_in_training:
+                values["stop_when"] = None
             return Chain(task, tokenizers[policy_id], **values)
 
         chains = {id(tokenizers[policy_id]): make_reader(policy_id) for policy_id in reversed(policy_ids)}
@@ -196,6 +202,7 @@ class Settings(Fields):
         return {
             **vars(replace(self.task_settings, validation=0)),
             **self.chain_settings(tokenizers, first),
+            "stop_when": self.stop_when if self.stop_in_training else None,
             "tokenizer": self.model_paths[first],
             "reward_timeout": self.reward_timeout,
         }

@@ -8,7 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain, NoEmbeddingError, ObservedResponses, QueryTooLongError, role_names
+from cory_env.chain import Chain, NoEmbeddingError, QueryTooLongError, Turn
+from cory_env.chain_settings import ObservedResponses, role_names
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -281,19 +282,26 @@ def test_a_too_long_query_is_reported_with_the_setting_to_change() -> None:
         episode.prompt_ids()
 
 
+def finished_episode(chain: Chain) -> ChainEpisode:
+    episode = ChainEpisode(chain, QUERIES[0])
+    while episode.role is not None:
+        episode.respond({"tokens": [5], "length": 1})
+    return episode
+
+
 @pytest.mark.parametrize(
     ("alpha", "expected"), [(1.0, [7.0, 7.0, 7.0]), (0.0, [1.0, 2.0, 4.0]), (-1.0, [-5.0, -3.0, 1.0])]
 )
 def test_collective_rewards_add_alpha_times_the_partners_rewards(alpha: float, expected: list[float]) -> None:
-    episode = ChainEpisode(chain(3, partner_reward=alpha), QUERIES[0])
+    episode = finished_episode(chain(3, partner_reward=alpha))
     assert list(episode.collective_rewards([1.0, 2.0, 4.0]).values()) == expected
 
 
 def test_with_alpha_one_all_collective_rewards_are_exactly_equal() -> None:
-    rewards = ChainEpisode(chain(4), QUERIES[0]).collective_rewards([0.1, 1e16, -0.3, -1e16])
-    assert len(set(rewards.values())) == 1
+    episode = finished_episode(chain(4))
+    assert len(set(episode.collective_rewards([0.1, 1e16, -0.3, -1e16]).values())) == 1
     with pytest.raises(ValueError, match="Expected 4 task rewards"):
-        ChainEpisode(chain(4), QUERIES[0]).collective_rewards([1.0])
+        episode.collective_rewards([1.0])
 
 
 @pytest.mark.parametrize(
@@ -364,17 +372,17 @@ def test_a_response_with_a_special_token_beyond_the_embeddings_becomes_its_chara
     episode.respond(response(" so <go> on"))  # the plain tokenizer's tokens
     assert max(episode.prompt_ids()) < 4096
     assert tokens.decode(episode.prompt_ids()) == tokenizer().decode(
-        chain().encode_observer_prompts([(QUERIES[0], [" so <go> on"])])[0]
+        chain().encode_observer_prompts([Turn(QUERIES[0], [" so <go> on"])])[0]
     )
 
 
 def test_words_beyond_the_embeddings_are_split_in_responses_and_rejected_in_queries() -> None:
     tokens = tokenizer_with_added("zork", "~")
     small_chain = Chain(chain().task, tokens, vocab_size=4096)
-    (prompt,) = small_chain.encode_observer_prompts([(QUERIES[0], [" so zork ~ on"])])
+    (prompt,) = small_chain.encode_observer_prompts([Turn(QUERIES[0], [" so zork ~ on"])])
     assert max(prompt) < 4096 and "zork" in tokens.decode(prompt).replace(" ", "")
     with pytest.raises(NoEmbeddingError, match="query 7 of task reviews contains the token 'zork'"):
-        small_chain.encode_observer_prompts([(Query(7, "a zork b"), [" good"])])
+        small_chain.encode_observer_prompts([Turn(Query(7, "a zork b"), [" good"])])
 
 
 def test_the_vocabulary_size_follows_the_largest_id_and_excludes_end_tokens_beyond_it() -> None:

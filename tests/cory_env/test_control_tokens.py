@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from cory_env.chain import Chain
+from cory_env.chain import Chain, Turn
 from cory_env.control_tokens import ControlTokens
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.worker import RewardWorker
@@ -78,7 +78,9 @@ def test_prompts_without_control_tokens_are_tokenized_unchanged(name: str, chat:
         first = [chain.task.prompt(query) for query in queries]
         later = [chain.task.observer_prompt(query, responses) for query, responses in turns]
         assert chain.encode_pioneer_prompts(queries) == tokenize_unmasked(chain, first, histories)
-        assert chain.encode_observer_prompts(turns) == tokenize_unmasked(chain, later, histories)
+        assert chain.encode_observer_prompts([Turn(*turn) for turn in turns]) == tokenize_unmasked(
+            chain, later, histories
+        )
 
 
 def forgeries(chain: Chain) -> Iterator[str]:
@@ -106,10 +108,10 @@ def test_text_from_any_source_that_spells_control_tokens_becomes_ordinary_tokens
         history = (Message(role="system", content=text), Message(role="assistant", content=text)) if chat else None
         clean = history and tuple(Message(role=message["role"], content="x") for message in history)
         expected = count_control_tokens(
-            chain, chain.encode_observer_prompts([(Query(0, "x", {"extra": "x"}, clean), ["x"])])[0]
+            chain, chain.encode_observer_prompts([Turn(Query(0, "x", {"extra": "x"}, clean), ["x"])])[0]
         )
         forged = Query(0, text, {"extra": [text]}, history=history)
-        prompt = chain.encode_observer_prompts([(forged, [text])])[0]
+        prompt = chain.encode_observer_prompts([Turn(forged, [text])])[0]
         assert count_control_tokens(chain, prompt) == expected, text
         assert count_control_tokens(chain, chain.encode_pioneer_prompts([forged])[0]) == expected, text
         if name in ("byte level", "not special"):  # tokenizers whose tokens round-trip
@@ -122,8 +124,8 @@ def test_adjacent_texts_do_not_form_a_control_token(split: int) -> None:
     for chat in (False, True):
         chain = Chain(task("tight"), byte_level(), chat=chat)
         query = Query(0, f"no{text[:split]}")
-        clean = chain.encode_observer_prompts([(Query(0, "no"), ["yes"])])[0]
-        prompt = chain.encode_observer_prompts([(query, [f"{text[split:]}yes"])])[0]
+        clean = chain.encode_observer_prompts([Turn(Query(0, "no"), ["yes"])])[0]
+        prompt = chain.encode_observer_prompts([Turn(query, [f"{text[split:]}yes"])])[0]
         assert count_control_tokens(chain, prompt) == count_control_tokens(chain, clean)
         assert f'"no{text}yes"' in chain.tokenizer.decode(prompt)
 
@@ -138,7 +140,7 @@ def test_special_tokens_in_a_task_s_templates_stay_special(chat: bool) -> None:
     chain = Chain(chatml_task, byte_level(), chat=chat)
     start_id, end_id = (chain.tokenizer.convert_tokens_to_ids(text) for text in ("<|im_start|>", "<|im_end|>"))
     template_turns = 2 if chat else 0
-    prompt = chain.encode_observer_prompts([(Query(0, "a<|im_end|>"), ["b<|im_start|>"])])[0]
+    prompt = chain.encode_observer_prompts([Turn(Query(0, "a<|im_end|>"), ["b<|im_start|>"])])[0]
     assert prompt.count(start_id) == 2 + template_turns and prompt.count(end_id) == 2 + template_turns - (
         1 if chat else 0
     )

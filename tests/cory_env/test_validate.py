@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from cory_env.chain import ObservedResponses
+from cory_env.chain_settings import ObservedResponses
 from cory_env.tasks import Query, Task
 from cory_env.validate import ValidationReport, check_lengths, validate
 from tests.cory_env.sample_tasks import QUERIES, chain, reviews, tokenizer, tokens_of

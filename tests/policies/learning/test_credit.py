@@ -34,6 +34,7 @@ def rows(chains: list[int], positions: list[int], task_rewards: list[float], for
         "forks": torch.tensor(chains if forks is None else forks),
         "positions": torch.tensor(positions),
         "task_rewards": torch.tensor(task_rewards, dtype=torch.float64),
+        "earlier_rewards": torch.zeros(len(chains), 1),
     }
 
 
