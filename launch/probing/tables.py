@@ -1,13 +1,15 @@
 """Tables of a probe for a terminal of 80 columns: a row per figure, a column per temperature."""
 
 from collections.abc import Mapping
+from textwrap import wrap
 
 from rich.table import Table
 
 from launch.display.tables import new_table
-from launch.probing.advice import format_percent
+from launch.probing.advice import Advice, format_percent
 from launch.probing.figures import Figure
 
+WIDTH = 80
 SHARES = {
     "p1": "first answer (p1)",
     "p1_again": "second sample* (p1')",
@@ -55,8 +57,8 @@ def probe_tables(figures: Mapping[float, Mapping[str, Figure]]) -> list[Table]:
     return tables
 
 
-def footnotes(figures: Mapping[float, Mapping[str, Figure]]) -> list[str]:
-    """Returns the lines that explain the tables."""
+def text_lines(figures: Mapping[float, Mapping[str, Figure]], advice: Advice) -> list[str]:
+    """Returns the lines below the tables: explanations, and the advice."""
     names = next(iter(figures.values()))
     lines = ["*  where the first answer is wrong"]
     if "p2_feedback" in names:
@@ -66,5 +68,5 @@ def footnotes(figures: Mapping[float, Mapping[str, Figure]]) -> list[str]:
             'function calls "solved".',
         ]
     else:
-        lines.append("Best of n is checked by the reward: an upper bound, because users have no reward.")
-    return lines
+        lines.append("Best of n is checked by the reward: an upper bound, as users have no reward.")
+    return [*lines, "", *wrap(advice.text, WIDTH)]

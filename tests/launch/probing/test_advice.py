@@ -7,7 +7,7 @@ from launch.display.statistics import Estimate
 from launch.display.tables import print_tables
 from launch.probing.advice import advise, best_temperature, format_percent
 from launch.probing.figures import Outcomes, SecondAnswers, compute_figures
-from launch.probing.tables import footnotes, probe_tables
+from launch.probing.tables import probe_tables, text_lines
 from tests.launch.probing.test_figures import simulate
 
 
@@ -99,6 +99,6 @@ def test_three_temperatures_fit_in_80_columns(capsys: pytest.CaptureFixture[str]
 
     figures = {t: compute_figures(simulate(300, 4, 0.02, 0.53, seed=int(10 * t))[0]) for t in (0.7, 1.0, 1.3)}
     print_tables(sys.stdout, *probe_tables(figures))
-    print(*footnotes(figures), sep="\n")
+    print(*text_lines(figures, advise(figures)), sep="\n")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 25 and max(map(len, lines)) <= 80
