@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cory_env.chain import Chain
-from cory_env.rewarding.worker import SKIPPED, Feedback
+from cory_env.feedback import SKIPPED, Feedback
 from cory_env.tasks.task import Query
 
 
@@ -133,7 +133,7 @@ class ChainEpisode:
 
     def _shown_feedback(self, position: int) -> str | None:
         """Returns the text that later agents see as feedback on a response; None if their prompts have no feedback."""
-        if not self.chain.task.shows_feedback:
+        if not (self.chain.knowledge_transfer and self.chain.task.shows_feedback):
             return None
         feedback = self.feedback[position]
         return self.chain.task.solved_feedback if feedback is None else str(feedback)
@@ -176,7 +176,7 @@ class ChainEpisode:
         if role is None or role not in self.chain.roles:
             raise ValueError(f"There is no observation for role {role!r}. Roles: {', '.join(self.chain.roles)}.")
         position = self.chain.roles.index(role)
-        if position == len(self.responses):
+        if role == self.role:
             self.prompt_ids()
         prompt = self._prompts[position] if position < len(self._prompts) else []
         tokens = np.full(self.chain.max_prompt_tokens, self.chain.by_position[position].pad_token_id, np.int32)

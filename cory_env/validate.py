@@ -325,7 +325,7 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
         episodes.append(episode)
     give_feedback(worker, episodes)
     leaking = [episode for episode in episodes if _shows_gold(chain.task, episode)]
-    if leaking:
+    if len(leaking) > len(episodes) / 2:  # a few may contain a short answer by chance
         episode = leaking[0]
         report.warnings.append(
             f"The feedback contains the gold answer for {len(leaking)} of {len(episodes)} wrong answers, such as "

@@ -11,10 +11,10 @@ is retried.
 import logging
 import time
 from collections.abc import Sequence
-from enum import Enum
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
+from cory_env.feedback import SKIPPED, Feedback, Skipped
 from cory_env.functions import parse_spec
 from cory_env.pickled import display_name
 from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, RewardProcess, SampleError
@@ -25,17 +25,6 @@ logger = logging.getLogger(__name__)
 OnError = Literal["stop", "skip"]
 
 MAX_ATTEMPTS = 3  # at a batch if the system kills the process
-
-
-class Skipped(Enum):
-    """The type of `SKIPPED`."""
-
-    SKIPPED = "skipped"
-
-
-SKIPPED: Final = Skipped.SKIPPED
-"""The feedback on a sample on which the function failed, with `on_error="skip"`. (None is feedback: all is right.)"""
-Feedback = str | Literal[Skipped.SKIPPED] | None
 
 
 class RewardError(RuntimeError):

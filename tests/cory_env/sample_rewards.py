@@ -232,3 +232,26 @@ class AsyncBrevity(Brevity):
 
 brevity = Brevity(0.5)
 async_brevity = AsyncBrevity(0.5)
+
+
+def too_short(completions: list[str]) -> list[str | None]:
+    """Feedback, not a reward: None from 8 characters on."""
+    return [None if len(text) >= 8 else f"{len(text)} of 8 characters" for text in completions]
+
+
+def tells_answer(completions: list[str], answer: list[object]) -> list[str | None]:
+    return [f"The answer is {expected}." for expected in answer]
+
+
+def raises_feedback(completions: list[str]) -> list[str | None]:
+    if BAD in completions:
+        raise RuntimeError("this completion is beyond me")
+    return ["fine"] * len(completions)
+
+
+def numbers_as_feedback(completions: list[str]) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def one_text(completions: list[str]) -> str:
+    return "fine"

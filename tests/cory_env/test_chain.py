@@ -282,28 +282,6 @@ def test_a_too_long_query_is_reported_with_the_setting_to_change() -> None:
         episode.prompt_ids()
 
 
-def finished_episode(chain: Chain) -> ChainEpisode:
-    episode = ChainEpisode(chain, QUERIES[0])
-    while episode.role is not None:
-        episode.respond({"tokens": [5], "length": 1})
-    return episode
-
-
-@pytest.mark.parametrize(
-    ("alpha", "expected"), [(1.0, [7.0, 7.0, 7.0]), (0.0, [1.0, 2.0, 4.0]), (-1.0, [-5.0, -3.0, 1.0])]
-)
-def test_collective_rewards_add_alpha_times_the_partners_rewards(alpha: float, expected: list[float]) -> None:
-    episode = finished_episode(chain(3, partner_reward=alpha))
-    assert list(episode.collective_rewards([1.0, 2.0, 4.0]).values()) == expected
-
-
-def test_with_alpha_one_all_collective_rewards_are_exactly_equal() -> None:
-    episode = finished_episode(chain(4))
-    assert len(set(episode.collective_rewards([0.1, 1e16, -0.3, -1e16]).values())) == 1
-    with pytest.raises(ValueError, match="Expected 4 task rewards"):
-        episode.collective_rewards([1.0])
-
-
 @pytest.mark.parametrize(
     "action",
     [
