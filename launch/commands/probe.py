@@ -81,27 +81,24 @@ def probe(
     session.quiet_libraries(debug)
     from launch.console.configuration import parse_overrides, split_arguments
     from launch.display.tables import print_tables
-    from launch.evaluation.target import find_run, target_settings
-    from launch.models.trained import open_trained
-    from launch.probing import plan as plans
+    from launch.probing.plan import plan_probe
     from launch.probing.probe import RESULT, default_folder, run_probe
     from launch.probing.tables import probe_tables, text_lines
 
     arguments = split_arguments(words or ())
-    run = find_run(target)
-    if run is None and (checkpoint or roles):
-        raise CommandError(f"{'--checkpoint' if checkpoint else '--roles'} requires a run, but {target} is a model.")
-    if run is not None and (arguments.preset or arguments.files):
-        raise CommandError(f"{target} is a run and has its own settings. Change them with KEY=VALUE.")
-    overrides = parse_overrides(arguments.pairs)
-    base = None if run is not None else plans.model_settings(arguments.preset, arguments.files)
-    settings = target_settings(target, run, overrides, plans.num_agents(run), base)
-    policies = None if run is None else open_trained(target, checkpoint)
-    if policies is not None:
-        for change in policies.changes():
-            print(f"Warning: {change}", file=sys.stderr)
-    policy_ids = policies.resolve_names(roles.split(",")) if policies is not None and roles is not None else None
-    plan = plans.plan_probe(settings, policies, policy_ids, split, queries, samples, _parse_temperatures(temperatures))
+    plan = plan_probe(
+        target,
+        parse_overrides(arguments.pairs),
+        lambda text: print(f"Warning: {text}", file=sys.stderr),
+        preset=arguments.preset,
+        files=arguments.files,
+        checkpoint=checkpoint,
+        roles=None if roles is None else roles.split(","),
+        split=split,
+        queries=queries,
+        samples=samples,
+        temperatures=_parse_temperatures(temperatures),
+    )
     folder = default_folder(target, plan) if out is None else out
     if not quiet:
         print(

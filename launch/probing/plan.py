@@ -6,22 +6,22 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
-from cory_env.tasks import Split, Task
+from cory_env.tasks import TASKS, Split, Task
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
 from launch.cluster.gpus import check_gpus
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import RESPONSE_SETTINGS
-from launch.models.trained import PolicySet
+from launch.evaluation.target import find_run, target_settings
+from launch.models.trained import PolicySet, open_trained
 from launch.models.trained_chain import MAX_BATCH_SIZE
 from launch.probing.figures import MIN_SAMPLES
 from launch.run_folder import manifest
-from launch.run_folder.run import Run
 from launch.run_folder.sources import collect_sources, digest_function
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
@@ -45,7 +45,7 @@ class ProbePlan(NamedTuple):
     plain_task: Task
     tokenizers: Tokenizers
     policies: PolicySet | None
-    """The policies of a run or an algorithm; None: the model of the settings."""
+    """The policies of a run; None: the model of the settings."""
     policy_ids: tuple[str, str]
     """Of the first and the second agent."""
     split: Split
@@ -105,24 +105,64 @@ class ProbePlan(NamedTuple):
         return required
 
 
-def model_settings(preset: str | None, files: Sequence[Path]) -> dict[str, Value]:
-    """Returns the settings of a model from a preset or a file; by default from the default preset.
+def plan_probe(
+    target: str,
+    overrides: Mapping[str, Value],
+    warn: Callable[[str], None],
+    *,
+    preset: str | None = None,
+    files: Sequence[Path] = (),
+    checkpoint: str | None = None,
+    roles: Sequence[str] | None = None,
+    split: Split,
+    queries: int | None,
+    samples: int,
+    temperatures: Sequence[float],
+) -> ProbePlan:
+    """Plans the probe of a run's policies or of a model.
+
+    Args:
+        target: Folder or URI of a run; or folder, hub id or bundled name of a model.
+        overrides: Settings that the user changes.
+        warn: Called with each difference from the models of training, and with hints.
+        preset, files: For a model: the settings; the default preset if there are neither.
+        checkpoint: Of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
+        roles: Of a run: the policies of the first and the second agent; None: those after training.
+        split: The split that the queries come from.
+        queries: Number of queries, the first of the split; None: all.
+        samples: First answers per query.
+        temperatures: Sampling temperatures.
 
     Raises:
-        CommandError: The preset or file is unknown, or a file cannot be read.
+        CommandError: An argument does not fit the target, a setting or file cannot be used, a number is out of range,
+            or the split has no queries.
+        SettingsError: A value is invalid, or settings conflict.
+        ModelError: A model does not exist.
     """
-    values = read_preset(preset or DEFAULT_PRESET)
-    for file in files:
-        values = apply_overrides(values, read_file(file))
-    return dict(values)
+    run = find_run(target)
+    policies, policy_ids, base = None, None, None
+    if run is None:
+        if checkpoint is not None or roles is not None:
+            name = "checkpoint" if checkpoint is not None else "roles"
+            raise CommandError(f"--{name} requires a run, but {target} is a model.")
+        base = read_preset(preset or DEFAULT_PRESET)
+        for file in files:
+            base = apply_overrides(base, read_file(file))
+    else:
+        if preset is not None or files:
+            raise CommandError(f"{target} is a run, which has its own settings. Change them with KEY=VALUE.")
+        policies = open_trained(target, checkpoint)
+        for text in policies.changes():
+            warn(text)
+        policy_ids = None if roles is None else policies.resolve_names(roles)
+    agents = 2 if run is None or run.settings().num_agents == 1 else None
+    settings = target_settings(target, run, overrides, agents, base)
+    if settings.feedback is None and settings.task in TASKS and TASKS[settings.task].feedback is not None:
+        warn(f"Task {settings.task} has a feedback function, which is not used. Add feedback=task to use it.")
+    return make_plan(settings, policies, policy_ids, split, queries, samples, temperatures)
 
 
-def num_agents(run: Run | None) -> int | None:
-    """Returns the number of agents that replaces the target's, 2 for a model or a single agent; None: the run's."""
-    return 2 if run is None or run.settings().num_agents == 1 else None
-
-
-def plan_probe(
+def make_plan(
     settings: Settings,
     policies: PolicySet | None,
     policy_ids: Sequence[str] | None,
@@ -131,11 +171,11 @@ def plan_probe(
     samples: int,
     temperatures: Sequence[float],
 ) -> ProbePlan:
-    """Plans a probe.
+    """Plans a probe with given settings and policies.
 
     Args:
         settings: Settings of the probe, for at least two agents.
-        policies: The policies of a run or an algorithm; None: the model of the settings.
+        policies: The policies of a run; None: the model of the settings.
         policy_ids: Of the first and the second agent; None: the chain's first two, or the only one twice.
         split: The split that the queries come from.
         queries: Number of queries, the first of the split; None: all.
