@@ -177,8 +177,9 @@ class Evaluator:
             role_rows = select_position(scored[mapping(role)], position)
             metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
             is_last = lengths[role_rows["chains"]] == position + 1
-            if position and is_last.any():
+            if len(mapping.roles) > 1 and is_last.any():
                 metrics["in_chain_kl"] = metrics["kl"].clone()
+            if position and is_last.any():
                 last = select_rows(role_rows, is_last.nonzero().squeeze(1))
                 metrics["kl"][is_last] = self._bare_query_kl(rollout, last, mapping(role), split)
                 metrics["combined_reward"] = metrics["task_reward"] - self.settings.report_kl_coef * metrics["kl"]
@@ -212,7 +213,7 @@ def last_response_metrics(role_metrics: Sequence[dict[str, np.ndarray]]) -> dict
     Args:
         role_metrics: by position, the metrics of `Evaluator.measure`, `[C]` each.
     """
-    last = {**role_metrics[0], "in_chain_kl": role_metrics[0]["kl"]}
+    last = {"in_chain_kl": role_metrics[0]["kl"], **role_metrics[0]}
     for metrics in role_metrics[1:]:
         has_responded = ~np.isnan(metrics["response_length"])
         last = {name: np.where(has_responded, metrics.get(name, values), values) for name, values in last.items()}

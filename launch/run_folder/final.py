@@ -39,9 +39,10 @@ class FinalEvaluation(TypedDict):
     """Responses of each policy alone. A policy whose reward failed on every query is missing (`on_reward_error: skip`).
     With `eval_average`, the policy with the averaged weights is included."""
     last_response: NotRequired[dict[str, list[EvaluatedResponse]]]
-    """The chain's last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles."""
+    """The chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles."""
     influence: NotRequired[FinalInfluence]
-    """Only if agents see earlier responses; measured on the first `NUM_INFLUENCE_QUERIES` queries at most."""
+    """Only if agents see earlier responses and chains do not stop; measured on at most `NUM_INFLUENCE_QUERIES` queries,
+    from the beginning."""
 
 
 def measure_chains(
@@ -74,7 +75,7 @@ def measure_chains(
                 metrics={key: float(column[row]) for key, column in metrics[response["role"]].items()}
                 | {"task_reward": response["task_reward"]},  # at full precision, not as float32
             )
-            for name, response in zip(names, sample["responses"], strict=True)
+            for name, response in zip(names, sample["responses"], strict=False)  # a stopped chain has fewer responses
         ]
         for row, (prompt_ref, sample, episode) in enumerate(chains)
     ]
@@ -103,7 +104,7 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
         with algo.evaluator.average() as mapping:
             if chains := measure_chains(algo, mapping, (AVERAGE_POLICY,), prompt_refs, "test"):
                 final["policy"][AVERAGE_POLICY] = [response for (response,) in chains]
-    if "last_response" in final:
+    if "last_response" in final and algo.settings.stop_when is None:  # else not every response is followed by another
         final["influence"] = _influence(algo, min(count, NUM_INFLUENCE_QUERIES))
     return final
 
