@@ -147,7 +147,7 @@ def probe(
     """
     from launch.cluster import session
     from launch.probing.plan import plan_probe
-    from launch.probing.probe import default_folder, run_probe
+    from launch.probing.probe import probe_folder, run_probe
 
     session.quiet_libraries(debug=True)
     target = source.location if isinstance(source, Run) else expand_home(str(source))
@@ -164,7 +164,7 @@ def probe(
         samples=samples,
         temperatures=temperatures,
     )
-    folder = default_folder(target, plan) if out is None else _local_path(out, "probe")
+    folder = probe_folder(target, plan) if out is None else _local_path(out, "probe")
     return run_probe(plan, folder, f"cory_rllib.probe({target!r})", solved_at=solved_at, quiet=quiet)
 
 

@@ -82,7 +82,7 @@ def probe(
     from launch.console.configuration import parse_overrides, split_arguments
     from launch.display.tables import print_tables
     from launch.probing.plan import plan_probe
-    from launch.probing.probe import RESULT, default_folder, run_probe
+    from launch.probing.probe import RESULT, probe_folder, run_probe
     from launch.probing.tables import probe_tables, text_lines
 
     arguments = split_arguments(words or ())
@@ -99,7 +99,7 @@ def probe(
         samples=samples,
         temperatures=_parse_temperatures(temperatures),
     )
-    folder = default_folder(target, plan) if out is None else out
+    folder = probe_folder(target, plan) if out is None else out
     if not quiet:
         print(
             f"Probing {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} answers, "
@@ -109,7 +109,8 @@ def probe(
     result = run_probe(plan, folder, command, solved_at=solved_at, quiet=quiet, debug=debug)
     if result.dropped:
         print(
-            f"Warning: the reward or feedback failed on {result.dropped} queries. They are left out.", file=sys.stderr
+            f"Warning: {result.dropped} of {plan.queries} queries are left out: rewards or feedback failed on them.",
+            file=sys.stderr,
         )
     if not quiet:
         print()

@@ -159,10 +159,10 @@ def plan_probe(
     settings = target_settings(target, run, overrides, agents, base)
     if settings.feedback is None and settings.task in TASKS and TASKS[settings.task].feedback is not None:
         warn(f"Task {settings.task} has a feedback function, which is not used. Add feedback=task to use it.")
-    return make_plan(settings, policies, policy_ids, split, queries, samples, temperatures)
+    return make_probe_plan(settings, policies, policy_ids, split, queries, samples, temperatures)
 
 
-def make_plan(
+def make_probe_plan(
     settings: Settings,
     policies: PolicySet | None,
     policy_ids: Sequence[str] | None,

@@ -52,7 +52,7 @@ class ProbeResult(NamedTuple):
     """Number of queries left out at some temperature, because the reward or feedback function failed on a response."""
 
 
-def default_folder(target: str, plan: ProbePlan) -> Path:
+def probe_folder(target: str, plan: ProbePlan) -> Path:
     """Returns the default folder: inside the run's folder, or in `./probes` for storage and models."""
     run, checkpoint = (None, None) if plan.policies is None else (plan.policies.run, plan.policies.folder)
     name = plan.fingerprint if checkpoint is None else f"{checkpoint.name}-{plan.fingerprint}"
