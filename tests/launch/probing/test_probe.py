@@ -178,11 +178,8 @@ def test_queries_on_which_a_function_fails_are_left_out(capsys: pytest.CaptureFi
 
 
 def test_a_prompt_with_feedback_is_replaced_in_the_chain_without() -> None:
-    settings: dict[str, Value] = {
-        **SETTINGS,
-        "feedback": "lengths:odd_length",
-        "observer_prompt": "{query} {reference} {feedback}",
-    }
+    prompt = "{query} {reference} {feedback}"
+    settings: dict[str, Value] = {**SETTINGS, "feedback": "lengths:odd_length", "observer_prompt": prompt}
     plan = plan_probe(
         "imdb-gpt2-tiny", settings, lambda text: None, split="test", queries=2, samples=3, temperatures=[1]
     )
