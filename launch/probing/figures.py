@@ -9,6 +9,7 @@ of two sums over queries; intervals resample queries. A first answer is compared
 not only with the next one, so that no sample is wasted.
 """
 
+import math
 from itertools import combinations
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ NO_ANSWER = -1
 Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""
 
+MIN_EVENTS = 10
 TINY = 1e-9
 """Differences below this are rounding errors."""
 
@@ -70,6 +72,29 @@ class Ratio(NamedTuple):
 
     numerator: Floats
     denominator: Floats
+
+    @property
+    def mean(self) -> float:
+        """The ratio of the sums."""
+        return float(self.numerator.sum() / self.denominator.sum())
+
+    @property
+    def residuals(self) -> Floats:
+        """`[queries]`, deviations of the linearized ratio from its mean; 0 for queries without a case."""
+        scale = self.denominator[self.denominator > 0].mean()
+        residuals: Floats = (self.numerator - self.mean * self.denominator) / scale
+        return np.where(np.abs(residuals) > TINY, residuals, 0.0)
+
+    @property
+    def num_events(self) -> int:
+        """Number of queries with a numerator above 0."""
+        return int((self.numerator > TINY).sum())
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether fewer than `MIN_EVENTS` queries have an event, or fewer have the opposite one."""
+        opposite = Ratio(self.denominator - self.numerator, self.denominator)
+        return min(self.num_events, opposite.num_events) < MIN_EVENTS
 
     def minus(self, other: "Ratio") -> "Ratio":
         """Returns the paired difference of two ratios with the same denominator."""
@@ -249,8 +274,9 @@ def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Es
     """Returns ratios of sums over queries with their 95 % intervals.
 
     The ratio is linearized, so that it is the mean of one value per query, and its interval is that of `column_cis`,
-    over the queries that have a case in the denominator. If these queries all have the same ratio, such as 0 of 30
-    repaired, their variance says nothing; the interval is then that of 0 of n queries by Wilson, around the ratio.
+    over the queries that have a case in the denominator. Resampling says little about events that occur in fewer than
+    `MIN_EVENTS` queries: for such a share, the interval is Wilson's. A difference is a positive minus a negative part;
+    if one of them is rare, their Wilson intervals are combined (Newcombe 1998).
 
     Args:
         ratios: Of the same queries.
@@ -261,22 +287,57 @@ def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Es
         An estimate per ratio; `n` is the number of queries with a case. NaN without cases.
     """
     values = np.full((len(ratios[0].numerator), len(ratios)), np.nan)
-    for column, (numerator, denominator) in enumerate(ratios):
-        has_case = denominator > 0
+    for column, ratio in enumerate(ratios):
+        has_case = ratio.denominator > 0
         if has_case.any():
-            mean = numerator.sum() / denominator.sum()
-            residuals = (numerator - mean * denominator)[has_case] / denominator[has_case].mean()
-            values[has_case, column] = mean + np.where(np.abs(residuals) > TINY, residuals, 0.0)
+            values[has_case, column] = ratio.mean + ratio.residuals[has_case]
     estimates = column_cis(values, "bootstrap", seed)
-    for column, (estimate, is_difference) in enumerate(zip(estimates, signed, strict=True)):
-        mean, low, high, count = estimate
-        if low is None or high is None:
+    for column, (ratio, is_difference) in enumerate(zip(ratios, signed, strict=True)):
+        mean, low, high, count = estimates[column]
+        positive, negative = (Ratio(np.maximum(sign * ratio.numerator, 0), ratio.denominator) for sign in (1, -1))
+        if not count:
             continue
-        if high - low < TINY:
-            margin = Z**2 / (count + Z**2)
-            low, high = mean - margin, mean + margin
+        if not is_difference and ratio.is_rare:
+            low, high = wilson(ratio)
+        elif is_difference and (positive.num_events < MIN_EVENTS or negative.num_events < MIN_EVENTS):
+            low, high = newcombe(positive, negative)
+        assert low is not None and high is not None  # None only for one query, whose events are rare
         estimates[column] = Estimate(mean, max(low, -1.0 if is_difference else 0.0), min(high, 1.0), count)
     return estimates
+
+
+def newcombe(positive: Ratio, negative: Ratio) -> tuple[float, float]:
+    """Returns the interval of the difference of two shares of the same queries from Wilson's intervals of both."""
+    products = [
+        float((first.residuals * second.residuals).sum())
+        for first, second in ((positive, negative), (positive, positive), (negative, negative))
+    ]
+    correlation = products[0] / math.sqrt(products[1] * products[2]) if min(products[1:]) > TINY else 0.0
+    (gain_low, gain_high), (loss_low, loss_high) = wilson(positive), wilson(negative)
+
+    def margin(gain: float, loss: float) -> float:
+        return math.sqrt(max(gain**2 + loss**2 - 2 * correlation * gain * loss, 0.0))
+
+    mean = positive.mean - negative.mean
+    return (
+        mean - margin(positive.mean - gain_low, loss_high - negative.mean),
+        mean + margin(gain_high - positive.mean, negative.mean - loss_low),
+    )
+
+
+def wilson(ratio: Ratio) -> tuple[float, float]:
+    """Returns Wilson's interval of a share, with the number of independent cases that explains its variance.
+
+    That number is at least the number of queries with a case, and at most the number of cases.
+    """
+    mean, queries = ratio.mean, int((ratio.denominator > 0).sum())
+    variance = float((ratio.residuals**2).sum()) / queries**2
+    cases = float(np.clip(mean * (1 - mean) / max(variance, TINY), queries, max(ratio.denominator.sum(), queries)))
+    if variance < TINY:
+        cases = queries
+    center = (mean + Z**2 / (2 * cases)) / (1 + Z**2 / cases)
+    margin = Z / (1 + Z**2 / cases) * math.sqrt(mean * (1 - mean) / cases + (Z / (2 * cases)) ** 2)
+    return max(center - margin, 0.0), min(center + margin, 1.0)
 
 
 def _mean(values: Floats) -> Ratio:

@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from cory_env.pickled import display_name
 from cory_env.tasks import TASKS, Split, Task
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
@@ -30,6 +32,7 @@ from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, Tokenizers
 from policies.settings.yaml12 import Value
 
+CPU_BATCH_SIZE = 32
 ProbeBatch = tuple[float, list[tuple[int, int]]]
 """A temperature, and pairs of query index and sample index."""
 
@@ -55,9 +58,14 @@ class ProbePlan(NamedTuple):
     """First answers per query."""
     temperatures: tuple[float, ...]
 
+    @property
+    def batch_size(self) -> int:
+        """Maximum number of first answers that are generated at once; small on a CPU, so that progress is seen."""
+        return MAX_BATCH_SIZE[self.settings.backend] if torch.cuda.is_available() else CPU_BATCH_SIZE
+
     def batches(self) -> list[ProbeBatch]:
         """All batches in order."""
-        size = MAX_BATCH_SIZE[self.settings.backend]
+        size = self.batch_size
         prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
         chunks = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
         return [(temperature, chunk) for temperature in self.temperatures for chunk in chunks]
@@ -70,6 +78,7 @@ class ProbePlan(NamedTuple):
         values = self.settings.public_dict()
         return {
             "settings": {name: values[name] for name in values if name in RESPONSE_SETTINGS and name not in ignored},
+            "at_once": self.batch_size,
             "functions": sources.functions,
             "feedback": None if self.task.feedback is None else digest_function(self.task.feedback),
             "prompts": [sources.task, collect_sources(self.plain_settings, self.plain_task, self.tokenizers).task],

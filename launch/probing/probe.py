@@ -24,7 +24,6 @@ from launch.console.interrupts import Interrupts
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.models.generators import load_generator, start_generator
-from launch.models.trained_chain import MAX_BATCH_SIZE
 from launch.probing.advice import Advice, advise
 from launch.probing.figures import Figure, Outcomes, SecondAnswers, compute_figures
 from launch.probing.plan import ProbeBatch, ProbePlan
@@ -155,10 +154,10 @@ def open_sampler(plan: ProbePlan) -> Iterator[Callable[[ProbeBatch], list[Probed
         generator: Generator
         if plan.policies is None:
             models = {policy_id: settings.model_paths[policy_id] for policy_id in distinct}
-            generator = start_generator(settings, models, backend, MAX_BATCH_SIZE[backend])
+            generator = start_generator(settings, models, backend, plan.batch_size)
         else:
             policies = replace(plan.policies, settings=settings)
-            generator = load_generator(policies, distinct, backend, MAX_BATCH_SIZE[backend])
+            generator = load_generator(policies, distinct, backend, plan.batch_size)
         try:
             sampler = Sampler(generator, worker, policy_ids, plain, with_feedback, settings.seed)
             queries = plan.task.queries(plan.split)
