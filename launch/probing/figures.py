@@ -122,11 +122,11 @@ def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
         `not_accepted`), scores of strategies with their tokens (`strategies`), and differences (`differences`).
         Without feedback, the names with feedback are absent. Shares without any case are NaN.
     """
-    by_name = strategies(outcomes)
+    by_name, samples = strategies(outcomes), outcomes.right.shape[1]
     shares = conditional_shares(outcomes)
     everything = {
         **shares,
-        **{name: _mean(strategy.score) for name, strategy in by_name.items()},
+        **{name: _mean(strategy.score, samples) for name, strategy in by_name.items()},
         **differences(outcomes, shares, by_name),
     }
     estimates = ratio_cis(list(everything.values()), ["-" in name for name in everything], seed)
@@ -142,7 +142,7 @@ def conditional_shares(outcomes: Outcomes) -> dict[str, Ratio]:
     wrong = ~right
     num_right, num_wrong = right.sum(1).astype(float), wrong.sum(1).astype(float)
     shares = {
-        "p1": _mean(right.mean(1)),
+        "p1": _mean(right.mean(1), right.shape[1]),
         "p1_again": Ratio(num_wrong * num_right / (right.shape[1] - 1), num_wrong),
         "p2": Ratio((wrong & outcomes.second.right).sum(1).astype(float), num_wrong),
         "kept": Ratio((right & outcomes.second.right).sum(1).astype(float), num_right),
@@ -193,16 +193,17 @@ def differences(outcomes: Outcomes, shares: dict[str, Ratio], by_name: dict[str,
     chains that stop, the difference to best-of-n with as many tokens: `chain_feedback - best_of_n`,
     `chain_stop - best_of_n`.
     """
+    samples = outcomes.right.shape[1]
     result = {"p2 - p1_again": shares["p2"].minus(shares["p1_again"])}
-    result["chain - one_answer"] = _mean(by_name["chain"].score - by_name["one_answer"].score)
+    result["chain - one_answer"] = _mean(by_name["chain"].score - by_name["one_answer"].score, samples)
     if "vote_of_3" in by_name:
-        result["chain - vote_of_3"] = _mean(by_name["chain"].score - by_name["vote_of_3"].score)
+        result["chain - vote_of_3"] = _mean(by_name["chain"].score - by_name["vote_of_3"].score, samples)
     if "p2_feedback" in shares:
         result["p2_feedback - p1_again"] = shares["p2_feedback"].minus(shares["p1_again"])
         result["p2_feedback - p2"] = shares["p2_feedback"].minus(shares["p2"])
         for name in ("chain_stop", "chain_feedback"):
             rival = best_of_tokens(outcomes, float(by_name[name].tokens.mean()))
-            result[f"{name} - best_of_n"] = _mean(by_name[name].score - rival.score)
+            result[f"{name} - best_of_n"] = _mean(by_name[name].score - rival.score, samples)
     return result
 
 
@@ -340,5 +341,6 @@ def wilson(ratio: Ratio) -> tuple[float, float]:
     return max(center - margin, 0.0), min(center + margin, 1.0)
 
 
-def _mean(values: Floats) -> Ratio:
-    return Ratio(values, np.ones(len(values)))
+def _mean(values: Floats, samples: int) -> Ratio:
+    """Returns the mean over queries of a value from this many samples per query."""
+    return Ratio(values * samples, np.full(len(values), float(samples)))
