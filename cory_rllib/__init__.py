@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from cory_rllib.use import evaluate as evaluate
     from cory_rllib.use import export as export
     from cory_rllib.use import generate as generate
+    from cory_rllib.use import probe as probe
     from launch.console.errors import CommandError as CommandError
     from launch.evaluation.figures import PolicyScores as PolicyScores
+    from launch.probing.probe import ProbeResult as ProbeResult
     from policies.cory import Cory as Cory
     from policies.cory import CoryConfig as CoryConfig
     from policies.report import Report as Report
@@ -42,6 +44,7 @@ _MODULES = {
     "Cory": "policies.cory",
     "CoryConfig": "policies.cory",
     "PolicyScores": "launch.evaluation.figures",
+    "ProbeResult": "launch.probing.probe",
     "Report": "policies.report",
     "Run": "cory_rllib.runs",
     "Settings": "policies.settings.settings",
@@ -51,6 +54,7 @@ _MODULES = {
     "generate": "cory_rllib.use",
     "load_run": "cory_rllib.runs",
     "presets": "policies.settings.files",
+    "probe": "cory_rllib.use",
     "start_ray": "cory_rllib.runs",
     "train": "cory_rllib.runs",
 }

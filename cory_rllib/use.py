@@ -1,4 +1,4 @@
-"""Use trained policies of a run, or of an algorithm in memory: generate, evaluate, export."""
+"""Use trained policies of a run, or of an algorithm in memory: generate, evaluate, export; probe a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cory_env.home import expand_home
 from cory_env.tasks import Query
@@ -18,9 +18,10 @@ from launch.models.trained import PolicySet, current_policies
 from launch.run_folder.records import BatchRecord, GeneratedSample
 from launch.run_folder.storage import check_location
 from policies.models.model_names import AVERAGE_POLICY
-from policies.settings.settings import make_settings
+from policies.settings.settings import make_settings, reject_unknown_settings
 
 if TYPE_CHECKING:
+    from launch.probing.probe import ProbeResult
     from policies.cory import Cory
 
 
@@ -97,6 +98,74 @@ def evaluate(
         return _evaluate_run(_run(source), queries, samples, split, checkpoint, out, quiet)
     _reject_checkpoint(checkpoint)
     return _evaluate_algorithm(source, queries, samples, split)
+
+
+def probe(
+    source: Run | str | Path,
+    preset: str | None = None,
+    *,
+    temperatures: Sequence[float] = (0.7, 1.0, 1.3),
+    queries: int | None = 300,
+    samples: int = 4,
+    split: Split = "test",
+    solved_at: float | None = None,
+    roles: Sequence[str] | None = None,
+    checkpoint: str | int | None = None,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> ProbeResult:
+    """Measures, without training, whether a second answer pays: see `cory probe` and docs/probe.md.
+
+    Results are saved in a folder like those of `cory probe`; an interrupted probe resumes from there.
+
+        probe("smollm2", "code-smollm2", feedback="task", queries=100).advice.text
+
+    Args:
+        source: a run, a run's folder or URI; or a model: a folder, a hub id or a bundled name.
+        preset: of a model: the preset with the other settings; None: imdb-tiny.
+        temperatures: of sampling, each above 0.
+        queries: number of queries, from the start of the split; None: all.
+        samples: first answers per query, at least 3.
+        split: `test`, `validation` or `train`.
+        solved_at: task reward from which an answer is right; None: the task's.
+        roles: of a run: the policies of the first and the second agent; None: as after training.
+        checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
+        out: folder for the results; None: a folder in the run's, or in `./probes`.
+        quiet: whether to hide progress.
+        **settings: settings to change, such as `task`, `data`, `reward` and `feedback`.
+
+    Returns:
+        `figures`, by temperature and name, each with an `estimate` (`mean` and the bounds of its 95 % CI, `low` and
+        `high`); and `advice`, whose `choice` and `text` say what to train.
+
+    Raises:
+        CommandError: an argument does not fit the source, the task does not define which answers are right, or the
+            folder contains another probe or is a URI.
+        SettingsError: a setting is invalid or conflicts with another.
+        KeyboardInterrupt: Ctrl-C stopped it; the same call resumes.
+    """
+    from launch.cluster import session
+    from launch.probing.plan import plan_probe
+    from launch.probing.probe import probe_folder, run_probe
+
+    session.quiet_libraries(debug=True)
+    target = source.location if isinstance(source, Run) else expand_home(str(source))
+    reject_unknown_settings(settings)
+    plan = plan_probe(
+        target,
+        settings,
+        lambda text: warnings.warn(text, stacklevel=4),
+        preset=preset,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        roles=roles,
+        split=split,
+        queries=queries,
+        samples=samples,
+        temperatures=temperatures,
+    )
+    folder = probe_folder(target, plan) if out is None else _local_path(out, "probe")
+    return run_probe(plan, folder, f"cory_rllib.probe({target!r})", solved_at=solved_at, quiet=quiet)
 
 
 def export(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,14 +15,7 @@ from launch.console.cli import CheckpointOption, Debug, Quiet, local_path, path_
 from launch.console.errors import CommandError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from launch.run_folder.run import Run
-    from policies.settings.settings import Settings
-    from policies.settings.yaml12 import Value
-
-GENERATED_QUERY_SETTINGS = ("digits", "operations")
-"""Settings of tasks that generate queries; unused with `data`."""
+    from collections.abc import Sequence
 
 
 def evaluate(
@@ -94,9 +86,11 @@ def evaluate(
       cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # standard benchmarks (docs/evaluations.md)
     """
     from launch.cluster import session
+    from launch.console.configuration import parse_overrides
     from launch.display.tables import print_tables
     from launch.evaluation import evaluation
     from launch.evaluation.figures import score_tables
+    from launch.evaluation.target import find_run, target_settings
     from launch.run_folder.layout import POLICIES
 
     session.quiet_libraries(debug)
@@ -107,11 +101,11 @@ def evaluate(
             raise CommandError("--lm-eval conflicts with settings, because it has its own tasks and sampling.")
         _lm_eval(target, checkpoint, lm_eval.split(","), lm_eval_tasks_folder, queries, out, quiet, debug)
         return
-    run = _find_run(target)
+    run = find_run(target)
     if checkpoint and run is None:
         raise CommandError(f"--checkpoint requires a run, but {target} is a model.")
     run_checkpoint = run.checkpoints.choose(checkpoint, POLICIES) if run else None
-    settings = _settings(target, run, words or (), agents)
+    settings = target_settings(target, run, parse_overrides(words or ()), agents)
     plan = evaluation.plan_evaluation(settings, run, run_checkpoint, split, queries, samples, _warn)
     if out is None:
         out = evaluation.default_folder(target, run, run_checkpoint[1] if run_checkpoint else None, plan.fingerprint)
@@ -168,65 +162,3 @@ def _lm_eval(
     if not quiet:
         print_tables(sys.stdout, lm_eval.results_table(results))
     print(f"Results     {out}")
-
-
-def _find_run(target: str) -> Run | None:
-    """Returns the run in a folder or storage, or None if the target is a model.
-
-    Raises:
-        CommandError: The target is a path without a run or model, or a URI without a run.
-        StorageError: Storage cannot be read.
-    """
-    from launch.run_folder.run import Run
-    from launch.run_folder.status import read_run
-    from launch.run_folder.storage import is_uri
-
-    path = Path(target)
-    if is_uri(target) or Run(path).exists():
-        return read_run(target)
-    if (path / "adapter_config.json").is_file():
-        raise CommandError(f"{target} is an adapter. Evaluate its run, or export it with --merge.")
-    is_path = path.exists() or target.startswith((".", "/")) or (len(path.parts) > 1 and path.parent.is_dir())
-    if is_path and not (path / "config.json").is_file():
-        raise CommandError(f"No run or model found in {target}.")
-    return None
-
-
-def _settings(target: str, run: Run | None, words: Sequence[str], agents: int | None) -> Settings:
-    """Applies KEY=VALUE words to the settings of the run or of the default preset."""
-    from launch.console.configuration import DEFAULT_PRESET, parse_overrides, read_preset
-    from launch.evaluation.evaluation import located_settings
-    from policies.settings.overrides import apply_overrides
-    from policies.settings.settings import make_settings, settings_in_categories
-
-    overrides = parse_overrides(words)
-    if policy_overrides := settings_in_categories("policy") & overrides.keys():
-        raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
-    if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file
-        overrides["data"] = overrides["eval_data"] = overrides.get("data", overrides.get("eval_data"))
-        overrides["validation"] = False
-    base: Mapping[str, Value] = read_preset(DEFAULT_PRESET)
-    policy: dict[str, Value] = {"model": target, "num_agents": 1}
-    if run is not None:
-        base = located_settings(run, overrides).model_dump()
-        policy = {key: base[key] for key in settings_in_categories("policy")}
-    if agents is not None:  # the critic is unused, and its inputs would not match another chain length
-        policies = policy.get("num_policies") or policy["num_agents"]
-        policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
-    if overrides.get("task", base["task"]) != base["task"]:
-        if "max_response_tokens" not in overrides:
-            raise CommandError(
-                f"task={overrides['task']} requires max_response_tokens=TOKENS: the value of {target}, "
-                f"{base.get('max_response_tokens')}, is for task={base['task']}."
-            )
-        base = {key: value for key, value in base.items() if key == "task" or key not in settings_in_categories("task")}
-    if "data" in overrides:
-        base = {key: value for key, value in base.items() if key not in GENERATED_QUERY_SETTINGS}
-    values = {key: value for key, value in {**base, **overrides}.items() if key not in settings_in_categories("policy")}
-    if "queries_per_update" in overrides or agents is not None:
-        values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # unused: there is no training
-        roles = cast(int, policy["num_agents"])
-        teams = max(cast(int, policy.get("num_policies") or roles) // roles, 1)
-        values["queries_per_update"] = math.ceil(cast(int, values["queries_per_update"]) / teams) * teams
-    final_overrides = {key: values[key] for key in overrides if key in values}
-    return make_settings(apply_overrides(values, {**final_overrides, **policy, "min_response_tokens": None}))

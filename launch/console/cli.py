@@ -24,6 +24,7 @@ COMMANDS = {
     "tune": "Search over settings, such as the exchange period.",
     "study": "Compare training variants over seeds, with confidence intervals.",
     "evaluate": "Evaluate a run's policies, or a model, beside the base model.",
+    "probe": "Measure, before training, whether a second answer pays.",
     "plan": "Show the placement of a run's processes, and whether they fit.",
     "watch": "Follow a run from another terminal.",
     "runs": "List runs with their status and progress.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,9 +58,36 @@ def load_generator(
         EngineStartError: vLLM could not start.
         ModelError: a base model was not found.
     """
-    settings = trained.settings
     models = {policy_id: model_path(trained.base(policy_id)) for policy_id in policy_ids}
     weights = {policy_id: trained.weights(policy_id) for policy_id in policy_ids}
+    if backend == "vllm":  # before the slow start of engines
+        for policy_id in policy_ids:
+            trained.check_base(policy_id, weights[policy_id], trainable(trained.meta_model(policy_id)))
+    generator = start_generator(trained.settings, models, backend, max_sequences)
+    for policy_id in policy_ids:
+        if isinstance(generator, TransformersGenerator):
+            trained.check_base(policy_id, weights[policy_id], generator.trainable[policy_id])
+        if stale := generator.load(policy_id, weights[policy_id], trained.update).stale:
+            raise CommandError(
+                f"vLLM cannot load some weights of {policy_id}, such as {stale[0]}. Use --backend transformers."
+            )
+    return generator
+
+
+def start_generator(
+    settings: Settings, models: Mapping[str, str], backend: str, max_sequences: int
+) -> TransformersGenerator | VLLMGenerator:
+    """Starts a generator with the initial weights of models.
+
+    Args:
+        settings: dtype, adapters and lengths.
+        models: by policy id, the folder or hub id of its model.
+        backend: `transformers` or `vllm`.
+        max_sequences: maximum number of responses that a vLLM engine generates concurrently.
+
+    Raises:
+        EngineStartError: vLLM could not start.
+    """
     cuda = torch.cuda.is_available() and not (backend == "vllm" and vllm_build() == "cpu")
     common: dict[str, Any] = {
         "dtype": settings.dtype,
@@ -70,18 +97,10 @@ def load_generator(
     }
     if backend == "transformers":
         max_length = settings.max_prompt_tokens + settings.max_response_tokens
-        hf_generator = TransformersGenerator(
-            models, **common, quantization=settings.quantization, max_length=max_length
-        )
-        for policy_id in policy_ids:
-            trained.check_base(policy_id, weights[policy_id], hf_generator.trainable[policy_id])
-            hf_generator.load(policy_id, weights[policy_id], trained.update)
-        return hf_generator
+        return TransformersGenerator(models, **common, quantization=settings.quantization, max_length=max_length)
     from policies.generation.vllm_generator import VLLMGenerator
 
-    for policy_id in policy_ids:  # before the slow start of engines
-        trained.check_base(policy_id, weights[policy_id], trainable(trained.meta_model(policy_id)))
-    generator = VLLMGenerator(
+    return VLLMGenerator(
         models,
         **common,
         max_prompt_tokens=settings.max_prompt_tokens,
@@ -89,9 +108,3 @@ def load_generator(
         max_sequences=max_sequences,
         tensor_parallel_size=settings.tensor_parallel_size,
     )
-    for policy_id in policy_ids:
-        if stale := generator.load(policy_id, weights[policy_id], trained.update).stale:
-            raise CommandError(
-                f"vLLM cannot load some weights of {policy_id}, such as {stale[0]}. Use --backend transformers."
-            )
-    return generator

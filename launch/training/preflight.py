@@ -81,7 +81,7 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if report.problems:
         raise CommandError(" ".join(report.problems))
     try:
-        with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
+        with RewardWorker(task.reward, feedback=task.feedback, timeout=settings.reward_timeout) as worker:
             required_columns = worker.start()
             check_columns(task, required_columns, report)
     except (RewardError, ValueError) as error:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.evaluate import _find_run, _settings
+from launch.console.configuration import parse_overrides
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import EvaluationPlan, Lineup
+from launch.evaluation.target import find_run, target_settings
 from launch.main import main
 from launch.models.trained import POLICIES
 from launch.run_folder.run import Run
@@ -35,7 +36,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def settings(*words: str, run: Run | None = None, agents: int | None = None) -> Settings:
-    return _settings(str(run.path) if run else "./model", run, words, agents)
+    return target_settings(str(run.path) if run else "./model", run, parse_overrides(words), agents)
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -132,13 +133,13 @@ def test_the_fingerprint_depends_on_the_reward_but_not_on_learning_settings(
 
 
 def test_a_target_is_a_run_or_a_model(run: Run, tmp_path: Path) -> None:
-    found_run = _find_run(str(run.path))
+    found_run = find_run(str(run.path))
     assert found_run is not None and found_run.settings() == SETTINGS
     (tmp_path / "config.json").touch()
-    assert [_find_run(target) for target in (str(tmp_path), "imdb-gpt2-tiny", "openai-community/gpt2")] == [None] * 3
+    assert [find_run(target) for target in (str(tmp_path), "imdb-gpt2-tiny", "openai-community/gpt2")] == [None] * 3
     for target in (str(run.path / "checkpoints"), str(tmp_path / "nothing"), "./nothing"):
         with pytest.raises(CommandError, match="No run or model found"):
-            _find_run(target)
+            find_run(target)
 
 
 def test_a_missing_or_damaged_checkpoint_is_rejected(capsys: pytest.CaptureFixture[str], run: Run) -> None:

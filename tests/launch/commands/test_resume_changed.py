@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from cory_env.tasks import Query
-from launch.commands.evaluate import _settings
-from launch.console.configuration import settings_to_yaml
+from launch.console.configuration import parse_overrides, settings_to_yaml
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.terminal import Terminal
 from launch.evaluation.evaluation import changes_since, located_settings
+from launch.evaluation.target import target_settings
 from launch.main import main
 from launch.models.export import export_policy as write_export
 from launch.models.trained import open_trained
@@ -231,7 +231,7 @@ def test_an_evaluation_in_another_folder_finds_the_runs_data(elsewhere: Path, pr
     run = Run.open(Path("../project/run"))
 
     def settings(*words: str) -> object:
-        return _settings(str(run.path), run, words, None)
+        return target_settings(str(run.path), run, parse_overrides(words), None)
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()

@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from launch.commands import watch
-from launch.commands.evaluate import _find_run
 from launch.console.errors import CommandError
+from launch.evaluation.target import find_run
 from launch.main import main
 from launch.models.trained import POLICIES, open_trained
 from launch.report.runs import read_reported_run as report_of
@@ -90,7 +90,7 @@ def test_commands_accept_the_uri_of_a_run(
     assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
     assert main(["watch", uri, "--once"]) == 0
     assert "Update 6 of 6" in capsys.readouterr().out
-    run_folder = _find_run(uri)
+    run_folder = find_run(uri)
     assert run_folder is not None and run_folder.checkpoints.choose("latest", POLICIES)[0] == 6
 
 

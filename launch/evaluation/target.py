@@ -1,0 +1,90 @@
+"""What `cory evaluate` and `cory probe` are given: a run or a model, and the settings for its evaluation."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from launch.console.errors import CommandError
+from launch.evaluation.evaluation import located_settings
+from launch.run_folder.run import Run
+from launch.run_folder.status import read_run
+from launch.run_folder.storage import is_uri
+from policies.settings.files import DEFAULT_PRESET, read_preset
+from policies.settings.overrides import apply_overrides
+from policies.settings.settings import Settings, make_settings, settings_in_categories
+from policies.settings.yaml12 import Value
+
+GENERATED_QUERY_SETTINGS = ("digits", "operations")
+"""Settings of tasks that generate queries; unused with `data`."""
+
+
+def find_run(target: str) -> Run | None:
+    """Returns the run in a folder or storage, or None if the target is a model.
+
+    Raises:
+        CommandError: The target is a path without a run or model, or a URI without a run.
+        StorageError: Storage cannot be read.
+    """
+    path = Path(target)
+    if is_uri(target) or Run(path).exists():
+        return read_run(target)
+    if (path / "adapter_config.json").is_file():
+        raise CommandError(f"{target} is an adapter. Evaluate its run, or export it with --merge.")
+    is_path = path.exists() or target.startswith((".", "/")) or (len(path.parts) > 1 and path.parent.is_dir())
+    if is_path and not (path / "config.json").is_file():
+        raise CommandError(f"No run or model found in {target}.")
+    return None
+
+
+def target_settings(
+    target: str,
+    run: Run | None,
+    overrides: Mapping[str, Value],
+    agents: int | None,
+    model_settings: Mapping[str, Value] | None = None,
+) -> Settings:
+    """Returns the settings for the evaluation of a run or a model.
+
+    Args:
+        target: The run or model, as the user wrote it.
+        run: The run; None: a model.
+        overrides: Settings that the user changes.
+        agents: Number of agents in the chain; None: the run's, 1 for a model.
+        model_settings: The settings of a model, whose policy settings are ignored; None: those of the default preset.
+
+    Raises:
+        CommandError: A setting cannot be changed, or requires another one.
+        SettingsError: A value is invalid, or settings conflict.
+    """
+    overrides = dict(overrides)
+    if policy_overrides := settings_in_categories("policy") & overrides.keys():
+        raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
+    if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file
+        overrides["data"] = overrides["eval_data"] = overrides.get("data", overrides.get("eval_data"))
+        overrides["validation"] = False
+    base: Mapping[str, Value] = read_preset(DEFAULT_PRESET) if model_settings is None else model_settings
+    policy: dict[str, Value] = {"model": target, "num_agents": 1}
+    if run is not None:
+        base = located_settings(run, overrides).model_dump()
+        policy = {key: base[key] for key in settings_in_categories("policy")}
+    if agents is not None:  # the critic is unused, and its inputs would not match another chain length
+        policies = policy.get("num_policies") or policy["num_agents"]
+        policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
+    if overrides.get("task", base["task"]) != base["task"]:
+        if "max_response_tokens" not in overrides:
+            raise CommandError(
+                f"task={overrides['task']} requires max_response_tokens=TOKENS: the value of {target}, "
+                f"{base.get('max_response_tokens')}, is for task={base['task']}."
+            )
+        base = {key: value for key, value in base.items() if key == "task" or key not in settings_in_categories("task")}
+    if "data" in overrides:
+        base = {key: value for key, value in base.items() if key not in GENERATED_QUERY_SETTINGS}
+    values = {key: value for key, value in {**base, **overrides}.items() if key not in settings_in_categories("policy")}
+    if "queries_per_update" in overrides or agents is not None:
+        values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # unused: there is no training
+        roles = cast(int, policy["num_agents"])
+        teams = max(cast(int, policy.get("num_policies") or roles) // roles, 1)
+        values["queries_per_update"] = math.ceil(cast(int, values["queries_per_update"]) / teams) * teams
+    final_overrides = {key: values[key] for key in overrides if key in values}
+    return make_settings(apply_overrides(values, {**final_overrides, **policy, "min_response_tokens": None}))

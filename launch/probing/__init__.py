@@ -1,0 +1,1 @@
+"""`cory probe`: measures, before training, whether a second answer pays."""

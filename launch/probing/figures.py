@@ -1,0 +1,346 @@
+"""What a second answer is worth: figures with 95 % intervals from the outcomes of first and second answers.
+
+p1    share of right first answers
+p1'   share of right second samples of the first agent, where its first sample was wrong
+p2    share of right answers of the second agent, where the first answer was wrong
+
+p1' and p2 have the same wrong first answers in the denominator, so their difference is paired. Every figure is a ratio
+of two sums over queries; intervals resample queries. A first answer is compared with all other samples of its query,
+not only with the next one, so that no sample is wasted.
+"""
+
+import math
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launch.display.statistics import Estimate, column_cis
+
+MIN_SAMPLES = 3
+"""First answers per query: a best-of-3 requires three."""
+VOTERS = 3
+NO_ANSWER = -1
+"""Number of an answer that cannot be compared."""
+Z = 1.959963984540054
+"""97.5 % quantile of the normal distribution."""
+
+MIN_EVENTS = 10
+TINY = 1e-9
+"""Differences below this are rounding errors."""
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class SecondAnswers(NamedTuple):
+    """Answers of the second agent, one to each first answer: arrays `[queries, samples]`."""
+
+    right: Bools
+    length: Floats
+    """Generated tokens."""
+
+
+class Outcomes(NamedTuple):
+    """First and second answers at one temperature: arrays `[queries, samples]`."""
+
+    right: Bools
+    """Whether the first answer is right."""
+    length: Floats
+    """Generated tokens of the first answer."""
+    answers: NDArray[np.integer]
+    """Number of the answer: equal answers to a query have the same; `NO_ANSWER` if it cannot be compared."""
+    second: SecondAnswers
+    """Without feedback."""
+    accepted: Bools | None = None
+    """Whether the feedback on the first answer is None ("solved"); None if there is no feedback function."""
+    second_feedback: SecondAnswers | None = None
+    """With feedback, also after accepted answers; None if there is no feedback function."""
+
+
+class Figure(NamedTuple):
+    """A figure with its interval."""
+
+    estimate: Estimate
+    tokens: float | None = None
+    """Mean generated tokens per query, if the figure is the score of a way to answer."""
+
+
+class Ratio(NamedTuple):
+    """A figure before its sums are taken: arrays `[queries]`."""
+
+    numerator: Floats
+    denominator: Floats
+
+    @property
+    def mean(self) -> float:
+        """The ratio of the sums."""
+        return float(self.numerator.sum() / self.denominator.sum())
+
+    @property
+    def residuals(self) -> Floats:
+        """`[queries]`, deviations of the linearized ratio from its mean; 0 for queries without a case."""
+        scale = self.denominator[self.denominator > 0].mean()
+        residuals: Floats = (self.numerator - self.mean * self.denominator) / scale
+        return np.where(np.abs(residuals) > TINY, residuals, 0.0)
+
+    @property
+    def num_events(self) -> int:
+        """Number of queries with a numerator above 0."""
+        return int((self.numerator > TINY).sum())
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether fewer than `MIN_EVENTS` queries have an event, or fewer have the opposite one."""
+        opposite = Ratio(self.denominator - self.numerator, self.denominator)
+        return min(self.num_events, opposite.num_events) < MIN_EVENTS
+
+    def minus(self, other: "Ratio") -> "Ratio":
+        """Returns the paired difference of two ratios with the same denominator."""
+        return Ratio(self.numerator - other.numerator, self.denominator)
+
+
+class Strategy(NamedTuple):
+    """A way to answer queries: arrays `[queries]`."""
+
+    score: Floats
+    """Probability that the final answer is right, estimated from the samples."""
+    tokens: Floats
+    """Expected number of generated tokens."""
+
+
+def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
+    """Computes all figures at one temperature.
+
+    Args:
+        outcomes: Of at least one query, with at least `MIN_SAMPLES` samples.
+        seed: Of the bootstrap.
+
+    Returns:
+        By name: shares (`p1`, `p1_again`, `p2`, `p2_feedback`, `kept`, `kept_feedback`, `wrongly_accepted`,
+        `not_accepted`), scores of strategies with their tokens (`strategies`), and differences (`differences`).
+        Without feedback, the names with feedback are absent. Shares without any case are NaN.
+    """
+    by_name, samples = strategies(outcomes), outcomes.right.shape[1]
+    shares = conditional_shares(outcomes)
+    everything = {
+        **shares,
+        **{name: _mean(strategy.score, samples) for name, strategy in by_name.items()},
+        **differences(outcomes, shares, by_name),
+    }
+    estimates = ratio_cis(list(everything.values()), ["-" in name for name in everything], seed)
+    return {
+        name: Figure(estimate, float(by_name[name].tokens.mean()) if name in by_name else None)
+        for name, estimate in zip(everything, estimates, strict=True)
+    }
+
+
+def conditional_shares(outcomes: Outcomes) -> dict[str, Ratio]:
+    """Returns the shares of right first answers, repaired and kept answers, and errors of the check."""
+    right = outcomes.right
+    wrong = ~right
+    num_right, num_wrong = right.sum(1).astype(float), wrong.sum(1).astype(float)
+    shares = {
+        "p1": _mean(right.mean(1), right.shape[1]),
+        "p1_again": Ratio(num_wrong * num_right / (right.shape[1] - 1), num_wrong),
+        "p2": Ratio((wrong & outcomes.second.right).sum(1).astype(float), num_wrong),
+        "kept": Ratio((right & outcomes.second.right).sum(1).astype(float), num_right),
+    }
+    if outcomes.accepted is not None and outcomes.second_feedback is not None:
+        accepted, second_right = outcomes.accepted, outcomes.second_feedback.right
+        shares |= {
+            "p2_feedback": Ratio((wrong & second_right).sum(1).astype(float), num_wrong),
+            "kept_feedback": Ratio((right & second_right).sum(1).astype(float), num_right),
+            "wrongly_accepted": Ratio((wrong & accepted).sum(1).astype(float), accepted.sum(1).astype(float)),
+            "not_accepted": Ratio((right & ~accepted).sum(1).astype(float), num_right),
+        }
+    return shares
+
+
+def strategies(outcomes: Outcomes) -> dict[str, Strategy]:
+    """Returns the ways to answer.
+
+    `one_answer`; `best_of_2` and `best_of_3`, the first sample that the check accepts, else the last one;
+    `vote_of_3`; `chain`, the second agent's answer. With feedback also `chain_stop` and `chain_feedback`: the first
+    answer if the check accepts it, else the second agent's, which saw no feedback or the feedback. Without a feedback
+    function, the check of best-of-n is the reward itself, an upper bound, and no chain stops.
+    """
+    first, length = outcomes.right, outcomes.length
+    result = {
+        "one_answer": Strategy(first.mean(1), length.mean(1)),
+        "best_of_2": best_of(outcomes, 2),
+        "best_of_3": best_of(outcomes, 3),
+        "vote_of_3": Strategy(vote(outcomes.answers, first), VOTERS * length.mean(1)),
+        "chain": Strategy(outcomes.second.right.mean(1), (length + outcomes.second.length).mean(1)),
+    }
+    if (
+        count_different(outcomes.answers) == outcomes.answers.size
+    ):  # no two answers are equal, so there is nothing to count
+        del result["vote_of_3"]
+    accepted = outcomes.accepted
+    if accepted is not None and outcomes.second_feedback is not None:
+        for name, second in (("chain_stop", outcomes.second), ("chain_feedback", outcomes.second_feedback)):
+            score = np.where(accepted, first, second.right).mean(1)
+            result[name] = Strategy(score, (length + np.where(accepted, 0.0, second.length)).mean(1))
+    return result
+
+
+def differences(outcomes: Outcomes, shares: dict[str, Ratio], by_name: dict[str, Strategy]) -> dict[str, Ratio]:
+    """Returns the paired differences that decide what to train.
+
+    `p2 - p1_again`, `p2_feedback - p1_again`, `p2_feedback - p2`; `chain - one_answer`, `chain - vote_of_3`; and for
+    chains that stop, the difference to best-of-n with as many tokens: `chain_feedback - best_of_n`,
+    `chain_stop - best_of_n`.
+    """
+    samples = outcomes.right.shape[1]
+    result = {"p2 - p1_again": shares["p2"].minus(shares["p1_again"])}
+    result["chain - one_answer"] = _mean(by_name["chain"].score - by_name["one_answer"].score, samples)
+    if "vote_of_3" in by_name:
+        result["chain - vote_of_3"] = _mean(by_name["chain"].score - by_name["vote_of_3"].score, samples)
+    if "p2_feedback" in shares:
+        result["p2_feedback - p1_again"] = shares["p2_feedback"].minus(shares["p1_again"])
+        result["p2_feedback - p2"] = shares["p2_feedback"].minus(shares["p2"])
+        for name in ("chain_stop", "chain_feedback"):
+            rival = best_of_tokens(outcomes, float(by_name[name].tokens.mean()))
+            result[f"{name} - best_of_n"] = _mean(by_name[name].score - rival.score, samples)
+    return result
+
+
+def best_of(outcomes: Outcomes, n: int) -> Strategy:
+    """Returns best-of-n with a check: samples are drawn until the check accepts one, at most n.
+
+    The answer is the accepted sample, or the last one if none is accepted. All orders of the samples are averaged, in
+    closed form: a sample is drawn in place k + 1 if k others were drawn before it and the check accepted none of them.
+
+    Args:
+        outcomes: The samples. Without a feedback function, the check is the reward.
+        n: At most the number of samples.
+    """
+    right = outcomes.right
+    accepted = right if outcomes.accepted is None else outcomes.accepted
+    samples = right.shape[1]
+    others_rejected = (~accepted).sum(1, keepdims=True) - ~accepted  # among the other samples
+    score, tokens = np.zeros(len(right)), np.zeros(len(right))
+    not_accepted_yet = np.ones(right.shape)  # probability that the k samples drawn before this one were all rejected
+    for k in range(n):
+        drawn = not_accepted_yet / samples
+        tokens += (drawn * outcomes.length).sum(1)
+        score += (drawn * right * (accepted if k < n - 1 else True)).sum(1)
+        if k < n - 1:
+            not_accepted_yet = not_accepted_yet * np.maximum(others_rejected - k, 0) / (samples - 1 - k)
+    return Strategy(score, tokens)
+
+
+def best_of_tokens(outcomes: Outcomes, tokens: float) -> Strategy:
+    """Returns best-of-n with a given mean number of tokens per query, interpolated between two numbers n.
+
+    If all samples together have fewer tokens, it is best-of-n with all samples; if one has more, it is one sample.
+    """
+    smaller = best_of(outcomes, 1)
+    for n in range(2, outcomes.right.shape[1] + 1):
+        larger = best_of(outcomes, n)
+        low, high = smaller.tokens.mean(), larger.tokens.mean()
+        if tokens < high:
+            weight = max((tokens - low) / (high - low), 0.0)
+            return Strategy(
+                *(weight * after + (1 - weight) * before for before, after in zip(smaller, larger, strict=True))
+            )
+        smaller = larger
+    return smaller
+
+
+def vote(answers: NDArray[np.integer], right: Bools) -> Floats:
+    """Returns the score of a majority vote of three samples, averaged over all sets of three, `[queries]`.
+
+    If no two answers are equal, one of those that can be compared wins, each with the same probability; if none can be
+    compared, any of the three.
+    """
+    total = np.zeros(len(answers))
+    sets = list(combinations(range(answers.shape[1]), VOTERS))
+    for members in sets:
+        chosen, is_right = answers[:, members], right[:, members].astype(float)
+        votes = (chosen[:, :, None] == chosen[:, None, :]).sum(2) * (chosen != NO_ANSWER)
+        wins = votes == votes.max(1, keepdims=True)
+        total += (is_right * wins).sum(1) / wins.sum(1)
+    return total / len(sets)
+
+
+def count_different(answers: NDArray[np.integer]) -> int:
+    """Returns the number of different answers, summed over queries; each that cannot be compared is different."""
+    return sum(len(set(row[row != NO_ANSWER].tolist())) + int((row == NO_ANSWER).sum()) for row in answers)
+
+
+def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Estimate]:
+    """Returns ratios of sums over queries with their 95 % intervals.
+
+    The ratio is linearized, so that it is the mean of one value per query, and its interval is that of `column_cis`,
+    over the queries that have a case in the denominator. Resampling says little about events that occur in fewer than
+    `MIN_EVENTS` queries: for such a share, the interval is Wilson's. A difference is a positive minus a negative part;
+    if one of them is rare, their Wilson intervals are combined (Newcombe 1998).
+
+    Args:
+        ratios: Of the same queries.
+        signed: Per ratio, whether it is a difference, from -1 to 1; otherwise it is from 0 to 1.
+        seed: Of the bootstrap.
+
+    Returns:
+        An estimate per ratio; `n` is the number of queries with a case. NaN without cases.
+    """
+    values = np.full((len(ratios[0].numerator), len(ratios)), np.nan)
+    for column, ratio in enumerate(ratios):
+        has_case = ratio.denominator > 0
+        if has_case.any():
+            values[has_case, column] = ratio.mean + ratio.residuals[has_case]
+    estimates = column_cis(values, "bootstrap", seed)
+    for column, (ratio, is_difference) in enumerate(zip(ratios, signed, strict=True)):
+        mean, low, high, count = estimates[column]
+        positive, negative = (Ratio(np.maximum(sign * ratio.numerator, 0), ratio.denominator) for sign in (1, -1))
+        if not count:
+            continue
+        if not is_difference and ratio.is_rare:
+            low, high = wilson(ratio)
+        elif is_difference and (positive.num_events < MIN_EVENTS or negative.num_events < MIN_EVENTS):
+            low, high = newcombe(positive, negative)
+        assert low is not None and high is not None  # None only for one query, whose events are rare
+        estimates[column] = Estimate(mean, max(low, -1.0 if is_difference else 0.0), min(high, 1.0), count)
+    return estimates
+
+
+def newcombe(positive: Ratio, negative: Ratio) -> tuple[float, float]:
+    """Returns the interval of the difference of two shares of the same queries from Wilson's intervals of both."""
+    products = [
+        float((first.residuals * second.residuals).sum())
+        for first, second in ((positive, negative), (positive, positive), (negative, negative))
+    ]
+    correlation = products[0] / math.sqrt(products[1] * products[2]) if min(products[1:]) > TINY else 0.0
+    (gain_low, gain_high), (loss_low, loss_high) = wilson(positive), wilson(negative)
+
+    def margin(gain: float, loss: float) -> float:
+        return math.sqrt(max(gain**2 + loss**2 - 2 * correlation * gain * loss, 0.0))
+
+    mean = positive.mean - negative.mean
+    return (
+        mean - margin(positive.mean - gain_low, loss_high - negative.mean),
+        mean + margin(gain_high - positive.mean, negative.mean - loss_low),
+    )
+
+
+def wilson(ratio: Ratio) -> tuple[float, float]:
+    """Returns Wilson's interval of a share, with the number of independent cases that explains its variance.
+
+    That number is at least the number of queries with a case, and at most the number of cases.
+    """
+    mean, queries = ratio.mean, int((ratio.denominator > 0).sum())
+    variance = float((ratio.residuals**2).sum()) / queries**2
+    cases = float(np.clip(mean * (1 - mean) / max(variance, TINY), queries, max(ratio.denominator.sum(), queries)))
+    if variance < TINY:
+        cases = queries
+    center = (mean + Z**2 / (2 * cases)) / (1 + Z**2 / cases)
+    margin = Z / (1 + Z**2 / cases) * math.sqrt(mean * (1 - mean) / cases + (Z / (2 * cases)) ** 2)
+    return max(center - margin, 0.0), min(center + margin, 1.0)
+
+
+def _mean(values: Floats, samples: int) -> Ratio:
+    """Returns the mean over queries of a value from this many samples per query."""
+    return Ratio(values * samples, np.full(len(values), float(samples)))

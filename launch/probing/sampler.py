@@ -1,0 +1,158 @@
+"""Samples first answers, and second answers with and without feedback to the same first answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NotRequired, TypedDict
+
+from cory_env.chain import Chain
+from cory_env.episode import ChainEpisode
+from cory_env.rewarding.episodes import give_feedback, reward_episodes, reward_so_far
+from cory_env.rewarding.worker import RewardWorker
+from cory_env.tasks.task import Query
+from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
+
+if TYPE_CHECKING:
+    from policies.generation.generator import Generator
+
+
+class Answer(TypedDict):
+    """An answer in `responses.jsonl`."""
+
+    text: str
+    length: int
+    """Generated tokens."""
+    task_reward: float | None
+    """None if the reward function failed and `on_reward_error` is `skip`."""
+
+
+class ProbedSample(TypedDict):
+    """A first answer to a query, and second answers to it, in `responses.jsonl`."""
+
+    query: int
+    """The query's index in its split."""
+    sample: int
+    first: Answer
+    second: NotRequired[Answer]
+    """Without feedback. Missing, like the rest, if the feedback function failed and `on_reward_error` is `skip`."""
+    feedback: NotRequired[str | None]
+    """On the first answer; None: "solved". Missing if there is no feedback function."""
+    second_feedback: NotRequired[Answer]
+    """With feedback. Missing if there is no feedback function."""
+
+
+class Sampler:
+    """Samples the chain of two agents, whose second agent answers with and without feedback.
+
+    The second agent answers also if the feedback on the first answer is None, so that one sees whether it keeps right
+    answers. Sampling seeds are those of evaluations with the same `seed`.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        worker: RewardWorker,
+        policy_ids: Sequence[str],
+        plain: Chain,
+        with_feedback: Chain | None,
+        seed: int,
+    ) -> None:
+        """Creates the sampler.
+
+        Args:
+            generator: With the weights of the policies.
+            worker: The reward, and the feedback function if there is one.
+            policy_ids: Of the first and the second agent.
+            plain: The chain of two without feedback.
+            with_feedback: The chain of two whose second agent sees the feedback; it must not stop. None: there is no
+                feedback function.
+            seed: Of sampling.
+        """
+        self._generator = generator
+        self._worker = worker
+        self._policy_ids = policy_ids
+        self._plain = plain
+        self._with_feedback = with_feedback
+        self._seed = seed
+
+    def sample(self, prompt_refs: Sequence[tuple[Query, int]], temperature: float) -> list[ProbedSample]:
+        """Samples a batch.
+
+        Args:
+            prompt_refs: Queries with the index of the sample.
+            temperature: Of sampling.
+
+        Returns:
+            A record per query and sample, in order.
+
+        Raises:
+            GenerationError: The engine failed.
+            QueryTooLongError: A prompt does not fit.
+            RewardError: The reward or the feedback function failed, and errors are not skipped.
+        """
+        samples = [sample for _, sample in prompt_refs]
+        plain = [ChainEpisode(self._plain, query) for query, _ in prompt_refs]
+        self._respond(plain, samples, temperature)
+        reward_so_far(self._worker, plain)
+        with_feedback: list[ChainEpisode] = []
+        if self._with_feedback is not None:
+            with_feedback = [_replay(self._with_feedback, episode) for episode in plain]
+            give_feedback(self._worker, with_feedback)
+        self._respond(plain, samples, temperature)
+        usable = [index for index, episode in enumerate(with_feedback) if not episode.failed]
+        self._respond([with_feedback[index] for index in usable], [samples[index] for index in usable], temperature)
+        rewards = reward_episodes(self._worker, [*plain, *with_feedback])
+        records = []
+        for index, (episode, sample) in enumerate(zip(plain, samples, strict=True)):
+            record = ProbedSample(query=episode.query.id, sample=sample, first=_answer(episode, 0, rewards[index]))
+            if not with_feedback:
+                record["second"] = _answer(episode, 1, rewards[index])
+            elif not (other := with_feedback[index]).failed:
+                record["second"] = _answer(episode, 1, rewards[index])
+                feedback = other.feedback[0]
+                record["feedback"] = feedback if feedback is None else str(feedback)
+                record["second_feedback"] = _answer(other, 1, rewards[len(plain) + index])
+            records.append(record)
+        return records
+
+    def _respond(self, episodes: Sequence[ChainEpisode], samples: Sequence[int], temperature: float) -> None:
+        """Generates the next response of each episode; all are at the same position."""
+        if not episodes:
+            return
+        position, chain = len(episodes[0].responses), episodes[0].chain
+        seeds = [
+            sampling_seed(self._seed, EVALUATION_UPDATE, episode.query.id, position, sample)
+            for episode, sample in zip(episodes, samples, strict=True)
+        ]
+        sampling = Sampling(temperature, chain.max_response_tokens, seeds, chain.by_position[position].stop_token_ids)
+        prompts = [episode.prompt_ids() for episode in episodes]
+        responses = self._generator.generate(prompts, self._policy_ids[position], sampling)
+        for episode, response in zip(episodes, responses, strict=True):
+            episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
+
+
+def _replay(chain: Chain, episode: ChainEpisode) -> ChainEpisode:
+    """Returns an episode of another chain with the same responses and task rewards."""
+    copy = ChainEpisode(chain, episode.query)
+    for response in episode.responses:
+        copy.respond({"tokens": response, "length": len(response)})
+    copy.note_rewards(episode.task_rewards)
+    return copy
+
+
+def _answer(episode: ChainEpisode, position: int, rewards: Sequence[float | None]) -> Answer:
+    return Answer(
+        text=episode.completions[position], length=len(episode.responses[position]), task_reward=rewards[position]
+    )
+
+
+def answer_numbers(texts: Sequence[str], extract: Callable[[str], object]) -> list[int]:
+    """Numbers the answers to one query: equal answers get the same number, and those without one -1.
+
+    Args:
+        texts: The responses.
+        extract: Returns the answer in a response, which must be hashable; None if there is none.
+    """
+    answers = [extract(text) for text in texts]
+    numbers = {answer: number for number, answer in enumerate(dict.fromkeys(a for a in answers if a is not None))}
+    return [-1 if answer is None else numbers[answer] for answer in answers]
