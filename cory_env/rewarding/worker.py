@@ -43,12 +43,13 @@ class RewardWorker:
     """
 
     def __init__(
-        self, spec: str, *, feedback: str | None = None, timeout: float = 60.0, on_error: OnError = "stop"
+        self, spec: str | None, *, feedback: str | None = None, timeout: float = 60.0, on_error: OnError = "stop"
     ) -> None:
         """Makes the worker without starting the child process.
 
         Args:
             spec: `module:function`, `module:function?setting=value`, or a weighted sum (`cory_env.rewarding.spec`).
+                None: no reward, only feedback.
             feedback: The feedback function as `module:function`; it runs in the same process.
             timeout: Seconds that one call may take, and that importing the module may take. Loading a model in the
                 first call counts as part of that call.
@@ -57,7 +58,8 @@ class RewardWorker:
         Raises:
             ValueError: The name is malformed, or a setting is out of range.
         """
-        parse_sum(spec)
+        if spec is not None:
+            parse_sum(spec)
         if feedback is not None:
             parse_spec(feedback, FEEDBACK)
         if not timeout > 0:
@@ -65,7 +67,7 @@ class RewardWorker:
         self.timeout = timeout
         self.on_error = on_error
         self.skipped = 0
-        specs = {REWARD: spec} if feedback is None else {REWARD: spec, FEEDBACK: feedback}
+        specs = {name: function for name, function in ((REWARD, spec), (FEEDBACK, feedback)) if function is not None}
         self._names = {function: f"The {function} {display_name(name)}" for function, name in specs.items()}
         self._process = RewardProcess(specs, timeout)
 

@@ -1,4 +1,4 @@
-"""Checks of a run's settings, task, models and reward before anything is started."""
+"""Checks of a run's settings, task, models, reward and feedback before anything is started."""
 
 import sys
 
@@ -61,7 +61,7 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if (credit := settings.credit_assignment).custom_function is not None:
         from policies.learning.credit import check_custom_credit  # imports torch
 
-        check_custom_credit(credit, settings.num_agents)
+        check_custom_credit(credit, settings.num_agents, settings.stop_in_training)
     try:
         first_policies = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
         chains = [
@@ -80,7 +80,7 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if report.problems:
         raise CommandError(" ".join(report.problems))
     try:
-        with RewardWorker(task.reward, timeout=settings.reward_timeout) as worker:
+        with RewardWorker(task.reward, feedback=task.feedback, timeout=settings.reward_timeout) as worker:
             required_columns = worker.start()
             check_columns(task, required_columns, report)
     except (RewardError, ValueError) as error:
@@ -88,8 +88,9 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if report.problems:
         raise CommandError(" ".join(report.problems))
     if "completion_ids" in required_columns and len(chains) > 1:
+        feedback = "" if task.feedback is None else f" or the feedback {display_name(task.feedback)}"
         raise CommandError(
-            f"The reward {display_name(task.reward)} requires completion_ids, but the models {settings.model_names} "
-            "have different tokenizers. Use the text of completions instead, or models with the same tokenizer."
+            f"The reward {display_name(task.reward)}{feedback} requires completion_ids, but the models "
+            f"{settings.model_names} have different tokenizers. Use the text of completions instead, or models with the same tokenizer."
         )
     return task, tokenizers
