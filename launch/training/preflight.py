@@ -91,6 +91,7 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
         feedback = "" if task.feedback is None else f" or the feedback {display_name(task.feedback)}"
         raise CommandError(
             f"The reward {display_name(task.reward)}{feedback} requires completion_ids, but the models "
-            f"{settings.model_names} have different tokenizers. Use the text of completions instead, or models with the same tokenizer."
+            f"{settings.model_names} have different tokenizers. Use the text of completions instead, or models with "
+            "the same tokenizer."
         )
     return task, tokenizers
