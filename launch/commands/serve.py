@@ -95,6 +95,8 @@ def serve(
                 chain = make_env_chain(policies, policy_ids, feedback=feedback)
                 if (worker := feedback_worker(chain, policies.settings.reward_timeout)) is not None:
                     thread = FeedbackThread(worker, feedback_columns(worker))  # fails if the function cannot be loaded
+                elif policies.settings.feedback is not None and not feedback:
+                    print("`chain` gets no feedback, so all roles respond (see --feedback).", file=sys.stderr)
                 models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, chain, thread)
             except PromptsShowFeedback:
                 unavailable[CHAIN_MODEL] = "The prompts of `chain` show feedback: start the server with --feedback."

@@ -19,7 +19,7 @@ from cory_env.tasks import Query
 from cory_env.tasks.rows import RESERVED
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
 from launch.console.errors import CommandError
-from launch.display.texts import replace_control_chars
+from launch.display.texts import NOTHING_TO_CORRECT, replace_control_chars
 from launch.models.generators import MIN_TEMPERATURE, load_generator
 from launch.models.trained import PolicySet
 from launch.run_folder.records import GeneratedResponse, GeneratedSample
@@ -67,7 +67,7 @@ class TokenPrinter:
 
     def feedback(self, text: str | None) -> None:
         """Prints the feedback on the last response; None: nothing is to be corrected."""
-        line = f"feedback: {replace_control_chars('(nothing to correct)' if text is None else text)}"
+        line = f"feedback: {replace_control_chars(NOTHING_TO_CORRECT if text is None else text)}"
         typer.secho(line, self._output, dim=True)
 
 

@@ -70,7 +70,7 @@ def _validation_error(error: dict[str, Any]) -> RequestError:
         return RequestError(message, param=param, code="unsupported_parameter")
     if path[-1] == "content" and error["input"] is None:
         return RequestError(f"{param} is null. Send the text of the message.", param=param)
-    return RequestError(f"{param}: {error['msg']}.", param=param)
+    return RequestError(f"{param}: {error['msg'].removeprefix('Value error, ')}.", param=param)
 
 
 def _as_list(value: Any) -> Any:
