@@ -103,6 +103,7 @@ class Run:
         checkpoint: str | int | None = None,
         temperature: float | None = None,
         seed: int | None = None,
+        feedback: bool = True,
     ) -> TrainedChain:
         """Loads the trained chain for repeated use with `answer`; for a single call, use `generate`.
 
@@ -111,6 +112,7 @@ class Run:
             checkpoint: as in `open_policies`.
             temperature: sampling temperature, 0 for greedy decoding; None: the run's.
             seed: random seed of sampling; None: the run's.
+            feedback: give feedback on responses, and stop chains by it, if the run does.
 
         Returns:
             The chain with loaded weights.
@@ -118,11 +120,16 @@ class Run:
         Raises:
             CommandError: the checkpoint or a policy does not exist, or prompts require more columns than the query.
         """
-        return load_chain(self.open_policies(checkpoint), roles, temperature, seed)
+        return load_chain(self.open_policies(checkpoint), roles, temperature, seed, feedback=feedback)
 
 
 def load_chain(
-    policies: PolicySet, roles: Sequence[str] | None, temperature: float | None, seed: int | None
+    policies: PolicySet,
+    roles: Sequence[str] | None,
+    temperature: float | None,
+    seed: int | None,
+    *,
+    feedback: bool = True,
 ) -> TrainedChain:
     """Loads a chain of policies.
 
@@ -131,9 +138,10 @@ def load_chain(
         roles: policy ids in the order of the chain; None: all, in their current roles.
         temperature: sampling temperature, 0 for greedy decoding; None: as in training.
         seed: random seed of sampling; None: as in training.
+        feedback: give feedback on responses, and stop chains by it, as in the run.
 
     Raises:
-        CommandError: a policy does not exist, or prompts require more columns than the query.
+        CommandError: a policy does not exist, or prompts require feedback.
     """
     from launch.models.trained_chain import TrainedChain
 
@@ -145,6 +153,7 @@ def load_chain(
         policies.policy_ids if roles is None else policies.resolve_names(roles),
         settings.temperature if temperature is None else temperature,
         settings.seed if seed is None else seed,
+        feedback=feedback,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,8 @@ def generate(
     checkpoint: str | int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
+    columns: Mapping[str, Sequence[object]] | None = None,
+    feedback: bool = True,
 ) -> list[GeneratedSample]:
     """Generates responses to queries with the chain, or a single policy, by `transformers` in this process.
 
@@ -44,17 +46,29 @@ def generate(
         checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
         temperature: sampling temperature, 0 for greedy decoding; None: the run's.
         seed: random seed of sampling; None: the run's.
+        columns: by name, one value per query, for prompt templates and the run's feedback function.
+        feedback: give feedback on responses, and stop chains by it, if the run does; False: all roles answer without
+            feedback.
 
     Returns:
         For each query `{"query": ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]}`, pioneer first.
+        A response on which there is feedback has it as `feedback`, None if nothing is to be corrected.
 
     Raises:
-        CommandError: the run, checkpoint or policy does not exist, or prompts require more columns than the query.
+        CommandError: the run, checkpoint or policy does not exist, or prompts or feedback require more columns.
         QueryTooLongError: a query exceeds the prompt length of training.
+        RewardError: the feedback function failed.
+        ValueError: a column does not have one value per query.
     """
     texts = [queries] if isinstance(queries, str) else queries
-    chain = load_chain(_policies(source, checkpoint), roles, temperature, seed)
-    numbered = [Query(number, text) for number, text in enumerate(texts)]
+    values = {name: list(column) for name, column in (columns or {}).items()}
+    if wrong := {name: len(column) for name, column in values.items() if len(column) != len(texts)}:
+        raise ValueError(f"columns must have one value per query, {len(texts)} in all, but the lengths are {wrong}.")
+    chain = load_chain(_policies(source, checkpoint), roles, temperature, seed, feedback=feedback)
+    numbered = [
+        Query(number, text, {name: column[number] for name, column in values.items()})
+        for number, text in enumerate(texts)
+    ]
     chain.check(numbered)
     return chain.answer_all([(query, 0) for query in numbered])
 
@@ -87,7 +101,8 @@ def evaluate(
     Returns:
         Label, such as `llm_1` or `llm_2 after llm_1`, → scores with `policy`, `role`, `after` and `figures`. Each
         figure, such as `task_reward`, `kl`, `combined_reward` and `pass@1`, has a `mean` and the bounds of its 95 % CI,
-        `low` and `high`.
+        `low` and `high`. With `stop_when`, later roles have the figures of the chains that reached them, and
+        `llm_1 then llm_2` those of the chain's last answers, with `chain_tokens`, the tokens generated per query.
 
     Raises:
         CommandError: the run or checkpoint does not exist, the split has no queries, a number is below 1, or the folder
@@ -236,6 +251,7 @@ def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, spli
     task, checkpoint = algorithm.task, (algorithm.updates, Path())
     plan = make_plan(algorithm.settings, task, None, split, queries, samples, checkpoint)
     batches: list[BatchRecord] = []
+    orders = []
     for lineup, prompt_refs in plan.batches():
         if lineup.trained:
             average = algorithm.evaluator.average() if AVERAGE_POLICY in lineup.policy_ids else contextlib.nullcontext()
@@ -243,7 +259,8 @@ def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, spli
                 batches.append(
                     BatchRecord(batch=len(batches), chains=evaluate_batch(algorithm, lineup, prompt_refs, split))
                 )
-    return compute_scores(batches, plan.scoring(task.solved_at))
+                orders.append(lineup.names)
+    return compute_scores(batches, plan.scoring(task.solved_at), orders if plan.orders else ())
 
 
 def _evaluate_run(

@@ -84,7 +84,7 @@ def measure_influence(
     """Generates several continuations of several responses of the pioneer, with the algorithm's current weights.
 
     Args:
-        algorithm: with two or more agents; the second is the observer.
+        algorithm: with two or more agents, whose chains do not stop; the second is the observer.
         queries: maximum number of test queries.
         drafts: responses of the pioneer per query, and of the observer per response of the pioneer.
 
@@ -95,7 +95,12 @@ def measure_influence(
     Raises:
         GenerationError: no runner restarted in time.
         RewardError: a reward failed.
+        ValueError: chains can stop, so that not every response is followed by another.
     """
+    if algorithm.settings.stop_when is not None:
+        raise ValueError(
+            f"Influence requires chains of equal length. Set stop_when=null, not {algorithm.settings.stop_when}."
+        )
     count = min(queries, len(algorithm.task.test))
     prompt_refs = [PromptRef(query, sample) for query in range(count) for sample in range(drafts)]
     rollout = algorithm.runners.generate(

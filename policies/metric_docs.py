@@ -9,6 +9,7 @@ METRIC_DOCS = {
     "eos_rate": "Share of responses that end with a stop token, not at the length limit.",
     "repetition": "Share of a response's pairs of adjacent tokens that occur earlier in it.",
     "in_chain_kl": "In `last_response`: KL if the reference is given the last agent's own prompt, as in training.",
+    "chain_tokens": "In `final.json` and evaluations, if chains can stop: tokens that a chain generated for a query.",
     "task_reward_std": "Standard deviation of the task reward over responses.",
     "entropy": "Mean entropy of the policy over the vocabulary, in nats per token.",
     "logprob_diff_mean": "Mean |sampler − learner| log-probability per token; near 0 if engine and learner agree.",

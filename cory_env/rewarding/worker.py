@@ -44,7 +44,7 @@ class RewardWorker:
 
     def __init__(
         self,
-        spec: str,
+        spec: str | None,
         *,
         feedback: str | None = None,
         role_rewards: Mapping[str, str] = MappingProxyType({}),
@@ -55,6 +55,7 @@ class RewardWorker:
 
         Args:
             spec: `module:function`, `module:function?setting=value`, or a weighted sum (`cory_env.rewarding.spec`).
+                None: no reward, only feedback.
             feedback: The feedback function as `module:function`; it runs in the same process.
             role_rewards: The reward functions of single roles, by role; they run in the same process.
             timeout: Seconds that one call may take, and that importing the module may take. Loading a model in the
@@ -65,7 +66,8 @@ class RewardWorker:
             ValueError: The name is malformed, or a setting is out of range.
         """
         for reward in (spec, *role_rewards.values()):
-            parse_sum(reward)
+            if reward is not None:
+                parse_sum(reward)
         if feedback is not None:
             parse_spec(feedback, FEEDBACK)
         if not timeout > 0:
@@ -73,9 +75,9 @@ class RewardWorker:
         self.timeout = timeout
         self.on_error = on_error
         self.skipped = 0
-        specs = {REWARD: spec, **{role_reward(role): own_spec for role, own_spec in role_rewards.items()}}
-        if feedback is not None:
-            specs[FEEDBACK] = feedback
+        functions = {REWARD: spec, FEEDBACK: feedback}
+        functions |= {role_reward(role): own_spec for role, own_spec in role_rewards.items()}
+        specs = {name: function for name, function in functions.items() if function is not None}
         self._names = {function: f"The {function} {display_name(name)}" for function, name in specs.items()}
         self._process = RewardProcess(specs, timeout)
 

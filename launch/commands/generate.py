@@ -39,6 +39,9 @@ def generate(
     backend: Annotated[
         Literal["vllm", "transformers"] | None, typer.Option(help="With --in. [default: vllm if installed]")
     ] = None,
+    no_feedback: Annotated[
+        bool, typer.Option("--no-feedback", help="All roles answer, without the run's feedback and stop_when.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Answer queries with the policies of a run, in chain order.
@@ -51,6 +54,10 @@ def generate(
     if the run has chat=true. Other columns are copied, and fill prompt templates that contain them. After an
     interruption, run the same command again to continue. Format of an output line: {"row": 0, "sample": 0, "query":
     ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]}; the last response is the chain's answer.
+
+    If the run has feedback between agents (docs/feedback.md), its function runs here too: it sees the response, and the
+    columns of --in FILE. Responses in the output have it as `feedback`, null if nothing is to be corrected; with
+    stop_when the chain ends there. --no-feedback turns it off, unless prompts show feedback.
 
     Only the policies' weights are read from the checkpoint, no pickles. The base model is loaded as in training,
     including its own code if the run has trust_remote_code=true.
@@ -84,7 +91,8 @@ def generate(
     print(f"{' then '.join(policy_ids)}, after update {trained.update} of {run}", file=sys.stderr)
     engine = "transformers" if source is None else choose_backend(backend, settings)
     temperature = settings.temperature if temperature is None else temperature
-    chain = TrainedChain(trained, policy_ids, temperature, settings.seed if seed is None else seed, engine)
+    seed = settings.seed if seed is None else seed
+    chain = TrainedChain(trained, policy_ids, temperature, seed, engine, feedback=not no_feedback)
     for change in trained.changes():
         print(f"Warning: {change}", file=sys.stderr)
     if source is None or out is None:
@@ -100,6 +108,7 @@ def generate(
 def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:
     """Answers the query; or interactive queries until Ctrl-D; or the lines of standard input."""
     from cory_env.chain import PromptError
+    from cory_env.tasks import Query
     from launch.models.trained_chain import TokenPrinter
 
     is_interactive = query is None and sys.stdin.isatty() and sys.stdout.isatty()
@@ -108,6 +117,7 @@ def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_jso
     if is_interactive and chain.chain.chat is not None:
         history = []
         print("Each query continues the conversation; /new starts another one.")
+    chain.check_feedback([Query(0, query or "")])
     chain.generator  # noqa: B018 - loads the policies before the first prompt
     for number, text in enumerate(_read_queries(is_interactive) if query is None else [query]):
         if history is not None and text.strip() == "/new":

@@ -33,6 +33,9 @@ def serve(
     backend: Annotated[
         Literal["vllm", "transformers"] | None, typer.Option(help="[default: vllm if installed]")
     ] = None,
+    feedback: Annotated[
+        bool, typer.Option("--feedback", help="Run the run's feedback function between the chain's responses.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Serve the policies of a run and their chain with an OpenAI-compatible API.
@@ -44,11 +47,16 @@ def serve(
       POST /v1/completions        a policy continues the text; `chain` treats it as a query
       GET  /v1/models, /health
 
+    If the run has feedback between agents (docs/feedback.md), `chain` gets it, and stops by it, only with --feedback:
+    the function then runs in this server, on the responses and on the requests' `columns`. Without --feedback, `chain`
+    is not served if its prompts show feedback; otherwise all roles respond.
+
     Ctrl-C or SIGTERM stops the server after pending responses are finished, at most 5 s later.
 
     Examples:
       cory serve runs/demo
       cory serve runs/demo --roles llm_1 --port 8001
+      cory serve runs/coder --feedback
       cory serve runs/demo --host 0.0.0.0 --api-key KEY       or CORY_API_KEY in the environment
     """
     from launch.cluster import session
@@ -61,8 +69,9 @@ def serve(
         raise CommandError(f"cory serve requires {error.name}. Run `pip install 'cory-rllib[serve]'`.") from error
     from launch.models.generators import choose_backend, load_generator
     from launch.models.trained import open_trained
-    from launch.models.trained_chain import make_env_chain
+    from launch.models.trained_chain import PromptsShowFeedback, feedback_columns, feedback_worker, make_env_chain
     from launch.serving.backends import make_backend
+    from launch.serving.feedback import FeedbackThread
     from launch.serving.request_queue import RequestQueue
     from launch.serving.responses import ServedModel
 
@@ -70,6 +79,8 @@ def serve(
     policy_ids = policies.policy_ids if roles is None else policies.resolve_names(roles.split(","))
     names = tuple(dict.fromkeys(policy_ids))
     engine = choose_backend(backend, policies.settings)
+    if feedback and policies.settings.feedback is None:
+        raise CommandError(f"--feedback requires a run with feedback between agents, but {run} has feedback=null.")
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -77,9 +88,19 @@ def serve(
             f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --port or --host."
         ) from error
     with sock:
-        models = {name: ServedModel(name, (name,), make_env_chain(policies, [name])) for name in names}
+        models = {name: ServedModel(name, (name,), make_env_chain(policies, [name], feedback=False)) for name in names}
+        unavailable, thread = {}, None
         if len(policy_ids) > 1:
-            models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, make_env_chain(policies, policy_ids))
+            try:
+                chain = make_env_chain(policies, policy_ids, feedback=feedback)
+                if (worker := feedback_worker(chain, policies.settings.reward_timeout)) is not None:
+                    thread = FeedbackThread(worker, feedback_columns(worker))  # fails if the function cannot be loaded
+                elif policies.settings.feedback is not None and not feedback:
+                    print("`chain` gets no feedback, so all roles respond (see --feedback).", file=sys.stderr)
+                models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, chain, thread)
+            except PromptsShowFeedback:
+                unavailable[CHAIN_MODEL] = "The prompts of `chain` show feedback: start the server with --feedback."
+                print(unavailable[CHAIN_MODEL], file=sys.stderr)
         for change in policies.changes():
             print(f"Warning: {change}", file=sys.stderr)
         chain_text = " then ".join(policy_ids)
@@ -92,7 +113,10 @@ def serve(
             signal.signal(number, signal.default_int_handler)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
         print(f"Serving {', '.join(models)} at {address} ({engine}). Ctrl-C to stop.", file=sys.stderr, flush=True)
-        app = server.make_app(queue, models, policies.settings.temperature, api_key or os.environ.get("CORY_API_KEY"))
+        key = api_key or os.environ.get("CORY_API_KEY")
+        app = server.make_app(queue, models, policies.settings.temperature, key, unavailable)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises the signal after shutdown
             server.serve(app, sock)
         queue.close()
+        if thread is not None:
+            thread.close()

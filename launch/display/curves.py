@@ -111,8 +111,8 @@ def plot_over_updates(
         last_values = []
         for label, (train, validation) in means.items():
             kinds |= {kind for kind, frame in (("training", train), ("held out", validation)) if not frame.empty}
-            if len(frame := train if validation.empty else validation):
-                last_values.append(f"{label} ends at {frame['mean'].iloc[-1]:.2f}")
+            if len(last := (train if validation.empty else validation)["mean"].dropna()):  # NaN: without responses
+                last_values.append(f"{label} ends at {last.iloc[-1]:.2f}")
         limit = None
         if metric in COLLAPSE_LIMITS:
             limit = max(getattr(run_settings, COLLAPSE_LIMITS[metric]) for run_settings in settings)

@@ -26,6 +26,8 @@ METRIC_FORMATS = {
     "distinct_1": MetricFormat("distinct-1", "{:.2f}"),
     "distinct_2": MetricFormat("distinct-2", "{:.2f}"),
 }
+CHAIN_METRIC_FORMATS = {"chain_tokens": MetricFormat("tokens per query", "{:.1f}")}
+"""Metrics of a whole chain."""
 MAIN_METRICS = ("task_reward", "kl", "combined_reward")
 """The metrics shown in every table and plot."""
 FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
@@ -34,7 +36,7 @@ FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}
 
 def metric_format(name: str) -> MetricFormat:
     """Returns the format of a metric; its name is the heading if it has no other, such as pass@4."""
-    return METRIC_FORMATS.get(name, MetricFormat(name, "{:.2f}"))
+    return {**METRIC_FORMATS, **CHAIN_METRIC_FORMATS}.get(name, MetricFormat(name, "{:.2f}"))
 
 
 def format_number(value: float | None, pattern: str) -> str:

@@ -1,6 +1,7 @@
 """Texts for the terminal and reports: the name of a run's algorithm, and a query with the chain's responses."""
 
 import re
+from textwrap import shorten
 
 from rich.text import Text
 
@@ -9,6 +10,11 @@ from launch.run_folder.records import Sample, ScoredResponse
 from policies.settings.settings import Settings
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not tab and line feed; surrogates too
+
+MAX_FEEDBACK = 100
+"""Maximum number of characters of feedback in samples."""
+NOTHING_TO_CORRECT = "(nothing to correct)"
+"""Stands for feedback that is None."""
 
 
 def algorithm_name(settings: Settings) -> str:
@@ -23,11 +29,13 @@ def algorithm_name(settings: Settings) -> str:
 
 
 def chain_text(sample: Sample, indent: int) -> Text:
-    """Returns a query and its responses, a line each."""
+    """Returns a query and its responses, a line each, with the feedback between them."""
     margin = " " * indent
     text = Text(margin).append(one_line(sample["query"]), style="italic")
     for response in sample["responses"]:
         text.append("\n").append_text(response_text(response, margin))
+        if "feedback" in response:
+            text.append("\n").append_text(_feedback_line(response["feedback"], margin))
     return text
 
 
@@ -39,6 +47,8 @@ def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, la
         for response in sample["responses"]:
             text.append("\n").append_text(response_text(response, f"    {label:<{width}}"))
             label = ""
+            if "feedback" in response:
+                text.append("\n").append_text(_feedback_line(response["feedback"], " " * (4 + width)))
     return text
 
 
@@ -47,6 +57,15 @@ def response_text(response: ScoredResponse, margin: str) -> Text:
     reward = format_metric("task_reward", response["task_reward"])
     text = Text().append(f"{margin}{response['role']:<10} {response['policy']} {reward:>6}  ", style="dim")
     return text.append(one_line(response["text"]) or "(empty)")
+
+
+def feedback_text(feedback: str | None) -> str:
+    """Returns feedback as one short line; None means that nothing is to be corrected."""
+    return NOTHING_TO_CORRECT if feedback is None else shorten(feedback, MAX_FEEDBACK, placeholder=" …") or "(empty)"
+
+
+def _feedback_line(feedback: str | None, margin: str) -> Text:
+    return Text(f"{margin}{'feedback':<10} {feedback_text(feedback)}", style="dim")
 
 
 def one_line(text: str) -> str:

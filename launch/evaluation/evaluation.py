@@ -31,7 +31,7 @@ from launch.run_folder.locations import PATH_SETTINGS, add_module_folders, locat
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
 from launch.run_folder.run import Run
-from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names
+from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names, public_task_fields
 from launch.run_folder.storage import check_location
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*PATH_SETTINGS}
 """Settings that affect responses or their metrics, except file names, because `Sources` has checksums of the files."""
+
+FEEDBACK_SETTINGS = ("feedback", "stop_when")
+"""Absent from the identity if they are null, as in earlier versions."""
 
 
 class Lineup(NamedTuple):
@@ -118,18 +121,25 @@ class EvaluationPlan(NamedTuple):
         return {
             **average,
             "settings": {
-                name: value for name, value in self.settings.public_dict().items() if name in RESPONSE_SETTINGS
+                name: value
+                for name, value in self.settings.public_dict().items()
+                if name in RESPONSE_SETTINGS and not (name in FEEDBACK_SETTINGS and value is None)
             }
             | {"eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.chains,
             "functions": self.sources.functions,
-            "prompts": self.sources.task,
+            "prompts": public_task_fields(self.sources.task),
             "llms": {policy_id: asdict(source) for policy_id, source in self.sources.llms.items()},
             "checkpoint": None if self.checkpoint is None else _checkpoint_identity(*self.checkpoint),
             "split": self.split,
             "data": {"queries": self.queries, "digest": self.sources.queries[split].digest},
             "samples": self.samples,
         }
+
+    @property
+    def orders(self) -> list[tuple[str, ...]]:
+        """If chains can stop: per batch, the names of the policies by position; see `compute_scores`."""
+        return [] if self.settings.stop_when is None else [lineup.names for lineup, _ in self.batches()]
 
     def scoring(self, solved_at: float | None) -> Scoring:
         """Returns how responses are scored, with pass@1, 2, 4, … up to the number of samples."""
@@ -254,7 +264,7 @@ def evaluate(
                 _run_batches(plan, batches, progress)
         results = cast(list[BatchRecord], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
-        scores = compute_scores(results, scoring)
+        scores = compute_scores(results, scoring, plan.orders)
         if not scores:
             raise CommandError("The reward failed on every response. Fix the reward function.")
         planned_chains = len(plan.lineups) * plan.queries * plan.samples
@@ -347,7 +357,7 @@ def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
     settings, sources = run.settings(), Sources.read(run.path)
     if sources is None:
         return settings
-    add_module_folders(function_names(settings, settings.reward_spec), sources.paths)
+    add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), sources.paths)
     data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
     return locate_files(settings, sources.paths, needed=("model", *data), settable=data)
 

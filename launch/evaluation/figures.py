@@ -1,7 +1,7 @@
 """Metrics of an evaluation, computed from its recorded responses, and their tables."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -10,12 +10,15 @@ from rich.table import Table
 from cory_env.chain_settings import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
 from launch.display.tables import METRIC_FORMATS, metric_format, new_table
-from launch.run_folder.records import BatchRecord, EvaluatedResponse
+from launch.run_folder.final import CHAIN_TOKENS
+from launch.run_folder.records import BatchRecord, EvaluatedResponse, MetricValues
 
-UNBOUNDED_METRICS = ("kl", "response_length")
+UNBOUNDED_METRICS = ("kl", "response_length", CHAIN_TOKENS)
 """Amounts of nats or tokens, which are never binary, even if all values are 0 or 1."""
 REWARD_METRICS = ("task_reward", "combined_reward")
 """Metrics that are binary if the task's reward is. All metrics in neither list are shares, from 0 to 1."""
+LAST_ANSWER = "last answer"
+"""In place of a role, for the responses at which chains ended."""
 BASE = "base"
 """Name of the untrained model; `base of llm_1` etc. if policies start from different models."""
 
@@ -40,45 +43,110 @@ class Scoring(NamedTuple):
 
 
 class PolicyScores(TypedDict):
-    """The metrics of one policy in one role."""
+    """The metrics of one policy in one role, or of the last answers of a chain."""
 
     policy: str
+    """For last answers, the policies of the chain in order, such as `llm_1,llm_2`."""
     role: str
     after: str | None
     """In a chain of two, the policy whose response it saw; otherwise None."""
     figures: dict[str, Estimate]
 
 
-def compute_scores(batches: Iterable[BatchRecord], scoring: Scoring) -> dict[str, PolicyScores]:
+class _Row(NamedTuple):
+    """Collects the responses to score together."""
+
+    scores: PolicyScores
+    responses: dict[int, list[EvaluatedResponse]]
+    """By query."""
+    chain_tokens: dict[int, list[int]]
+    """By query, the number of tokens that each chain generated; only for last answers."""
+
+
+def compute_scores(
+    batches: Sequence[BatchRecord], scoring: Scoring, orders: Sequence[Sequence[str]] = ()
+) -> dict[str, PolicyScores]:
     """Computes the metrics by label: first all policies on the bare query, as pioneers, then in later roles.
 
-    Each metric is computed per query from all its responses, then averaged over queries.
+    Each metric is computed per query from all its responses, then averaged over the queries that have any. A policy in
+    a later role responds only in chains that did not stop before it, so these are its figures on the queries and
+    samples that were left.
+
+    Args:
+        batches: The recorded chains.
+        scoring: Parameters of the metrics.
+        orders: If chains can stop, per batch the names of the policies by position. Then the last answer of each order
+            is scored too, with the tokens that its chains generated per query. Empty: all chains are equally long.
     """
-    chains = [chain for batch in batches for chain in batch["chains"]]  # all of the same length
-    scores: dict[str, PolicyScores] = {}
-    responses: dict[str, dict[int, list[EvaluatedResponse]]] = {}
-    for position, role in enumerate(role_names(len(chains[0])) if chains else ()):
+    rows: dict[str, _Row] = {}
+
+    def row(label: str, policy: str, role: str, after: str | None = None) -> _Row:
+        return rows.setdefault(label, _Row(PolicyScores(policy=policy, role=role, after=after, figures={}), {}, {}))
+
+    chains = [chain for batch in batches for chain in batch["chains"]]
+    roles = role_names(len(orders[0] if orders else chains[0])) if chains else ()
+    for position, role in enumerate(roles):
         for chain in chains:
-            policy = chain[position]["policy"]
-            after = chain[0]["policy"] if position == 1 and len(chain) == 2 else None
+            if position >= len(chain):
+                continue
+            response = chain[position]
+            policy = response["policy"]
+            after = chain[0]["policy"] if position == 1 and len(roles) == 2 else None
             label = f"{policy} after {after}" if after else f"{policy} as {role}" if position else policy
-            scores.setdefault(label, PolicyScores(policy=policy, role=role, after=after, figures={}))
-            responses.setdefault(label, {}).setdefault(chain[position]["query"], []).append(chain[position])
-    if scores:
-        queries = range(scoring.queries)
-        values = [
-            [query_metrics(by_query.get(query, []), scoring) for query in queries] for by_query in responses.values()
-        ]
-        estimates = iter(_estimates(np.hstack(values), scoring))
-        for policy_scores in scores.values():
-            policy_scores["figures"] = {name: next(estimates) for name in scoring.names}
-    return scores
+            if position < len(roles) - 1:
+                response = _with_in_chain_kl(response)
+            row(label, policy, role, after).responses.setdefault(response["query"], []).append(response)
+    for batch, names in zip(batches, orders, strict=True) if orders and len(roles) > 1 else ():
+        for chain in batch["chains"]:
+            last = row(" then ".join(names), ",".join(names), LAST_ANSWER)
+            query, tokens = chain[-1]["query"], sum(len(response["tokens"]) for response in chain)
+            last.responses.setdefault(query, []).append(chain[-1])
+            last.chain_tokens.setdefault(query, []).append(tokens)
+    if rows:
+        values = [_query_values(group, scoring) for group in rows.values()]
+        names = [name for group in rows.values() for name in _figure_names(group, scoring)]
+        estimates = iter(_estimates(np.hstack(values), names, scoring))
+        for group in rows.values():
+            group.scores["figures"] = {name: next(estimates) for name in _figure_names(group, scoring)}
+    return {label: group.scores for label, group in rows.items()}
 
 
-def _estimates(values: np.ndarray, scoring: Scoring) -> list[Estimate]:
-    """Averages over queries; binary metrics get Wilson intervals, shares get intervals within 0 and 1."""
+def _with_in_chain_kl(response: EvaluatedResponse) -> EvaluatedResponse:
+    """Returns a response of a role before the chain's last one, with the KL that such roles have.
+
+    A response at which a chain stopped has the KL on the bare query, but the others of its role do not.
+    """
+    metrics = response["metrics"]
+    in_chain_kl = metrics.get("in_chain_kl")
+    if in_chain_kl is None:
+        return response
+    return EvaluatedResponse(**{**response, "metrics": MetricValues({**metrics, "kl": in_chain_kl})})
+
+
+def _figure_names(row: _Row, scoring: Scoring) -> list[str]:
+    return [*scoring.names, *([CHAIN_TOKENS] if row.chain_tokens else [])]
+
+
+def _query_values(row: _Row, scoring: Scoring) -> np.ndarray:
+    """Returns the metrics of a row, `[queries, names]`."""
+    values = []
+    for query in range(scoring.queries):
+        metrics = query_metrics(row.responses.get(query, []), scoring)
+        tokens = row.chain_tokens.get(query)
+        values.append(metrics + ([float(np.mean(tokens)) if tokens else math.nan] if row.chain_tokens else []))
+    return np.array(values)
+
+
+def _estimates(values: np.ndarray, names: Sequence[str], scoring: Scoring) -> list[Estimate]:
+    """Averages over queries; binary metrics get Wilson intervals, shares get intervals within 0 and 1.
+
+    Args:
+        values: `[queries, columns]`; NaN for queries without a value.
+        names: The metric of each column.
+        scoring: Has the seed.
+    """
     estimates = column_cis(values, "bootstrap", scoring.seed)
-    for column, name in enumerate(scoring.names * (len(estimates) // len(scoring.names))):
+    for column, name in enumerate(names):
         column_values = values[:, column][~np.isnan(values[:, column])]
         if name not in UNBOUNDED_METRICS and len(column_values) and np.isin(column_values, (0, 1)).all():
             estimates[column] = mean_ci(column_values, "wilson")
@@ -117,12 +185,17 @@ def query_metrics(responses: Sequence[EvaluatedResponse], scoring: Scoring) -> l
 
 
 def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
-    """Returns a table per role, with a row per metric and a column per policy."""
+    """Returns a table per role, with a row per metric and a column per policy.
+
+    Args:
+        scores: By label.
+        names: The metrics to show first.
+    """
     tables = []
     for role in dict.fromkeys(policy_scores["role"] for policy_scores in scores.values()):
         by_label = {label: entry["figures"] for label, entry in scores.items() if entry["role"] == role}
         tables.append(new_table([role], list(by_label)))
-        for name in names:
+        for name in dict.fromkeys([*names, *(name for figures in by_label.values() for name in figures)]):
             heading, pattern = metric_format(name)
             tables[-1].add_row(heading, *(figures[name].format(pattern) for figures in by_label.values()))
     return tables

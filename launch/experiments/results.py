@@ -52,7 +52,7 @@ class FinalFigures(TypedDict):
     """Mean over the policies."""
     last_response: NotRequired[MetricValues]
     """Metrics of the chain's last response to the same queries, averaged over the orders of its policies; `kl` is from
-    the base on the bare query."""
+    the base on the bare query. If chains can stop, also `chain_tokens`, the tokens that a chain generated per query."""
     influence: NotRequired[FinalInfluence]
 
 
@@ -210,8 +210,8 @@ def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFig
 def _means(responses: Sequence[EvaluatedResponse]) -> MetricValues:
     """Returns the mean of each metric over the responses that have it."""
     means: MetricValues = {}
-    for name in responses[0]["metrics"]:
-        values = [value for response in responses if (value := response["metrics"][name]) is not None]
+    for name in dict.fromkeys(name for response in responses for name in response["metrics"]):
+        values = [value for response in responses if (value := response["metrics"].get(name)) is not None]
         means[name] = sum(values) / len(values) if values else None
     return means
 

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from cory_env.pickled import display_name
 from cory_env.tasks import Query
 from launch.console.errors import CommandError, make_folder
 from launch.display.terminal import ProgressPrinter
@@ -14,6 +15,7 @@ from launch.models.trained import PolicySet
 from launch.models.trained_chain import MAX_BATCH_SIZE, TrainedChain
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.locks import try_lock
+from launch.run_folder.sources import digest_function
 from launch.run_folder.storage import check_location
 
 
@@ -48,6 +50,7 @@ def write_answers(
     Raises:
         CommandError: another process writes the file, the folder cannot be created, or the policies cannot be loaded.
         GenerationError, EngineStartError: the engine failed.
+        RewardError: the feedback function failed.
     """
     prompt_refs = [(query, sample) for query in queries for sample in range(samples)]
     size = MAX_BATCH_SIZE[chain.backend]
@@ -60,6 +63,7 @@ def write_answers(
         "seed": chain.seed,
         "samples": samples,
         "backend": chain.backend,
+        **_feedback_identity(chain),
         "queries": zlib.crc32(repr([(query.raw, query.columns) for query in queries]).encode()),
     }
     make_folder(out.parent)
@@ -76,6 +80,12 @@ def write_answers(
         atomic_write(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         part_file.unlink()
         lock_file.unlink()
+
+
+def _feedback_identity(chain: TrainedChain) -> dict[str, object]:
+    if chain.worker is None or chain.chain.task.feedback is None:
+        return {}
+    return {"feedback": [display_name(chain.chain.task.feedback), digest_function(chain.chain.task.feedback)]}
 
 
 def _answer_rows(prompt_refs: Sequence[tuple[Query, int]], chain: TrainedChain) -> list[dict[str, object]]:

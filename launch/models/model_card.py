@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.utils import cached_file
 
 from cory_env.pickled import display_name
+from cory_env.tasks import Task
 from launch.display.tables import format_metric, metric_format
 from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
@@ -113,7 +114,26 @@ def _prompts(trained: PolicySet) -> str:
     prompts = {"pioneer": task.prompt_template}
     if settings.num_agents > 1 and settings.knowledge_transfer:
         prompts |= dict.fromkeys(settings.agents[1:], task.observer_template)
-    return "\n\n".join(f"As {role}:\n{_block(text)}" for role, text in prompts.items())
+    parts = [f"As {role}:\n{_block(text)}" for role, text in prompts.items()]
+    return "\n\n".join([*parts, *_feedback(settings, task)])
+
+
+def _feedback(settings: Settings, task: Task) -> list[str]:
+    """Returns a paragraph about the feedback between agents, if there was any."""
+    if task.feedback is None or settings.num_agents == 1:
+        return []
+    name = f"`{display_name(task.feedback)}`"
+    if settings.knowledge_transfer and task.shows_feedback:
+        text = (
+            f"`{{feedback}}` is what the feedback function {name} returned for the last of the earlier responses, or "
+            f"`{task.solved_feedback}` if it had nothing to correct."
+        )
+    else:
+        text = f"The feedback function {name} checked each response, but prompts did not show what it returned."
+    if settings.stop_when is not None:
+        training = "in training and evaluation" if settings.stop_in_training else "in evaluation, but not in training"
+        text += f" A chain ended as soon as there was nothing to correct, {training}."
+    return [text]
 
 
 def _results(trained: PolicySet, policy_id: str) -> str:

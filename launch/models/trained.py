@@ -196,7 +196,8 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
     sources = Sources.read(run.path)
     settings = run.settings()
     if sources is not None:
-        add_module_folders([settings.task] if ":" in settings.task else [], sources.paths)
+        feedback = (sources.task or {}).get("feedback") or settings.feedback
+        add_module_folders([name for name in (settings.task, feedback) if name and ":" in name], sources.paths)
         settings = locate_files(settings, sources.paths, needed=("model",), settable=())
     commands = (run.path / CONFIG).read_text(encoding="utf-8").splitlines()
     return PolicySet(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TextIO, cast
 
@@ -11,10 +12,14 @@ import typer
 from cory_env.chain import Chain, EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
+from cory_env.pickled import display_name
+from cory_env.rewarding.episodes import compute_awaited
+from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query
-from cory_env.tasks.task import placeholders
+from cory_env.tasks.rows import RESERVED
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
 from launch.console.errors import CommandError
-from launch.display.texts import replace_control_chars
+from launch.display.texts import NOTHING_TO_CORRECT, replace_control_chars
 from launch.models.generators import MIN_TEMPERATURE, load_generator
 from launch.models.trained import PolicySet
 from launch.run_folder.records import GeneratedResponse, GeneratedSample
@@ -60,6 +65,11 @@ class TokenPrinter:
         # Model output may contain terminal control codes.
         typer.echo(replace_control_chars(text), self._output, nl=False)
 
+    def feedback(self, text: str | None) -> None:
+        """Prints the feedback on the last response; None: nothing is to be corrected."""
+        line = f"feedback: {replace_control_chars(NOTHING_TO_CORRECT if text is None else text)}"
+        typer.secho(line, self._output, dim=True)
+
 
 class TrainedChain:
     """Answers queries with a chain of policies, sampled as in training."""
@@ -71,6 +81,8 @@ class TrainedChain:
         temperature: float,
         seed: int,
         backend: str = "transformers",
+        *,
+        feedback: bool = True,
     ) -> None:
         """Creates the chain. The policies are loaded lazily.
 
@@ -81,12 +93,14 @@ class TrainedChain:
             seed: of sampling. With the run's seed and temperature, query n gets the same responses as held-out query n
                 in an evaluation.
             backend: `transformers`, or `vllm`, which supports only `answer_all`.
+            feedback: give feedback on responses, and stop chains by it, if the run does (`feedback`, `stop_when`).
 
         Raises:
-            CommandError: the checkpoint or the task's data has changed.
+            CommandError: the checkpoint or the task's data has changed, or the prompts require feedback.
             ModelError: a base model was not found.
         """
-        self.chain = make_env_chain(trained, policy_ids)
+        self.chain = make_env_chain(trained, policy_ids, feedback=feedback)
+        self.worker = feedback_worker(self.chain, trained.settings.reward_timeout)
         self.policy_ids = policy_ids
         self.temperature = max(temperature, MIN_TEMPERATURE)
         self.seed = seed
@@ -108,11 +122,36 @@ class TrainedChain:
 
     @property
     def columns(self) -> set[str]:
-        """The data columns that the prompt templates contain, except the query."""
+        """The data columns that the prompt templates contain, except the query, and those that feedback requires.
+
+        Raises:
+            RewardError: the feedback function cannot be loaded.
+        """
         task, templates = self.chain.task, [self.chain.task.prompt_template]
         if len(self.chain.roles) > 1 and self.chain.knowledge_transfer:
             templates += [task.observer_template, task.reference_separator]
-        return set().union(*map(placeholders, templates)) - {"query", "reference"}
+        computed = {"query", "reference", *([] if self.worker is None else [FEEDBACK_PLACEHOLDER])}
+        return set().union(*map(placeholders, templates), feedback_columns(self.worker)) - computed
+
+    def check_feedback(self, queries: Sequence[Query]) -> None:
+        """Checks that queries have the columns that the feedback function requires; loads no model.
+
+        Raises:
+            CommandError: a query lacks a column; the message names the first such query.
+            RewardError: the feedback function cannot be loaded.
+        """
+        required = feedback_columns(self.worker)
+        for query in queries:
+            missing = [name for name in required if query.columns.get(name) is None]
+            if missing:
+                task = self.chain.task
+                columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+                raise CommandError(
+                    f"The feedback {display_name(task.feedback or '')} requires the {columns}, which query "
+                    f"{query.text[:60]!r} lacks. Give queries with columns as rows of a file (--in FILE; in Python "
+                    f"columns=...), or use one policy alone (--roles {self.policy_ids[0]})"
+                    + ("." if task.shows_feedback else ", or no feedback (--no-feedback; in Python feedback=False).")
+                )
 
     def check(self, queries: Sequence[Query]) -> None:
         """Checks that prompts can be built for all queries, with empty references.
@@ -120,8 +159,12 @@ class TrainedChain:
         Raises:
             PromptError: a prompt is too long; the message names the first such query.
             TemplateError: a query lacks a column of the prompt template.
-            CommandError: a query is a conversation, but the policies were trained without a chat template.
+            CommandError: a query is a conversation, but the policies were trained without a chat template, or lacks a
+                column of the feedback function.
+            RewardError: the feedback function cannot be loaded.
         """
+        self.check_feedback(queries)
+        feedback = "" if self.chain.task.shows_feedback else None
         for query in queries:
             if query.history is not None and self.chain.chat is None:
                 raise CommandError(
@@ -130,7 +173,7 @@ class TrainedChain:
                 )
             ChainEpisode(self.chain, query).prompt_ids()
             for position_chain in dict.fromkeys(self.chain.by_position[1:]):
-                position_chain.build_prompt(query, [EarlierResponse([])])
+                position_chain.build_prompt(query, [EarlierResponse([], feedback=feedback)])
 
     def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[GeneratedSample]:
         """Answers many queries concurrently.
@@ -144,6 +187,7 @@ class TrainedChain:
         Raises:
             QueryTooLongError: a query's prompt is longer than `max_prompt_tokens`.
             GenerationError: the engine failed.
+            RewardError: the feedback function failed.
         """
         if len(prompt_refs) > (size := MAX_BATCH_SIZE[self.backend]):
             batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
@@ -155,8 +199,7 @@ class TrainedChain:
             return Request(key, self.policy_ids[position], episode.prompt_ids(), sampling)
 
         episodes = [(PromptRef(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in prompt_refs]
-        # No prompt depends on rewards, because `make_env_chain` rejects such chains.
-        scheduler = ChainScheduler(episodes, 1, make_request, lambda episodes: None)
+        scheduler = ChainScheduler(episodes, 1, make_request, self._compute_awaited)
         self.generator.run_requests(scheduler.start(), scheduler.on_finished)
         return [self._raw_sample(state.episode) for state in scheduler.chains]
 
@@ -167,6 +210,7 @@ class TrainedChain:
         printer: TokenPrinter | None = None,
         *,
         history: Sequence[Message] | None = None,
+        columns: Mapping[str, object] | None = None,
         sample: int = 0,
     ) -> GeneratedSample:
         """Answers a query.
@@ -176,21 +220,25 @@ class TrainedChain:
             text: the query.
             printer: prints the responses while they are generated.
             history: earlier messages of the conversation.
+            columns: data columns of the query, for prompt templates and feedback.
             sample: index of the sample; part of the sampling seed.
 
         Raises:
             QueryTooLongError: a role's prompt is longer than `max_prompt_tokens`; nothing is printed then.
-            CommandError: there is a history, but the policies were trained without a chat template.
+            CommandError: there is a history, but the policies were trained without a chat template; or the query lacks
+                a column of the feedback function.
+            RewardError: the feedback function failed.
         """
-        query = Query(number, text, history=None if history is None else tuple(history))
+        query = Query(number, text, dict(columns or {}), history=None if history is None else tuple(history))
         self.check([query])
         if printer is None:
             return self.answer_all([(query, sample)])[0]
         printer.query(text)
         episode = ChainEpisode(self.chain, query)
-        for position, (role, policy_id) in enumerate(zip(self.chain.roles, self.policy_ids, strict=True)):
+        while (role := episode.role) is not None:
+            position = len(episode.responses)
+            policy_id, chain = self.policy_ids[position], self.chain.by_position[position]
             printer.turn(role, policy_id)
-            chain = self.chain.by_position[position]
             detokenizer = Detokenizer(chain.decode_untruncated, chain.stops)
             streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))
             (response,) = cast(TransformersGenerator, self.generator).generate(
@@ -198,6 +246,9 @@ class TrainedChain:
             )
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
             printer.print(f"{detokenizer.end()}\n")
+            if episode.awaits_feedback:
+                self._compute_awaited([episode])
+                printer.feedback(cast(str | None, episode.feedback[-1]))  # not skipped: errors stop
         return self._raw_sample(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
@@ -209,33 +260,72 @@ class TrainedChain:
             self.chain.by_position[position].stop_token_ids,
         )
 
+    def _compute_awaited(self, episodes: Sequence[ChainEpisode]) -> None:
+        # No prompt depends on rewards, because `make_env_chain` rejects such chains.
+        if self.worker is not None:
+            compute_awaited(self.worker, episodes)
+
     def _raw_sample(self, episode: ChainEpisode) -> GeneratedSample:
-        responses = zip(self.chain.roles, self.policy_ids, episode.completions, strict=True)
-        return GeneratedSample(
-            query=episode.query.raw,
-            responses=[
-                GeneratedResponse(role=role, policy=policy_id, text=text) for role, policy_id, text in responses
-            ],
-        )
+        responses = [
+            GeneratedResponse(role=role, policy=policy_id, text=text)
+            for role, policy_id, text in zip(episode.roles, self.policy_ids, episode.completions, strict=False)
+        ]
+        for position, response in enumerate(responses):  # the last one may have no feedback
+            response.update(episode.feedback_entry(position))
+        return GeneratedSample(query=episode.query.raw, responses=responses)
 
 
 def _print_tokens(printer: TokenPrinter, detokenizer: Detokenizer, tokens: list[int]) -> None:
     printer.print(detokenizer.add(tokens))
 
 
-def make_env_chain(trained: PolicySet, policy_ids: Sequence[str]) -> Chain:
+def feedback_worker(chain: Chain, timeout: float) -> RewardWorker | None:
+    """Returns a worker for the feedback of a chain, without starting its process; None if the chain needs no feedback.
+
+    Args:
+        chain: the chain.
+        timeout: seconds that one call may take.
+    """
+    if len(chain.roles) == 1 or not chain.uses_feedback:
+        return None
+    return RewardWorker(None, feedback=chain.task.feedback, timeout=timeout)
+
+
+def feedback_columns(worker: RewardWorker | None) -> list[str]:
+    """Returns the data columns that a worker's feedback function requires; starts its process.
+
+    Raises:
+        RewardError: the function cannot be loaded.
+    """
+    return [] if worker is None else [name for name in worker.start() if name not in RESERVED]
+
+
+class PromptsShowFeedback(CommandError):
+    """A chain cannot be used without feedback, because its prompts show feedback."""
+
+
+def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: bool) -> Chain:
     """Creates the environment's chain for policies of a run, with their tokenizers.
 
     Args:
         trained: the policies.
         policy_ids: in chain order.
+        feedback: whether the chain gets feedback, and stops by it, if the run's chain does.
 
     Raises:
         CommandError: the task's data has changed, or a policy cannot be used in the chain.
+        PromptsShowFeedback: `feedback` is false, but prompts show feedback.
         ModelError: a base model was not found.
     """
     settings = trained.settings
     task, tokenizers = load_task(settings, restore_task(trained.sources))
+    if not feedback:
+        if len(policy_ids) > 1 and settings.knowledge_transfer and task.shows_feedback:
+            raise PromptsShowFeedback(
+                f"The prompts of this run's chain show the feedback {display_name(task.feedback or '')}, so the chain "
+                f"cannot answer without it. Use one policy alone (--roles {policy_ids[0]}), or allow feedback."
+            )
+        task, settings = replace(task, feedback=None), settings.model_copy(update={"stop_when": None})
     if settings.knowledge_transfer and settings.observed == "best" and len(policy_ids) > 2:
         raise CommandError(
             "observed=best requires rewards, which are not computed here, if a chain has more than two policies. Use "

@@ -9,7 +9,7 @@ from cory_env.pickled import display_name
 from launch.console.configuration import settings_to_yaml
 from launch.display.plot import Plot
 from launch.display.tables import format_metric
-from launch.display.texts import algorithm_name, replace_control_chars
+from launch.display.texts import algorithm_name, feedback_text, replace_control_chars
 from launch.experiments.space import format_setting_value
 from launch.report import plots, tables
 from launch.report.runs import ReportedArm, ReportedRun, differing_settings, group_arms
@@ -37,7 +37,11 @@ def render_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Plot]]:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters.update(visible=replace_control_chars, reward=lambda value: format_metric("task_reward", value))
+    environment.filters.update(
+        visible=replace_control_chars,
+        reward=lambda value: format_metric("task_reward", value),
+        feedback=feedback_text,
+    )
     html = environment.get_template("report.html").render(
         title=_title(arms),
         subtitle=_subtitle(runs),

@@ -19,6 +19,9 @@ NUM_INFLUENCE_QUERIES = 200
 """Maximum number of held-out queries for measuring the influence: the pioneer responds twice to each, and the second
 agent twice to each of the pioneer's responses."""
 
+CHAIN_TOKENS = "chain_tokens"
+"""Number of tokens that a chain generated for a query, all responses together."""
+
 
 class FinalInfluence(TypedDict):
     """How much of the variance of the second agent's reward the pioneer's response explains (`policies.influence`)."""
@@ -39,7 +42,8 @@ class FinalEvaluation(TypedDict):
     """Responses of each policy alone. A policy whose reward failed on every query is missing (`on_reward_error: skip`).
     With `eval_average`, the policy with the averaged weights is included."""
     last_response: NotRequired[dict[str, list[EvaluatedResponse]]]
-    """The chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles."""
+    """The chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles. If chains
+    can stop, they also have the metric `CHAIN_TOKENS`."""
     influence: NotRequired[FinalInfluence]
     """Only if agents see earlier responses and chains do not stop; measured on at most `NUM_INFLUENCE_QUERIES` queries,
     from the beginning."""
@@ -99,7 +103,8 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
         if chains := measure_chains(algo, mapping, policy_ids, prompt_refs, "test"):
             final["policy"][pioneer] = [chain[0] for chain in chains]
             if len(policy_ids) > 1:
-                final.setdefault("last_response", {})[",".join(policy_ids)] = [chain[-1] for chain in chains]
+                last = [_last_response(chain, algo.settings.stop_when is not None) for chain in chains]
+                final.setdefault("last_response", {})[",".join(policy_ids)] = last
     if algo.settings.eval_average:
         with algo.evaluator.average() as mapping:
             if chains := measure_chains(algo, mapping, (AVERAGE_POLICY,), prompt_refs, "test"):
@@ -107,6 +112,14 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
     if "last_response" in final and algo.settings.stop_when is None:  # else not every response is followed by another
         final["influence"] = _influence(algo, min(count, NUM_INFLUENCE_QUERIES))
     return final
+
+
+def _last_response(chain: Sequence[EvaluatedResponse], can_stop: bool) -> EvaluatedResponse:
+    """Returns the last response of a chain; if chains can stop, with the number of tokens that the chain generated."""
+    if not can_stop:
+        return chain[-1]
+    tokens = {CHAIN_TOKENS: float(sum(len(response["tokens"]) for response in chain))}
+    return EvaluatedResponse(**{**chain[-1], "metrics": {**chain[-1]["metrics"], **tokens}})
 
 
 def _influence(algo: "Cory", queries: int) -> FinalInfluence:

@@ -17,6 +17,8 @@ class GeneratedResponse(TypedDict):
     role: str
     policy: str
     text: str
+    feedback: NotRequired[str | None]
+    """The feedback on the response; None if nothing is to be corrected. Missing if the response got none."""
 
 
 class GeneratedSample(TypedDict):

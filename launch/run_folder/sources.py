@@ -5,7 +5,7 @@ task             class and templates of the task, without the queries
 queries          by split: the number of queries, and a digest of them with their columns, in order
 llms             by policy id: a digest of the model's files, or the id and commit of a hub model; digests of the
                  tokenizer and, if `chat` is set, of the chat template
-functions        name and digest of the code of each reward, and of a custom credit scheme and task
+functions        name and digest of the code of each reward, of a custom credit scheme and task, and of the feedback
 changes          differences that were allowed at a resume, and the update after which it resumed
 
 Changes in files that a reward's code reads or imports are not detected, nor those listed in
@@ -128,7 +128,7 @@ class Sources:
             changes: differences that the user has allowed.
             update: number of finished updates.
         """
-        paths = absolute_paths(settings, function_names(settings, settings.reward_spec))
+        paths = absolute_paths(settings, function_names(settings, settings.reward_spec, settings.feedback))
         records = [{"update": update, "part": change.part, "text": change.text} for change in changes]
         return replace(self, paths={**before.paths, **paths}, changes=[*before.changes, *records])
 
@@ -144,7 +144,7 @@ def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> S
     Raises:
         OSError: a model's file cannot be read.
     """
-    names = list(function_names(settings, task.reward))
+    names = list(function_names(settings, task.reward, task.feedback))
     return Sources(
         paths=absolute_paths(settings, names),
         task=_task_fields(task),
@@ -238,10 +238,16 @@ def restore_task(sources: Sources | None) -> Task | None:
     return task if isinstance(task, Task) else None
 
 
-def function_names(settings: Settings, reward: str | None) -> Iterator[str]:
-    """Yields the names of the functions that a run calls: its rewards, if any, then the user's credit and task."""
+def function_names(settings: Settings, reward: str | None, feedback: str | None) -> Iterator[str]:
+    """Yields the names of the functions that a run calls: its rewards, the user's credit and task, and the feedback.
+
+    Args:
+        settings: of the run.
+        reward: of the run; None: not the user's.
+        feedback: of the run, or the setting `feedback`.
+    """
     yield from (name for name, _ in parse_sum(reward)) if reward else ()
-    yield from (name for name in (settings.credit, settings.task) if ":" in name)
+    yield from (name for name in (settings.credit, settings.task, feedback) if name is not None and ":" in name)
 
 
 def digest_function(name: str) -> str | None:
@@ -263,12 +269,19 @@ def _model_digest(path: str) -> str:
 
 def _task_fields(task: Task) -> dict[str, Any] | None:
     """Returns a task's fields without its queries and reward, as JSON; None if they cannot be stored as JSON."""
-    kind, excluded = type(task), ("train", "test", "validation", "reward")
+    kind, excluded = type(task), ["train", "test", "validation", "reward"]
+    if task.feedback is None:  # as in earlier versions
+        excluded += ["feedback", "solved_feedback"]
     values = {field.name: getattr(task, field.name) for field in fields(task) if field.name not in excluded}
     is_json = all(isinstance(value, str | int | float | None) for value in values.values())
     if not is_json or "." in kind.__qualname__ or kind.__module__ == "__main__":
         return None
     return {"class": f"{kind.__module__}:{kind.__qualname__}", **values}
+
+
+def public_task_fields(task: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the recorded fields of a task, with the feedback function's name instead of its code."""
+    return task and {name: display_name(value) if name == "feedback" else value for name, value in task.items()}
 
 
 def _describe_change(name: str, before: Sources) -> str:

@@ -19,8 +19,11 @@ from starlette.exceptions import HTTPException
 
 from cory_env.chain import PromptError, QueryTooLongError
 from cory_env.chat import ChatError
-from cory_env.tasks.task import TemplateError
+from cory_env.tasks.rows import RESERVED
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, TemplateError
 
+PLACEHOLDERS = ("query", "reference", FEEDBACK_PLACEHOLDER)
+"""Placeholders of prompt templates that are not columns."""
 MAX_CHOICES = 64
 """Maximum number of responses per request."""
 
@@ -67,11 +70,22 @@ def _validation_error(error: dict[str, Any]) -> RequestError:
         return RequestError(message, param=param, code="unsupported_parameter")
     if path[-1] == "content" and error["input"] is None:
         return RequestError(f"{param} is null. Send the text of the message.", param=param)
-    return RequestError(f"{param}: {error['msg']}.", param=param)
+    return RequestError(f"{param}: {error['msg'].removeprefix('Value error, ')}.", param=param)
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def reject_reserved(columns: dict[str, Any]) -> dict[str, Any]:
+    """Returns the columns of a request.
+
+    Raises:
+        ValueError: a name is reserved for an argument of a feedback function, or a placeholder.
+    """
+    if reserved := sorted(columns.keys() & {*RESERVED, *PLACEHOLDERS}):
+        raise ValueError(f"{reserved[0]} is reserved and cannot be a column")
+    return columns
 
 
 class StreamOptions(BaseModel):
@@ -95,6 +109,8 @@ class ApiRequest(BaseModel):
     """Texts that end a response and are not part of it. Empty ones are dropped, as they would match immediately."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    columns: Annotated[dict[str, Any], AfterValidator(reject_reserved)] = {}
+    """Not OpenAI's: data columns of the query, for the feedback between the agents and for prompt templates."""
 
     # Clients send these too. They do not affect the response, or only the neutral value is allowed.
     user: Any = None

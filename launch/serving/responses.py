@@ -8,11 +8,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
+from launch.serving.feedback import FeedbackThread
 from launch.serving.protocol import ApiRequest, ChatRequest, RequestError
 from launch.serving.request_queue import GenerationRequest, RequestQueue
 from policies.generation.generator import EVALUATION_UPDATE, sampling_seed
@@ -26,6 +27,8 @@ class ServedModel(NamedTuple):
     policy_ids: tuple[str, ...]
     """Ids in the order of the chain."""
     chain: Chain
+    feedback: FeedbackThread | None = None
+    """Computes the feedback on the responses of the chain; None if it gets none."""
 
 
 class SamplingParams(NamedTuple):
@@ -33,7 +36,7 @@ class SamplingParams(NamedTuple):
 
     temperature: float
     max_tokens: int
-    """Limit of the last response; drafts have the run's limit."""
+    """Limit of the answer; drafts have the run's limit."""
     seed: int
     stops: Sequence[str]
 
@@ -47,7 +50,7 @@ class Choice:
     """Its id is part of the sampling seed."""
     prompt: Sequence[int] | None = None
     """Token ids to continue without a template; None: the run's template is applied to the query."""
-    drafts: list[dict[str, str]] = field(default_factory=list)
+    drafts: list[dict[str, str | None]] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
     prompt_tokens: int = 0
@@ -64,7 +67,8 @@ async def stream_choices(
 ) -> AsyncGenerator[TextDelta, None]:
     """Generates all choices concurrently, with the same samples as `cory generate`, and yields the text as deltas.
 
-    Deltas contain only the last response of the chain. Closing the generator cancels unfinished choices.
+    Deltas contain only the last response of the chain. If chains can stop, a response before the last role is known to
+    be the answer only after its feedback, and comes as one delta. Closing the generator cancels unfinished choices.
 
     Args:
         queue: generates the tokens.
@@ -75,6 +79,7 @@ async def stream_choices(
     Raises:
         RequestError: a prompt is empty.
         PromptError: a prompt is too long, or contains a token without an embedding.
+        RewardError: the feedback function failed.
         Exception: the first error of the queue, which cancels all choices.
     """
     deltas: asyncio.Queue[TextDelta | None] = asyncio.Queue()
@@ -127,10 +132,20 @@ async def _generate_choice(
                 if detokenizer.stopped:
                     break
         choice.completion_tokens += len(tokens)
-        if not is_last:
-            episode.respond({"tokens": tokens, "length": len(tokens)})
-            role = model.chain.roles[position]
-            choice.drafts.append({"role": role, "policy": policy_id, "content": episode.completions[-1]})
+        if is_last:
+            break
+        episode.respond({"tokens": tokens, "length": len(tokens)})
+        if model.feedback is not None:
+            await model.feedback.compute(episode)
+        if episode.role is None:  # nothing to correct: the response is the answer
+            tokens = tokens[: params.max_tokens]
+            emit((choice, ""))
+            if text := detokenizer.add(tokens):
+                emit((choice, text))
+            break
+        draft = {"role": model.chain.roles[position], "policy": policy_id, "content": episode.completions[-1]}
+        feedback = {"feedback": cast(str | None, episode.feedback[-1])} if episode.feedback else {}
+        choice.drafts.append({**draft, **feedback})
     if text := detokenizer.end():
         emit((choice, text))
     choice.text = detokenizer.text

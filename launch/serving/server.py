@@ -47,7 +47,11 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(
-    queue: RequestQueue, models: Mapping[str, ServedModel], temperature: float, api_key: str | None
+    queue: RequestQueue,
+    models: Mapping[str, ServedModel],
+    temperature: float,
+    api_key: str | None,
+    unavailable: Mapping[str, str] | None = None,
 ) -> FastAPI:
     """Creates the web application.
 
@@ -56,6 +60,7 @@ def make_app(
         models: model name to model.
         temperature: default of requests.
         api_key: key that clients must send; None or empty for no authentication.
+        unavailable: model name to the reason why the model is not served.
     """
     app = FastAPI(openapi_url=None)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
@@ -72,7 +77,8 @@ def make_app(
 
     def find_model(name: str) -> ServedModel:
         if name not in models:
-            message = f"Unknown model `{name}`. This server has: {', '.join(models)}."
+            reason = (unavailable or {}).get(name, f"Unknown model `{name}`.")
+            message = f"{reason} This server has: {', '.join(models)}."
             raise RequestError(message, status=404, param="model", code="model_not_found")
         return models[name]
 
@@ -88,6 +94,8 @@ def make_app(
             seed=secrets.randbits(31) if request.seed is None else request.seed,
             stops=request.stop,
         )
+        if model.feedback is not None:
+            model.feedback.check_columns(request.columns)
         deltas = stream_choices(queue, model, params, choices)
         if request.stream:
             first = await anext(deltas)  # an error before the first delta gets an HTTP error status
@@ -115,7 +123,7 @@ def make_app(
     async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
         model = find_model(request.model)
         text, history = parse_conversation(request, model)
-        choices = [Choice(index, Query(index, text, history=history)) for index in range(request.n)]
+        choices = [Choice(index, Query(index, text, request.columns, history)) for index in range(request.n)]
         return await respond(http, request, model, choices)
 
     @router.post("/completions")
@@ -124,7 +132,9 @@ def make_app(
         texts = [text for text in request.prompt for _ in range(request.n)]
         if len(texts) > MAX_CHOICES:
             raise RequestError(f"A request may have at most {MAX_CHOICES} responses.", param="prompt")
-        choices = [Choice(index, Query(index, text)) for index, text in enumerate(texts)]
+        if request.columns and len(request.prompt) > 1:
+            raise RequestError("`columns` belong to one query. Send one prompt per request.", param="columns")
+        choices = [Choice(index, Query(index, text, request.columns)) for index, text in enumerate(texts)]
         if len(model.policy_ids) == 1:  # a chain needs the query to build its prompts
             for choice, text in zip(choices, texts, strict=True):
                 choice.prompt = encode_prompt(model, text)

@@ -1,4 +1,4 @@
-"""Checks of a run's settings, task, models and reward before anything is started."""
+"""Checks of a run's settings, task, models, reward and feedback before anything is started."""
 
 import sys
 
@@ -89,8 +89,10 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if report.problems:
         raise CommandError(" ".join(report.problems))
     if "completion_ids" in required_columns and len(chains) > 1:
+        feedback = "" if task.feedback is None else f" or the feedback {display_name(task.feedback)}"
         raise CommandError(
-            f"The reward {display_name(task.reward)} requires completion_ids, but the models {settings.model_names} "
-            "have different tokenizers. Use the text of completions instead, or models with the same tokenizer."
+            f"The reward {display_name(task.reward)}{feedback} requires completion_ids, but the models "
+            f"{settings.model_names} have different tokenizers. Use the text of completions instead, or models with "
+            "the same tokenizer."
         )
     return task, tokenizers

@@ -98,7 +98,7 @@ def check_all_sources(
         recorded = before.get(kind)
         located_settings = settings
         if recorded is not None:
-            add_module_folders(function_names(settings, settings.reward_spec), recorded.paths)
+            add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), recorded.paths)
             located_settings = locate_files(settings, recorded.paths, settable=())
         try:
             task, tokenizers = prepare(located_settings)

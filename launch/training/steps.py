@@ -52,7 +52,7 @@ def train_run(
     before = None if run is None else Sources.read(run.path)
     located_settings = settings
     if before is not None:  # paths and modules may be relative to the folder in which the run was started
-        add_module_folders(function_names(settings, settings.reward_spec), before.paths)
+        add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), before.paths)
         located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))

@@ -84,10 +84,10 @@ class Settings(DerivedSettings):
         return weighted_sum(rewards or [], self.reward_weights)
 
     def public_dict(self) -> dict[str, Any]:
-        """All settings, for publication: of a reward passed as a Python function only the name, not the code."""
+        """All settings, for publication: of functions passed from Python only the names, not the code."""
         rewards = self.reward
         names = list(map(display_name, rewards)) if isinstance(rewards, list) else rewards and display_name(rewards)
-        return {**self.model_dump(), "reward": names}
+        return {**self.model_dump(), "reward": names, "feedback": self.feedback and display_name(self.feedback)}
 
     @property
     def task_settings(self) -> TaskSettings:
@@ -303,10 +303,10 @@ class Settings(DerivedSettings):
             date.fromisoformat(value)
         return value
 
-    @field_validator("reward", mode="before")
+    @field_validator("reward", "feedback", mode="before")
     @classmethod
     def _functions_to_specs(cls, value: Any) -> Any:
-        """Accepts Python functions as rewards."""
+        """Accepts Python functions."""
         if isinstance(value, list):
             return [spec_of(reward) if callable(reward) else reward for reward in value]
         return spec_of(value) if callable(value) else value
