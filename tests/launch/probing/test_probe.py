@@ -117,11 +117,11 @@ def test_the_measured_chain_is_the_one_that_stops_when_solved() -> None:
     chain = settings.make_chain(plan.task, plan.tokenizers)
     generator = start_generator(settings, {"llm_1": settings.model_paths["llm_1"]}, "transformers", 32)
 
-    def make_request(index: int, state: ChainState) -> Request:
-        position, (query, sample, _) = len(state.responses), state.prompt_ref
+    def make_request(key: int, state: ChainState, position: int) -> Request:
+        query, sample, _ = state.prompt_ref
         seed = sampling_seed(settings.seed, EVALUATION_UPDATE, query, position, sample)
         sampling = Sampling(0.7, chain.max_response_tokens, [seed], chain.by_position[position].stop_token_ids)
-        return Request(index, "llm_1", state.episode.prompt_ids(), sampling)
+        return Request(key, "llm_1", state.episode.prompt_ids(), sampling)
 
     refs = [PromptRef(query, sample) for query in range(QUERIES) for sample in range(3)]
     episodes = [(ref, ChainEpisode(chain, plan.task.test[ref.query])) for ref in refs]
