@@ -50,7 +50,7 @@ class EarlierResponse(NamedTuple):
     Attributes:
         tokens: Its token ids.
         chain: The chain that decodes them; None: the one that builds the prompt.
-        feedback, role, is_reference: See `SeenResponse`.
+        feedback, role, is_reference, is_answer: See `SeenResponse`.
     """
 
     tokens: Sequence[int]
@@ -58,6 +58,7 @@ class EarlierResponse(NamedTuple):
     feedback: str | None = None
     role: str = ""
     is_reference: bool = True
+    is_answer: bool = True
 
 
 class Chain:
@@ -131,6 +132,8 @@ class Chain:
         self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
         self.control = ControlTokens(tokenizer, self._hidden_ids.union(self._unembedded), template_texts)
         self._prompt_columns = {name for template in templates for name in placeholders(template)}
+        if shared := self._prompt_columns.intersection(position.role.name for position in self.positions):
+            raise ValueError(f"{min(shared)} is a role, and a column in a prompt. Rename the role.")
         pad: int = tokenizer.pad_token_id or 0
         self.pad_token_id = pad if pad < self.num_embeddings else 0
         self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -176,18 +179,18 @@ class Chain:
         return range(self.positions[position].stage if self.knowledge_transfer else 0)
 
     def template(self, position: int) -> str | None:
-        """Returns the prompt template of the role at a position; None: the task's."""
-        template = self.positions[position].role.prompt
-        if template is None or self.seen_positions(position):
-            return template
-        needs_response = references(template) or {"reference", FEEDBACK_PLACEHOLDER} & placeholders(template)
-        return None if needs_response else template
+        """Returns the prompt template of the role at a position; None: the task's.
 
-    @property
-    def max_references(self) -> int:
-        """The maximum number of earlier responses in one prompt."""
-        earlier = max(len(self.seen_positions(position)) for position in range(len(self.positions)))
-        return earlier if self.observed == "all" else min(earlier, 1)
+        An agent that does not see the responses that its role's template shows gets the task's prompt too.
+        """
+        template = self.positions[position].role.prompt
+        if template is None:
+            return None
+        roles = [self.positions[k].role for k in self.seen_positions(position)]
+        shows_answer = bool({"reference", FEEDBACK_PLACEHOLDER} & placeholders(template))
+        has_answer = any(role.produces_response for role in roles)
+        is_complete = {name for name, _ in references(template)} <= {role.name for role in roles}
+        return template if is_complete and (has_answer or not shows_answer) else None
 
     def observation_space(self) -> spaces.Dict:
         """Returns a new observation space, the same for every role. Before an agent's turn, its length is 0."""
@@ -366,10 +369,10 @@ class Chain:
             """Returns the prompt with the first `length` characters of feedback, then tokens of the responses."""
             seen: list[SeenResponse] = []
             characters, num_tokens = length, length - num_characters
-            for tokens, chain, feedback, role, is_reference in responses:
+            for tokens, chain, feedback, role, is_reference, is_answer in responses:
                 text = (chain or self).decode(tokens[:num_tokens]) if num_tokens > 0 else ""
                 shown = None if feedback is None else feedback[: max(characters, 0)]
-                seen.append(SeenResponse(text, shown, role, is_reference and num_tokens > 0))
+                seen.append(SeenResponse(text, shown, role, is_reference and num_tokens > 0, is_answer))
                 characters, num_tokens = characters - len(feedback or ""), num_tokens - len(tokens)
             if not any(response.is_reference for response in seen) and last is not None:
                 seen[last] = seen[last]._replace(is_reference=True)

@@ -13,10 +13,8 @@ DEFAULT_MAX_RESPONSE_TOKENS = 15  # the longest IMDB response in the paper
 ObservedResponses = Literal["all", "last", "best"]
 """Which earlier responses an agent sees: all, the last one, or the one with the best task reward."""
 
-
 StopWhen = Literal["solved"]
 """When a chain ends before all agents have responded."""
-
 
 TASK_REWARD, NO_REWARD = "task", "none"
 RESERVED_NAMES = ("query", "reference", "feedback")
@@ -30,8 +28,8 @@ class Role:
     Attributes:
         name: An identifier, such as `solver`.
         prompt: Template of the role's prompt. It may use `{query}`, columns, `{reference}`, `{feedback}`, and
-            `{solver.response}` and `{solver.feedback}` of an earlier role `solver`. An agent for whom there is no such
-            response yet gets the task's prompt. None: the task's templates.
+            `{solver.response}` and `{solver.feedback}` of an earlier role `solver`. An agent that sees no such
+            response, such as the first one of a role that refers to itself, gets the task's prompt. None: the task's.
         max_response_tokens: Maximum response length in tokens; None: the chain's.
         produces_response: Whether the role's responses are answers to the query. Other roles, such as critics, write
             text for later agents: it gets no feedback, is not in `{reference}` and is never the chain's answer.
@@ -104,8 +102,11 @@ def make_positions(roles: Sequence[Role]) -> tuple[Position, ...]:
     """Returns the positions of a chain with these roles.
 
     Raises:
-        ValueError: Names are repeated, no role produces a response, or a prompt refers to a role that is not earlier.
+        ValueError: There are no roles, names are repeated, the last role produces no response, or a prompt refers to a
+            role that is not earlier.
     """
+    if not roles:
+        raise ValueError("roles is empty. Add a role, or leave roles out for a pioneer and observers.")
     positions: list[Position] = []
     for role in roles:
         start = len(positions)
@@ -121,8 +122,11 @@ def make_positions(roles: Sequence[Role]) -> tuple[Position, ...]:
     agents = [position.agent for position in positions]
     if repeated := [agent for agent in agents if agents.count(agent) > 1]:
         raise ValueError(f"Several roles or agents are named {repeated[0]}. Rename one.")
-    if not any(role.produces_response for role in roles):
-        raise ValueError("No role produces a response. Set produces_response=true for at least one.")
+    if not roles[-1].produces_response:
+        raise ValueError(
+            f"Role {roles[-1].name} is the last one, but produces no response, and nobody sees its text. Add a role "
+            "after it, or remove it."
+        )
     return tuple(positions)
 
 

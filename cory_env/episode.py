@@ -148,6 +148,7 @@ class ChainEpisode:
                 self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
                 "" if role.repeat > 1 and role in roles[index + 1 :] else role.name,
                 k in references,
+                role.produces_response,
             )
             for index, (k, role) in enumerate(zip(seen, roles, strict=True))
         ]

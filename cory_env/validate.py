@@ -20,11 +20,13 @@ from cory_env.chain import Chain, NoEmbeddingError
 from cory_env.chain_settings import DEFAULT_MAX_PROMPT_TOKENS
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
+from cory_env.feedback import NO_ANSWER, Feedback
+from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.rewarding.episodes import RewardedResponse, give_feedback, reward_responses
+from cory_env.rewarding.process import REWARD, role_reward
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
-from cory_env.tasks.turns import SeenResponse, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -131,7 +133,7 @@ def validate(
             task.reward, feedback=task.feedback, role_rewards=chain.role_rewards, timeout=reward_timeout
         ) as worker:
             try:
-                check_columns(task, worker.start(), report)
+                check_columns(chain, worker.start(), report)
                 if report.ok:
                     show_rewards(chain, worker, report)
                     check_answers(chain, worker, report)
@@ -163,13 +165,13 @@ def check_queries(task: Task, report: ValidationReport) -> None:
 
 def check_lengths(chain: Chain, report: ValidationReport) -> None:
     """Finds queries whose prompts are too long, and queries whose references may be truncated."""
-    references = chain.max_references * chain.max_response_tokens
+    references = max_shown_tokens(chain)
     for split in chain.task.splits:
         queries = chain.task.queries(split)
         if not queries:
             continue
-        full_lengths = longest_prompts(chain, queries, chain.max_references)
-        lengths = full_lengths if chain.max_references <= 1 else longest_prompts(chain, queries, 1)
+        full_lengths = longest_prompts(chain, queries, is_full=True)
+        lengths = longest_prompts(chain, queries)
         needed = max(full_lengths) + references
         report.facts.append(
             f"{split}: prompts have up to {max(full_lengths)} tokens, and references up to {references} more"
@@ -206,15 +208,11 @@ def check_chat(chain: Chain, report: ValidationReport) -> None:
         )
 
 
-def check_columns(task: Task, needed: Sequence[str], report: ValidationReport) -> None:
-    """Finds queries without a value in a column that the reward requires.
-
-    Args:
-        task: The task.
-        needed: The arguments of reward and feedback without a default.
-        report: The report, which gets a problem per split and column.
-    """
-    functions = f"the reward {task.reward}" + (f" or the feedback {task.feedback}" if task.feedback else "")
+def check_columns(chain: Chain, needed: Sequence[str], report: ValidationReport) -> None:
+    """Finds queries without a value in `needed`, the columns that the rewards or the feedback require."""
+    task = chain.task
+    functions = f"the reward {' or '.join([task.reward, *chain.role_rewards.values()])}"
+    functions += f" or the feedback {task.feedback}" if task.feedback else ""
     for split in task.splits:
         queries = task.queries(split)
         for name in (name for name in needed if name not in RESERVED):
@@ -228,16 +226,6 @@ def check_columns(task: Task, needed: Sequence[str], report: ValidationReport) -
             )
 
 
-def longest_prompts(chain: Chain, queries: Sequence[Query], references: int) -> list[int]:
-    """Returns, for each query, the length of its longest prompt with this number of empty references."""
-    lengths = [len(prompt) for prompt in chain.encode_pioneer_prompts(queries)]
-    if not references:
-        return lengths
-    feedback = "" if chain.task.shows_feedback else None
-    later = chain.encode_observer_prompts([Turn(query, [SeenResponse("")] * references, feedback) for query in queries])
-    return [max(length, len(prompt)) for length, prompt in zip(lengths, later, strict=True)]
-
-
 def show_prompts(chain: Chain, report: ValidationReport) -> None:
     """Adds each role's prompt for the first training query, with placeholders as responses.
 
@@ -248,21 +236,28 @@ def show_prompts(chain: Chain, report: ValidationReport) -> None:
         if episode.awaits_rewards:
             episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
         if episode.awaits_feedback:
-            episode.note_feedback([f"<feedback on the {episode.roles[-1]}'s response>"])
+            positions = chain.positions[len(episode.feedback) : len(episode.responses)]
+            episode.note_feedback(
+                [
+                    f"<feedback on the {position.agent}'s response>" if position.role.produces_response else NO_ANSWER
+                    for position in positions
+                ]
+            )
         prompt = episode.prompt_ids()
         report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
         (response,) = chain.control.encode_text([f" <{episode.role}'s response>"])
-        episode.respond(
-            {"tokens": response[: chain.max_response_tokens], "length": min(len(response), chain.max_response_tokens)}
-        )
+        response = response[: chain.response_limits[len(episode.responses)]]
+        episode.respond({"tokens": response, "length": len(response)})
 
 
 def show_rewards(chain: Chain, worker: RewardWorker, report: ValidationReport) -> None:
-    """Adds the task rewards of a few responses: the gold answer (or the query's text), and an empty response."""
+    """Adds the rewards of a few responses: the gold answer (or the query's text), and an empty response."""
     queries = chain.task.train[:NUM_SAMPLES]
     answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries] + [(queries[0], "")]
-    for role in chain.roles:
-        for (query, text), value in zip(answers, reward_answers(chain, worker, answers, role), strict=True):
+    for position, role in enumerate(chain.roles):
+        if not chain.positions[position].role.has_reward:
+            continue
+        for (query, text), value in zip(answers, reward_answers(chain, worker, answers, position), strict=True):
             assert value is not None  # this worker stops on errors
             report.rewards.append((role, query.text, text, value))
 
@@ -319,30 +314,32 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
         for (query, right), (_, answer) in zip(answers, [*answers[1:], *answers[:1]], strict=True)
         if answer != right
     ][:MAX_FEEDBACK]
-    tokens = [ids[: chain.max_response_tokens] for ids in chain.control.encode_text([text for _, text in wrong])]
-    episodes = []
-    for (query, _), ids in zip(wrong, tokens, strict=True):
-        episode = ChainEpisode(chain, query)
-        response = ids or list(chain.stop_token_ids[:1])
-        episode.respond({"tokens": response, "length": len(response)})
-        episodes.append(episode)
+    tokens = chain.control.encode_text([text for _, text in wrong])
+    answer_position = next(k for k, position in enumerate(chain.positions) if position.role.produces_response)
+    episodes = [ChainEpisode(chain, query) for query, _ in wrong]
+    for episode, ids in zip(episodes, tokens, strict=True):
+        _respond_up_to(answer_position + 1, episode, ids, worker)
     give_feedback(worker, episodes)
-    leaking = [episode for episode in episodes if _shows_gold(chain.task, episode)]
+    feedback = [episode.feedback[answer_position] for episode in episodes]
+    leaking = [k for k, episode in enumerate(episodes) if _shows_gold(chain.task, episode, feedback[k])]
     if len(leaking) > len(episodes) / 2:  # a few may contain a short answer by chance
-        episode = leaking[0]
+        query = episodes[leaking[0]].query
         report.warnings.append(
             f"The feedback contains the gold answer for {len(leaking)} of {len(episodes)} wrong answers, such as "
-            f"{episode.feedback[0]!r:.80} for query {episode.query.id}, {episode.query.text[:60]!r}. If it is in the "
-            "prompt, agents can copy it."
+            f"{feedback[leaking[0]]!r:.80} for query {query.id}, {query.text[:60]!r}. If it is in the prompt, agents "
+            "can copy it."
         )
-    accepted = sum(episode.feedback[0] is None for episode in episodes)
-    report.facts.append(f"feedback: nothing to correct in {accepted} of {len(episodes)} wrong answers")
-    if not chain.task.shows_feedback:
-        report.warnings.append("No prompt contains {feedback}. Add it to observer_prompt, unless it only stops chains.")
+    report.facts.append(f"feedback: nothing to correct in {feedback.count(None)} of {len(episodes)} wrong answers")
+    reader = next((k for k in range(len(chain.positions)) if chain.shows_feedback(k)), None)
+    if reader is None:
+        if chain.knowledge_transfer:
+            report.warnings.append("No prompt contains {feedback}. Add it to a prompt, unless it only stops chains.")
         return
-    if len(chain.roles) == 1 or not chain.knowledge_transfer:
-        return
-    for episode in (episode for episode in episodes[:NUM_SAMPLES] if episode.role is not None):
+    for episode, ids in zip(episodes[:NUM_SAMPLES], tokens, strict=False):
+        _respond_up_to(reader, episode, ids, worker)
+        if episode.role is None:
+            continue
+        _fill_in(episode, worker)
         prompt = episode.prompt_ids()
         name = f"{episode.role} after a wrong response to query {episode.query.id}"
         report.prompts[name] = (chain.tokenizer.decode(prompt), len(prompt))
@@ -352,11 +349,28 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
             )
 
 
-def _shows_gold(task: Task, episode: ChainEpisode) -> bool:
-    """Whether the feedback on a wrong response contains the right answer, which query and response do not."""
+def _respond_up_to(end: int, episode: ChainEpisode, tokens: Sequence[int], worker: RewardWorker) -> None:
+    """Makes all agents before position `end` respond with the same tokens, unless the chain stops before."""
+    while len(episode.responses) < end and episode.role is not None:
+        _fill_in(episode, worker)
+        limit = episode.chain.response_limits[len(episode.responses)]
+        response = tokens[:limit] or list(episode.chain.stop_token_ids[:1])
+        episode.respond({"tokens": response, "length": len(response)})
+
+
+def _fill_in(episode: ChainEpisode, worker: RewardWorker) -> None:
+    """Computes feedback that the next prompt depends on; rewards that it depends on count as 0."""
+    if episode.awaits_rewards:
+        episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
+    if episode.awaits_feedback:
+        give_feedback(worker, [episode])
+
+
+def _shows_gold(task: Task, episode: ChainEpisode, feedback: Feedback) -> bool:
+    """Whether the feedback on a wrong last response contains the right answer, which query and response do not."""
     gold = (task.gold(episode.query) or "").strip()
     pattern = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)")
-    texts = (episode.feedback[0], episode.query.text, episode.completions[0])
+    texts = (feedback, episode.query.text, episode.completions[-1])
     in_feedback, *elsewhere = (isinstance(text, str) and bool(pattern.search(text)) for text in texts)
     return bool(gold) and in_feedback and not any(elsewhere)
 
@@ -368,14 +382,16 @@ def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
 
 
 def reward_answers(
-    chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]], role: str | None = None
+    chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]], position: int | None = None
 ) -> list[float | None]:
-    """Returns the task rewards of answers to queries, as responses of a role; by default the pioneer."""
+    """Returns the rewards of answers to queries, as responses at a position; by default the task's, for the pioneer."""
     tokens = chain.control.encode_text([text for _, text in answers])
+    role = chain.positions[position].role if position is not None else None
     return reward_responses(
         worker,
         [
-            RewardedResponse(query, role or chain.roles[0], text, ids or list(chain.stop_token_ids[:1]))
+            RewardedResponse(query, chain.roles[position or 0], text, ids or list(chain.stop_token_ids[:1]))
             for (query, text), ids in zip(answers, tokens, strict=True)
         ],
+        REWARD if role is None or role.own_reward is None else role_reward(role.name),
     )

@@ -260,7 +260,7 @@ def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, spli
                     BatchRecord(batch=len(batches), chains=evaluate_batch(algorithm, lineup, prompt_refs, split))
                 )
                 orders.append(lineup.names)
-    return compute_scores(batches, plan.scoring(task.solved_at), orders if plan.orders else ())
+    return compute_scores(batches, plan.scoring(task.solved_at), orders if plan.orders else (), plan.settings.agents)
 
 
 def _evaluate_run(

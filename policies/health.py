@@ -82,7 +82,10 @@ class Health:
 
     def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[HealthSign]:
         s = self.settings
-        (pioneer, pioneer_metrics), *later = roles.items()
+        comparable = {p.agent for p in s.positions if p.role.has_reward and p.role.own_reward is None}
+        if len(comparable) < 2:
+            return
+        (pioneer, pioneer_metrics), *later = (item for item in roles.items() if item[0] in comparable)
         for role, metrics in later:
             effect = effect_size(metrics, pioneer_metrics)
             if abs(effect) * math.sqrt(s.chains / 2) < CHANCE:

@@ -95,8 +95,10 @@ def measure_influence(
     Raises:
         GenerationError: no runner restarted in time.
         RewardError: a reward failed.
-        ValueError: chains can stop, so that not every response is followed by another.
+        ValueError: chains can stop, so that not every response is followed by another, or have `roles`.
     """
+    if algorithm.settings.roles is not None:
+        raise ValueError("Influence requires a pioneer and an observer. Remove roles.")
     if algorithm.settings.stop_when is not None:
         raise ValueError(
             f"Influence requires chains of equal length. Set stop_when=null, not {algorithm.settings.stop_when}."

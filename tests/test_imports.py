@@ -34,6 +34,7 @@ LAYERS = {
     "cory_env": (
         "cory_v0",
         "validate",
+        "prompt_lengths",
         "rewarding",
         "episode",
         "chain",

@@ -152,13 +152,20 @@ def _responses(episodes: Sequence["ChainEpisode"], positions: Sequence[Sequence[
     ]
 
 
-def reward_responses(worker: RewardWorker, responses: Sequence[RewardedResponse]) -> list[float | None]:
-    """Returns the task reward of each response, from one call of the function; see `reward_episodes`.
+def reward_responses(
+    worker: RewardWorker, responses: Sequence[RewardedResponse], function: str = REWARD
+) -> list[float | None]:
+    """Returns the reward of each response, from one call of the function; see `reward_episodes`.
+
+    Args:
+        worker: The functions.
+        responses: The responses.
+        function: The name of the reward: the task's, or a role's (`role_reward`).
 
     Raises:
         RewardError: The function failed.
     """
-    return worker.rewards(*_samples(responses))
+    return worker.rewards(*_samples(responses), function)
 
 
 def _samples(responses: Sequence[RewardedResponse]) -> tuple[list[object], list[object], dict[str, list[object]]]:

@@ -15,12 +15,14 @@ class SeenResponse(NamedTuple):
         feedback: The feedback on it as text; None if there is none.
         role: The role whose `{role.response}` it is; "" if a later response of that role takes its place.
         is_reference: Whether it belongs to `{reference}`.
+        is_answer: Whether it is an answer to the query, of which the prompt shows only the task's `quote`.
     """
 
     text: str
     feedback: str | None = None
     role: str = ""
     is_reference: bool = True
+    is_answer: bool = True
 
 
 class Turn(NamedTuple):
@@ -62,7 +64,9 @@ def prompt_text(task: Task, turn: Turn) -> str:
         roles.setdefault(seen.role, []).append(seen)
     for role, responses in roles.items():
         values[role] = SimpleNamespace(
-            response=separator.join(task.quote(seen.text) for seen in responses),
+            response=separator.join(
+                task.quote(seen.text) if seen.is_answer else seen.text.strip() for seen in responses
+            ),
             feedback="\n".join(seen.feedback for seen in responses if seen.feedback is not None),
         )
     values["reference"] = separator.join(map(task.quote, turn.reference))

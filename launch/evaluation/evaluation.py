@@ -264,7 +264,7 @@ def evaluate(
                 _run_batches(plan, batches, progress)
         results = cast(list[BatchRecord], batches.results)
         scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
-        scores = compute_scores(results, scoring, plan.orders)
+        scores = compute_scores(results, scoring, plan.orders, plan.settings.agents)
         if not scores:
             raise CommandError("The reward failed on every response. Fix the reward function.")
         planned_chains = len(plan.lineups) * plan.queries * plan.samples

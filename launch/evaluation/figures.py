@@ -64,7 +64,10 @@ class _Row(NamedTuple):
 
 
 def compute_scores(
-    batches: Sequence[BatchRecord], scoring: Scoring, orders: Sequence[Sequence[str]] = ()
+    batches: Sequence[BatchRecord],
+    scoring: Scoring,
+    orders: Sequence[Sequence[str]] = (),
+    agents: Sequence[str] | None = None,
 ) -> dict[str, PolicyScores]:
     """Computes the metrics by label: first all policies on the bare query, as pioneers, then in later roles.
 
@@ -77,6 +80,7 @@ def compute_scores(
         scoring: Parameters of the metrics.
         orders: If chains can stop, per batch the names of the policies by position. Then the last answer of each order
             is scored too, with the tokens that its chains generated per query. Empty: all chains are equally long.
+        agents: The names of the agents by position; None: a pioneer and observers.
     """
     rows: dict[str, _Row] = {}
 
@@ -84,7 +88,8 @@ def compute_scores(
         return rows.setdefault(label, _Row(PolicyScores(policy=policy, role=role, after=after, figures={}), {}, {}))
 
     chains = [chain for batch in batches for chain in batch["chains"]]
-    roles = role_names(len(orders[0] if orders else chains[0])) if chains else ()
+    num_positions = len(orders[0] if orders else chains[0]) if chains else 0
+    roles = (agents or role_names(num_positions))[:num_positions] if chains else ()
     for position, role in enumerate(roles):
         for chain in chains:
             if position >= len(chain):

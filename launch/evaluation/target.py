@@ -68,6 +68,8 @@ def target_settings(
     if run is not None:
         base = located_settings(run, overrides).model_dump()
         policy = {key: base[key] for key in settings_in_categories("policy")}
+    if agents is not None and policy.get("roles"):
+        raise CommandError(f"--agents conflicts with the roles of {target}, which define its agents. Remove --agents.")
     if agents is not None:  # the critic is unused, and its inputs would not match another chain length
         policies = policy.get("num_policies") or policy["num_agents"]
         policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}

@@ -48,7 +48,7 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
         updates=trained.update,
         version=own_version(),
         policy_ids=settings.policy_ids,
-        num_teams=len(settings.policy_ids) // settings.num_agents,
+        num_teams=settings.teams,
         is_mean=policy_id == AVERAGE_POLICY,
         warnings=warnings,
         adapter=adapter,
@@ -111,9 +111,12 @@ def _prompts(trained: PolicySet) -> str:
         task = restore_task(trained.sources) or settings.make_task()
     except (ValueError, OSError):
         return f"Those of the task `{settings.task}`."
-    prompts = {"pioneer": task.prompt_template}
-    if settings.num_agents > 1 and settings.knowledge_transfer:
-        prompts |= dict.fromkeys(settings.agents[1:], task.observer_template)
+    sees_others = settings.knowledge_transfer
+    prompts = {
+        position.role.name: position.role.prompt
+        or (task.observer_template if position.stage and sees_others else task.prompt_template)
+        for position in settings.positions[: None if sees_others or settings.roles else 1]
+    }
     parts = [f"As {role}:\n{_block(text)}" for role, text in prompts.items()]
     return "\n\n".join([*parts, *_feedback(settings, task)])
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import typer
 
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.pickled import display_name
+from cory_env.prompt_lengths import bare_responses
 from cory_env.rewarding.episodes import compute_awaited
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query
@@ -130,6 +131,7 @@ class TrainedChain:
         task, templates = self.chain.task, [self.chain.task.prompt_template]
         if len(self.chain.roles) > 1 and self.chain.knowledge_transfer:
             templates += [task.observer_template, task.reference_separator]
+        templates += [position.role.prompt for position in self.chain.positions if position.role.prompt is not None]
         computed = {"query", "reference", *([] if self.worker is None else [FEEDBACK_PLACEHOLDER])}
         return set().union(*map(placeholders, templates), feedback_columns(self.worker)) - computed
 
@@ -164,16 +166,15 @@ class TrainedChain:
             RewardError: the feedback function cannot be loaded.
         """
         self.check_feedback(queries)
-        feedback = "" if self.chain.task.shows_feedback else None
         for query in queries:
             if query.history is not None and self.chain.chat is None:
                 raise CommandError(
                     f"Row {query.id + 1} is a conversation, but this run was trained without a chat template "
                     "(chat=false). Use plain texts."
                 )
-            ChainEpisode(self.chain, query).prompt_ids()
-            for position_chain in dict.fromkeys(self.chain.by_position[1:]):
-                position_chain.build_prompt(query, [EarlierResponse([], feedback=feedback)])
+            for position, position_chain in enumerate(self.chain.by_position):
+                responses = bare_responses(self.chain, position)
+                position_chain.build_prompt(query, responses, self.chain.template(position))
 
     def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[GeneratedSample]:
         """Answers many queries concurrently.
@@ -319,8 +320,11 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     """
     settings = trained.settings
     task, tokenizers = load_task(settings, restore_task(trained.sources))
+    # `AVERAGE_POLICY` has no separate tokenizer.
+    tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
     if not feedback:
-        if len(policy_ids) > 1 and settings.knowledge_transfer and task.shows_feedback:
+        chain = settings.make_chain(task, tokenizers, tokenizer_ids)
+        if any(map(chain.shows_feedback, range(len(chain.positions)))):
             raise PromptsShowFeedback(
                 f"The prompts of this run's chain show the feedback {display_name(task.feedback or '')}, so the chain "
                 f"cannot answer without it. Use one policy alone (--roles {policy_ids[0]}), or allow feedback."
@@ -336,6 +340,4 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
             "The mean of adapters cannot be used here, because it has a higher rank. Export it with `cory export "
             "--policy mean`, or choose other policies with --roles."
         )
-    # `AVERAGE_POLICY` has no separate tokenizer.
-    tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
     return settings.make_chain(task, tokenizers, tokenizer_ids)

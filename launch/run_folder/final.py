@@ -109,7 +109,8 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
         with algo.evaluator.average() as mapping:
             if chains := measure_chains(algo, mapping, (AVERAGE_POLICY,), prompt_refs, "test"):
                 final["policy"][AVERAGE_POLICY] = [response for (response,) in chains]
-    if "last_response" in final and algo.settings.stop_when is None:  # else not every response is followed by another
+    # With `stop_when`, not every response has a next one; with `roles`, the second agent need not see the first.
+    if "last_response" in final and algo.settings.stop_when is None and algo.settings.roles is None:
         final["influence"] = _influence(algo, min(count, NUM_INFLUENCE_QUERIES))
     return final
 

@@ -239,14 +239,16 @@ def restore_task(sources: Sources | None) -> Task | None:
 
 
 def function_names(settings: Settings, reward: str | None, feedback: str | None) -> Iterator[str]:
-    """Yields the names of the functions that a run calls: its rewards, the user's credit and task, and the feedback.
+    """Yields the names of the functions that a run calls: rewards, the user's credit and task, and the feedback.
 
     Args:
         settings: of the run.
         reward: of the run; None: not the user's.
         feedback: of the run, or the setting `feedback`.
     """
-    yield from (name for name, _ in parse_sum(reward)) if reward else ()
+    role_rewards = [role.role.own_reward for role in settings.roles or ()]
+    for spec in filter(None, (reward, *role_rewards)):
+        yield from (name for name, _ in parse_sum(spec))
     yield from (name for name in (settings.credit, settings.task, feedback) if name is not None and ":" in name)
 
 

@@ -81,9 +81,12 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if report.problems:
         raise CommandError(" ".join(report.problems))
     try:
-        with RewardWorker(task.reward, feedback=task.feedback, timeout=settings.reward_timeout) as worker:
+        role_rewards = chains[0].role_rewards
+        with RewardWorker(
+            task.reward, feedback=task.feedback, role_rewards=role_rewards, timeout=settings.reward_timeout
+        ) as worker:
             required_columns = worker.start()
-            check_columns(task, required_columns, report)
+            check_columns(chains[0], required_columns, report)
     except (RewardError, ValueError) as error:
         raise CommandError(str(error)) from error
     if report.problems:

@@ -280,8 +280,10 @@ def flat_metrics(line: Update) -> dict[str, float]:
         return metrics
     roles = line["roles"]
     policies = sorted(line["policy"], key=lambda name: (len(name), name))  # llm_10 after llm_9
-    mapping = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
-    positions = {policy: index for team in mapping.teams() for index, policy in enumerate(team.as_dict().values())}
+    positions = {policy: index for index, policy in enumerate(roles.values())}
+    if len(policies) > len(roles):  # several teams; `roles` are the first one's
+        mapping = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
+        positions = {policy: index for team in mapping.teams() for index, policy in enumerate(team.as_dict().values())}
     return metrics | {f"{POSITION_PREFIX}{policy}": float(position) for policy, position in positions.items()}
 
 

@@ -8,6 +8,7 @@ is the collective reward of the CORY paper (Ma et al. 2024, arXiv 2410.06101).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ def chain_rewards(
     value_and_return: Callable[[int, Tensor], tuple[Tensor, Tensor]],
     chain_gamma: float,
     chain_lam: float,
+    stages: Sequence[int] = (),
 ) -> Tensor:
     """Generalised advantage estimation over the whole chain, treated as one trajectory.
 
@@ -69,20 +71,31 @@ def chain_rewards(
     GAE over the rest of the chain, with γ_c and λ_c between agents. γ_c = 0 is each agent's own reward; γ_c = 1 with
     λ_c = 1 is the reward-to-go of the chain, and with λ_c = 0 it is r_i + V_{i+1}.
 
+    Drafts do not see each other, so none is credited for another: V_{i+1} and G_{i+1} of a draft are those of the agent
+    after all drafts. For the agent before them, they are the means over the drafts.
+
     Args:
         task_rewards: `[C, n]`, float64, NaN without a reward.
-        value_and_return: takes a position and the rewards R `[C]` there; returns V and G, `[C]` each, 0 for chains that
-            lack the position.
+        value_and_return: takes a position and the rewards R `[C]` there; returns V and G, `[C]` each, NaN for chains
+            that lack the position.
         chain_gamma: γ_c, the discount from one agent to the next.
         chain_lam: λ_c.
+        stages: by position, the first position of the drafts that it belongs to; empty: no drafts.
 
     Returns:
         R, `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
     """
     rewards = task_rewards.nan_to_num(0.0)
-    for position in range(task_rewards.shape[1] - 1, 0, -1):
-        value, lambda_return = value_and_return(position, rewards[:, position])
-        rewards[:, position - 1] += chain_gamma * ((1.0 - chain_lam) * value + chain_lam * lambda_return)
+    positions_by_stage: dict[int, list[int]] = {}
+    for position in range(rewards.shape[1]):
+        positions_by_stage.setdefault(stages[position] if stages else position, []).append(position)
+    parts = [*positions_by_stage.values()]
+    for earlier, later in reversed([*pairwise(parts)]):
+        estimates = []
+        for position in later:
+            value, lambda_return = value_and_return(position, rewards[:, position])
+            estimates.append((1.0 - chain_lam) * value + chain_lam * lambda_return)
+        rewards[:, earlier] += chain_gamma * torch.stack(estimates).nanmean(0).nan_to_num(0.0).unsqueeze(1)
     return rewards
 
 
@@ -169,7 +182,7 @@ def assign_credit(
     task_rewards[:, 0], has_response[:, 0] = task_rewards[forks, 0], True
 
     def value_and_return(position: int, rewards: Tensor) -> tuple[Tensor, Tensor]:
-        joined = torch.zeros(2, len(rewards), dtype=torch.float64)
+        joined = torch.full((2, len(rewards)), torch.nan, dtype=torch.float64)
         for policy_id, columns in rows.items():
             part = select_position(columns, position)
             if len(chains := part["chains"]):
@@ -184,7 +197,8 @@ def assign_credit(
     elif credit.custom_function is not None:
         rewards = custom_rewards(credit, task_rewards, has_response)
     else:
-        rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam)
+        stages = credit.stages[:agents]
+        rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam, stages)
     fork_sums = torch.zeros_like(rewards[:, 0]).index_add(0, forks, rewards[:, 0])
     rewards[:, 0] = (fork_sums / forks.bincount(minlength=len(rewards)))[forks]
     return {policy_id: rewards[columns["chains"], columns["positions"]].float() for policy_id, columns in rows.items()}

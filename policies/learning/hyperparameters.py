@@ -23,6 +23,8 @@ class Credit(NamedTuple):
     reward_scope: RewardScope = "all"
     custom_function: Callable[..., object] | None = None
     """The user's credit function, if `credit` names one."""
+    stages: tuple[int, ...] = ()
+    """By position, the first position of the drafts that it belongs to (`Position.stage`); empty: no drafts."""
 
 
 @dataclass(frozen=True)

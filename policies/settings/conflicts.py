@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from cory_env.chain_settings import make_positions
+from cory_env.chain_settings import Role, make_positions
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, references
 from policies.settings.derived import DerivedSettings
 from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 from policies.settings.processes import named_resources
@@ -75,19 +76,44 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
     total = len(make_positions([role.role for role in s.roles or ()]))
     if s.num_agents > total:
         yield f"num_agents={s.num_agents} is more than the {total} agents of roles. Remove it, or set {total} or less."
-    roles, group = s.chain_roles, s.positions[0].role.count
-    for role in roles:
+    for role in s.chain_roles:
         if role.repeat > 1 and s.stop_when is None:
             yield f"repeat={role.repeat} of role {role.name} requires feedback, and stop_when=solved."
         if role.kl_coef is not None and s.kl_control == "adaptive":
             yield f"kl_coef={role.kl_coef:g} of role {role.name} conflicts with kl_control=adaptive. Remove one."
-    if s.num_siblings > 1 and group > 1:
-        yield f"num_siblings={s.num_siblings} conflicts with count={group} of role {roles[0].name}. Set one to 1."
-    weight = {"sum": s.partner_reward, "chain": s.chain_gamma}.get(s.credit, 1.0)
+        if role.max_response_tokens is not None and role.max_response_tokens > s.max_response_tokens:
+            yield (
+                f"max_response_tokens={role.max_response_tokens} of role {role.name} is above the run's limit of "
+                f"{s.max_response_tokens}. Raise max_response_tokens of the run."
+            )
+        attributes = {attribute for _, attribute in references(role.prompt or "")}
+        if s.feedback is None and FEEDBACK_PLACEHOLDER in attributes:
+            yield f"The prompt of role {role.name} shows feedback, but the run has none. Set feedback."
+    first, last = s.positions[0].role, s.positions[-1].role
+    if s.num_siblings > 1 and first.count > 1:
+        yield f"num_siblings={s.num_siblings} conflicts with count={first.count} of role {first.name}. Set one to 1."
+    yield from _role_rewards(s, first, last)
+
+
+def _role_rewards(s: DerivedSettings, first: Role, last: Role) -> Iterator[str]:
+    """Rewards of roles, given the chain's first and last one."""
+    if not last.produces_response:
+        yield (
+            f"num_agents={s.num_agents} ends the chain with role {last.name}, which produces no response. Set another "
+            "num_agents."
+        )
+    judged, other = (last, "bare") if s.select_by == "chain" else (first, "chain")
+    if not judged.has_reward:
+        yield f"select_by={s.select_by} requires a reward of role {judged.name}. Set one, or select_by={other}."
+    if s.reward_scope == "last" and last.count > 1:
+        yield f"reward_scope=last conflicts with count={last.count} of role {last.name}. Set reward_scope=all."
+    weight = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
     unrewarded = [p.role.name for p in s.positions if not p.role.has_reward]
-    if unrewarded and weight == 0:
-        name = {"sum": "partner_reward", "chain": "chain_gamma"}[s.credit]
-        yield f"Role {unrewarded[0]} has no reward of its own, and with {name}=0 no other one. Set {name} above 0."
+    if unrewarded and weight is not None and getattr(s, weight) == 0:
+        yield (
+            f"Role {unrewarded[0]} has no reward of its own, and with {weight}=0 no other one. Set {weight} above 0, "
+            f"or a reward of {unrewarded[0]}."
+        )
 
 
 def _batch(s: DerivedSettings) -> Iterator[str]:

@@ -85,6 +85,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         values: setting name → value; may be incomplete or invalid, like the overrides.
         overrides: setting name → value.
     """
+    if "roles" in overrides:  # their number is the number of agents
+        values = {name: value for name, value in values.items() if name != "num_agents"}
     result = {**values, **overrides}
     runner_settings = (*RUNNER_SETTINGS, "runner_threads", "gpus_per_runner")
     if result.get("num_runners") == 0 and "num_runners" not in overrides and any(map(overrides.get, runner_settings)):

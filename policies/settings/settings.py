@@ -69,7 +69,10 @@ class Settings(DerivedSettings):
             SpecError: the function that `credit` names cannot be loaded.
         """
         function = load_function(self.credit, "credit") if ":" in self.credit else None
-        return Credit(self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.reward_scope, function)
+        stages = tuple(position.stage for position in self.positions)
+        return Credit(
+            self.credit, self.partner_reward, self.chain_gamma, self.chain_lam, self.reward_scope, function, stages
+        )
 
     @property
     def reward_spec(self) -> str | None:

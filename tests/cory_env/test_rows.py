@@ -14,6 +14,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from cory_env.chain import Chain
 from cory_env.tasks import DataError, Query, make_task
 from cory_env.tasks.rows import read_queries, truncate_queries
 from cory_env.validate import ValidationReport, check_columns
@@ -131,7 +132,7 @@ def test_missing_values_are_none_in_all_formats(tmp_path: Path, extension: str) 
     ):
         make_task("custom", data=path, reward=LENGTH, prompt="{query} {unit}")
     report = ValidationReport("custom")
-    check_columns(make_task("custom", data=path, reward=LENGTH), ["unit"], report)
+    check_columns(Chain(make_task("custom", data=path, reward=LENGTH), tokenizer()), ["unit"], report)
     assert "1 of 1 queries of test have no value in the column 'unit', which the reward" in report.problems[0]
 
 
