@@ -95,3 +95,10 @@ def breaks_if_broken(completions: list[str], broken: list[bool]) -> list[str | N
     if any(broken):
         raise ValueError("broken")
     return ["again"] * len(completions)
+
+
+def has_letter(completions: list[str], letter: list[str]) -> list[str | None]:
+    """Feedback: the response must contain a letter, which the data has per query; `!` cannot be checked."""
+    if "!" in letter:
+        raise ValueError("not a letter")
+    return [None if wanted in text else f"no {wanted}" for text, wanted in zip(completions, letter, strict=True)]
