@@ -305,7 +305,7 @@ class PromptsShowFeedback(CommandError):
     """A chain cannot be used without feedback, because its prompts show feedback."""
 
 
-def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: bool) -> Chain:
+def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: bool = False) -> Chain:
     """Creates the environment's chain for policies of a run, with their tokenizers.
 
     Args:
