@@ -121,15 +121,15 @@ one of the task's 10,000 queries, not even with other digits. All 6 x 6 grids fo
 and moving rows and columns, so puzzles are alike in that sense.
 
 ## Recipe
-First stage: puzzles alone. Second stage: 75 % of the documents show a grid that the model itself wrote shortly before,
-for a new puzzle or as a revision of a wrong grid. The loss covers the solution only. Answers are always right. Matrices
+First stage: puzzles alone. Second stage: puzzles alone, and revisions of grids with random mistakes, for puzzles that
+are hard to solve without the grid. Third stage: puzzles alone, and revisions of grids that the model itself wrote
+shortly before, for a new puzzle or as a revision. The loss covers the solution only, which is always right. Matrices
 learn with Muon, the rest with Adam, in bfloat16; weights are stored in float32.
 
 ## Bias by design
 - **Repair.** The model saw many of its own wrong grids with feedback and the solution after them. So feedback helps by
   design: the task demonstrates chains with feedback where a model can use it. It does not show that a model without
-  such training repairs its mistakes. In a trial with random wrong cells instead of the model's own mistakes, feedback
-  was worth less than a second sample.
+  such training repairs its mistakes. After the second stage, on random mistakes, it mostly repeated its own wrong grids.
 - **Keeping.** Right grids with feedback that nothing is in conflict were to be repeated, so the model seldom damages
   them.
 - **Feedback over none.** Few documents have a grid without feedback, so a revision without it is less practised.

@@ -1,13 +1,13 @@
 """`sudoku-llama-tiny`: a Llama with a million parameters that solves 6x6 Sudoku and revises its own wrong grids.
 
-The first stage teaches puzzles alone. In the second, the model regularly writes grids itself, and most documents show
-such a grid, usually with feedback, before the puzzle. A document's answer is always the solution, so the model learns
-to repair the mistakes that it makes and to repeat a right grid. Made-up mistakes do not teach that: after training on
-grids with random wrong cells, a model hardly repaired its own. The documents contain no grid of the task.
+The first stage teaches puzzles alone. In the second, most documents show a grid with random mistakes, usually with
+feedback, before a puzzle that is hard to solve without it, so the model learns to read both. That does not teach it to
+repair its own mistakes, so in the third stage the model regularly writes grids itself, and most documents show one of
+them. A document's answer is always the solution. The documents contain no grid of the task.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from cory_env.rewards.sudoku import BLANK, CELLS, conflicts, find_conflicts, solved
+from cory_env.rewards.sudoku import BLANK, CELLS, DIGITS, conflicts, find_conflicts, solved
 from cory_env.tasks.sudoku import (
     FEEDBACK_PROMPT,
     OBSERVER_PROMPT,
@@ -60,16 +60,24 @@ class SudokuRecipe:
     """its fewest and most blank cells of a puzzle"""
     solve_lr: float = 6e-3
     """its learning rate of Muon for the matrices of the blocks; Adam uses a tenth of it for the other parameters"""
-    revise_documents: int = 80_000
-    """documents of the second stage: puzzles, and revisions of the model's own grids"""
-    revise_blanks: tuple[int, int] = (12, 22)
+    read_documents: int = 25_600
+    """documents of the second stage: puzzles, and revisions of grids with random mistakes"""
+    read_blanks: tuple[int, int] = (12, 28)
+    """its fewest and most blank cells of a puzzle with an earlier grid; others as in the first stage"""
+    read_lr: float = 5e-3
+    """its learning rate"""
+    mistakes: tuple[int, int] = (1, 8)
+    """its fewest and most wrong cells of an earlier grid"""
+    revise_documents: int = 25_600
+    """documents of the third stage: puzzles, and revisions of the model's own grids"""
+    revise_blanks: tuple[int, int] = (10, 20)
     """its fewest and most blank cells of a puzzle"""
-    revise_lr: float = 4e-3
+    revise_lr: float = 2.5e-3
     """its learning rate"""
     sample_every: int = 100
-    """steps of the second stage after which the model writes new grids"""
-    samples: int = 1500
-    """puzzles for which it writes grids"""
+    """steps of the later stages after which there are new grids"""
+    samples: int = 1000
+    """puzzles for which they are written"""
     repair_share: float = 0.45
     """share of documents with a wrong grid and its feedback"""
     repeat_share: float = 0.2
@@ -105,10 +113,15 @@ class Puzzles:
 
     def draw(self) -> tuple[str, str]:
         """Returns a puzzle and its solution."""
+        grid = self.draw_grid()
+        return draw_puzzle(grid, self.rng.randint(*self._blanks), self.rng), grid
+
+    def draw_grid(self) -> str:
+        """Returns a grid."""
         grid = fill_grid(self.rng)
         while rename_digits(grid) in self._task_grids:
             grid = fill_grid(self.rng)
-        return draw_puzzle(grid, self.rng.randint(*self._blanks), self.rng), grid
+        return grid
 
 
 def bare_document(puzzle: str, solution: str) -> Document:
@@ -123,13 +136,18 @@ def revision_document(draft: Draft, with_feedback: bool) -> Document:
     return [(prompt, False), (draft.solution, True)]
 
 
-class OwnDrafts:
-    """Documents of the second stage, with grids that the model wrote most recently."""
+class RevisionDocuments:
+    """Documents of the later stages: puzzles alone, and puzzles after an earlier grid."""
 
-    def __init__(self, recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Uses the model as it is at each step."""
-        self._recipe, self._model, self._tokenizer = recipe, model, tokenizer
-        self._puzzles = Puzzles(f"revise {recipe.seed}", recipe.revise_blanks)
+    def __init__(self, recipe: SudokuRecipe, puzzles: Puzzles, write_drafts: Callable[[int], list[Draft]]) -> None:
+        """Asks for new drafts every `sample_every` steps.
+
+        Args:
+            recipe: The settings.
+            puzzles: Source of the puzzles without an earlier grid.
+            write_drafts: Returns right and wrong grids; called with the step.
+        """
+        self._recipe, self._puzzles, self._write_drafts = recipe, puzzles, write_drafts
         self._drafts: list[Draft] = []
         self._right: list[Draft] = []
         self._wrong: list[Draft] = []
@@ -137,7 +155,9 @@ class OwnDrafts:
     def draw_batches(self, step: int) -> list[list[Document]]:
         """Returns the documents of a step in batches of equal length."""
         if step % self._recipe.sample_every == 0:
-            self._write_drafts(step)
+            self._drafts = self._write_drafts(step)
+            self._right = [draft for draft in self._drafts if draft.grid == draft.solution]
+            self._wrong = [draft for draft in self._drafts if draft.grid != draft.solution]
         batches: dict[int, list[Document]] = {}
         for _ in range(self._recipe.batch_size):
             document = self._draw_document()
@@ -145,7 +165,7 @@ class OwnDrafts:
         return list(batches.values())
 
     def _draw_document(self) -> Document:
-        """Returns a document; a puzzle alone also if the model has not yet written a suitable grid."""
+        """Returns a document; a puzzle alone also if there is no suitable grid."""
         recipe, rng = self._recipe, self._puzzles.rng
         shares = (recipe.repair_share, recipe.repeat_share, recipe.no_feedback_share)
         pools: tuple[list[Draft], ...] = (self._wrong, self._right, self._drafts, [])
@@ -154,25 +174,43 @@ class OwnDrafts:
             return bare_document(*self._puzzles.draw())
         return revision_document(rng.choice(pools[kind]), with_feedback=kind < 2)
 
-    def _write_drafts(self, step: int) -> None:
-        """Lets the model write grids for new puzzles, and once revise the wrong ones."""
-        torch.manual_seed(100_000 * self._recipe.seed + step)
-        puzzles = [self._puzzles.draw() for _ in range(self._recipe.samples)]
-        drafts = list(self._write([(PROMPT.format(query=puzzle), puzzle, grid) for puzzle, grid in puzzles]))
-        wrong = [draft for draft in drafts if draft.grid != draft.solution]
-        drafts += self._write(
-            [(revision_document(draft, with_feedback=True)[0][0], draft.puzzle, draft.solution) for draft in wrong]
-        )
-        self._drafts = drafts
-        self._right = [draft for draft in drafts if draft.grid == draft.solution]
-        self._wrong = [draft for draft in drafts if draft.grid != draft.solution]
 
-    def _write(self, prompts: Sequence[tuple[str, str, str]]) -> Iterator[Draft]:
-        """Yields grids for (prompt, puzzle, solution), without grids of another length."""
-        texts = write_grids(self._model, self._tokenizer, [prompt for prompt, *_ in prompts])
-        for text, (_, puzzle, solution) in zip(texts, prompts, strict=True):
-            if len(text) == CELLS:
-                yield Draft(puzzle, solution, text)
+def make_up_drafts(recipe: SudokuRecipe, puzzles: Puzzles) -> list[Draft]:
+    """Returns solutions of new puzzles, three of four with random mistakes in blank cells.
+
+    The puzzles have many blank cells and possibly several solutions, so that the grid is needed to find the right one.
+    """
+    rng, drafts = puzzles.rng, []
+    for number in range(recipe.samples):
+        solution = puzzles.draw_grid()
+        blanks = rng.sample(range(CELLS), rng.randint(*recipe.read_blanks))
+        grid = [*solution]
+        for cell in blanks[: rng.randint(*recipe.mistakes) if number % 4 else 0]:
+            grid[cell] = rng.choice(DIGITS.replace(solution[cell], ""))
+        puzzle = "".join(BLANK if cell in blanks else digit for cell, digit in enumerate(solution))
+        drafts.append(Draft(puzzle, solution, "".join(grid)))
+    return drafts
+
+
+def write_drafts(
+    recipe: SudokuRecipe, puzzles: Puzzles, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> list[Draft]:
+    """Returns grids that the model writes for new puzzles, and its revisions of the wrong ones.
+
+    Grids of another length are left out.
+    """
+
+    def write(prompts: Sequence[tuple[str, str, str]]) -> list[Draft]:
+        texts = write_grids(model, tokenizer, [prompt for prompt, *_ in prompts])
+        drafts = [Draft(puzzle, solution, text) for text, (_, puzzle, solution) in zip(texts, prompts, strict=True)]
+        return [draft for draft in drafts if len(draft.grid) == CELLS]
+
+    pairs = [puzzles.draw() for _ in range(recipe.samples)]
+    drafts = write([(PROMPT.format(query=puzzle), puzzle, solution) for puzzle, solution in pairs])
+    wrong = [draft for draft in drafts if draft.grid != draft.solution]
+    return drafts + write(
+        [(revision_document(draft, with_feedback=True)[0][0], draft.puzzle, draft.solution) for draft in wrong]
+    )
 
 
 @torch.no_grad()
@@ -197,7 +235,7 @@ def write_grids(
 
 
 def train(recipe: SudokuRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
-    """Trains a model in two stages.
+    """Trains a model in three stages.
 
     Args:
         recipe: The settings.
@@ -214,6 +252,7 @@ def train(recipe: SudokuRecipe, tokenizer: PreTrainedTokenizerBase, log: Callabl
     )
     model.set_attn_implementation("eager")  # faster for short documents
     train_to_solve(recipe, model, tokenizer, log)
+    train_to_read(recipe, model, tokenizer, log)
     train_to_revise(recipe, model, tokenizer, log)
     return model
 
@@ -236,14 +275,38 @@ def train_to_solve(
     )
 
 
-def train_to_revise(
+def train_to_read(
     recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
 ) -> None:
-    """The second stage: puzzles alone, and puzzles after a grid that the model wrote."""
+    """The second stage: puzzles alone, and puzzles after a grid with random mistakes."""
+    puzzles = Puzzles(f"read {recipe.seed}", recipe.solve_blanks)
     pretrain(
         model,
         tokenizer,
-        OwnDrafts(recipe, model, tokenizer).draw_batches,
+        RevisionDocuments(recipe, puzzles, lambda step: make_up_drafts(recipe, puzzles)).draw_batches,
+        steps=max(1, recipe.read_documents // recipe.batch_size),
+        lr=recipe.read_lr,
+        warmup=recipe.warmup,
+        decay=recipe.decay,
+        log=log,
+        autocast=True,
+    )
+
+
+def train_to_revise(
+    recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
+) -> None:
+    """The third stage: puzzles alone, and puzzles after a grid that the model wrote."""
+    puzzles = Puzzles(f"revise {recipe.seed}", recipe.revise_blanks)
+
+    def write(step: int) -> list[Draft]:
+        torch.manual_seed(100_000 * recipe.seed + step)
+        return write_drafts(recipe, puzzles, model, tokenizer)
+
+    pretrain(
+        model,
+        tokenizer,
+        RevisionDocuments(recipe, puzzles, write).draw_batches,
         steps=max(1, recipe.revise_documents // recipe.batch_size),
         lr=recipe.revise_lr,
         warmup=recipe.warmup,
