@@ -129,7 +129,7 @@ learn with Muon, the rest with Adam, in bfloat16; weights are stored in float32.
 ## Bias by design
 - **Repair.** The model saw many of its own wrong grids with feedback and the solution after them. So feedback helps by
   design: the task demonstrates chains with feedback where a model can use it. It does not show that a model without
-  such training repairs its mistakes. After the second stage, on random mistakes, it mostly repeated its own wrong grids.
+  such training repairs its mistakes.
 - **Keeping.** Right grids with feedback that nothing is in conflict were to be repeated, so the model seldom damages
   them.
 - **Feedback over none.** Few documents have a grid without feedback, so a revision without it is less practised.
