@@ -121,9 +121,9 @@ one of the task's 10,000 queries, not even with other digits. All 6 x 6 grids fo
 and moving rows and columns, so puzzles are alike in that sense.
 
 ## Recipe
-First stage: puzzles alone. Second stage: puzzles alone, and revisions of grids with random mistakes, for puzzles that
-are hard to solve without the grid. Third stage: puzzles alone, and revisions of grids that the model itself wrote
-shortly before, for a new puzzle or as a revision. The loss covers the solution only, which is always right. Matrices
+First stage: puzzles alone, and puzzles after a grid with random mistakes. Second stage: puzzles alone, and puzzles after
+a grid that the model itself wrote shortly before, for a new puzzle or as a revision. Most grids come with feedback.
+The loss covers the solution only, which is always right. Matrices
 learn with Muon, the rest with Adam, in bfloat16; weights are stored in float32.
 
 ## Bias by design

@@ -39,9 +39,9 @@ def parser() -> argparse.ArgumentParser:
     argument_parser.add_argument(
         "--sudoku-documents",
         type=int,
-        nargs=3,
-        metavar=("SOLVE", "READ", "REVISE"),
-        help="training documents for the three stages of the Sudoku model",
+        nargs=2,
+        metavar=("READ", "REVISE"),
+        help="training documents for the two stages of the Sudoku model",
     )
     argument_parser.add_argument(
         "--queries",
@@ -178,9 +178,9 @@ def _sudoku(options: argparse.Namespace) -> None:
 
     recipe = sudoku.SudokuRecipe(seed=options.seed)
     if options.sudoku_documents:
-        solve, read, revise = options.sudoku_documents
-        recipe = replace(recipe, solve_documents=solve, read_documents=read, revise_documents=revise)
-    sizes = f"{recipe.solve_documents} {recipe.read_documents} {recipe.revise_documents}"
+        read, revise = options.sudoku_documents
+        recipe = replace(recipe, read_documents=read, revise_documents=revise)
+    sizes = f"{recipe.read_documents} {recipe.revise_documents}"
     _build(
         options.out / SUDOKU,
         cards.SUDOKU,

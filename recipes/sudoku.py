@@ -1,9 +1,8 @@
 """`sudoku-llama-tiny`: a Llama with a million parameters that solves 6x6 Sudoku and revises its own wrong grids.
 
-The first stage teaches puzzles alone. In the second, most documents show a grid with random mistakes, usually with
-feedback, before a puzzle that is hard to solve without it, so the model learns to read both. That does not teach it to
-repair its own mistakes, so in the third stage the model regularly writes grids itself, and most documents show one of
-them. A document's answer is always the solution. The documents contain no grid of the task.
+The first stage teaches puzzles alone, and puzzles after a grid with random mistakes, usually with feedback. That does
+not teach the model to repair its own mistakes, so in the second stage the model regularly writes grids itself, and most
+documents show one of them. A document's answer is always the solution. The documents contain no grid of the task.
 """
 
 import random
@@ -35,6 +34,8 @@ from recipes.staging import save_tokenizer
 CHARACTERS = "123456.~=ox"
 POSITIONS = 256
 
+Shares = tuple[float, float, float]
+
 
 @dataclass(frozen=True)
 class SudokuRecipe:
@@ -54,36 +55,28 @@ class SudokuRecipe:
     """warmup steps of each stage"""
     decay: float = 0.25
     """share of a stage's steps, at its end, in which the learning rate falls to 0"""
-    solve_documents: int = 128_000
-    """documents of the first stage: puzzles alone"""
-    solve_blanks: tuple[int, int] = (8, 20)
-    """its fewest and most blank cells of a puzzle"""
-    solve_lr: float = 6e-3
+    read_documents: int = 32_000
+    """documents of the first stage: puzzles alone, and revisions of grids with random mistakes"""
+    read_lr: float = 6e-3
     """its learning rate of Muon for the matrices of the blocks; Adam uses a tenth of it for the other parameters"""
-    read_documents: int = 25_600
-    """documents of the second stage: puzzles, and revisions of grids with random mistakes"""
-    read_blanks: tuple[int, int] = (12, 28)
-    """its fewest and most blank cells of a puzzle with an earlier grid; others as in the first stage"""
-    read_lr: float = 5e-3
+    read_blanks: tuple[int, int] = (10, 24)
+    """its fewest and most blank cells of a puzzle with an earlier grid"""
+    read_shares: Shares = (0.3, 0.1, 0.1)
+    """its shares of documents with a wrong grid and feedback, a right grid and feedback, any grid without feedback"""
+    mistakes: tuple[int, int] = (1, 6)
+    """fewest and most wrong cells of a grid with random mistakes"""
+    revise_documents: int = 22_400
+    """documents of the second stage: puzzles alone, and revisions of the model's own grids"""
+    revise_lr: float = 3e-3
     """its learning rate"""
-    mistakes: tuple[int, int] = (1, 8)
-    """its fewest and most wrong cells of an earlier grid"""
-    revise_documents: int = 25_600
-    """documents of the third stage: puzzles, and revisions of the model's own grids"""
-    revise_blanks: tuple[int, int] = (10, 20)
-    """its fewest and most blank cells of a puzzle"""
-    revise_lr: float = 2.5e-3
-    """its learning rate"""
+    revise_shares: Shares = (0.5, 0.2, 0.05)
+    """its shares of documents, as above"""
+    blanks: tuple[int, int] = (8, 16)
+    """fewest and most blank cells of the other puzzles"""
     sample_every: int = 100
-    """steps of the later stages after which there are new grids"""
+    """steps after which there are new grids"""
     samples: int = 1000
     """puzzles for which they are written"""
-    repair_share: float = 0.45
-    """share of documents with a wrong grid and its feedback"""
-    repeat_share: float = 0.2
-    """share of documents with a right grid and its feedback"""
-    no_feedback_share: float = 0.1
-    """share of documents with any grid, without feedback"""
     seed: int = 1
     """random seed"""
 
@@ -137,17 +130,21 @@ def revision_document(draft: Draft, with_feedback: bool) -> Document:
 
 
 class RevisionDocuments:
-    """Documents of the later stages: puzzles alone, and puzzles after an earlier grid."""
+    """Documents of a stage: puzzles alone, and puzzles after an earlier grid."""
 
-    def __init__(self, recipe: SudokuRecipe, puzzles: Puzzles, write_drafts: Callable[[int], list[Draft]]) -> None:
+    def __init__(
+        self, recipe: SudokuRecipe, shares: Shares, puzzles: Puzzles, write_drafts: Callable[[int], list[Draft]]
+    ) -> None:
         """Asks for new drafts every `sample_every` steps.
 
         Args:
             recipe: The settings.
+            shares: The stage's shares of documents with a wrong grid and its feedback, with a right grid and its
+                feedback, and with any grid without feedback.
             puzzles: Source of the puzzles without an earlier grid.
             write_drafts: Returns right and wrong grids; called with the step.
         """
-        self._recipe, self._puzzles, self._write_drafts = recipe, puzzles, write_drafts
+        self._recipe, self._shares, self._puzzles, self._write_drafts = recipe, shares, puzzles, write_drafts
         self._drafts: list[Draft] = []
         self._right: list[Draft] = []
         self._wrong: list[Draft] = []
@@ -166,8 +163,7 @@ class RevisionDocuments:
 
     def _draw_document(self) -> Document:
         """Returns a document; a puzzle alone also if there is no suitable grid."""
-        recipe, rng = self._recipe, self._puzzles.rng
-        shares = (recipe.repair_share, recipe.repeat_share, recipe.no_feedback_share)
+        rng, shares = self._puzzles.rng, self._shares
         pools: tuple[list[Draft], ...] = (self._wrong, self._right, self._drafts, [])
         kind = rng.choices(range(4), (*shares, 1 - sum(shares)))[0]
         if not pools[kind]:
@@ -235,7 +231,7 @@ def write_grids(
 
 
 def train(recipe: SudokuRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
-    """Trains a model in three stages.
+    """Trains a model in two stages.
 
     Args:
         recipe: The settings.
@@ -251,64 +247,49 @@ def train(recipe: SudokuRecipe, tokenizer: PreTrainedTokenizerBase, log: Callabl
         seed=recipe.seed,
     )
     model.set_attn_implementation("eager")  # faster for short documents
-    train_to_solve(recipe, model, tokenizer, log)
     train_to_read(recipe, model, tokenizer, log)
     train_to_revise(recipe, model, tokenizer, log)
     return model
 
 
-def train_to_solve(
-    recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
-) -> None:
-    """The first stage: puzzles alone."""
-    puzzles = Puzzles(f"solve {recipe.seed}", recipe.solve_blanks)
-    pretrain(
-        model,
-        tokenizer,
-        lambda step: [[bare_document(*puzzles.draw()) for _ in range(recipe.batch_size)]],
-        steps=max(1, recipe.solve_documents // recipe.batch_size),
-        lr=recipe.solve_lr,
-        warmup=recipe.warmup,
-        decay=recipe.decay,
-        log=log,
-        autocast=True,
-    )
-
-
 def train_to_read(
     recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
 ) -> None:
-    """The second stage: puzzles alone, and puzzles after a grid with random mistakes."""
-    puzzles = Puzzles(f"read {recipe.seed}", recipe.solve_blanks)
-    pretrain(
-        model,
-        tokenizer,
-        RevisionDocuments(recipe, puzzles, lambda step: make_up_drafts(recipe, puzzles)).draw_batches,
-        steps=max(1, recipe.read_documents // recipe.batch_size),
-        lr=recipe.read_lr,
-        warmup=recipe.warmup,
-        decay=recipe.decay,
-        log=log,
-        autocast=True,
-    )
+    """The first stage: puzzles alone, and puzzles after a grid with random mistakes."""
+    puzzles = Puzzles(f"read {recipe.seed}", recipe.blanks)
+    documents = RevisionDocuments(recipe, recipe.read_shares, puzzles, lambda step: make_up_drafts(recipe, puzzles))
+    _train_stage(recipe, model, tokenizer, documents, recipe.read_documents, recipe.read_lr, log)
 
 
 def train_to_revise(
     recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
 ) -> None:
-    """The third stage: puzzles alone, and puzzles after a grid that the model wrote."""
-    puzzles = Puzzles(f"revise {recipe.seed}", recipe.revise_blanks)
+    """The second stage: puzzles alone, and puzzles after a grid that the model wrote."""
+    puzzles = Puzzles(f"revise {recipe.seed}", recipe.blanks)
 
     def write(step: int) -> list[Draft]:
         torch.manual_seed(100_000 * recipe.seed + step)
         return write_drafts(recipe, puzzles, model, tokenizer)
 
+    documents = RevisionDocuments(recipe, recipe.revise_shares, puzzles, write)
+    _train_stage(recipe, model, tokenizer, documents, recipe.revise_documents, recipe.revise_lr, log)
+
+
+def _train_stage(
+    recipe: SudokuRecipe,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: RevisionDocuments,
+    num_documents: int,
+    lr: float,
+    log: Callable[[str], None],
+) -> None:
     pretrain(
         model,
         tokenizer,
-        RevisionDocuments(recipe, puzzles, write).draw_batches,
-        steps=max(1, recipe.revise_documents // recipe.batch_size),
-        lr=recipe.revise_lr,
+        documents.draw_batches,
+        steps=max(1, num_documents // recipe.batch_size),
+        lr=lr,
         warmup=recipe.warmup,
         decay=recipe.decay,
         log=log,

@@ -72,10 +72,10 @@ def test_own_drafts_are_grids_and_revisions_of_the_wrong_ones(monkeypatch: pytes
 
 
 def test_documents_show_grids_with_the_shares_of_the_recipe() -> None:
-    recipe = replace(SudokuRecipe(), batch_size=2000)
+    recipe, shares = replace(SudokuRecipe(), batch_size=2000), (0.4, 0.2, 0.1)
     puzzles = Puzzles("a seed", (9, 11))
     drafts = make_up_drafts(recipe, puzzles)
-    batches = RevisionDocuments(recipe, puzzles, lambda step: drafts).draw_batches(0)
+    batches = RevisionDocuments(recipe, shares, puzzles, lambda step: drafts).draw_batches(0)
     assert [len({len(prompt) for (prompt, _), _ in batch}) for batch in batches] == [1, 1, 1]
     counts = {"bare": 0, "repair": 0, "repeat": 0, "no feedback": 0}
     for (prompt, in_loss), (answer, answer_in_loss) in (document for batch in batches for document in batch):
@@ -90,14 +90,13 @@ def test_documents_show_grids_with_the_shares_of_the_recipe() -> None:
         assert prompt == template.format(reference=draft.grid, feedback=draft.marks, query=query)
         is_right = draft.grid == answer
         counts["no feedback" if len(earlier) == 1 else "repeat" if is_right else "repair"] += 1
-    shares = (recipe.repair_share, recipe.repeat_share, recipe.no_feedback_share)
-    expected = {"bare": 1 - sum(shares), **dict(zip(("repair", "repeat", "no feedback"), shares, strict=True))}
+    expected = {"bare": 0.3, "repair": 0.4, "repeat": 0.2, "no feedback": 0.1}
     assert {kind: count / 2000 for kind, count in counts.items()} == pytest.approx(expected, abs=0.04)
 
 
 def test_without_a_suitable_grid_documents_are_puzzles_alone() -> None:
     puzzles = Puzzles("a seed", (9, 11))
-    batches = RevisionDocuments(SudokuRecipe(), puzzles, lambda step: []).draw_batches(0)
+    batches = RevisionDocuments(SudokuRecipe(), (0.5, 0.3, 0.2), puzzles, lambda step: []).draw_batches(0)
     assert all("~" not in prompt for batch in batches for (prompt, _), _ in batch)
 
 
@@ -164,9 +163,9 @@ def test_measured_accuracies_match_the_card() -> None:
 def test_a_trial_build_makes_a_folder_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(SudokuRecipe(), width=32, heads=1, layers=1, samples=40, sample_every=1)
     monkeypatch.setattr(sudoku, "SudokuRecipe", lambda **changes: replace(small, **changes))
-    arguments = ["--only", "sudoku", "--out", str(tmp_path), "--sudoku-documents", "64", "64", "64", "--seed", "3"]
+    arguments = ["--only", "sudoku", "--out", str(tmp_path), "--sudoku-documents", "64", "64", "--seed", "3"]
     assert main(arguments) == 0
     folder = tmp_path / MODEL.name
     assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == 32
-    command_line = "python -m recipes --only sudoku --sudoku-documents 64 64 64 --seed 3"
+    command_line = "python -m recipes --only sudoku --sudoku-documents 64 64 --seed 3"
     assert command_line in (folder / "README.md").read_text("utf-8")
