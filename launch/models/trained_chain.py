@@ -271,8 +271,8 @@ class TrainedChain:
             GeneratedResponse(role=role, policy=policy_id, text=text)
             for role, policy_id, text in zip(episode.roles, self.policy_ids, episode.completions, strict=False)
         ]
-        for position, response in enumerate(responses):  # the last one may have no feedback
-            response.update(episode.feedback_entry(position))
+        for position, response in enumerate(responses):
+            response |= cast(GeneratedResponse, episode.feedback_entry(position))  # the last one may have none
         return GeneratedSample(query=episode.query.raw, responses=responses)
 
 

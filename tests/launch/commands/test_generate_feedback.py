@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cory_env.chain import Turn
 from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Query
+from cory_env.tasks.turns import SeenResponse, Turn
 from cory_rllib import generate, load_run
 from launch.console.errors import CommandError
 from launch.main import main
@@ -80,7 +80,7 @@ def test_the_next_role_sees_the_feedback_and_the_chain_stops_if_nothing_is_to_be
             assert "feedback" not in second
             expected += f"observer (llm_2): {second['text'].lstrip()}\n"
             query = Query(number, QUERIES[number])
-            prompts = chain.chain.encode_observer_prompts([Turn(query, [first["text"]], feedback)])
+            prompts = chain.chain.encode_observer_prompts([Turn(query, [SeenResponse(first["text"])], feedback)])
             seeds = [sampling_seed(0, EVALUATION_UPDATE, number, 1)]
             sampling = Sampling(1.0, 8, seeds, chain.chain.stop_token_ids)
             (response,) = chain.generator.generate(prompts, "llm_2", sampling)
@@ -159,7 +159,7 @@ def test_a_function_from_python_can_be_the_feedback_and_only_its_name_is_publish
     def two_words(completions: list[str]) -> list[str | None]:
         return [None if len(text.split()) > 1 else "say more" for text in completions]
 
-    settings = Settings(feedback=two_words)  # type: ignore[arg-type]
+    settings = Settings(feedback=two_words)
     assert settings.public_dict()["feedback"].endswith("two_words") and len(str(settings.feedback)) > 200
     run = record_run(tmp_path / "run", feedback=two_words, observer_prompt=HIDDEN)
     for answer in generate(run.path, QUERIES):

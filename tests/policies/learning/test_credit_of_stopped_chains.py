@@ -99,7 +99,7 @@ def test_a_custom_credit_gets_nan_and_may_return_it_where_there_is_no_response(
     for name, expected in (("careful", ([1.0, 3.0], [3.0])), ("shifted", ([2.0, 3.0], [5.0]))):
         rewards = assign_credit(STOPPED, credit_of(name), {})
         assert (rewards["llm_1"].tolist(), rewards["llm_2"].tolist()) == expected
-        check_custom_credit(credit_of(name), 3, can_stop=True)
-    check_custom_credit(credit_of("team"), 3)
+        check_custom_credit(credit_of(name), [True] * 3, can_stop=True)
+    check_custom_credit(credit_of("team"), [True] * 3)
     with pytest.raises(CreditError, match=r"returned NaN or infinity.* use nansum, or mask them"):
-        check_custom_credit(credit_of("team"), 3, can_stop=True)
+        check_custom_credit(credit_of("team"), [True] * 3, can_stop=True)
