@@ -71,3 +71,8 @@ def flaky(completions: list[str], flag: str) -> list[float]:
     if mode == "hang":
         time.sleep(60)
     return letters(completions)
+
+
+def done_after_three(completions: list[str]) -> list[str | None]:
+    """Feedback: nothing to correct from three characters on."""
+    return [None if len(text) >= 3 else "too short" for text in completions]
