@@ -75,9 +75,11 @@ class Health:
         return warnings
 
     def _signs(self, report: dict[str, Any]) -> Iterator[HealthSign]:
+        s = self.settings
+        responses = s.responses if s.roles is None else s.chains  # some LLMs may have a single role
         for policy_id, metrics in report["policy"].items():
             first = self.state["first_eos_rate"].get(policy_id, math.nan)
-            yield from collapse_signs(self.settings, policy_id, metrics, first, self.settings.responses)
+            yield from collapse_signs(s, policy_id, metrics, first, responses)
         yield from self._role_signs(report["role"])
 
     def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[HealthSign]:

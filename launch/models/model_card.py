@@ -118,15 +118,16 @@ def _prompts(trained: PolicySet) -> str:
         for position in settings.positions[: None if sees_others or settings.roles else 1]
     }
     parts = [f"As {role}:\n{_block(text)}" for role, text in prompts.items()]
-    return "\n\n".join([*parts, *_feedback(settings, task)])
+    shown = any("feedback}" in text for text in prompts.values())
+    return "\n\n".join([*parts, *_feedback(settings, task, shown=shown)])
 
 
-def _feedback(settings: Settings, task: Task) -> list[str]:
-    """Returns a paragraph about the feedback between agents, if there was any."""
+def _feedback(settings: Settings, task: Task, *, shown: bool) -> list[str]:
+    """Returns a paragraph about the feedback between agents, if there was any; `shown`: prompts contained it."""
     if task.feedback is None or settings.num_agents == 1:
         return []
     name = f"`{display_name(task.feedback)}`"
-    if settings.knowledge_transfer and task.shows_feedback:
+    if shown:
         text = (
             f"`{{feedback}}` is what the feedback function {name} returned for the last of the earlier responses, or "
             f"`{task.solved_feedback}` if it had nothing to correct."

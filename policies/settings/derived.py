@@ -110,7 +110,12 @@ class DerivedSettings(Fields):
 
     @property
     def responses(self) -> int:
-        """Responses per policy and update; with siblings, where roles differ, the mean over policies."""
+        """Responses per policy and update.
+
+        With siblings, where positions differ, the mean over policies; with `roles`, the policy's with the most.
+        """
+        if self.roles is not None:
+            return self.chains * max(map(self.assignment.count, self.assignment))
         total = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
         return total // len(self.policy_ids)
 

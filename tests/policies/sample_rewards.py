@@ -102,3 +102,8 @@ def has_letter(completions: list[str], letter: list[str]) -> list[str | None]:
     if "!" in letter:
         raise ValueError("not a letter")
     return [None if wanted in text else f"no {wanted}" for text, wanted in zip(completions, letter, strict=True)]
+
+
+def done_after_three(completions: list[str]) -> list[str | None]:
+    """Feedback: nothing to correct from three characters on."""
+    return [None if len(text) >= 3 else "too short" for text in completions]

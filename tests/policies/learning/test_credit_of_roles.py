@@ -1,0 +1,200 @@
+"""Roles in learning: rewards, groups of drafts, KL coefficients and loss weights, against numbers computed by hand."""
+
+from math import nan
+from typing import Any
+
+import pytest
+import torch
+
+from cory_env.chain import Chain
+from policies.learning.credit import assign_credit, chain_rewards, check_custom_credit, custom_rewards
+from policies.learning.estimation import AdvantageEstimator
+from policies.learning.hyperparameters import Credit, Hyperparameters
+from policies.learning.metrics import compute_metrics
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.rows import Rows
+from policies.rllib.token_batch import rows_from_episodes
+from policies.rollout.role_mapping import make_mapping
+from policies.settings.settings import make_settings
+from tests.policies.learning.test_policy_learner import make_learner, make_row_batch, path, ready
+from tests.policies.rllib.test_token_batch import make_episode
+
+__all__ = ["path"]
+STAGES = (0, 0, 2, 3)  # two drafts, a critic, a reviser
+TASK_REWARDS = [[1.0, 2.0, nan, 8.0], [4.0, 0.0, nan, 16.0]]
+
+
+def rows_of_team(rewards: list[list[float]]) -> dict[str, Rows]:
+    """Drafts and reviser of the first LLM, the critic of the second one."""
+
+    def rows(positions: list[int]) -> Rows:
+        pairs = [(chain, position) for chain in range(len(rewards)) for position in positions]
+        return {
+            "chains": torch.tensor([chain for chain, _ in pairs]),
+            "forks": torch.tensor([chain for chain, _ in pairs]),
+            "positions": torch.tensor([position for _, position in pairs]),
+            "task_rewards": torch.tensor([rewards[chain][position] for chain, position in pairs], dtype=torch.float64),
+            "earlier_rewards": torch.zeros(len(pairs), 3),
+        }
+
+    return {"llm_1": rows([0, 1, 3]), "llm_2": rows([2])}
+
+
+def credited(credit: Credit) -> tuple[list[float], list[float]]:
+    rewards = assign_credit(rows_of_team(TASK_REWARDS), credit, {})
+    return rewards["llm_1"].tolist(), rewards["llm_2"].tolist()
+
+
+def test_a_role_without_reward_gets_its_share_of_the_others_and_adds_nothing_to_theirs() -> None:
+    team, critic = credited(Credit(partner_reward=0.5))
+    assert team == [1 + 5, 2 + 4.5, 8 + 1.5, 4 + 8, 0 + 10, 16 + 2]
+    assert critic == [5.5, 10]
+
+
+def test_with_reward_scope_last_all_get_the_last_rewarded_response() -> None:
+    team, critic = credited(Credit(reward_scope="last", partner_reward=0.5))
+    assert team == [4, 4, 8, 8, 8, 16] and critic == [4, 8]
+
+
+def rewards_along_chain(chain_gamma: float, chain_lam: float, stages: tuple[int, ...]) -> list[list[float]]:
+    """V is 10 and 100 for the critic and the reviser; G is the reward there."""
+    return chain_rewards(
+        torch.tensor(TASK_REWARDS, dtype=torch.float64),
+        lambda position, rewards: (torch.full_like(rewards, {1: 7.0, 2: 10.0, 3: 100.0}[position]), rewards),
+        chain_gamma,
+        chain_lam,
+        stages,
+    ).tolist()
+
+
+def test_drafts_are_credited_for_later_roles_but_not_for_each_other() -> None:
+    assert rewards_along_chain(1.0, 1.0, STAGES) == [[9, 10, 8, 8], [20, 16, 16, 16]]
+    assert rewards_along_chain(0.5, 1.0, STAGES) == [[1 + 2, 2 + 2, 4, 8], [4 + 4, 0 + 4, 8, 16]]
+    assert rewards_along_chain(1.0, 0.0, STAGES) == [[11, 12, 100, 8], [14, 10, 100, 16]]
+    assert rewards_along_chain(1.0, 1.0, ()) == [[11, 10, 8, 8], [20, 16, 16, 16]]  # a chain without drafts
+
+
+def test_the_agent_before_drafts_is_credited_for_their_mean_over_those_that_exist() -> None:
+    rewards = chain_rewards(
+        torch.tensor([[1.0, 2.0, 6.0], [1.0, 2.0, nan]], dtype=torch.float64),  # the second chain stopped at a draft
+        lambda position, rewards: (rewards, torch.where(torch.tensor([True, position == 1]), rewards, torch.nan)),
+        1.0,
+        1.0,
+        (0, 1, 1),
+    )
+    assert rewards.tolist() == [[5, 2, 6], [3, 2, 0]]
+
+
+def test_credit_knows_the_stages_of_a_run() -> None:
+    s = make_settings({"roles": [{"name": "a", "count": 2}, {"name": "b"}], "backend": "transformers"})
+    assert s.credit_assignment.stages == (0, 0, 2)
+
+
+def test_a_custom_function_gets_nan_for_roles_without_reward_and_is_tested_with_it() -> None:
+    def improvement(rewards: torch.Tensor) -> torch.Tensor:
+        return rewards.nan_to_num(0.0)
+
+    def forgetful(rewards: torch.Tensor) -> torch.Tensor:
+        return rewards.sum(1, keepdim=True).expand_as(rewards)
+
+    own, has_reward = Credit("m:f", custom_function=improvement), [True, True, False, True]
+    check_custom_credit(own, has_reward)
+    rewards = torch.tensor(TASK_REWARDS, dtype=torch.float64)
+    result = custom_rewards(own, rewards, torch.ones_like(rewards, dtype=torch.bool))
+    assert result.tolist() == [[1, 2, 0, 8], [4, 0, 0, 16]]
+    with pytest.raises(ValueError, match="Task rewards are NaN without a reward: use nansum"):
+        check_custom_credit(Credit("m:f", custom_function=forgetful), has_reward)
+    check_custom_credit(Credit("m:f", custom_function=forgetful), [True] * 4)
+
+
+def role_rows(rewards: list[float], query: int = 0, sample: int = 0) -> tuple[Chain, Any]:
+    roles = [
+        {"name": "solver", "count": 2, "policy": "llm_1"},
+        {"name": "critic", "produces_response": False, "policy": "llm_2"},
+        {"name": "reviser", "policy": "llm_1"},
+    ]
+    s = make_settings({"roles": roles, "backend": "transformers", "max_prompt_tokens": 128})
+    chain = s.make_chain(s.make_task(), s.make_tokenizers())
+    return chain, make_episode(chain, make_mapping(s), query, [[5], [6], [7], [8]], rewards, sample)[1]
+
+
+def test_drafts_of_a_query_are_one_group_and_other_roles_have_their_own() -> None:
+    episodes = [role_rows([1.0, 2.0, nan, 4.0], query, sample)[1] for query in (0, 1) for sample in (0, 1)]
+    rows = rows_from_episodes(episodes)
+    by_position = {
+        position: rows["llm_1"]["groups"][rows["llm_1"]["positions"] == position].tolist() for position in (0, 1, 3)
+    }
+    assert by_position[0] == by_position[1] and len(set(by_position[0])) == 2  # a group per query
+    assert not set(by_position[0]) & set(by_position[3]) and len(set(by_position[3])) == 2
+    assert rows["llm_2"]["task_rewards"].isnan().all()
+    assert rows["llm_1"]["earlier_rewards"].tolist()[2] == [1.0, 2.0, 0.0]  # NaN is 0 for the critic
+
+
+def test_rloo_compares_each_draft_with_all_other_drafts_of_the_query() -> None:
+    estimator = AdvantageEstimator(Hyperparameters(advantage="rloo", kl_coef=0.0))
+    groups = torch.tensor([0, 0, 0, 0])  # two drafts in each of two generations
+    zeros = torch.zeros(4, 1)
+    rows: Rows = {
+        "mask": torch.ones(4, 1),
+        "logprobs": zeros,
+        "reference_logprobs": zeros,
+        "full_kl": zeros,
+        "groups": groups,
+        "positions": torch.tensor([0, 1, 0, 1]),
+        "rewards": torch.tensor([1.0, 2.0, 3.0, 6.0]),
+    }
+    columns, _ = estimator.estimate(rows)
+    expected = [1 - 11 / 3, 2 - 10 / 3, 3 - 3.0, 6 - 2.0]
+    torch.testing.assert_close(columns["advantages"].squeeze(1), torch.tensor(expected))
+
+
+def test_the_kl_penalty_of_a_role_is_weighted_by_its_own_coefficient() -> None:
+    hyper = Hyperparameters(advantage="reinforce", kl_coef=0.1, role_kl_coefs=(None, 0.5))
+    estimator = AdvantageEstimator(hyper)
+    rows: Rows = {
+        "mask": torch.ones(2, 1),
+        "logprobs": torch.tensor([[-1.0], [-1.0]]),
+        "reference_logprobs": torch.tensor([[-3.0], [-3.0]]),
+        "positions": torch.tensor([0, 1]),
+    }
+    _, returns = estimator.value_and_return(rows, torch.tensor([1.0, 1.0]))
+    torch.testing.assert_close(returns, torch.tensor([1 - 0.1 * 2, 1 - 0.5 * 2]))
+
+
+def test_the_loss_of_a_role_is_multiplied_by_its_weight(path: str) -> None:
+    positions = torch.tensor([0, 1, 0, 1, 0, 1])
+
+    def losses(weights: tuple[float, ...], keep: list[int]) -> float:
+        learner: PolicyLearner = make_learner(path, "full", loss_weights=weights)
+        rows = ready(learner, {**make_row_batch(), "positions": positions})
+        return learner.loss({name: column[keep] for name, column in rows.items()})[0].item()
+
+    even, odd = losses((), [0, 2, 4]), losses((), [1, 3, 5])
+    assert losses((1.0, 0.25), [0, 1, 2, 3, 4, 5]) == pytest.approx(even + 0.25 * odd, rel=1e-5)
+    assert losses((0.0, 0.0), [0, 1, 2, 3, 4, 5]) == 0.0
+
+
+def test_grpos_kl_in_the_loss_has_the_coefficient_and_the_weight_of_the_role(path: str) -> None:
+    positions = torch.tensor([0, 1, 0, 1, 0, 1])
+
+    def loss(**others: Any) -> float:
+        learner = make_learner(path, "full", advantage="grpo", kl_estimator="k3", **others)
+        rows = ready(learner, {**make_row_batch(), "positions": positions})
+        return learner.loss(rows, 0.2)[0].item()
+
+    base, own = loss(), loss(role_kl_coefs=(None, 0.2))
+    assert own == pytest.approx(base, rel=1e-6)
+    doubled, doubled_all = loss(role_kl_coefs=(None, 0.4)), loss(role_kl_coefs=(0.4, 0.4))
+    only_first = loss(role_kl_coefs=(0.4, None))
+    assert doubled > base and doubled_all - base == pytest.approx((doubled - base) + (only_first - base), rel=1e-4)
+
+
+def test_metrics_of_a_role_without_reward_are_nan_and_do_not_change_those_of_its_llm(path: str) -> None:
+    learner = make_learner(path, "full")
+    rows = {**make_row_batch(), **learner.score(make_row_batch())}
+    rows["task_rewards"] = torch.tensor([1.0, nan, 3.0, nan, 5.0, nan], dtype=torch.float64)
+    metrics = compute_metrics(rows, 0.0)
+    assert metrics["task_reward"] == 3.0 and metrics["task_reward_std"] == pytest.approx((8 / 3) ** 0.5)
+    alone = compute_metrics({name: column[[1, 3, 5]] for name, column in rows.items()}, 0.0)
+    assert all(alone[name] != alone[name] for name in ("task_reward", "combined_reward", "task_reward_std"))
+    assert alone["response_length"] == pytest.approx((8 + 5 + 7) / 3)

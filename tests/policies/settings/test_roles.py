@@ -1,0 +1,149 @@
+"""The setting `roles`: conflicts, policies, files, and what learners get."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from cory_env import cory_v0
+from launch.console.configuration import resolve_settings, settings_to_yaml
+from policies.learning.hyperparameters import Hyperparameters
+from policies.rollout.role_mapping import make_mapping
+from policies.settings.error import SettingsError
+from policies.settings.files import read_file
+from policies.settings.overrides import apply_overrides
+from policies.settings.settings import Settings, changed_settings, make_settings
+
+SOLVER: dict[str, Any] = {"name": "solver", "count": 2}
+CRITIC: dict[str, Any] = {"name": "critic", "prompt": "{query} {solver.response}", "produces_response": False}
+REVISER: dict[str, Any] = {"name": "reviser", "prompt": "{query} {critic.response}"}
+TEAM = [SOLVER, CRITIC, REVISER]
+FEEDBACK = {"feedback": "tests.cory_env.sample_rewards:too_short", "stop_when": "solved"}
+
+
+def settings(roles: list[dict[str, Any]] | None = None, **others: Any) -> Settings:
+    return make_settings({"roles": TEAM if roles is None else roles, "backend": "transformers", **others})
+
+
+def test_roles_define_agents_and_policies() -> None:
+    s = settings()
+    assert s.num_agents == 4 and s.agents == ("solver_1", "solver_2", "critic", "reviser")
+    assert s.policy_ids == ("llm_1", "llm_2", "llm_3") and s.assignment == (0, 0, 1, 2)
+    assert settings(num_policies=1).assignment == (0, 0, 0, 0)
+    assert settings(num_policies=2).assignment == (0, 0, 1, 0)
+    named = settings([role | {"policy": name} for role, name in zip(TEAM, ("llm_2", "llm_1", "llm_2"), strict=True)])
+    assert named.policy_ids == ("llm_1", "llm_2") and named.assignment == (1, 1, 0, 1)
+    assert settings(num_agents=2).agents == ("solver_1", "solver_2") and settings(num_agents=2).policy_ids == ("llm_1",)
+
+
+def test_exchange_rotates_the_policies_over_the_roles_and_without_it_only_one_responds_first() -> None:
+    s = settings(num_policies=2, exchange_period=1)
+    mapping = make_mapping(s)
+    assert list(mapping.as_dict().values()) == ["llm_1", "llm_1", "llm_2", "llm_1"]
+    assert list(mapping.rotated().as_dict().values()) == ["llm_2", "llm_2", "llm_1", "llm_2"]
+    assert mapping.rotated().rotated() == mapping and mapping.teams() == [mapping]
+    assert mapping.with_pioneer("llm_2") == mapping.rotated()
+    assert s.pioneers == ("llm_1", "llm_2") and settings(exchange_period=None).pioneers == ("llm_1",)
+
+
+@pytest.mark.parametrize(
+    ("roles", "others", "message"),
+    [
+        ([SOLVER, CRITIC], {}, "Role critic is the last one, but produces no response"),
+        (TEAM, {"num_agents": 3}, "num_agents=3 ends the chain with role critic, which produces no response"),
+        (TEAM, {"num_agents": 5}, "num_agents=5 is more than the 4 agents of roles"),
+        (TEAM, {"num_policies": 4}, "num_policies=4 is more than the 3 roles"),
+        ([SOLVER | {"policy": "llm_1"}, REVISER | {"prompt": None}], {}, "Role reviser names no policy, but others do"),
+        ([SOLVER | {"policy": "llm_2"}], {}, "llm_1 has no role, but llm_2 has"),
+        ([SOLVER | {"policy": "llm_1"}], {"num_policies": 2}, "num_policies=2 conflicts with roles, which name 1"),
+        ([SOLVER | {"policy": "gpt"}], {}, "roles.*String should match pattern"),
+        ([SOLVER | {"count": 0}], {}, "greater than or equal to 1"),
+        ([SOLVER | {"color": 1}], {}, "Extra inputs are not permitted"),
+        ([SOLVER | {"reward": "letters"}], {}, "letters"),
+        ([{"name": "a", "repeat": 2}], {}, "repeat=2 of role a requires feedback, and stop_when=solved"),
+        ([SOLVER | {"kl_coef": 0.1}], {"kl_control": "adaptive"}, "kl_coef=0.1 of role solver conflicts with kl_con"),
+        ([SOLVER | {"max_response_tokens": 99}], {}, "max_response_tokens=99 of role solver is above the run's limit"),
+        (
+            [SOLVER, {"name": "b", "prompt": "{solver.feedback}"}],
+            {},
+            "The prompt of role b shows feedback, but the run",
+        ),
+        (TEAM, {"num_siblings": 2}, "num_siblings=2 conflicts with count=2 of role solver"),
+        (TEAM, {"partner_reward": 0}, "Role critic has no reward of its own, and with partner_reward=0 no other one"),
+        (TEAM, {"credit": "chain", "chain_gamma": 0}, "with chain_gamma=0 no other one"),
+        (
+            [SOLVER, {"name": "b", "reward": "none"}],
+            {"select_by": "chain"},
+            "select_by=chain requires a reward of role",
+        ),
+        ([{**CRITIC, "prompt": None}, {"name": "b"}], {}, "select_by=bare requires a reward of role critic. .*chain"),
+        ([{"name": "b"}, SOLVER], {"reward_scope": "last"}, "reward_scope=last conflicts with count=2 of role solver"),
+    ],
+)
+def test_conflicts_of_roles_are_rejected(roles: list[dict[str, Any]], others: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        settings(roles, **others)
+
+
+def test_roles_may_give_the_chain_its_value_where_the_first_one_gives_no_answer() -> None:
+    planner = {"name": "planner", "prompt": "Plan: {query}", "produces_response": False}
+    assert settings([planner, {"name": "solver"}], select_by="chain").agents == ("planner", "solver")
+
+
+def test_recorded_settings_resume_with_the_same_roles(tmp_path: Path) -> None:
+    repeated = [SOLVER, CRITIC | {"kl_coef": 0.1, "loss_weight": 0.5}, REVISER | {"repeat": 2}]
+    s = settings(repeated, **FEEDBACK)
+    file = tmp_path / "config.yaml"
+    file.write_text(settings_to_yaml(s))
+    recorded = make_settings(read_file(file))
+    assert recorded == s and recorded.agents[-1] == "reviser_2"
+    assert YAML(typ="safe").load(file.read_text())["roles"] == repeated
+    assert set(changed_settings(recorded, settings())) == {"num_agents", "feedback", "roles", "stop_when"}
+
+
+def test_roles_on_the_command_line_replace_those_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "team.yaml"
+    file.write_text("roles: [{name: a}, {name: b}, {name: c}]\naverage_period: null\nbackend: transformers\n")
+    assert resolve_settings("imdb-tiny", [file], []).agents == ("a", "b", "c")
+    assert resolve_settings("imdb-tiny", [file], ["roles=[{name: d}, {name: e}]"]).agents == ("d", "e")
+    single = resolve_settings("imdb-tiny", [file], ["num_agents=1"])
+    assert single.agents == ("a",) and single.policy_ids == ("llm_1",)
+    assert apply_overrides({"num_agents": 3}, {"roles": TEAM}) == {"roles": TEAM}
+    assert apply_overrides({"num_agents": 3}, {"roles": TEAM, "num_agents": 2})["num_agents"] == 2
+
+
+def test_kl_coefs_and_loss_weights_are_those_of_the_role_at_each_position() -> None:
+    s = settings([SOLVER | {"loss_weight": 0.5}, CRITIC | {"kl_coef": 0.7}, REVISER], kl_coef=0.2)
+    h, positions = s.hyperparameters, torch.tensor([3, 0, 2, 1])
+    loss_weights, kl_coefs = h.row_loss_weights(positions), h.row_kl_coefs(0.2, positions)
+    torch.testing.assert_close(loss_weights, torch.tensor([[1.0], [0.5], [1.0], [0.5]]))
+    torch.testing.assert_close(kl_coefs, torch.tensor([[0.2], [0.2], [0.7], [0.2]]))
+    assert Hyperparameters().row_loss_weights(positions) == 1.0
+    assert Hyperparameters().row_kl_coefs(0.3, positions) == 0.3
+
+
+def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size() -> None:
+    s = settings(num_policies=2, queries_per_update=8, num_generations=2, minibatch_size=24)
+    assert s.responses == 3 * 16 and s.hyperparameters.steps == 2
+    with pytest.raises(SettingsError, match="minibatch_size=32 does not divide the 48 responses"):
+        settings(num_policies=2, queries_per_update=8, num_generations=2, minibatch_size=32)
+
+
+def test_role_prompts_need_their_columns_in_the_data(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"query": "a"}\n' * 20)
+    roles = [{"name": "a"}, {"name": "b", "prompt": "{query} {hint} {a.response}"}]
+    s = settings(roles, task="custom", data=str(file), reward="tests.cory_env.sample_rewards:length")
+    with pytest.raises(ValueError, match="no column 'hint'|column 'hint'"):
+        s.make_task()
+    file.write_text('{"query": "a", "hint": "b"}\n' * 20)
+    assert s.make_task().train[0].columns["hint"] == "b"
+
+
+def test_the_environment_of_a_run_has_its_roles() -> None:
+    env = cory_v0.env(**settings(model="drafts-llama-tiny", task="drafts", max_prompt_tokens=40).env_settings())
+    env.reset(seed=0)
+    assert env.possible_agents == ["solver_1", "solver_2", "critic", "reviser"]
+    env.close()

@@ -1,0 +1,154 @@
+"""Roles in training: solver, critic and reviser, with two LLMs."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.rllib.token_batch import rows_from_episodes
+from policies.rollout.prompt_sampling import PromptRef
+from tests.policies.conftest import MakeCory
+from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
+from tests.policies.rollout.test_chain_scheduler import OneByOneGenerator
+
+TEAM: dict[str, Any] = {
+    "task": "drafts",
+    "model": "drafts-llama-tiny",
+    "max_prompt_tokens": 48,
+    "reward": "tests.policies.sample_rewards:letters",
+    "roles": [
+        {"name": "solver", "count": 2, "policy": "llm_1"},
+        {
+            "name": "critic",
+            "prompt": "{query}~{solver.response}=",
+            "produces_response": False,
+            "max_response_tokens": 3,
+            "kl_coef": 0.1,
+            "policy": "llm_2",
+        },
+        {
+            "name": "reviser",
+            "prompt": "{query}~{solver.response}~{critic.response}=",
+            "repeat": 2,
+            "policy": "llm_1",
+            "loss_weight": 0.5,
+        },
+    ],
+    "feedback": "tests.cory_env.sample_rewards:too_short",
+    "stop_when": "solved",
+    "exchange_period": None,
+    "advantage": "rloo",
+    "num_generations": 2,
+    "partner_reward": 0.5,
+}
+AGENTS = ["solver_1", "solver_2", "critic", "reviser_1", "reviser_2"]
+LLMS = ("llm_1", "llm_2")
+PROMPT_REFS = [PromptRef(query % 4, query // 4) for query in range(8)]
+
+
+def without_times(report: dict[str, Any]) -> dict[str, Any]:
+    excluded = ("seconds", "tokens_per_second")
+    return {name: value for name, value in report.items() if name not in excluded}
+
+
+def weights_of(algorithm: Any) -> dict[str, np.ndarray]:
+    return {
+        f"{policy_id}/{name}": array
+        for policy_id in algorithm.settings.policy_ids
+        for name, array in algorithm.weights(policy_id).items()
+    }
+
+
+def test_a_team_trains_reports_by_role_and_resumes_exactly(make_cory: MakeCory, tmp_path: Any) -> None:
+    algorithm = make_cory(**TEAM)
+    before = weights_of(algorithm)
+    first = algorithm.train()["cory"]
+    assert list(first["role"]) == AGENTS and list(first["roles"].values()) == [f"llm_{k}" for k in (1, 1, 2, 1, 1)]
+    assert math.isnan(first["role"]["critic"]["task_reward"]) and first["role"]["critic"]["response_length"] <= 3
+    assert math.isnan(first["policy"]["llm_2"]["task_reward"]) and abs(first["policy"]["llm_2"]["kl"]) < 1e-5
+    own = [first["role"][name]["task_reward"] for name in AGENTS if name != "critic"]
+    assert first["policy"]["llm_1"]["task_reward"] == pytest.approx(np.mean(own))
+    algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    second = algorithm.train()["cory"]
+    assert "evaluation" in second and math.isnan(second["evaluation"]["llm_2"]["task_reward"])
+    assert not math.isnan(second["last_response"]["task_reward"])
+    assert second["evaluation"]["mean"]["task_reward"] == second["evaluation"]["llm_1"]["task_reward"]
+    after = weights_of(algorithm)
+    assert all(any((before[name] != after[name]).any() for name in after if name.startswith(llm)) for llm in LLMS)
+
+    resumed = make_cory(**TEAM)
+    resumed.restore_from_path(str(tmp_path / "checkpoint"))
+    again = resumed.train()["cory"]
+    np.testing.assert_equal(without_times(again), without_times(second))
+    np.testing.assert_equal(weights_of(resumed), after)
+
+
+def test_a_role_with_loss_weight_0_is_not_trained(make_cory: MakeCory) -> None:
+    solver, critic, reviser = TEAM["roles"]
+    algorithm = make_cory(**{**TEAM, "roles": [solver, critic | {"loss_weight": 0.0}, reviser]})
+    before = weights_of(algorithm)
+    algorithm.train()
+    after = weights_of(algorithm)
+    changed = {name.partition("/")[0] for name in after if (before[name] != after[name]).any()}
+    assert changed == {"llm_1"}
+
+
+def test_roles_are_exchanged_between_llms(make_cory: MakeCory) -> None:
+    algorithm = make_cory(**{**TEAM, "exchange_period": 1})
+    reports = [algorithm.train()["cory"] for _ in range(2)]
+    assert [list(report["roles"].values()) for report in reports] == [
+        ["llm_1", "llm_1", "llm_2", "llm_1", "llm_1"],
+        ["llm_2", "llm_2", "llm_1", "llm_2", "llm_2"],
+    ]
+    assert not math.isnan(reports[1]["evaluation"]["llm_2"]["task_reward"])
+
+
+def test_stopping_in_training_shortens_chains_and_masks_positions(make_cory: MakeCory) -> None:
+    feedback = "tests.policies.sample_rewards:done_after_three"
+    algorithm = make_cory(**{**TEAM, "feedback": feedback, "stop_in_training": True})
+    report = algorithm.train()["cory"]
+    lengths = {len(sample["responses"]) for sample in report["samples"]}
+    assert min(lengths) < 5 and all(
+        sample["responses"][-1].get("feedback", 0) is None
+        for sample in report["samples"]
+        if len(sample["responses"]) < 5
+    )
+
+
+def test_two_runners_generate_what_one_does(make_cory: MakeCory) -> None:
+    one, two = (make_cory(**{**TEAM, "num_runners": count}) for count in (0, 2))
+    reports = [algorithm.train()["cory"] for algorithm in (one, two)]
+    np.testing.assert_equal(reports[1]["samples"], reports[0]["samples"])  # NaN equals NaN there
+    for name in AGENTS:
+        np.testing.assert_allclose(
+            [reports[0]["role"][name][key] for key in ("task_reward", "kl", "response_length")],
+            [reports[1]["role"][name][key] for key in ("task_reward", "kl", "response_length")],
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("observed", ["all", "best"])
+def test_drafts_are_requested_at_once_and_any_finishing_order_gives_the_same_chains(
+    ray_session: None, observed: str
+) -> None:
+    runner: Any = make_runner(**{**TEAM, "observed": observed})
+    expected = sample_chains(runner, PROMPT_REFS)
+    generator = runner.generator
+    for seed in (0, 1):
+        runner.generator = OneByOneGenerator(generator, random.Random(seed).randrange)
+        rollout = sample_chains(runner, PROMPT_REFS)
+        positions = [key % 5 for key in runner.generator.order if key // 5 == 0]
+        assert sorted(positions) == [0, 1, 2, 3, 4] and positions[2:] == [2, 3, 4]
+        np.testing.assert_equal(rollout.samples, expected.samples)
+    runner.generator = OneByOneGenerator(generator, lambda waiting: waiting - 1)  # the last request first
+    np.testing.assert_equal(sample_chains(runner, PROMPT_REFS).samples, expected.samples)
+    assert runner.generator.order[:2] == [36, 35]  # the second draft of the last chain, then its first
+    rows = rows_from_episodes(expected.episodes)
+    assert {llm: len(columns["mask"]) for llm, columns in rows.items()} == {"llm_1": 32, "llm_2": 8}
+    texts = [[response["text"] for response in sample["responses"][:2]] for sample in expected.samples]
+    assert any(first != second for first, second in texts)  # drafts have different seeds
+    runner.stop()
