@@ -159,7 +159,7 @@ def test_a_function_from_python_can_be_the_feedback_and_only_its_name_is_publish
     def two_words(completions: list[str]) -> list[str | None]:
         return [None if len(text.split()) > 1 else "say more" for text in completions]
 
-    settings = Settings(feedback=two_words)  # type: ignore[arg-type]
+    settings = Settings(feedback=two_words)
     assert settings.public_dict()["feedback"].endswith("two_words") and len(str(settings.feedback)) > 200
     run = record_run(tmp_path / "run", feedback=two_words, observer_prompt=HIDDEN)
     for answer in generate(run.path, QUERIES):

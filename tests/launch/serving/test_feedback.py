@@ -89,7 +89,8 @@ def test_chains_equal_those_of_generate_and_drafts_have_their_feedback(client: A
 
 def test_a_streamed_answer_is_the_same_whether_the_chain_stops_or_not(client: Any) -> None:
     complete = ask(client, n=8, stream=False)
-    texts, drafts, reasons = [""] * 8, [[]] * 8, [""] * 8
+    texts, reasons = [""] * 8, [""] * 8
+    drafts: list[Any] = [[]] * 8
     for chunk in ask(client, n=8, stream=True):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
