@@ -211,13 +211,13 @@ def test_a_chain_that_always_stops_has_no_rows_for_later_roles() -> None:
 
 
 def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_the_bare_query() -> None:
-    def of(policy: str, kl: float, in_chain_kl: float) -> EvaluatedResponse:
+    def with_kl(policy: str, kl: float, in_chain_kl: float) -> EvaluatedResponse:
         one = response(policy, 0.0, [5])
         return EvaluatedResponse(**{**one, "metrics": {**one["metrics"], "kl": kl, "in_chain_kl": in_chain_kl}})
 
     chains = [
-        chain(0, 0, response("llm_1", 0, [5]), of("llm_2", 5.0, 1.0)),  # stopped
-        chain(1, 0, response("llm_1", 0, [5]), of("llm_2", 2.0, 2.0), of("llm_3", 7.0, 4.0)),
+        chain(0, 0, response("llm_1", 0, [5]), with_kl("llm_2", 5.0, 1.0)),  # stopped
+        chain(1, 0, response("llm_1", 0, [5]), with_kl("llm_2", 2.0, 2.0), with_kl("llm_3", 7.0, 4.0)),
     ]
     scores = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING, [("llm_1", "llm_2", "llm_3")])
     assert {label: row["figures"]["kl"].mean for label, row in scores.items()} == {

@@ -89,15 +89,16 @@ def test_chains_equal_those_of_generate_and_drafts_have_their_feedback(client: A
 
 def test_a_streamed_answer_is_the_same_whether_the_chain_stops_or_not(client: Any) -> None:
     complete = ask(client, n=8, stream=False)
-    texts, drafts, reasons = [""] * 8, [[]] * 8, [""] * 8
+    texts, reasons = [""] * 8, [""] * 8
+    drafts: list[Any] = [[]] * 8
     for chunk in ask(client, n=8, stream=True):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             drafts[choice.index] = getattr(choice.delta, "drafts", drafts[choice.index])
             reasons[choice.index] = choice.finish_reason or reasons[choice.index]
-    for choice, text, found, reason in zip(complete.choices, texts, drafts, reasons, strict=True):
+    for choice, text, streamed_drafts, reason in zip(complete.choices, texts, drafts, reasons, strict=True):
         assert (choice.message.content, choice.finish_reason) == (text, reason)
-        assert getattr(choice.message, "drafts", []) == found
+        assert getattr(choice.message, "drafts", []) == streamed_drafts
 
 
 def test_an_accepted_draft_obeys_the_limit_of_tokens_and_stop_texts(client: Any, run: Run) -> None:
