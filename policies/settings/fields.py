@@ -196,8 +196,8 @@ class Fields(BaseModel):
     """Chains that continue from each response of the pioneer; their responses form a group for advantages
     (docs/credit.md)."""
     minibatch_size: int = learning_setting(256, ge=1, clone=True)
-    """Responses of one policy per optimizer step, over all learners. All LLMs take equally many steps; an LLM with fewer
-    responses than others (`roles`) has smaller mini-batches."""
+    """Responses of one policy per optimizer step, over all learners. All LLMs take equally many steps, so an LLM with
+    fewer responses than others (`roles`) has smaller mini-batches."""
     micro_batch_size: int = computing_setting(64, ge=1)
     """Maximum responses per forward and backward pass."""
     micro_batch_tokens: int | None = computing_setting(None, ge=1)

@@ -99,7 +99,7 @@ def test_invalid_values_of_a_role_are_rejected(values: dict[str, Any], message: 
 
 
 def test_a_role_named_as_a_column_of_a_prompt_is_rejected() -> None:
-    with pytest.raises(ValueError, match="solver is a role, and a column in a prompt. Rename the role."):
+    with pytest.raises(ValueError, match="solver is a role, and a column in a prompt"):
         role_chain((SOLVER, Role("judge", "{query} {solver}")))
 
 
@@ -180,7 +180,7 @@ def test_control_tokens_in_the_text_of_a_role_stay_text() -> None:
 def test_roles_limit_their_responses() -> None:
     chain = role_chain((Role("solver", max_response_tokens=2), Role("reviser")), max_response_tokens=9)
     assert chain.response_limits == (2, 9) and chain.max_response_tokens == 9
-    with pytest.raises(ValueError, match="solver: invalid action .* 1 to 2 ids"):
+    with pytest.raises(ValueError, match=r"solver: invalid action .* 1 to 2 ids"):
         ChainEpisode(chain, QUERIES[0]).respond({"tokens": [5, 5, 5], "length": 3})
 
 
@@ -220,7 +220,7 @@ def test_the_environment_terminates_agents_that_were_not_asked_and_counts_no_mis
     for text in (" bad", " ugly", " why", " splendid"):
         env.step(response(text))
     assert all(env.terminations.values()) and env.infos["reviser_1"]["feedback"] is None
-    assert isnan(env.infos["critic"]["task_reward"]) and "task_reward" not in env.infos["reviser_2"]
+    assert repr(env.infos["critic"]["task_reward"]) == "nan" and "task_reward" not in env.infos["reviser_2"]
     assert env.rewards == dict.fromkeys(TEAM_AGENTS[:4], 18.0) | {"reviser_2": 0.0}
     env.close()
 

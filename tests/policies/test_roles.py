@@ -112,11 +112,8 @@ def test_stopping_in_training_shortens_chains_and_masks_positions(make_cory: Mak
     algorithm = make_cory(**{**TEAM, "feedback": feedback, "stop_in_training": True})
     report = algorithm.train()["cory"]
     lengths = {len(sample["responses"]) for sample in report["samples"]}
-    assert min(lengths) < 5 and all(
-        sample["responses"][-1].get("feedback", 0) is None
-        for sample in report["samples"]
-        if len(sample["responses"]) < 5
-    )
+    stopped = [sample["responses"][-1] for sample in report["samples"] if len(sample["responses"]) < 5]
+    assert min(lengths) < 5 and all(response.get("feedback", "none") is None for response in stopped)
 
 
 def test_two_runners_generate_what_one_does(make_cory: MakeCory) -> None:

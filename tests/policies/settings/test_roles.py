@@ -136,7 +136,7 @@ def test_role_prompts_need_their_columns_in_the_data(tmp_path: Path) -> None:
     file.write_text('{"query": "a"}\n' * 20)
     roles = [{"name": "a"}, {"name": "b", "prompt": "{query} {hint} {a.response}"}]
     s = settings(roles, task="custom", data=str(file), reward="tests.cory_env.sample_rewards:length")
-    with pytest.raises(ValueError, match="no column 'hint'|column 'hint'"):
+    with pytest.raises(ValueError, match="hint"):
         s.make_task()
     file.write_text('{"query": "a", "hint": "b"}\n' * 20)
     assert s.make_task().train[0].columns["hint"] == "b"
