@@ -3,6 +3,7 @@
 import io
 import math
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_stopped_chains_are_scored_by_role_and_by_their_last_answers() -> None:
         "llm_1 then llm_2": ("llm_1,llm_2", "last answer", None),
     }
     names = ("task_reward", "response_length", "pass@1", "pass@2", "chain_tokens")
-    figures = {
+    figures: dict[str, dict[str, Any]] = {
         label: {name: (row["figures"][name].mean, row["figures"][name].n) for name in names if name in row["figures"]}
         for label, row in scores.items()
     }
