@@ -148,10 +148,11 @@ class TrainedChain:
             if missing:
                 task = self.chain.task
                 columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
-                lacks = f"query {query.text[:60]!r} lacks" if query.text else "single queries lack"
+                subject = f"query {query.text[:60]!r} lacks" if query.text else "single queries lack"
                 raise CommandError(
-                    f"The feedback {display_name(task.feedback or '')} requires the {columns}, which {lacks}. Give "
-                    f"queries with columns as rows of a file (--in FILE; in Python columns=...), or use one policy alone (--roles {self.policy_ids[0]})"
+                    f"The feedback {display_name(task.feedback or '')} requires the {columns}, which {subject}. Give "
+                    "queries with columns as rows of a file (--in FILE; in Python columns=...), use one policy alone "
+                    f"(--roles {self.policy_ids[0]})"
                     + ("." if task.shows_feedback else ", or no feedback (--no-feedback; in Python feedback=False).")
                 )
 
