@@ -15,7 +15,8 @@ feedback: tests.cory_env.sample_rewards:too_short # never solved: responses have
 stop_when: solved
 roles:
   - {name: solver, count: 2, policy: llm_1}
-  - {name: critic, prompt: "{query}~{solver.response}=", produces_response: false, max_response_tokens: 3, policy: llm_2}
+  - {name: critic, prompt: "{query}~{solver.response}=", produces_response: false, max_response_tokens: 3,
+     policy: llm_2}
   - {name: reviser, prompt: "{query}~{solver.response}~{critic.response}=", repeat: 2, policy: llm_1}
 exchange_period: null
 average_period: null
