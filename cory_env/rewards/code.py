@@ -20,11 +20,12 @@ from typing import Any
 
 from cory_env.message import Message
 from cory_env.rewards.prepared import TIMEOUT_VARIABLE, check_with
-from cory_env.sandbox.failures import Failure, shorten
+from cory_env.sandbox.failures import Failure, printable_line, shorten
 from cory_env.sandbox.grading import Limits, Submission, find_failures, grade
 
 TIME_SHARE = 0.8  # share of the reward's time limit that programs may use
 MAX_FEEDBACK = 300  # characters
+UNTESTED = "There are no public tests, so the program was not tested."
 CODE_BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -120,14 +121,13 @@ def test_feedback(
     ]
     submissions = _submissions(completions, checks, setup, prefix, entry)
     failures = find_failures(submissions, limits, sandbox, _total_seconds())
-    return [
-        _feedback_text(failure, tests, submission.program, memory)
-        if failure
-        else None
-        if tests
-        else "There are no public tests, so the program was not tested."
-        for failure, tests, submission in zip(failures, test_lists, submissions, strict=True)
-    ]
+    texts: list[str | None] = []
+    for failure, tests, submission in zip(failures, test_lists, submissions, strict=True):
+        if failure:
+            texts.append(_feedback_text(failure, tests, submission.program, memory))
+        else:
+            texts.append(None if tests else UNTESTED)
+    return texts
 
 
 def _feedback_text(failure: Failure, tests: Sequence[str], program: str, memory: str) -> str:
@@ -140,7 +140,8 @@ def _feedback_text(failure: Failure, tests: Sequence[str], program: str, memory:
         memory: The memory limit in MiB.
     """
     lines = re.split(r"\r\n?|\n", program)  # as Python counts lines
-    source = lines[failure.line - 1].strip() if failure.line and 0 < failure.line <= len(lines) else ""
+    line = failure.line or 0
+    source = printable_line(lines[line - 1].strip()) if 0 < line <= len(lines) else ""
     message = f"the memory limit is {memory} MiB" if failure.error == "MemoryError" else failure.message
     test = _show_test(tests[failure.test]) if tests else ""
     if failure.reason == "exception" and failure.error in ("SyntaxError", "IndentationError", "TabError"):
@@ -151,7 +152,7 @@ def _feedback_text(failure: Failure, tests: Sequence[str], program: str, memory:
     test, expected, got, call, error, message, source = (shorten(text, longest) for text in texts)
     parts = [f"Failed test: {test}"] if test else []
     if error:
-        location = f" in line {failure.line}" if failure.line else ""
+        location = f" in line {line}" if 0 < line <= len(lines) else ""
         location += f", `{source}`" if source else ""
         parts.append(error + location + (f": {message}" if message else ""))
     if got:

@@ -65,6 +65,7 @@ def evaluate(
     Evaluated policies:
       RUN: every policy of a checkpoint, on the bare query and in each later role of the chain.
       MODEL: the model, on the bare query.
+      If chains can stop (stop_when), also each chain's last answer, with the tokens that it took per query.
       If policies start from different models, the base of each is evaluated in the same roles and orders.
 
     Metrics: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2 (over all responses to a

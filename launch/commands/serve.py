@@ -88,7 +88,7 @@ def serve(
             f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --port or --host."
         ) from error
     with sock:
-        models = {name: ServedModel(name, (name,), make_env_chain(policies, [name], feedback=False)) for name in names}
+        models = {name: ServedModel(name, (name,), make_env_chain(policies, [name])) for name in names}
         unavailable, thread = {}, None
         if len(policy_ids) > 1:
             try:

@@ -269,7 +269,8 @@ def evaluate(
             raise CommandError("The reward failed on every response. Fix the reward function.")
         planned_chains = len(plan.lineups) * plan.queries * plan.samples
         if dropped := planned_chains - sum(len(batch["chains"]) for batch in results):
-            warn(f"The reward failed on {dropped} of {planned_chains} chains. They are left out.")
+            functions = "The reward" if plan.task.feedback is None else "The reward or the feedback"
+            warn(f"{functions} failed on {dropped} of {planned_chains} chains. They are left out.")
         record = {
             "command": command,
             "versions": versions(),

@@ -148,10 +148,10 @@ class TrainedChain:
             if missing:
                 task = self.chain.task
                 columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+                lacks = f"query {query.text[:60]!r} lacks" if query.text else "single queries lack"
                 raise CommandError(
-                    f"The feedback {display_name(task.feedback or '')} requires the {columns}, which query "
-                    f"{query.text[:60]!r} lacks. Give queries with columns as rows of a file (--in FILE; in Python "
-                    f"columns=...), or use one policy alone (--roles {self.policy_ids[0]})"
+                    f"The feedback {display_name(task.feedback or '')} requires the {columns}, which {lacks}. Give "
+                    f"queries with columns as rows of a file (--in FILE; in Python columns=...), or use one policy alone (--roles {self.policy_ids[0]})"
                     + ("." if task.shows_feedback else ", or no feedback (--no-feedback; in Python feedback=False).")
                 )
 
@@ -271,8 +271,8 @@ class TrainedChain:
             GeneratedResponse(role=role, policy=policy_id, text=text)
             for role, policy_id, text in zip(episode.roles, self.policy_ids, episode.completions, strict=False)
         ]
-        for position, response in enumerate(responses):  # the last one may have no feedback
-            response.update(episode.feedback_entry(position))
+        for position, response in enumerate(responses):
+            response |= cast(GeneratedResponse, episode.feedback_entry(position))  # the last one may have none
         return GeneratedSample(query=episode.query.raw, responses=responses)
 
 
@@ -305,7 +305,7 @@ class PromptsShowFeedback(CommandError):
     """A chain cannot be used without feedback, because its prompts show feedback."""
 
 
-def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: bool) -> Chain:
+def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: bool = False) -> Chain:
     """Creates the environment's chain for policies of a run, with their tokenizers.
 
     Args:

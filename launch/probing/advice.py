@@ -99,7 +99,7 @@ def _decide_without_feedback(estimates: Mapping[str, Estimate]) -> tuple[Choice,
         return "single agent", f"Train a single agent: {scores} of first ones{hint}"
     if vote is not None and _is_below(vote):
         return "single agent", (
-            f"Train a single agent and vote: the chain scores {_points(vote)} less than a vote of three{hint}"
+            f"Train a single agent and vote: the chain scores {_points(vote)} against a vote of three{hint}"
         )
     if not _is_above(gain):
         return "nothing", (

@@ -25,8 +25,8 @@ NO_ANSWER = -1
 """Number of an answer that cannot be compared."""
 Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""
-
 MIN_EVENTS = 10
+"""Fewest queries with an event for which resampling gives the interval."""
 TINY = 1e-9
 """Differences below this are rounding errors."""
 

@@ -213,7 +213,7 @@ def make_probe_plan(
     plain_settings, plain_task = settings, task
     if settings.feedback is not None:
         plain_settings = _without_feedback(settings)
-        plain_task, _ = preflight.check_run_settings(plain_settings)
+        plain_task, _ = preflight.load_task(plain_settings)
     check_gpus(settings)
     available = len(task.queries(split))
     if available < 2:

@@ -124,7 +124,9 @@ class Sampler:
             sampling_seed(self._seed, EVALUATION_UPDATE, episode.query.id, position, sample)
             for episode, sample in zip(episodes, samples, strict=True)
         ]
-        sampling = Sampling(temperature, chain.response_limits[position], seeds, chain.by_position[position].stop_token_ids)
+        sampling = Sampling(
+            temperature, chain.response_limits[position], seeds, chain.by_position[position].stop_token_ids
+        )
         prompts = [episode.prompt_ids() for episode in episodes]
         responses = self._generator.generate(prompts, self._policy_ids[position], sampling)
         for episode, response in zip(episodes, responses, strict=True):

@@ -25,6 +25,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from cory_env.chain import PromptError
 from cory_env.chat import ChatError
 from cory_env.message import Message
+from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Query
 from cory_env.tasks.task import TemplateError
 from launch.serving.protocol import (
@@ -64,7 +65,8 @@ def make_app(
     """
     app = FastAPI(openapi_url=None)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
-    for kind in (HTTPException, RequestValidationError, PromptError, ChatError, TemplateError, Exception):
+    kinds = (HTTPException, RequestValidationError, PromptError, ChatError, TemplateError, RewardError, Exception)
+    for kind in kinds:
         app.add_exception_handler(kind, _error_response)
     created = int(time.time())
     limit = next(iter(models.values())).chain.max_response_tokens
@@ -192,7 +194,9 @@ def _event(data: dict[str, Any]) -> str:
 
 
 def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:
-    """Returns OpenAI's error object. For server errors uvicorn logs the traceback."""
+    """Returns OpenAI's error object. For server errors, except of the feedback, uvicorn logs the traceback."""
+    if isinstance(error, RewardError):
+        logger.error("%s", error)
     status, body = openai_error(error)
     return JSONResponse(body, status)
 

@@ -73,6 +73,37 @@ def flaky(completions: list[str], flag: str) -> list[float]:
     return letters(completions)
 
 
+def long_enough(completions: list[str], limit: str = "22") -> list[str | None]:
+    """Feedback: nothing is to be corrected from `limit` characters on."""
+    return [None if len(text) >= int(limit) else f"{len(text)} characters" for text in completions]
+
+
+def logged_feedback(completions: list[str], log: str, limit: str = "22") -> list[str | None]:
+    """Like `long_enough`; logs the number of samples of each call."""
+    with open(log, "a") as file:
+        file.write(f"{len(completions)}\n")
+    return long_enough(completions, limit)
+
+
+def always_solved(completions: list[str]) -> list[str | None]:
+    """Feedback without anything to correct."""
+    return [None] * len(completions)
+
+
+def breaks_if_broken(completions: list[str], broken: list[bool]) -> list[str | None]:
+    """Feedback that raises on queries marked as broken."""
+    if any(broken):
+        raise ValueError("broken")
+    return ["again"] * len(completions)
+
+
+def has_letter(completions: list[str], letter: list[str]) -> list[str | None]:
+    """Feedback: the response must contain a letter, which the data has per query; `!` cannot be checked."""
+    if "!" in letter:
+        raise ValueError("not a letter")
+    return [None if wanted in text else f"no {wanted}" for text, wanted in zip(completions, letter, strict=True)]
+
+
 def done_after_three(completions: list[str]) -> list[str | None]:
     """Feedback: nothing to correct from three characters on."""
     return [None if len(text) >= 3 else "too short" for text in completions]

@@ -3,6 +3,7 @@
 import io
 import math
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,3 +149,81 @@ def test_distinct_n_is_computed_over_all_responses_to_a_query() -> None:
     assert distinct_n(responses, 1) == 2 / 5
     assert distinct_n(responses, 2) == 2 / 3  # 1 2, 2 1, and 1 2 again; n-grams do not cross responses
     assert math.isnan(distinct_n(responses, 4))
+
+
+def test_stopped_chains_are_scored_by_role_and_by_their_last_answers() -> None:
+    chains = [
+        chain(0, 0, response("llm_1", 1, [5, 6, 7])),  # stopped
+        chain(0, 1, response("llm_1", 0, [5, 6]), response("llm_2", 1, [5, 6, 7, 8])),
+        chain(1, 0, response("llm_1", 0, [5]), response("llm_2", 0, [5, 6, 7, 8, 9])),
+        chain(1, 1, response("llm_1", 0, [5]), response("llm_2", 1, [6])),
+    ]
+    order = ("llm_1", "llm_2")
+    batches = [BatchRecord(batch=0, chains=chains[:1]), BatchRecord(batch=1, chains=chains[1:])]
+    scores = compute_scores(batches, SCORING, [order, order])
+    assert {label: (row["policy"], row["role"], row["after"]) for label, row in scores.items()} == {
+        "llm_1": ("llm_1", "pioneer", None),
+        "llm_2 after llm_1": ("llm_2", "observer", "llm_1"),
+        "llm_1 then llm_2": ("llm_1,llm_2", "last answer", None),
+    }
+    names = ("task_reward", "response_length", "pass@1", "pass@2", "chain_tokens")
+    figures: dict[str, dict[str, Any]] = {
+        label: {name: (row["figures"][name].mean, row["figures"][name].n) for name in names if name in row["figures"]}
+        for label, row in scores.items()
+    }
+    assert figures["llm_1"] == {
+        "task_reward": (pytest.approx((1 / 2 + 0) / 2), 2),
+        "response_length": (pytest.approx((2.5 + 1) / 2), 2),
+        "pass@1": (pytest.approx(0.25), 2),
+        "pass@2": (pytest.approx(0.5), 2),
+    }
+    assert figures["llm_2 after llm_1"] == {  # one response to query 0, two to query 1
+        "task_reward": (pytest.approx((1 + 1 / 2) / 2), 2),
+        "response_length": (pytest.approx((4 + 3) / 2), 2),
+        "pass@1": (pytest.approx(0.75), 2),
+        "pass@2": (pytest.approx(1.0), 1),
+    }
+    assert figures["llm_1 then llm_2"] == {
+        "task_reward": (pytest.approx((1 + 1 / 2) / 2), 2),
+        "response_length": (pytest.approx((3.5 + 3) / 2), 2),
+        "pass@1": (pytest.approx(0.75), 2),
+        "pass@2": (pytest.approx(1.0), 2),
+        "chain_tokens": (pytest.approx(((3 + 6) / 2 + (6 + 2) / 2) / 2), 2),
+    }
+    tables = score_tables(scores, SCORING.names)
+    assert [table.columns[0].header for table in tables] == ["pioneer", "observer", "last answer"]
+    assert [len(table.rows) for table in tables] == [9, 9, 10]
+
+
+def test_a_chain_that_always_stops_has_no_rows_for_later_roles() -> None:
+    batches = [
+        BatchRecord(batch=0, chains=[chain(0, 0, response("base of llm_1", 1, [5]))]),
+        BatchRecord(batch=1, chains=[chain(0, 0, response("base of llm_1", 0, [5, 6]))]),
+    ]
+    orders = [("base of llm_1", "base of llm_1", "base of llm_3"), ("base of llm_1", "base of llm_3", "base of llm_1")]
+    scores = compute_scores(batches, SCORING, orders)
+    assert {label: row["figures"]["task_reward"].mean for label, row in scores.items()} == {
+        "base of llm_1": 0.5,
+        "base of llm_1 then base of llm_1 then base of llm_3": 1.0,
+        "base of llm_1 then base of llm_3 then base of llm_1": 0.0,
+    }
+    alone = [BatchRecord(batch=0, chains=[chain(0, 0, response("llm_1", 1, [5]))])]
+    assert list(compute_scores(alone, SCORING, [("llm_1",)])) == ["llm_1"]  # without knowledge transfer
+
+
+def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_the_bare_query() -> None:
+    def with_kl(policy: str, kl: float, in_chain_kl: float) -> EvaluatedResponse:
+        one = response(policy, 0.0, [5])
+        return EvaluatedResponse(**{**one, "metrics": {**one["metrics"], "kl": kl, "in_chain_kl": in_chain_kl}})
+
+    chains = [
+        chain(0, 0, response("llm_1", 0, [5]), with_kl("llm_2", 5.0, 1.0)),  # stopped
+        chain(1, 0, response("llm_1", 0, [5]), with_kl("llm_2", 2.0, 2.0), with_kl("llm_3", 7.0, 4.0)),
+    ]
+    scores = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING, [("llm_1", "llm_2", "llm_3")])
+    assert {label: row["figures"]["kl"].mean for label, row in scores.items()} == {
+        "llm_1": 2.0,
+        "llm_2 as observer_1": 1.5,
+        "llm_3 as observer_2": 7.0,
+        "llm_1 then llm_2 then llm_3": 6.0,
+    }

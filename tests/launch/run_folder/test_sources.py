@@ -12,7 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from cory_env.tasks import Query, make_task
 from launch.console.errors import CommandError
-from launch.run_folder.sources import Sources, _model_digest, collect_sources, find_changes, restore_task
+from launch.run_folder.sources import (
+    Sources,
+    _model_digest,
+    collect_sources,
+    find_changes,
+    public_task_fields,
+    restore_task,
+)
 from launch.training.preflight import load_task
 from launch.training.source_check import check_sources, incomparable_warning
 from policies.settings.settings import Settings, make_settings
@@ -322,3 +329,28 @@ def test_a_task_that_cannot_be_restored_is_none(folder: Path) -> None:
     assert recorded.task is not None
     missing = Sources(**{**recorded.__dict__, "task": {**recorded.task, "class": "gone.module:Task"}})
     assert restore_task(missing) is None and restore_task(None) is None
+
+
+def test_feedback_is_recorded_with_its_code_and_absent_otherwise(folder: Path) -> None:
+    Path("hints.py").write_text("def hint(completions):\n    return [None for _ in completions]\n")
+    plain, before = sources(), sources(feedback="hints:hint")
+    assert plain.task is not None and before.task is not None
+    assert before.task.items() - plain.task.items() == {
+        ("feedback", "hints:hint"),
+        ("solved_feedback", "Nothing to correct."),
+    }
+    assert [name for name, _ in before.functions] == ["mine:score", "hints:hint"]
+    assert Path(before.paths["hints:hint"]) == folder / "hints.py"
+    task = restore_task(before)
+    assert task is not None and task.feedback == "hints:hint"
+    Path("hints.py").write_text("def hint(completions):\n    return ['no' for _ in completions]\n")
+    assert list_changes(before, feedback="hints:hint") == [("function", "The code of hints:hint has changed")]
+
+
+def test_the_recorded_code_of_a_feedback_function_from_python_is_not_published(folder: Path) -> None:
+    def hint(completions: list[str]) -> list[str | None]:
+        return [None] * len(completions)
+
+    fields = public_task_fields(sources(feedback=hint).task)
+    assert fields is not None and len(fields["feedback"]) < 60 and "hint" in fields["feedback"]
+    assert public_task_fields(None) is None

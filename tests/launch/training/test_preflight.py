@@ -109,6 +109,14 @@ def test_an_unloadable_reward_is_rejected_before_models_are_loaded(reward: str, 
     assert message in error_of(reward=reward)
 
 
+def test_unloadable_feedback_and_missing_columns_of_it_are_rejected_before_models_are_loaded() -> None:
+    stopping = {"reward": "tests.policies.sample_rewards:letters", "stop_when": "solved", "stop_in_training": True}
+    error = error_of(**stopping, feedback="tests.policies.sample_rewards:nowhere")
+    assert "of the feedback 'tests.policies.sample_rewards:nowhere'" in error or "has no function 'nowhere'" in error
+    error = error_of(**stopping, feedback="tests.policies.sample_rewards:has_letter")
+    assert "have no value in the column 'letter'" in error and "or the feedback" in error
+
+
 def test_a_missing_lora_target_is_rejected_with_the_available_layers() -> None:
     error = error_of(weights="lora", lora_target_modules="c_attn,q_proj")
     assert "has no linear layer 'q_proj' to adapt. It has c_attn, c_fc, c_proj; set lora_target_modules" in error

@@ -43,6 +43,45 @@ class OneByOneGenerator:
             waiting += on_finished([(request.key, response) for response in responses])
 
 
+STOPPING = {"stop_when": "solved", "stop_in_training": True}
+SHOWN = {"observer_prompt": "{query}: {reference} ({feedback}). {query}"}
+FEEDBACK_CASES: list[tuple[dict[str, Any], int, int]] = [
+    ({"num_agents": 2, **SHOWN}, 1, 1),
+    ({"num_agents": 2, **STOPPING}, 1, 1),
+    ({"num_agents": 4, "num_policies": 2, **SHOWN, **STOPPING}, 1, 3),
+    ({"num_agents": 3, "num_policies": 1, **STOPPING}, 2, 2),
+    ({"num_agents": 4, "weights": "lora", "observed": "best", **SHOWN, **STOPPING}, 1, 3),
+]
+"""Settings, number of siblings, and number of feedback calls."""
+
+
+@pytest.mark.parametrize(("settings", "siblings", "calls"), FEEDBACK_CASES)
+def test_feedback_calls_and_stops_do_not_depend_on_the_order_in_which_responses_finish(
+    ray_session: None, tmp_path: Path, settings: dict[str, Any], siblings: int, calls: int
+) -> None:
+    log = tmp_path / "calls"
+    feedback = f"tests.policies.sample_rewards:logged_feedback?log={log}&limit=12"
+    runner: Any = make_runner(stop="o", feedback=feedback, **settings)
+    expected = sample_chains(runner, PROMPT_REFS, num_siblings=siblings)
+    sizes = [int(size) for size in log.read_text().split()]
+    assert len(sizes) == calls and sizes[0] == len(PROMPT_REFS)
+    lengths = [len(sample["responses"]) for sample in expected.samples]
+    assert sizes[1:] == [sum(length > position for length in lengths) for position in range(1, calls)]
+    assert len(set(lengths)) > 1 if "stop_when" in settings else set(lengths) == {settings["num_agents"]}
+    for sample in expected.samples:
+        for response in sample["responses"][:-1]:
+            assert response["feedback"] == (
+                None if len(response["text"]) >= 12 else f"{len(response['text'])} characters"
+            )
+    runner.generator = OneByOneGenerator(runner.generator, random.Random(0).randrange)
+    rollout = sample_chains(runner, PROMPT_REFS, num_siblings=siblings)
+    assert runner.generator.order != sorted(runner.generator.order)
+    runner.stop()
+    assert [int(size) for size in log.read_text().split()] == sizes * 2
+    assert (rollout.prompt_refs, rollout.samples) == (expected.prompt_refs, expected.samples)
+    assert rollout.counters["tokens"] == expected.counters["tokens"]
+
+
 @pytest.mark.parametrize(("settings", "siblings", "calls"), SCHEDULER_CASES)
 def test_chains_and_reward_calls_do_not_depend_on_the_order_in_which_responses_finish(
     ray_session: None, tmp_path: Path, settings: dict[str, Any], siblings: int, calls: list[int]

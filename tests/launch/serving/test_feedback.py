@@ -1,0 +1,141 @@
+"""`cory serve --feedback`: the same chains as `cory generate`, drafts with feedback, columns, and errors."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from launch.models.generators import load_generator
+from launch.models.trained import open_trained
+from launch.models.trained_chain import TrainedChain, feedback_columns, feedback_worker, make_env_chain
+from launch.run_folder.run import Run
+from launch.serving import server
+from launch.serving.backends import make_backend
+from launch.serving.feedback import FeedbackThread
+from launch.serving.request_queue import RequestQueue
+from launch.serving.responses import ServedModel
+from tests.launch.commands.test_generate_feedback import HIDDEN, SHOWN, record_run
+from tests.launch.conftest import Cory
+
+openai = pytest.importorskip("openai")
+
+QUERY = "This movie"
+CHAIN = ("llm_1", "llm_2")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return record_run(tmp_path_factory.mktemp("served") / "run", observer_prompt=SHOWN)
+
+
+@pytest.fixture(scope="module")
+def client(run: Run) -> Iterator[Any]:
+    """A client of a server in this process, with transformers."""
+    trained = open_trained(run.path)
+    queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
+    chain = make_env_chain(trained, CHAIN, feedback=True)
+    worker = feedback_worker(chain, trained.settings.reward_timeout)
+    assert worker is not None
+    feedback = FeedbackThread(worker, feedback_columns(worker))
+    models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in CHAIN}
+    models["chain"] = ServedModel("chain", CHAIN, chain, feedback)
+    sock = socket.create_server(("127.0.0.1", 0))
+    app = server.make_app(queue, models, 0.7, None, {"other": "The model is not served today."})
+    http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
+    thread = threading.Thread(target=http_server.run, args=([sock],))
+    thread.start()
+    address = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+    yield openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=100)
+    http_server.should_exit = True
+    thread.join()
+    queue.close()
+    feedback.close()
+
+
+def ask(client: Any, letter: str | None = "e", model: str = "chain", **fields: Any) -> Any:
+    body = {} if letter is None else {"extra_body": {"columns": {"letter": letter}}}
+    messages = [{"role": "user", "content": QUERY}]
+    return client.chat.completions.create(model=model, messages=messages, **{"seed": 3, **body, **fields})
+
+
+def expected_responses(run: Run, letter: str, count: int) -> list[Any]:
+    chain = TrainedChain(open_trained(run.path), CHAIN, 0.7, 3)
+    return [chain.answer(number, QUERY, columns={"letter": letter})["responses"] for number in range(count)]
+
+
+def draft(response: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: response[name] for name in ("role", "policy", "feedback")}, "content": response["text"]}
+
+
+@pytest.mark.parametrize("letter", ["e", "q"])
+def test_chains_equal_those_of_generate_and_drafts_have_their_feedback(client: Any, run: Run, letter: str) -> None:
+    expected = expected_responses(run, letter, 8)
+    lengths = {len(responses) for responses in expected}
+    assert lengths == ({1, 2} if letter == "e" else {2})
+    completion = ask(client, letter, n=8)
+    for choice, responses in zip(completion.choices, expected, strict=True):
+        assert choice.message.content == responses[-1]["text"]
+        assert getattr(choice.message, "drafts", []) == [draft(response) for response in responses[:-1]]
+    text = client.completions.create(
+        model="chain", prompt=QUERY, n=8, seed=3, extra_body={"columns": {"letter": letter}}
+    )
+    assert [choice.text for choice in text.choices] == [responses[-1]["text"] for responses in expected]
+    assert text.usage == completion.usage
+
+
+def test_a_streamed_answer_is_the_same_whether_the_chain_stops_or_not(client: Any) -> None:
+    complete = ask(client, n=8, stream=False)
+    texts, reasons = [""] * 8, [""] * 8
+    drafts: list[Any] = [[]] * 8
+    for chunk in ask(client, n=8, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            drafts[choice.index] = getattr(choice.delta, "drafts", drafts[choice.index])
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    for choice, text, streamed_drafts, reason in zip(complete.choices, texts, drafts, reasons, strict=True):
+        assert (choice.message.content, choice.finish_reason) == (text, reason)
+        assert getattr(choice.message, "drafts", []) == streamed_drafts
+
+
+def test_an_accepted_draft_obeys_the_limit_of_tokens_and_stop_texts(client: Any, run: Run) -> None:
+    (responses,) = expected_responses(run, " ", 1)  # every response has a space
+    text = responses[0]["text"]
+    assert len(responses) == 1
+    choice = ask(client, " ", max_tokens=2).choices[0]
+    assert (
+        choice.finish_reason == "length" and text.startswith(choice.message.content) and choice.message.content != text
+    )
+    stop = text[4:7]
+    choice = ask(client, " ", stop=stop).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_missing_or_reserved_columns_and_unavailable_models_are_refused(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"requires a value for: letter\. Send `columns`"):
+        ask(client, None)
+    with pytest.raises(openai.BadRequestError, match="columns: role is reserved and cannot be a column"):
+        ask(client, extra_body={"columns": {"role": "x"}})
+    with pytest.raises(openai.BadRequestError, match="Send one prompt per request"):
+        client.completions.create(model="chain", prompt=[QUERY, QUERY], extra_body={"columns": {"letter": "e"}})
+    with pytest.raises(openai.NotFoundError, match=r"The model is not served today\. This server has: llm_1"):
+        ask(client, model="other")
+    assert ask(client, None, model="llm_1").choices[0].message.content
+
+
+def test_failing_feedback_fails_its_request_only(client: Any) -> None:
+    with pytest.raises(openai.InternalServerError, match="not a letter"):
+        ask(client, "!")
+    assert ask(client).choices[0].message.content
+
+
+def test_serve_checks_the_function_at_the_start(policies_run: Run, tmp_path: Path, cory_in_process: Cory) -> None:
+    result = cory_in_process("serve", str(policies_run.path), "--feedback", "--port", "0")
+    assert result.returncode == 2 and "--feedback requires a run with feedback between agents" in result.stderr
+    broken = record_run(tmp_path / "run", feedback="tests.policies.sample_rewards:nothing", observer_prompt=HIDDEN)
+    words = ("serve", str(broken.path), "--feedback", "--port", "0", "--backend", "transformers")
+    result = cory_in_process(*words)
+    assert result.returncode == 2 and "has no function 'nothing'" in result.stderr
