@@ -131,6 +131,14 @@ def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size()
         settings(num_policies=2, queries_per_update=8, num_generations=2, minibatch_size=32)
 
 
+def test_the_preset_starts_with_another_model_and_as_a_single_agent() -> None:
+    s = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "backend=transformers"])
+    assert s.agents == ("solver", "critic", "reviser") and s.assignment == (0, 1, 0)
+    assert s.responses == 128 and s.hyperparameters.steps == 2
+    single = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "num_agents=1", "backend=transformers"])
+    assert single.agents == ("solver",) and single.feedback is None and single.select_by == "bare"
+
+
 def test_role_prompts_need_their_columns_in_the_data(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"query": "a"}\n' * 20)

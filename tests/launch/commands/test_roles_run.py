@@ -1,0 +1,93 @@
+"""A run with roles from end to end: train, resume, evaluate, generate, export and report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Cory
+
+TEAM = """\
+task: drafts
+model: drafts-llama-tiny
+reward: tests.policies.sample_rewards:letters
+feedback: tests.cory_env.sample_rewards:too_short # never solved: responses have at most 6 characters
+stop_when: solved
+roles:
+  - {name: solver, count: 2, policy: llm_1}
+  - {name: critic, prompt: "{query}~{solver.response}=", produces_response: false, max_response_tokens: 3,
+     policy: llm_2}
+  - {name: reviser, prompt: "{query}~{solver.response}~{critic.response}=", repeat: 2, policy: llm_1}
+exchange_period: null
+average_period: null
+credit: chain
+advantage: rloo
+num_generations: 2
+queries_per_update: 4
+minibatch_size: 8
+num_epochs: 1
+max_prompt_tokens: 48
+max_response_tokens: 6
+num_updates: 1
+eval_every: 1
+eval_queries: 4
+test_queries: 4
+num_runners: 0
+backend: transformers
+dtype: fp32
+check_weight_sync: false
+"""
+AGENTS = ["solver_1", "solver_2", "critic", "reviser_1", "reviser_2"]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_with_roles_from_end_to_end(cory: Cory, tmp_path: Path) -> None:
+    (tmp_path / "team.yaml").write_text(TEAM)
+    trained = cory("train", "team.yaml", "--out", "run")
+    assert trained.returncode == 0, trained.stderr
+    assert "5 agents (solver_1 → solver_2 → critic → reviser_1 → reviser_2)" in trained.stdout
+    assert "1→1→2→1→1" in trained.stdout
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert list(lines[-1]["role"]) == AGENTS and lines[-1]["role"]["critic"]["task_reward"] is None
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    assert "influence" not in final and [*final["last_response"]] == ["llm_1,llm_1,llm_2,llm_1,llm_1"]
+
+    resumed = cory("train", "--resume", "run", "num_updates=2")
+    assert resumed.returncode == 0, resumed.stderr
+    changed = cory("train", "--resume", "run", "roles=[{name: solver}, {name: reviser}]", "num_agents=2")
+    assert changed.returncode == 2 and "roles=" in changed.stderr and "cannot change when it resumes" in changed.stderr
+
+    evaluated = cory("evaluate", "run", "--queries", "4", "--samples", "1")
+    assert evaluated.returncode == 0, evaluated.stderr
+    (file,) = (tmp_path / "run" / "evaluation").glob("*/evaluation.json")
+    rows = json.loads(file.read_text())["rows"]
+    assert {"llm_1", "llm_2 as critic", "llm_1 as reviser_1"} <= rows.keys()
+    assert rows["llm_2 as critic"]["figures"]["response_length"]["mean"] <= 3
+    agents = cory("evaluate", "run", "--agents", "1")
+    assert agents.returncode == 2 and "--agents conflicts with the roles of run" in agents.stderr
+
+    answered = cory("generate", "run", "12+34+5", "--temperature", "0.7")
+    assert answered.returncode == 0, answered.stderr
+    assert "solver_1 (llm_1): " in answered.stdout
+    every = cory("generate", "run", "12+34+5", "--no-feedback", "--json")
+    assert [response["role"] for response in json.loads(every.stdout)["responses"]] == AGENTS
+    batch = cory("generate", "run", "--json", stdin="12+34+5\n1+2+3\n")
+    assert batch.returncode == 0 and len(batch.stdout.splitlines()) == 2, batch.stderr
+
+    exported = cory("export", "run", "--policy", "llm_2", "--out", "export")
+    assert exported.returncode == 0, exported.stderr
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "a chain of 5 agents (solver_1, solver_2, critic, reviser_1, reviser_2) with 2 LLMs" in card
+    assert "As critic:\n```\n{query}~{solver.response}=\n```" in card and "prompts did not show" in card
+    reported = cory("report", "run", "--out", "report.html")
+    assert reported.returncode == 0 and "reviser_2" in (tmp_path / "report.html").read_text(), reported.stderr
+
+
+def test_validate_and_plan_know_roles(cory_in_process: Cory, tmp_path: Path) -> None:
+    (tmp_path / "team.yaml").write_text(TEAM)
+    validated = cory_in_process("validate", "team.yaml")
+    assert validated.returncode == 0, validated.stderr
+    assert all(f"Prompt of the {agent}, " in validated.stdout for agent in AGENTS)
+    assert "critic: " not in validated.stdout and "reviser_2: " in validated.stdout  # rewards
+    planned = cory_in_process("plan", "team.yaml")
+    assert planned.returncode == 0 and "It fits" in planned.stdout, planned.stderr
