@@ -151,7 +151,8 @@ class TrainedChain:
                 lacks = f"query {query.text[:60]!r} lacks" if query.text else "single queries lack"
                 raise CommandError(
                     f"The feedback {display_name(task.feedback or '')} requires the {columns}, which {lacks}. Give "
-                    f"queries with columns as rows of a file (--in FILE; in Python columns=...), or use one policy alone (--roles {self.policy_ids[0]})"
+                    "queries with columns as rows of a file (--in FILE; in Python columns=...), or use one policy "
+                    f"alone (--roles {self.policy_ids[0]})"
                     + ("." if task.shows_feedback else ", or no feedback (--no-feedback; in Python feedback=False).")
                 )
 
@@ -249,7 +250,8 @@ class TrainedChain:
             printer.print(f"{detokenizer.end()}\n")
             if episode.awaits_feedback:
                 self._compute_awaited([episode])
-                printer.feedback(cast(str | None, episode.feedback[-1]))  # not skipped: errors stop
+                for feedback in episode.feedback_entry(position).values():  # none on the text of a critic
+                    printer.feedback(feedback)
         return self._raw_sample(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:
