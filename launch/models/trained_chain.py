@@ -250,7 +250,8 @@ class TrainedChain:
             printer.print(f"{detokenizer.end()}\n")
             if episode.awaits_feedback:
                 self._compute_awaited([episode])
-                printer.feedback(cast(str | None, episode.feedback[-1]))  # not skipped: errors stop
+                for feedback in episode.feedback_entry(position).values():  # none on the text of a critic
+                    printer.feedback(feedback)
         return self._raw_sample(episode)
 
     def _sampling(self, query: int, position: int, sample: int) -> Sampling:

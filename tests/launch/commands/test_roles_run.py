@@ -1,11 +1,13 @@
 """A run with roles from end to end: train, resume, evaluate, generate, export and report."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import Cory
+from tests.launch.conftest import ENVIRONMENT, Cory
 
 TEAM = """\
 task: drafts
@@ -40,46 +42,58 @@ check_weight_sync: false
 AGENTS = ["solver_1", "solver_2", "critic", "reviser_1", "reviser_2"]
 
 
-@pytest.mark.timeout(600)
-def test_a_run_with_roles_from_end_to_end(cory: Cory, tmp_path: Path) -> None:
-    (tmp_path / "team.yaml").write_text(TEAM)
-    trained = cory("train", "team.yaml", "--out", "run")
+@pytest.fixture(scope="module")
+def team_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with roles, and of its output."""
+    folder = tmp_path_factory.mktemp("team")
+    (folder / "team.yaml").write_text(TEAM)
+    command = [sys.executable, "-m", "cory_rllib", "train", "team.yaml", "--out", "run"]
+    trained = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert trained.returncode == 0, trained.stderr
-    assert "5 agents (solver_1 → solver_2 → critic → reviser_1 → reviser_2)" in trained.stdout
-    assert "1→1→2→1→1" in trained.stdout
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (folder / "output").write_text(trained.stdout)
+    return folder / "run"
+
+
+def test_a_run_names_roles_in_its_output_and_files(team_run: Path) -> None:
+    output = (team_run.parent / "output").read_text()
+    assert "5 agents (solver_1 → solver_2 → critic → reviser_1 → reviser_2)" in output and "1→1→2→1→1" in output
+    lines = [json.loads(line) for line in (team_run / "metrics.jsonl").read_text().splitlines()]
     assert list(lines[-1]["role"]) == AGENTS and lines[-1]["role"]["critic"]["task_reward"] is None
-    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    final = json.loads((team_run / "final.json").read_text())
     assert "influence" not in final and [*final["last_response"]] == ["llm_1,llm_1,llm_2,llm_1,llm_1"]
 
-    resumed = cory("train", "--resume", "run", "num_updates=2")
-    assert resumed.returncode == 0, resumed.stderr
-    changed = cory("train", "--resume", "run", "roles=[{name: solver}, {name: reviser}]", "num_agents=2")
+
+def test_roles_cannot_change_when_a_run_resumes(team_run: Path, cory_forked: Cory) -> None:
+    changed = cory_forked("train", "--resume", str(team_run), "roles=[{name: solver}, {name: reviser}]", "num_agents=2")
     assert changed.returncode == 2 and "roles=" in changed.stderr and "cannot change when it resumes" in changed.stderr
 
-    evaluated = cory("evaluate", "run", "--queries", "4", "--samples", "1")
+
+def test_evaluations_name_roles(team_run: Path, cory: Cory) -> None:
+    evaluated = cory("evaluate", str(team_run), "--queries", "4", "--samples", "1")
     assert evaluated.returncode == 0, evaluated.stderr
-    (file,) = (tmp_path / "run" / "evaluation").glob("*/evaluation.json")
+    (file,) = (team_run / "evaluation").glob("*/evaluation.json")
     rows = json.loads(file.read_text())["rows"]
     assert {"llm_1", "llm_2 as critic", "llm_1 as reviser_1"} <= rows.keys()
     assert rows["llm_2 as critic"]["figures"]["response_length"]["mean"] <= 3
-    agents = cory("evaluate", "run", "--agents", "1")
-    assert agents.returncode == 2 and "--agents conflicts with the roles of run" in agents.stderr
+    agents = cory("evaluate", str(team_run), "--agents", "1")
+    assert agents.returncode == 2 and "--agents conflicts with the roles of" in agents.stderr
 
-    answered = cory("generate", "run", "12+34+5", "--temperature", "0.7")
-    assert answered.returncode == 0, answered.stderr
-    assert "solver_1 (llm_1): " in answered.stdout
-    every = cory("generate", "run", "12+34+5", "--no-feedback", "--json")
+
+def test_all_roles_generate_with_and_without_feedback(team_run: Path, cory_forked: Cory) -> None:
+    answered = cory_forked("generate", str(team_run), "12+34+5")
+    assert answered.returncode == 0 and "reviser_2 (llm_1): " in answered.stdout, answered.stderr
+    assert answered.stdout.count("feedback: ") == 3  # not on the critic's text, nor on the last response
+    every = cory_forked("generate", str(team_run), "12+34+5", "--no-feedback", "--json")
     assert [response["role"] for response in json.loads(every.stdout)["responses"]] == AGENTS
-    batch = cory("generate", "run", "--json", stdin="12+34+5\n1+2+3\n")
-    assert batch.returncode == 0 and len(batch.stdout.splitlines()) == 2, batch.stderr
 
-    exported = cory("export", "run", "--policy", "llm_2", "--out", "export")
+
+def test_the_model_card_and_the_report_name_roles(team_run: Path, cory_forked: Cory, tmp_path: Path) -> None:
+    exported = cory_forked("export", str(team_run), "--policy", "llm_2", "--out", "export")
     assert exported.returncode == 0, exported.stderr
     card = (tmp_path / "export" / "README.md").read_text()
     assert "a chain of 5 agents (solver_1, solver_2, critic, reviser_1, reviser_2) with 2 LLMs" in card
     assert "As critic:\n```\n{query}~{solver.response}=\n```" in card and "prompts did not show" in card
-    reported = cory("report", "run", "--out", "report.html")
+    reported = cory_forked("report", str(team_run), "--out", "report.html")
     assert reported.returncode == 0 and "reviser_2" in (tmp_path / "report.html").read_text(), reported.stderr
 
 

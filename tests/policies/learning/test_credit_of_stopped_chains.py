@@ -32,14 +32,15 @@ def assert_equal(rewards: torch.Tensor, expected: list[list[float]]) -> None:
 
 
 def test_the_sum_is_over_the_responses_that_exist() -> None:
-    expected = [[1.0, NAN, NAN], [2 + 2, 4 + 1, NAN], [1 + 5, 2 + 4.5, 8 + 1.5]]
+    # At positions that a chain lacks there is no row, so the value there has no effect.
+    expected = [[1.0, 0.5, 0.5], [2 + 2, 4 + 1, 3.0], [1 + 5, 2 + 4.5, 8 + 1.5]]
     assert_equal(collective_rewards(TASK_REWARDS, 0.5), expected)
     rewards = assign_credit(STOPPED, Credit(partner_reward=0.5), {})
     assert rewards["llm_1"].tolist() == [1.0, 4.0] and rewards["llm_2"].tolist() == [5.0]
 
 
 def test_the_last_reward_is_that_of_the_last_response_given() -> None:
-    assert_equal(last_agent_rewards(TASK_REWARDS), [[1.0, NAN, NAN], [0.0, 4.0, NAN], [0.0, 0.0, 8.0]])
+    assert_equal(last_agent_rewards(TASK_REWARDS), [[1.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 8.0]])
     rewards = assign_credit(STOPPED, Credit(reward_scope="last"), {})
     assert rewards["llm_1"].tolist() == [1.0, 4.0] and rewards["llm_2"].tolist() == [4.0]
 
