@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain_settings import reference_roles
 from cory_env.feedback import NO_ANSWER, SKIPPED, Feedback, NoFeedback
 from cory_env.tasks.task import Query
 
@@ -140,17 +141,17 @@ class ChainEpisode:
         """Returns the responses that the agent at a position sees."""
         references = self._reference_positions(position)
         seen = references if self.chain.template(position) is None else self.chain.seen_positions(position)
-        roles = [self.chain.positions[k].role for k in seen]
+        names = reference_roles([self.chain.positions[k].role for k in seen])
         return [
             EarlierResponse(
                 self.responses[k],
                 self.chain.by_position[k],
                 self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
-                "" if role.repeat > 1 and role in roles[index + 1 :] else role.name,
+                name,
                 k in references,
-                role.produces_response,
+                self.chain.positions[k].role.produces_response,
             )
-            for index, (k, role) in enumerate(zip(seen, roles, strict=True))
+            for k, name in zip(seen, names, strict=True)
         ]
 
     def _shown_feedback(self, position: int) -> str | None:
