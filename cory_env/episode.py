@@ -119,7 +119,8 @@ class ChainEpisode:
         if self.role is None:
             return False
         shown = len(self.chain.seen_positions(position)) if self.chain.shows_feedback(position) else 0
-        return len(self.feedback) < (position if self.chain.stops_when_solved else shown)
+        missing = range(len(self.feedback), position if self.chain.stops_when_solved else shown)
+        return any(self.chain.positions[k].role.produces_response for k in missing)
 
     def feedback_entry(self, position: int) -> dict[str, str | None]:
         """Returns `{"feedback": text or None}` for a response with feedback, else an empty dictionary."""
@@ -156,7 +157,7 @@ class ChainEpisode:
 
     def _shown_feedback(self, position: int) -> str | None:
         """Returns the text that later agents see as feedback on a response; None if there is none."""
-        feedback = self.feedback[position]
+        feedback = self.feedback_entry(position).get("feedback", NO_ANSWER)
         if feedback is None:
             return self.chain.task.solved_feedback
         return feedback if isinstance(feedback, str) else None

@@ -144,8 +144,7 @@ async def _generate_choice(
                 emit((choice, text))
             break
         draft = {"role": model.chain.roles[position], "policy": policy_id, "content": episode.completions[-1]}
-        feedback = {"feedback": cast(str | None, episode.feedback[-1])} if episode.feedback else {}
-        choice.drafts.append({**draft, **feedback})
+        choice.drafts.append({**draft, **episode.feedback_entry(position)})
     if text := detokenizer.end():
         emit((choice, text))
     choice.text = detokenizer.text
