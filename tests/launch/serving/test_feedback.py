@@ -100,7 +100,7 @@ def expected_responses(run: Run, letter: str, count: int) -> list[Any]:
     return [chain.answer(number, QUERY, columns={"letter": letter})["responses"] for number in range(count)]
 
 
-def draft(response: dict[str, Any]) -> dict[str, Any]:
+def draft(response: Any) -> dict[str, Any]:
     names = ("role", "policy", "feedback")
     return {**{name: response[name] for name in names if name in response}, "content": response["text"]}
 
