@@ -14,7 +14,7 @@ from torch import Tensor
 from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_UPDATE
-from policies.learning.metrics import NO_METRICS, RESPONSE_METRICS, compute_response_metrics, mean_metrics, nanmean
+from policies.learning.metrics import RESPONSE_METRICS, compute_response_metrics, mean_metrics, nanmean
 from policies.learning.rows import Rows, select_position, select_rows
 from policies.models.language_model import left_padded
 from policies.models.model_names import AVERAGE_POLICY
@@ -89,7 +89,8 @@ class Evaluator:
             if len(mapping.roles) > 1:
                 last.append(metrics[LAST_RESPONSE])
         mean = mean_metrics(list(alone.values()))
-        alone = {policy_id: alone.get(policy_id, NO_METRICS) for policy_id in self.settings.policy_ids}
+        no_metrics = dict.fromkeys(RESPONSE_METRICS, float("nan"))
+        alone = {policy_id: alone.get(policy_id, no_metrics) for policy_id in self.settings.policy_ids}
         if self.settings.eval_average:
             with self.average() as mapping:
                 alone[AVERAGE_POLICY] = self._mean_metrics(AVERAGE_POLICY, mapping, cache)[mapping.roles[0]]

@@ -75,6 +75,7 @@ def test_a_team_trains_reports_by_role_and_resumes_exactly(make_cory: MakeCory, 
     algorithm.save_to_path(str(tmp_path / "checkpoint"))
     second = algorithm.train()["cory"]
     assert "evaluation" in second and math.isnan(second["evaluation"]["llm_2"]["task_reward"])
+    assert second["evaluation"]["llm_2"].keys() == second["evaluation"]["llm_1"].keys()
     assert not math.isnan(second["last_response"]["task_reward"])
     assert second["evaluation"]["mean"]["task_reward"] == second["evaluation"]["llm_1"]["task_reward"]
     after = weights_of(algorithm)
