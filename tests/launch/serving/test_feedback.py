@@ -3,12 +3,14 @@
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
+from launch.console.errors import CommandError
 from launch.models.generators import load_generator
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, feedback_columns, feedback_worker, make_env_chain
@@ -34,15 +36,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def client(run: Run) -> Iterator[Any]:
-    """A client of a server in this process, with transformers."""
+    with serve(run, CHAIN) as run_client:
+        yield run_client
+
+
+@contextmanager
+def serve(run: Run, policy_ids: tuple[str, ...]) -> Iterator[Any]:
+    """Yields a client of a server in this process, with transformers."""
     trained = open_trained(run.path)
     queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
-    chain = make_env_chain(trained, CHAIN, feedback=True)
+    chain = make_env_chain(trained, policy_ids, feedback=True)
     worker = feedback_worker(chain, trained.settings.reward_timeout)
     assert worker is not None
     feedback = FeedbackThread(worker, feedback_columns(worker))
     models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in CHAIN}
-    models["chain"] = ServedModel("chain", CHAIN, chain, feedback)
+    models["chain"] = ServedModel("chain", policy_ids, chain, feedback)
     sock = socket.create_server(("127.0.0.1", 0))
     app = server.make_app(queue, models, 0.7, None, {"other": "The model is not served today."})
     http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
@@ -56,6 +64,31 @@ def client(run: Run) -> Iterator[Any]:
     feedback.close()
 
 
+ROLES = [
+    {"name": "solver", "max_response_tokens": 4},
+    {"name": "critic", "prompt": "{query}|{solver.response}", "produces_response": False, "max_response_tokens": 2},
+    {"name": "reviser", "prompt": "{query}|{critic.response}|{solver.feedback}", "max_response_tokens": 3},
+]
+
+
+def test_roles_have_their_own_limits_and_critics_get_no_feedback(tmp_path: Path) -> None:
+    team_run = record_run(tmp_path / "run", roles=ROLES, num_agents=3)
+    team = ("llm_1", "llm_2", "llm_1")
+    expected = TrainedChain(open_trained(team_run.path), team, 0.7, 3).answer(0, QUERY, columns={"letter": "#"})
+    solver, critic, reviser = expected["responses"]
+    with serve(team_run, team) as team_client:
+        choice = ask(team_client, "#").choices[0]
+    assert choice.message.content == reviser["text"] and choice.finish_reason == "length"
+    assert choice.message.drafts == [draft(solver), draft(critic)]
+    assert choice.message.drafts[0]["feedback"] == "no #" and "feedback" not in choice.message.drafts[1]
+    for policy_ids, message in (
+        (team[:2], "ends with role critic"),
+        ((*team, "llm_2"), "has 3 agents, but 4 policies"),
+    ):
+        with pytest.raises(CommandError, match=message):
+            make_env_chain(open_trained(team_run.path), policy_ids, feedback=True)
+
+
 def ask(client: Any, letter: str | None = "e", model: str = "chain", **fields: Any) -> Any:
     body = {} if letter is None else {"extra_body": {"columns": {"letter": letter}}}
     messages = [{"role": "user", "content": QUERY}]
@@ -67,8 +100,9 @@ def expected_responses(run: Run, letter: str, count: int) -> list[Any]:
     return [chain.answer(number, QUERY, columns={"letter": letter})["responses"] for number in range(count)]
 
 
-def draft(response: dict[str, Any]) -> dict[str, Any]:
-    return {**{name: response[name] for name in ("role", "policy", "feedback")}, "content": response["text"]}
+def draft(response: Any) -> dict[str, Any]:
+    names = ("role", "policy", "feedback")
+    return {**{name: response[name] for name in names if name in response}, "content": response["text"]}
 
 
 @pytest.mark.parametrize("letter", ["e", "q"])

@@ -60,6 +60,9 @@ def test_exchange_rotates_the_policies_over_the_roles_and_without_it_only_one_re
         ([SOLVER | {"policy": "llm_2"}], {}, "llm_1 has no role, but llm_2 has"),
         ([SOLVER | {"policy": "llm_1"}], {"num_policies": 2}, "num_policies=2 conflicts with roles, which name 1"),
         ([SOLVER | {"policy": "gpt"}], {}, "roles.*String should match pattern"),
+        ([SOLVER | {"policy": "llm_1x"}], {}, "roles.*String should match pattern"),
+        ([SOLVER | {"policy": "llm_1"}], {"average_period": 5}, "average_period=5 requires two or more LLMs"),
+        (TEAM, {"num_policies": 1, "eval_average": True}, "eval_average=true requires two or more LLMs"),
         ([SOLVER | {"count": 0}], {}, "greater than or equal to 1"),
         ([SOLVER | {"color": 1}], {}, "Extra inputs are not permitted"),
         ([SOLVER | {"reward": "letters"}], {}, "letters"),
@@ -68,6 +71,11 @@ def test_exchange_rotates_the_policies_over_the_roles_and_without_it_only_one_re
         ([SOLVER | {"max_response_tokens": 99}], {}, "max_response_tokens=99 of role solver is above the run's limit"),
         (
             [SOLVER, {"name": "b", "prompt": "{solver.feedback}"}],
+            {},
+            "The prompt of role b shows feedback, but the run",
+        ),
+        (
+            [SOLVER, {"name": "b", "prompt": "{query}{feedback}"}],
             {},
             "The prompt of role b shows feedback, but the run",
         ),
@@ -111,6 +119,8 @@ def test_roles_on_the_command_line_replace_those_of_a_file(tmp_path: Path) -> No
     assert resolve_settings("imdb-tiny", [file], ["roles=[{name: d}, {name: e}]"]).agents == ("d", "e")
     single = resolve_settings("imdb-tiny", [file], ["num_agents=1"])
     assert single.agents == ("a",) and single.policy_ids == ("llm_1",)
+    one_llm = resolve_settings("imdb-tiny", [], ["roles=[{name: d, policy: llm_1}, {name: e, policy: llm_1}]"])
+    assert one_llm.policy_ids == ("llm_1",) and one_llm.average_period is None
     assert apply_overrides({"num_agents": 3}, {"roles": TEAM}) == {"roles": TEAM}
     assert apply_overrides({"num_agents": 3}, {"roles": TEAM, "num_agents": 2})["num_agents"] == 2
 
