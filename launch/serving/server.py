@@ -69,7 +69,6 @@ def make_app(
     for kind in kinds:
         app.add_exception_handler(kind, _error_response)
     created = int(time.time())
-    limit = next(iter(models.values())).chain.max_response_tokens
 
     def check_key(key: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]) -> None:
         client_key = "" if key is None else key.credentials
@@ -90,6 +89,7 @@ def make_app(
     async def respond(
         http: fastapi.Request, request: ApiRequest, model: ServedModel, choices: Sequence[Choice]
     ) -> Response:
+        limit = model.chain.max_response_tokens
         params = SamplingParams(
             temperature=temperature if request.temperature is None else request.temperature,
             max_tokens=min(request.max_completion_tokens or request.max_tokens or limit, limit),

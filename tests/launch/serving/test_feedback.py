@@ -1,5 +1,6 @@
 """`cory serve --feedback`: the same chains as `cory generate`, drafts with feedback, columns, and errors."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -34,15 +35,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def client(run: Run) -> Iterator[Any]:
-    """A client of a server in this process, with transformers."""
+    with serve(run) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def serve(run: Run) -> Iterator[Any]:
+    """Context manager: a client of a server in this process, with transformers."""
     trained = open_trained(run.path)
-    queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
-    chain = make_env_chain(trained, CHAIN, feedback=True)
+    names = tuple(dict.fromkeys(trained.policy_ids))
+    queue = RequestQueue(make_backend(load_generator(trained, names, "transformers", 8), names, 8))
+    chain = make_env_chain(trained, trained.policy_ids, feedback=True)
     worker = feedback_worker(chain, trained.settings.reward_timeout)
     assert worker is not None
     feedback = FeedbackThread(worker, feedback_columns(worker))
-    models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in CHAIN}
-    models["chain"] = ServedModel("chain", CHAIN, chain, feedback)
+    models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in names}
+    models["chain"] = ServedModel("chain", trained.policy_ids, chain, feedback)
     sock = socket.create_server(("127.0.0.1", 0))
     app = server.make_app(queue, models, 0.7, None, {"other": "The model is not served today."})
     http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
@@ -65,6 +73,29 @@ def ask(client: Any, letter: str | None = "e", model: str = "chain", **fields: A
 def expected_responses(run: Run, letter: str, count: int) -> list[Any]:
     chain = TrainedChain(open_trained(run.path), CHAIN, 0.7, 3)
     return [chain.answer(number, QUERY, columns={"letter": letter})["responses"] for number in range(count)]
+
+
+def test_drafts_of_roles_have_their_own_limits_and_the_feedback_on_them(tmp_path: Path) -> None:
+    roles = [
+        {"name": "solver", "count": 2, "max_response_tokens": 4},
+        {
+            "name": "critic",
+            "prompt": "{query} {solver.response} {solver.feedback}",
+            "produces_response": False,
+            "max_response_tokens": 2,
+        },
+        {"name": "reviser", "prompt": "{query} {critic.response}", "max_response_tokens": 6},
+    ]
+    policies = {"num_agents": 4, "num_policies": None, "observer_prompt": None, "credit": "chain"}
+    run = record_run(tmp_path / "run", roles=roles, stop_when=None, **policies)
+    trained = open_trained(run.path)
+    with serve(run) as client:
+        message = ask(client, "q").choices[0].message
+    expected = TrainedChain(trained, trained.policy_ids, 0.7, 3).answer(0, QUERY, columns={"letter": "q"})
+    *drafts, answer = expected["responses"]
+    assert ["feedback" in response for response in drafts] == [True, True, False]
+    assert [{"content": response.pop("text"), **response} for response in drafts] == message.drafts
+    assert message.content == answer["text"]
 
 
 def draft(response: dict[str, Any]) -> dict[str, Any]:
