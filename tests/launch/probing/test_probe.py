@@ -21,6 +21,7 @@ from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_UPDATE, Request, Sampling, sampling_seed
 from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.prompt_sampling import PromptRef
+from policies.settings.settings import make_settings
 from policies.settings.yaml12 import Value
 from tests.launch.conftest import RUN_SETTINGS, record_test_run, write_policies
 
@@ -219,6 +220,14 @@ def test_a_single_agent_is_probed_as_its_own_second_agent(tmp_path: Path) -> Non
         str(run.path), {}, lambda text: None, split="validation", queries=2, samples=3, temperatures=[1.0]
     )
     assert plan.policy_ids == ("llm_1", "llm_1") and plan.settings.num_agents == 2
+
+
+def test_a_run_with_roles_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    roles = [{"name": "solver", "count": 2}, {"name": "reviser"}]
+    values = {**RUN_SETTINGS.model_dump(), "roles": roles, "num_agents": 3, "num_policies": None}
+    run = record_test_run(tmp_path / "run", make_settings(values), updates=range(2))
+    assert main(["probe", str(run.path), "--solved-at", "1"]) == 2
+    assert "has roles, which cannot be probed. Probe its model instead." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

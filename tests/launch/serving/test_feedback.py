@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,12 @@ def test_drafts_of_roles_have_their_own_limits_and_the_feedback_on_them(tmp_path
     expected = TrainedChain(trained, trained.policy_ids, 0.7, 3).answer(0, QUERY, columns={"letter": "q"})
     *drafts, answer = expected["responses"]
     assert ["feedback" in response for response in drafts] == [True, True, False]
-    assert [{"content": response.pop("text"), **response} for response in drafts] == message.drafts
+    assert [draft(response) for response in drafts] == message.drafts
     assert message.content == answer["text"]
 
 
-def draft(response: dict[str, Any]) -> dict[str, Any]:
-    return {**{name: response[name] for name in ("role", "policy", "feedback")}, "content": response["text"]}
+def draft(response: Mapping[str, Any]) -> dict[str, Any]:
+    return {"content" if name == "text" else name: value for name, value in response.items()}
 
 
 @pytest.mark.parametrize("letter", ["e", "q"])
