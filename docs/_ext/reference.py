@@ -18,11 +18,12 @@ from policies.metric_docs import METRIC_DOCS, PHASE_DOCS
 from policies.models.families import ENGINE_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, read_family_table
 from policies.settings import fields
 from policies.settings.files import presets as preset_names
+from policies.settings.roles import RoleSettings
 from policies.settings.settings import METADATA, Settings
 from policies.settings.yaml12 import to_yaml
 
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "string", NoneType: "null"}
-LISTS = {list[str]: "list of strings", list[float]: "list of numbers"}
+LISTS = {list[str]: "list of strings", list[float]: "list of numbers", list[RoleSettings]: "list of roles"}
 SIGNS = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {}"}
 
 

@@ -56,12 +56,13 @@ def probe(
 ) -> None:
     """Measure, without training, whether a second answer pays: with feedback, without, or just another sample.
 
-    p1, first answers that are right; p1', second samples that are right where the first is wrong; p2, answers of a
-    second agent that are right where the first answer is wrong, without and with feedback; right answers that the
-    second agent keeps; best-of-2 and best-of-3; a vote of three; the chain of two. All with 95 % intervals, which
-    resample queries, and the generated tokens per query. The last line says what to train (docs/probe.md).
+    The tables show p1, first answers that are right; p1', second samples that are right where the first is wrong; p2,
+    answers of a second agent that are right where the first answer is wrong, without and with feedback; right answers
+    that the second agent keeps; best-of-2 and best-of-3; a vote of three; the chain of two. All have 95 % intervals,
+    which resample queries; the generated tokens per query are shown too. The last lines say what to train
+    (docs/probe.md).
 
-    `feedback=task` uses the task's own feedback function, `feedback=module:function` yours; its None means "solved",
+    `feedback=task` uses the task's own feedback function, `feedback=module:function` yours; its None means "solved"
     and ends best-of-n and the chain. An answer is right from the task reward `--solved-at`.
 
     Settings: a run uses its own; a model those of a preset or file, by default of the preset imdb-tiny, except those

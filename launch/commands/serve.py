@@ -69,7 +69,7 @@ def serve(
         raise CommandError(f"cory serve requires {error.name}. Run `pip install 'cory-rllib[serve]'`.") from error
     from launch.models.generators import choose_backend, load_generator
     from launch.models.trained import open_trained
-    from launch.models.trained_chain import PromptsShowFeedback, feedback_columns, feedback_worker, make_env_chain
+    from launch.models.trained_chain import FeedbackRequiredError, feedback_columns, feedback_worker, make_env_chain
     from launch.serving.backends import make_backend
     from launch.serving.feedback import FeedbackThread
     from launch.serving.request_queue import RequestQueue
@@ -98,7 +98,7 @@ def serve(
                 elif policies.settings.feedback is not None and not feedback:
                     print("`chain` gets no feedback, so all roles respond (see --feedback).", file=sys.stderr)
                 models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, chain, thread)
-            except PromptsShowFeedback:
+            except FeedbackRequiredError:
                 unavailable[CHAIN_MODEL] = "The prompts of `chain` show feedback: start the server with --feedback."
                 print(unavailable[CHAIN_MODEL], file=sys.stderr)
         for change in policies.changes():

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*PATH_SETTINGS}
 """Settings that affect responses or their metrics, except file names, because `Sources` has checksums of the files."""
 
-FEEDBACK_SETTINGS = ("feedback", "stop_when")
+NEW_SETTINGS = ("feedback", "stop_when", "roles")
 """Absent from the identity if they are null, as in earlier versions."""
 
 
@@ -123,7 +123,7 @@ class EvaluationPlan(NamedTuple):
             "settings": {
                 name: value
                 for name, value in self.settings.public_dict().items()
-                if name in RESPONSE_SETTINGS and not (name in FEEDBACK_SETTINGS and value is None)
+                if name in RESPONSE_SETTINGS and not (name in NEW_SETTINGS and value is None)
             }
             | {"eval_kl_coef": self.settings.report_kl_coef},
             "at_once": self.settings.chains,

@@ -129,9 +129,11 @@ def _feedback(settings: Settings, task: Task, *, shown: bool) -> list[str]:
     name = f"`{display_name(task.feedback)}`"
     if shown:
         text = (
-            f"`{{feedback}}` is what the feedback function {name} returned for the last of the earlier responses, or "
+            f"`{{feedback}}` is what the feedback function {name} returned for the last of the earlier answers, or "
             f"`{task.solved_feedback}` if it had nothing to correct."
         )
+        if settings.roles is not None:
+            text += " `{ROLE.feedback}` is the same for the answers of an earlier role."
     else:
         text = f"The feedback function {name} checked each response, but prompts did not show what it returned."
     if settings.stop_when is not None:

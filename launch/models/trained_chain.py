@@ -305,7 +305,7 @@ def feedback_columns(worker: RewardWorker | None) -> list[str]:
     return [] if worker is None else [name for name in worker.start() if name not in RESERVED]
 
 
-class PromptsShowFeedback(CommandError):
+class FeedbackRequiredError(CommandError):
     """A chain cannot be used without feedback, because its prompts show feedback."""
 
 
@@ -319,7 +319,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
 
     Raises:
         CommandError: the task's data has changed, or a policy cannot be used in the chain.
-        PromptsShowFeedback: `feedback` is false, but prompts show feedback.
+        FeedbackRequiredError: `feedback` is false, but prompts show feedback.
         ModelError: a base model was not found.
     """
     settings = trained.settings
@@ -331,7 +331,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     if not feedback:
         chain = settings.make_chain(task, tokenizers, tokenizer_ids)
         if any(map(chain.shows_feedback, range(len(chain.positions)))):
-            raise PromptsShowFeedback(
+            raise FeedbackRequiredError(
                 f"The prompts of this run's chain show the feedback {display_name(task.feedback or '')}, so the chain "
                 f"cannot answer without it. Use one policy alone (--roles {policy_ids[0]}), or allow feedback."
             )

@@ -160,6 +160,8 @@ def plan_probe(
     else:
         if preset is not None or files:
             raise CommandError(f"{target} is a run, which has its own settings. Change them with KEY=VALUE.")
+        if run.settings().roles is not None:  # the second agent need not see the first answer, nor answer itself
+            raise CommandError(f"{target} has roles, which cannot be probed. Probe its model instead.")
         policies = open_trained(target, checkpoint)
         for text in policies.changes():
             warn(text)

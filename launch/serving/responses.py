@@ -36,7 +36,7 @@ class SamplingParams(NamedTuple):
 
     temperature: float
     max_tokens: int
-    """Limit of the answer; drafts have the run's limit, or their role's."""
+    """Limit of the answer, besides its role's; drafts have only their role's."""
     seed: int
     stops: Sequence[str]
 
@@ -123,6 +123,7 @@ async def _generate_choice(
         choice.prompt_tokens += len(request.prompt)
         detokenizer, tokens = Detokenizer(chain.decode_untruncated, [*params.stops, *chain.stops]), list[int]()
         if is_last:
+            choice.drafts = _drafts(model, episode)
             emit((choice, ""))
         async with aclosing(queue.generate(request)) as steps:
             async for new in steps:
@@ -139,17 +140,25 @@ async def _generate_choice(
             await model.feedback.compute(episode)
         if episode.role is None:  # nothing to correct: the response is the answer
             tokens = tokens[: params.max_tokens]
+            choice.drafts = _drafts(model, episode)[:-1]
             emit((choice, ""))
             if text := detokenizer.add(tokens):
                 emit((choice, text))
             break
-        draft = {"role": model.chain.roles[position], "policy": policy_id, "content": episode.completions[-1]}
-        choice.drafts.append({**draft, **episode.feedback_entry(position)})
     if text := detokenizer.end():
         emit((choice, text))
     choice.text = detokenizer.text
     is_stopped = detokenizer.stopped or (tokens and tokens[-1] in request.stop_token_ids)
     choice.finish_reason = "stop" if is_stopped else "length"
+
+
+def _drafts(model: ServedModel, episode: ChainEpisode) -> list[dict[str, str | None]]:
+    """Returns the responses so far, each with the feedback on it if there is any."""
+    responses = zip(episode.roles, model.policy_ids, episode.completions, strict=False)
+    return [
+        {"role": role, "policy": policy_id, "content": text, **episode.feedback_entry(position)}
+        for position, (role, policy_id, text) in enumerate(responses)
+    ]
 
 
 class ResponseFormatter:

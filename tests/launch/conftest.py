@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from launch.main import main
 from launch.run_folder.run import Run
 from policies.models.model_names import BUNDLED_LM
+from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings
 from tests.forked import run_forked
 from tests.policies.conftest import ray_session
@@ -132,11 +133,10 @@ def record_test_run(folder: Path, settings: Settings, updates: Sequence[int] = r
             policy_metrics[policy_id] |= {"response_length": 15.0, "eos_rate": 0.1, "repetition": 0.0}
         line: dict[str, object] = {"update": update}
         if update:
-            rotation = (update - 1) // 5 % settings.num_agents
-            policy_ids = settings.policy_ids[rotation:] + settings.policy_ids[:rotation]
+            roles = make_mapping(settings, rotation=(update - 1) // 5).as_dict()
             trained = {policy_id: {**metrics, "value_loss": 0.25} for policy_id, metrics in policy_metrics.items()}
-            line |= {"policy": trained, "roles": dict(zip(settings.agents, policy_ids, strict=True))}
-            line["role"] = {role: trained[policy] for role, policy in zip(settings.agents, policy_ids, strict=True)}
+            line |= {"policy": trained, "roles": roles}
+            line["role"] = {role: trained[policy] for role, policy in roles.items()}
             line |= {
                 "exchanged": update % 5 == 0 and settings.num_agents > 1,
                 "tokens": 3000,

@@ -21,6 +21,7 @@ from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_UPDATE, Request, Sampling, sampling_seed
 from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.prompt_sampling import PromptRef
+from policies.settings.settings import make_settings
 from policies.settings.yaml12 import Value
 from tests.launch.conftest import RUN_SETTINGS, record_test_run, write_policies
 
@@ -168,7 +169,8 @@ def test_a_killed_probe_continues_and_another_threshold_needs_no_new_answers(
     assert "Nothing to repair: all first answers are right" in capsys.readouterr().out
     assert Path("out/responses.jsonl").read_text() == responses
     assert probe("feedback=lengths:content") == 2
-    assert "contains other work: different feedback" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "contains other work: different" in message and "feedback" in message
 
 
 def test_queries_on_which_a_function_fails_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,6 +221,14 @@ def test_a_single_agent_is_probed_as_its_own_second_agent(tmp_path: Path) -> Non
         str(run.path), {}, lambda text: None, split="validation", queries=2, samples=3, temperatures=[1.0]
     )
     assert plan.policy_ids == ("llm_1", "llm_1") and plan.settings.num_agents == 2
+
+
+def test_a_run_with_roles_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    roles = [{"name": "solver", "count": 2}, {"name": "reviser"}]
+    values = {**RUN_SETTINGS.model_dump(), "roles": roles, "num_agents": 3, "num_policies": None}
+    run = record_test_run(tmp_path / "run", make_settings(values), updates=range(2))
+    assert main(["probe", str(run.path), "--solved-at", "1"]) == 2
+    assert "has roles, which cannot be probed. Probe its model instead." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from cory_env import cory_v0
 from launch.console.configuration import resolve_settings, settings_to_yaml
 from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.rows import kl_coefs, loss_weights
 from policies.rollout.role_mapping import make_mapping
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
@@ -126,12 +127,11 @@ def test_roles_on_the_command_line_replace_those_of_a_file(tmp_path: Path) -> No
 
 def test_kl_coefs_and_loss_weights_are_those_of_the_role_at_each_position() -> None:
     s = settings([SOLVER | {"loss_weight": 0.5}, CRITIC | {"kl_coef": 0.7}, REVISER], kl_coef=0.2)
-    h, positions = s.hyperparameters, torch.tensor([3, 0, 2, 1])
-    loss_weights, kl_coefs = h.row_loss_weights(positions), h.row_kl_coefs(0.2, positions)
-    torch.testing.assert_close(loss_weights, torch.tensor([[1.0], [0.5], [1.0], [0.5]]))
-    torch.testing.assert_close(kl_coefs, torch.tensor([[0.2], [0.2], [0.7], [0.2]]))
-    assert Hyperparameters().row_loss_weights(positions) == 1.0
-    assert Hyperparameters().row_kl_coefs(0.3, positions) == 0.3
+    h, rows = s.hyperparameters, {"positions": torch.tensor([3, 0, 2, 1])}
+    torch.testing.assert_close(loss_weights(rows, h), torch.tensor([[1.0], [0.5], [1.0], [0.5]]))
+    torch.testing.assert_close(kl_coefs(rows, h, 0.2), torch.tensor([[0.2], [0.2], [0.7], [0.2]]))
+    assert loss_weights(rows, Hyperparameters()) == 1.0
+    assert kl_coefs(rows, Hyperparameters(), 0.3) == 0.3
 
 
 def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size() -> None:
