@@ -137,7 +137,7 @@ def validate(
                 if report.ok:
                     show_rewards(chain, worker, report)
                     check_answers(chain, worker, report)
-                    if task.feedback is not None:
+                    if task.feedback is not None and any(p.role.produces_response for p in chain.positions):
                         check_feedback(chain, worker, report)
             except RewardError as error:
                 report.problems.append(str(error))

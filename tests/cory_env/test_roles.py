@@ -268,6 +268,13 @@ def test_validate_shows_the_prompt_of_every_agent_and_only_real_rewards() -> Non
     assert "critic" not in {role for role, *_ in none.rewards}
 
 
+def test_validate_checks_no_feedback_if_no_role_answers() -> None:
+    planner = Role("planner", produces_response=False)
+    task = make_sums(feedback=f"{REWARDS}:too_short")
+    report = validate(task, tokenizer(), roles=(planner, SOLVER), num_agents=1, max_prompt_tokens=128)
+    assert report.ok and list(report.prompts) == ["planner"], report.problems
+
+
 def test_validate_finds_prompts_of_roles_that_are_too_long_and_rewards_that_cannot_be_loaded() -> None:
     long = Role("last", "{query}" * 40)
     report = validate(make_sums(), tokenizer(), roles=(SOLVER, long), max_prompt_tokens=64)
