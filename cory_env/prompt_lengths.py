@@ -9,7 +9,10 @@ from cory_env.tasks.turns import SeenResponse, Turn
 
 
 def shown_positions(chain: Chain, position: int) -> list[int]:
-    """Returns the positions whose responses the prompt of the agent at a position shows, if it sees all answers."""
+    """Returns the positions whose responses the prompt of the agent at a position shows, if it sees all answers.
+
+    A position occurs twice if its response is in `{reference}` and in its role's `{role.response}`.
+    """
     template, seen = chain.template(position), chain.seen_positions(position)
     named = {name for name, _ in references(template or "")}
     shows_reference = template is None or "reference" in placeholders(template)
@@ -17,7 +20,8 @@ def shown_positions(chain: Chain, position: int) -> list[int]:
     return [
         k
         for k, role, name in zip(seen, roles, reference_roles(roles), strict=True)
-        if name in named or (shows_reference and role.produces_response)
+        for is_shown in (name in named, shows_reference and role.produces_response)
+        if is_shown
     ]
 
 

@@ -239,6 +239,8 @@ def test_the_lengths_of_prompts_count_only_the_latest_response_of_a_role_that_re
     roles = (Role("solver"), Role("reviser", repeat=3), Role("last", "{query}|{reviser.response}|{reviser.feedback}"))
     chain = role_chain(roles, max_response_tokens=9)
     assert shown_positions(chain, 4) == [3]
+    both = role_chain((*roles[:2], replace(roles[2], prompt="{query}|{reviser.response}|{reference}")))
+    assert shown_positions(both, 4) == [0, 1, 2, 3, 3]
     repeated = role_chain((*roles[:2], replace(roles[2], prompt="{query}|{reviser.response}|{reviser.feedback}|" * 9)))
     assert longest_prompts(repeated, QUERIES) == [len(tokens_of(f"{query.text}|||" * 9)) for query in QUERIES]
 
