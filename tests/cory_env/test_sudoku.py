@@ -67,7 +67,7 @@ def test_every_puzzle_has_exactly_one_solution_and_it_is_the_answer() -> None:
     for query in (*train[:150], *test[:150]):
         answer = str(query.columns["answer"])
         assert brute_force_solutions(query.text) == [answer]
-        assert all(given in (".", digit) for given, digit in zip(query.text, answer, strict=True))
+        assert all(cell in (".", digit) for cell, digit in zip(query.text, answer, strict=True))
         assert MIN_BLANKS <= query.text.count(".") <= MAX_BLANKS
 
 

@@ -46,7 +46,7 @@ TEAM: dict[str, Any] = {
     "partner_reward": 0.5,
 }
 AGENTS = ["solver_1", "solver_2", "critic", "reviser_1", "reviser_2"]
-LLMS = ("llm_1", "llm_2")
+POLICY_IDS = ("llm_1", "llm_2")
 PROMPT_REFS = [PromptRef(query % 4, query // 4) for query in range(8)]
 
 
@@ -78,7 +78,10 @@ def test_a_team_trains_reports_by_role_and_resumes_exactly(make_cory: MakeCory, 
     assert not math.isnan(second["last_response"]["task_reward"])
     assert second["evaluation"]["mean"]["task_reward"] == second["evaluation"]["llm_1"]["task_reward"]
     after = weights_of(algorithm)
-    assert all(any((before[name] != after[name]).any() for name in after if name.startswith(llm)) for llm in LLMS)
+    assert all(
+        any((before[name] != after[name]).any() for name in after if name.startswith(policy_id))
+        for policy_id in POLICY_IDS
+    )
 
     resumed = make_cory(**TEAM)
     resumed.restore_from_path(str(tmp_path / "checkpoint"))
@@ -145,7 +148,7 @@ def test_drafts_are_requested_at_once_and_any_finishing_order_gives_the_same_cha
     np.testing.assert_equal(sample_chains(runner, PROMPT_REFS).samples, expected.samples)
     assert runner.generator.order[:2] == [36, 35]  # the second draft of the last chain, then its first
     rows = rows_from_episodes(expected.episodes)
-    assert {llm: len(columns["mask"]) for llm, columns in rows.items()} == {"llm_1": 32, "llm_2": 8}
+    assert {policy_id: len(columns["mask"]) for policy_id, columns in rows.items()} == {"llm_1": 32, "llm_2": 8}
     texts = [[response["text"] for response in sample["responses"][:2]] for sample in expected.samples]
     assert any(first != second for first, second in texts)  # drafts have different seeds
     runner.stop()
