@@ -85,6 +85,17 @@ class Position(NamedTuple):
     """The first position of the agents that respond without seeing each other. The agent sees the ones before it."""
 
 
+def reference_roles(roles: Sequence[Role]) -> list[str]:
+    """Returns, for each response that an agent sees, the name of the role whose `{role.response}` it is.
+
+    Of a role that repeats, only the latest response is; the earlier ones have "".
+
+    Args:
+        roles: The responses' roles, in the chain's order.
+    """
+    return ["" if role.repeat > 1 and role in roles[k + 1 :] else role.name for k, role in enumerate(roles)]
+
+
 def role_names(num_agents: int) -> tuple[str, ...]:
     """Returns the default roles of a chain in the order in which they respond: the environment's agents.
 
@@ -191,9 +202,15 @@ class ChainSettings:
         """Returns the positions of the chain.
 
         Raises:
-            ValueError: The roles are invalid.
+            ValueError: The roles are invalid, or `num_agents` is out of range.
         """
         if self.roles is None:
             names = role_names(2 if self.num_agents is None else self.num_agents)
             return make_positions([Role(name) for name in names])
-        return make_positions(self.roles)[: self.num_agents]
+        positions = make_positions(self.roles)
+        if self.num_agents is not None and not 1 <= self.num_agents <= len(positions):
+            raise ValueError(
+                f"num_agents is {self.num_agents}, but must be from 1 to {len(positions)}, the number of agents of "
+                "roles."
+            )
+        return positions[: self.num_agents]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain_settings import reference_roles
 from cory_env.feedback import NO_ANSWER, SKIPPED, Feedback, NoFeedback
 from cory_env.tasks.task import Query
 
@@ -118,7 +119,8 @@ class ChainEpisode:
         if self.role is None:
             return False
         shown = len(self.chain.seen_positions(position)) if self.chain.shows_feedback(position) else 0
-        return len(self.feedback) < (position if self.chain.stops_when_solved else shown)
+        missing = range(len(self.feedback), position if self.chain.stops_when_solved else shown)
+        return any(self.chain.positions[k].role.produces_response for k in missing)
 
     def feedback_entry(self, position: int) -> dict[str, str | None]:
         """Returns `{"feedback": text or None}` for a response with feedback, else an empty dictionary."""
@@ -140,22 +142,22 @@ class ChainEpisode:
         """Returns the responses that the agent at a position sees."""
         references = self._reference_positions(position)
         seen = references if self.chain.template(position) is None else self.chain.seen_positions(position)
-        roles = [self.chain.positions[k].role for k in seen]
+        names = reference_roles([self.chain.positions[k].role for k in seen])
         return [
             EarlierResponse(
                 self.responses[k],
                 self.chain.by_position[k],
                 self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
-                "" if role.repeat > 1 and role in roles[index + 1 :] else role.name,
+                name,
                 k in references,
-                role.produces_response,
+                self.chain.positions[k].role.produces_response,
             )
-            for index, (k, role) in enumerate(zip(seen, roles, strict=True))
+            for k, name in zip(seen, names, strict=True)
         ]
 
     def _shown_feedback(self, position: int) -> str | None:
         """Returns the text that later agents see as feedback on a response; None if there is none."""
-        feedback = self.feedback[position]
+        feedback = self.feedback_entry(position).get("feedback", NO_ANSWER)
         if feedback is None:
             return self.chain.task.solved_feedback
         return feedback if isinstance(feedback, str) else None

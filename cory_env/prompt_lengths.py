@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain_settings import reference_roles
 from cory_env.tasks.task import Query, placeholders, references
 from cory_env.tasks.turns import SeenResponse, Turn
 
@@ -12,10 +13,11 @@ def shown_positions(chain: Chain, position: int) -> list[int]:
     template, seen = chain.template(position), chain.seen_positions(position)
     named = {name for name, _ in references(template or "")}
     shows_reference = template is None or "reference" in placeholders(template)
+    roles = [chain.positions[k].role for k in seen]
     return [
         k
-        for k in seen
-        if chain.positions[k].role.name in named or (shows_reference and chain.positions[k].role.produces_response)
+        for k, role, name in zip(seen, roles, reference_roles(roles), strict=True)
+        if name in named or (shows_reference and role.produces_response)
     ]
 
 
@@ -67,5 +69,6 @@ def bare_responses(chain: Chain, position: int, *, is_full: bool = False) -> lis
     roles = [chain.positions[k].role for k in chain.seen_positions(position)]
     answers = [index for index, role in enumerate(roles) if role.produces_response]
     shown = answers if is_full and chain.observed == "all" else answers[-1:]
-    responses = [EarlierResponse([], None, feedback, role.name, index in shown) for index, role in enumerate(roles)]
+    names = reference_roles(roles)
+    responses = [EarlierResponse([], None, feedback, name, index in shown) for index, name in enumerate(names)]
     return [response for response in responses if template is not None or response.is_reference]

@@ -53,10 +53,10 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
     Raises:
         RewardError: The function failed.
     """
-    rewards = _missing_rewards(worker, episodes)
+    rewards = iter(_missing_rewards(worker, [episode for episode in episodes if not episode.failed]))
     return [
-        [None] * len(episode.responses) if episode.failed else [*episode.task_rewards, *new_rewards]
-        for episode, new_rewards in zip(episodes, rewards, strict=True)
+        [None] * len(episode.responses) if episode.failed else [*episode.task_rewards, *next(rewards)]
+        for episode in episodes
     ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 import typer
 
 from cory_env.chain import Chain
+from cory_env.chain_settings import make_positions
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.pickled import display_name
@@ -32,6 +33,7 @@ from policies.generation.transformers_generator import TransformersGenerator
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.prompt_sampling import PromptRef
+from policies.settings.roles import RoleSettings
 
 if TYPE_CHECKING:
     from policies.generation.vllm_generator import VLLMGenerator
@@ -321,6 +323,8 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
         ModelError: a base model was not found.
     """
     settings = trained.settings
+    if settings.roles is not None:
+        _check_roles(settings.roles, len(policy_ids))
     task, tokenizers = load_task(settings, restore_task(trained.sources))
     # `AVERAGE_POLICY` has no separate tokenizer.
     tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
@@ -343,3 +347,22 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
             "--policy mean`, or choose other policies with --roles."
         )
     return settings.make_chain(task, tokenizers, tokenizer_ids)
+
+
+def _check_roles(roles: Sequence[RoleSettings], num_agents: int) -> None:
+    """Checks that a chain of so many agents with a run's roles ends with an answer.
+
+    Raises:
+        CommandError: it does not.
+    """
+    positions = make_positions([role.role for role in roles])
+    if num_agents > len(positions):
+        raise CommandError(
+            f"This run's chain has {len(positions)} agents, but {num_agents} policies were chosen. Name at most "
+            f"{len(positions)} with --roles."
+        )
+    if num_agents > 1 and not (last := positions[num_agents - 1].role).produces_response:
+        raise CommandError(
+            f"A chain of {num_agents} policies ends with role {last.name}, which produces no response. Choose another "
+            "number of policies with --roles."
+        )

@@ -146,8 +146,10 @@ def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bo
         has_response = torch.ones_like(rewards, dtype=torch.bool)
         if can_stop:
             has_response[1, 1:] = False
-        no_reward = ~torch.tensor(has_reward)
-        custom_rewards(credit, rewards.masked_fill(~has_response | no_reward, torch.nan), has_response)
+        rewards.masked_fill_(~has_response | ~torch.tensor(has_reward), torch.nan)
+        if credit.reward_scope == "last":
+            rewards = last_agent_rewards(rewards)
+        custom_rewards(credit, rewards, has_response)
 
 
 def assign_credit(

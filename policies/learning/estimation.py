@@ -11,7 +11,7 @@ from torch import Tensor
 from policies.learning import token_ppo
 from policies.learning.advantages import GROUP_ESTIMATORS, has_nonzero_std, leave_one_out_mean, reinforce
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.rows import Rows, select_rows
+from policies.learning.rows import Rows, kl_coefs, select_rows
 
 
 @dataclass
@@ -86,7 +86,7 @@ class AdvantageEstimator:
         return token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * rows["mask"]
 
     def _row_kl_coefs(self, rows: Rows) -> Tensor | float:
-        return self.hyperparameters.row_kl_coefs(self.kl_coef, rows["positions"])
+        return kl_coefs(rows, self.hyperparameters, self.kl_coef)
 
     def value_and_return(self, rows: Rows, rewards: Tensor) -> tuple[Tensor, Tensor]:
         """The value V before each response's first token, and the return G from there.

@@ -5,9 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
 RewardScope = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
@@ -66,19 +63,6 @@ class Hyperparameters:
     """By position in the chain, the weight of the loss; empty: 1 everywhere."""
     role_kl_coefs: tuple[float | None, ...] = ()
     """By position, the role's own KL coefficient; None: the policy's."""
-
-    def row_loss_weights(self, positions: Tensor) -> Tensor | float:
-        """The weights of the loss of rows at these positions `[B]`; `[B, 1]`, or 1 if all are."""
-        if all(weight == 1.0 for weight in self.loss_weights):
-            return 1.0
-        return torch.tensor(self.loss_weights, device=positions.device)[positions].unsqueeze(1)
-
-    def row_kl_coefs(self, kl_coef: float, positions: Tensor) -> Tensor | float:
-        """The KL coefficients of rows at these positions `[B]`; `[B, 1]`, or `kl_coef` if no role has its own."""
-        if all(own is None for own in self.role_kl_coefs):
-            return kl_coef
-        values = [kl_coef if own is None else own for own in self.role_kl_coefs]
-        return torch.tensor(values, device=positions.device)[positions].unsqueeze(1)
 
     def lr_at(self, update: int) -> float:
         """The learning rate of an update, counted from 0.

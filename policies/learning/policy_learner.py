@@ -20,7 +20,16 @@ from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
 from policies.learning.ranks import Ranks
-from policies.learning.rows import NonFiniteUpdate, Rows, by_length, select_rows, split_micro_batches, trim_padding
+from policies.learning.rows import (
+    NonFiniteUpdate,
+    Rows,
+    by_length,
+    kl_coefs,
+    loss_weights,
+    select_rows,
+    split_micro_batches,
+    trim_padding,
+)
 from policies.learning.sharding import full_tensor
 from policies.models.language_model import master_dtype
 
@@ -199,18 +208,18 @@ class PolicyLearner:
         weights = token_ppo.importance_sampling_weights(
             rows["logprobs"], rows["sampler_logprobs"], h.importance_sampling_clip_max
         )
-        loss_weights = mask * h.row_loss_weights(rows["positions"])
-        loss = (policy_loss * weights * loss_weights).sum()
+        weighted_mask = mask * loss_weights(rows, h)
+        loss = (policy_loss * weights * weighted_mask).sum()
         sums = {"policy_loss": loss.item(), "clip_fraction": (clipped * mask).sum().item()}
         if values is not None:
             errors = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
-            value_loss = (errors * loss_weights).sum()
+            value_loss = (errors * weighted_mask).sum()
             sums["value_loss"] = value_loss.item()
             loss = loss + h.value_coef * value_loss
         if h.kl_in_loss:
             # The mask comes first: the exp of a padded token's log-probability could be infinite.
             kl = token_ppo.sampled_kl(logprobs * mask, rows["reference_logprobs"], "k3")
-            loss = loss + (h.row_kl_coefs(kl_coef, rows["positions"]) * kl * loss_weights).sum()
+            loss = loss + (kl_coefs(rows, h, kl_coef) * kl * weighted_mask).sum()
         return loss, {**sums, "loss": loss.item()}
 
     def _clip_gradients(self) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from cory_env.chain_settings import Role, make_positions
-from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, references
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
 from policies.settings.derived import DerivedSettings
 from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 from policies.settings.processes import named_resources
@@ -86,8 +86,9 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
                 f"max_response_tokens={role.max_response_tokens} of role {role.name} is above the run's limit of "
                 f"{s.max_response_tokens}. Raise max_response_tokens of the run."
             )
-        attributes = {attribute for _, attribute in references(role.prompt or "")}
-        if s.feedback is None and FEEDBACK_PLACEHOLDER in attributes:
+        prompt = role.prompt or ""
+        shown = placeholders(prompt) | {attribute for _, attribute in references(prompt)}
+        if s.feedback is None and FEEDBACK_PLACEHOLDER in shown:
             yield f"The prompt of role {role.name} shows feedback, but the run has none. Set feedback."
     first, last = s.positions[0].role, s.positions[-1].role
     if s.num_siblings > 1 and first.count > 1:

@@ -28,7 +28,10 @@ class Requirement(NamedTuple):
 
 def _can_average(s: Fields) -> bool:
     one_model = not isinstance(s.model, list) or all(model == s.model[0] for model in s.model)
-    return (s.num_policies or s.num_agents) != 1 and one_model
+    roles = s.roles if isinstance(s.roles, list) else []
+    names = [role.get("policy") if isinstance(role, Mapping) else getattr(role, "policy", None) for role in roles]
+    num_roles = len({*map(str, names)} if any(names) else names)  # each has its own LLM, unless the roles name others
+    return one_model and (s.num_policies != 1 if s.num_policies else 1 not in (num_roles, s.num_agents))
 
 
 REQUIREMENTS = (
@@ -48,7 +51,11 @@ REQUIREMENTS = (
         lambda s: s.weights == "lora",
         "weights=lora",
     ),
-    Requirement(("feedback",), lambda s: s.num_agents != 1, "num_agents of 2 or more"),
+    Requirement(
+        ("feedback",),
+        lambda s: s.num_agents != 1 and (s.knowledge_transfer or s.stop_when is not None),
+        "num_agents of 2 or more, and knowledge_transfer=true or stop_when",
+    ),
     Requirement(("stop_when",), lambda s: s.feedback is not None and s.num_agents != 1, "feedback"),
     Requirement(("stop_in_training",), lambda s: s.stop_when is not None, "stop_when"),
     Requirement(("system_prompt", "chat_date"), lambda s: s.chat, "chat=true"),

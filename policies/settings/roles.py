@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from cory_env.chain_settings import NO_REWARD, TASK_REWARD, Role, make_positions
 from cory_env.functions import parse_spec
 
-POLICY_ID = re.compile(r"llm_([1-9]\d*)")
+POLICY_ID = re.compile(r"^llm_[1-9][0-9]*\Z")
 
 
 class RoleSettings(BaseModel):

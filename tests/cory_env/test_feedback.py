@@ -157,6 +157,14 @@ def test_skipped_feedback_drops_only_its_chain() -> None:
         assert reward_episodes(worker, episodes) == [[None], [5.0, 5.0]]
 
 
+def test_chains_whose_feedback_was_skipped_are_not_rewarded() -> None:
+    with RewardWorker(f"{REWARDS}:raises", feedback=f"{REWARDS}:raises_feedback", on_error="skip") as worker:
+        episode = ChainEpisode(feedback_chain(), QUERIES[0])
+        episode.respond(response(BAD))
+        compute_awaited(worker, [episode])
+        assert reward_episodes(worker, [episode]) == [[None]] and worker.skipped == 1
+
+
 def test_long_feedback_is_truncated_after_the_reference_and_before_the_query() -> None:
     small = feedback_chain(max_prompt_tokens=24)
     full, truncated = small.build_prompt(QUERIES[0], [EarlierResponse(tokens_of(" great fun"), feedback="why not")])

@@ -235,6 +235,20 @@ def test_the_lengths_of_prompts_count_what_each_role_shows() -> None:
     assert longest_prompts(chain, QUERIES) == [len(tokens_of(f"{query.text}|/|\n")) for query in QUERIES]
 
 
+def test_the_lengths_of_prompts_count_only_the_latest_response_of_a_role_that_repeats() -> None:
+    roles = (Role("solver"), Role("reviser", repeat=3), Role("last", "{query}|{reviser.response}|{reviser.feedback}"))
+    chain = role_chain(roles, max_response_tokens=9)
+    assert shown_positions(chain, 4) == [3]
+    repeated = role_chain((*roles[:2], replace(roles[2], prompt="{query}|{reviser.response}|{reviser.feedback}|" * 9)))
+    assert longest_prompts(repeated, QUERIES) == [len(tokens_of(f"{query.text}|||" * 9)) for query in QUERIES]
+
+
+@pytest.mark.parametrize("num_agents", [0, -1, 6])
+def test_the_number_of_agents_is_limited_by_the_roles(num_agents: int) -> None:
+    with pytest.raises(ValueError, match=f"num_agents is {num_agents}, but must be from 1 to 5"):
+        role_chain(num_agents=num_agents)
+
+
 def make_sums(**fields: Any) -> Task:
     rows = [Query(k, f"{k}+{k}", {"answer": str(2 * k)}) for k in range(4)]
     return replace(make_task("drafts"), train=rows, test=rows, **fields)

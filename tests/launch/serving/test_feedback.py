@@ -1,15 +1,16 @@
 """`cory serve --feedback`: the same chains as `cory generate`, drafts with feedback, columns, and errors."""
 
-import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
+from launch.console.errors import CommandError
 from launch.models.generators import load_generator
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, feedback_columns, feedback_worker, make_env_chain
@@ -35,22 +36,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def client(run: Run) -> Iterator[Any]:
-    with serve(run) as client:
-        yield client
+    with serve(run, CHAIN) as run_client:
+        yield run_client
 
 
-@contextlib.contextmanager
-def serve(run: Run) -> Iterator[Any]:
-    """Context manager: a client of a server in this process, with transformers."""
+@contextmanager
+def serve(run: Run, policy_ids: tuple[str, ...]) -> Iterator[Any]:
+    """Yields a client of a server in this process, with transformers."""
     trained = open_trained(run.path)
-    names = tuple(dict.fromkeys(trained.policy_ids))
+    names = tuple(dict.fromkeys(policy_ids))
     queue = RequestQueue(make_backend(load_generator(trained, names, "transformers", 8), names, 8))
-    chain = make_env_chain(trained, trained.policy_ids, feedback=True)
+    chain = make_env_chain(trained, policy_ids, feedback=True)
     worker = feedback_worker(chain, trained.settings.reward_timeout)
     assert worker is not None
     feedback = FeedbackThread(worker, feedback_columns(worker))
     models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in names}
-    models["chain"] = ServedModel("chain", trained.policy_ids, chain, feedback)
+    models["chain"] = ServedModel("chain", policy_ids, chain, feedback)
     sock = socket.create_server(("127.0.0.1", 0))
     app = server.make_app(queue, models, 0.7, None, {"other": "The model is not served today."})
     http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
@@ -62,6 +63,31 @@ def serve(run: Run) -> Iterator[Any]:
     thread.join()
     queue.close()
     feedback.close()
+
+
+ROLES = [
+    {"name": "solver", "max_response_tokens": 4},
+    {"name": "critic", "prompt": "{query}|{solver.response}", "produces_response": False, "max_response_tokens": 2},
+    {"name": "reviser", "prompt": "{query}|{critic.response}|{solver.feedback}", "max_response_tokens": 3},
+]
+
+
+def test_roles_have_their_own_limits_and_critics_get_no_feedback(tmp_path: Path) -> None:
+    team_run = record_run(tmp_path / "run", roles=ROLES, num_agents=3)
+    team = ("llm_1", "llm_2", "llm_1")
+    expected = TrainedChain(open_trained(team_run.path), team, 0.7, 3).answer(0, QUERY, columns={"letter": "#"})
+    solver, critic, reviser = expected["responses"]
+    with serve(team_run, team) as team_client:
+        choice = ask(team_client, "#").choices[0]
+    assert choice.message.content == reviser["text"] and choice.finish_reason == "length"
+    assert choice.message.drafts == [draft(solver), draft(critic)]
+    assert choice.message.drafts[0]["feedback"] == "no #" and "feedback" not in choice.message.drafts[1]
+    for policy_ids, message in (
+        (team[:2], "ends with role critic"),
+        ((*team, "llm_2"), "has 3 agents, but 4 policies"),
+    ):
+        with pytest.raises(CommandError, match=message):
+            make_env_chain(open_trained(team_run.path), policy_ids, feedback=True)
 
 
 def ask(client: Any, letter: str | None = "e", model: str = "chain", **fields: Any) -> Any:
@@ -89,7 +115,7 @@ def test_drafts_of_roles_have_their_own_limits_and_the_feedback_on_them(tmp_path
     policies = {"num_agents": 4, "num_policies": None, "observer_prompt": None, "credit": "chain"}
     run = record_run(tmp_path / "run", roles=roles, stop_when=None, **policies)
     trained = open_trained(run.path)
-    with serve(run) as client:
+    with serve(run, trained.policy_ids) as client:
         message = ask(client, "q").choices[0].message
     expected = TrainedChain(trained, trained.policy_ids, 0.7, 3).answer(0, QUERY, columns={"letter": "q"})
     *drafts, answer = expected["responses"]
@@ -98,8 +124,9 @@ def test_drafts_of_roles_have_their_own_limits_and_the_feedback_on_them(tmp_path
     assert message.content == answer["text"]
 
 
-def draft(response: Mapping[str, Any]) -> dict[str, Any]:
-    return {"content" if name == "text" else name: value for name, value in response.items()}
+def draft(response: Any) -> dict[str, Any]:
+    names = ("role", "policy", "feedback")
+    return {**{name: response[name] for name in names if name in response}, "content": response["text"]}
 
 
 @pytest.mark.parametrize("letter", ["e", "q"])

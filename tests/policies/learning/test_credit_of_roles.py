@@ -105,6 +105,7 @@ def test_a_custom_function_gets_nan_for_roles_without_reward_and_is_tested_with_
     with pytest.raises(ValueError, match="Task rewards are NaN without a reward: use nansum"):
         check_custom_credit(Credit("m:f", custom_function=forgetful), has_reward)
     check_custom_credit(Credit("m:f", custom_function=forgetful), [True] * 4)
+    check_custom_credit(Credit("m:f", reward_scope="last", custom_function=forgetful), has_reward)  # has 0 instead
 
 
 def role_rows(rewards: list[float], query: int = 0, sample: int = 0) -> tuple[Chain, Any]:

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from cory_env import cory_v0
 from launch.console.configuration import resolve_settings, settings_to_yaml
 from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.rows import kl_coefs, loss_weights
 from policies.rollout.role_mapping import make_mapping
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
@@ -59,6 +60,9 @@ def test_exchange_rotates_the_policies_over_the_roles_and_without_it_only_one_re
         ([SOLVER | {"policy": "llm_2"}], {}, "llm_1 has no role, but llm_2 has"),
         ([SOLVER | {"policy": "llm_1"}], {"num_policies": 2}, "num_policies=2 conflicts with roles, which name 1"),
         ([SOLVER | {"policy": "gpt"}], {}, "roles.*String should match pattern"),
+        ([SOLVER | {"policy": "llm_1x"}], {}, "roles.*String should match pattern"),
+        ([SOLVER | {"policy": "llm_1"}], {"average_period": 5}, "average_period=5 requires two or more LLMs"),
+        (TEAM, {"num_policies": 1, "eval_average": True}, "eval_average=true requires two or more LLMs"),
         ([SOLVER | {"count": 0}], {}, "greater than or equal to 1"),
         ([SOLVER | {"color": 1}], {}, "Extra inputs are not permitted"),
         ([SOLVER | {"reward": "letters"}], {}, "letters"),
@@ -67,6 +71,11 @@ def test_exchange_rotates_the_policies_over_the_roles_and_without_it_only_one_re
         ([SOLVER | {"max_response_tokens": 99}], {}, "max_response_tokens=99 of role solver is above the run's limit"),
         (
             [SOLVER, {"name": "b", "prompt": "{solver.feedback}"}],
+            {},
+            "The prompt of role b shows feedback, but the run",
+        ),
+        (
+            [SOLVER, {"name": "b", "prompt": "{query}{feedback}"}],
             {},
             "The prompt of role b shows feedback, but the run",
         ),
@@ -110,18 +119,19 @@ def test_roles_on_the_command_line_replace_those_of_a_file(tmp_path: Path) -> No
     assert resolve_settings("imdb-tiny", [file], ["roles=[{name: d}, {name: e}]"]).agents == ("d", "e")
     single = resolve_settings("imdb-tiny", [file], ["num_agents=1"])
     assert single.agents == ("a",) and single.policy_ids == ("llm_1",)
+    one_llm = resolve_settings("imdb-tiny", [], ["roles=[{name: d, policy: llm_1}, {name: e, policy: llm_1}]"])
+    assert one_llm.policy_ids == ("llm_1",) and one_llm.average_period is None
     assert apply_overrides({"num_agents": 3}, {"roles": TEAM}) == {"roles": TEAM}
     assert apply_overrides({"num_agents": 3}, {"roles": TEAM, "num_agents": 2})["num_agents"] == 2
 
 
 def test_kl_coefs_and_loss_weights_are_those_of_the_role_at_each_position() -> None:
     s = settings([SOLVER | {"loss_weight": 0.5}, CRITIC | {"kl_coef": 0.7}, REVISER], kl_coef=0.2)
-    h, positions = s.hyperparameters, torch.tensor([3, 0, 2, 1])
-    loss_weights, kl_coefs = h.row_loss_weights(positions), h.row_kl_coefs(0.2, positions)
-    torch.testing.assert_close(loss_weights, torch.tensor([[1.0], [0.5], [1.0], [0.5]]))
-    torch.testing.assert_close(kl_coefs, torch.tensor([[0.2], [0.2], [0.7], [0.2]]))
-    assert Hyperparameters().row_loss_weights(positions) == 1.0
-    assert Hyperparameters().row_kl_coefs(0.3, positions) == 0.3
+    h, rows = s.hyperparameters, {"positions": torch.tensor([3, 0, 2, 1])}
+    torch.testing.assert_close(loss_weights(rows, h), torch.tensor([[1.0], [0.5], [1.0], [0.5]]))
+    torch.testing.assert_close(kl_coefs(rows, h, 0.2), torch.tensor([[0.2], [0.2], [0.7], [0.2]]))
+    assert loss_weights(rows, Hyperparameters()) == 1.0
+    assert kl_coefs(rows, Hyperparameters(), 0.3) == 0.3
 
 
 def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size() -> None:

@@ -78,6 +78,7 @@ def test_defaults_are_those_of_the_paper() -> None:
             "chain_lam=0.5 requires advantage=gae. Set that, or chain_lam=1.0.",
         ),
         ({"select_by": "mean"}, "select_by=mean requires eval_average=true. Set that, or select_by=bare."),
+        ({"feedback": "task", "knowledge_transfer": False}, "feedback=task requires num_agents of 2 or more, and know"),
         ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires num_agents of 2 or more, and"),
         ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 is not below num_updates=5. Set warmup_updates"),
         ({"drop_zero_std_groups": True}, "drop_zero_std_groups=true requires advantage=rloo, grpo or dr_grpo. Set"),
