@@ -69,4 +69,4 @@ def text_lines(figures: Mapping[float, Mapping[str, Figure]], advice: Advice) ->
         ]
     else:
         lines.append("Best of n is checked by the reward: an upper bound, as users have no reward.")
-    return [*lines, "", *wrap(advice.text, WIDTH)]
+    return [*lines, "", *wrap(advice.text, WIDTH, break_on_hyphens=False)]

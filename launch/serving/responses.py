@@ -36,7 +36,7 @@ class SamplingParams(NamedTuple):
 
     temperature: float
     max_tokens: int
-    """Limit of the answer, besides its role's; drafts have only their role's."""
+    """Limit of the answer; drafts have the run's limit, or their role's."""
     seed: int
     stops: Sequence[str]
 

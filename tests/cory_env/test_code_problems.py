@@ -54,10 +54,10 @@ def test_no_solution_passes_the_tests_of_another_problem() -> None:
         solutions[name] = {}
         exec(columns["solution"], solutions[name])
         tests[name] = [re.sub(rf"\b{name}\b", "FUNCTION", t) for t in columns["public_tests"] + columns["tests"]]
-    duplicates = {
+    equivalent = {
         (name, other)
         for name, solution in solutions.items()
         for other, other_tests in tests.items()
         if name != other and all(passes(solution, name, test) for test in other_tests)
     }
-    assert duplicates == {("area", "repeat"), ("repeat", "area")}  # Python's * multiplies numbers and repeats texts
+    assert equivalent == {("area", "repeat"), ("repeat", "area")}  # Python's * multiplies numbers and repeats texts

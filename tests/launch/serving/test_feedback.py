@@ -44,12 +44,13 @@ def client(run: Run) -> Iterator[Any]:
 def serve(run: Run, policy_ids: tuple[str, ...]) -> Iterator[Any]:
     """Yields a client of a server in this process, with transformers."""
     trained = open_trained(run.path)
-    queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
+    names = tuple(dict.fromkeys(policy_ids))
+    queue = RequestQueue(make_backend(load_generator(trained, names, "transformers", 8), names, 8))
     chain = make_env_chain(trained, policy_ids, feedback=True)
     worker = feedback_worker(chain, trained.settings.reward_timeout)
     assert worker is not None
     feedback = FeedbackThread(worker, feedback_columns(worker))
-    models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in CHAIN}
+    models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in names}
     models["chain"] = ServedModel("chain", policy_ids, chain, feedback)
     sock = socket.create_server(("127.0.0.1", 0))
     app = server.make_app(queue, models, 0.7, None, {"other": "The model is not served today."})
@@ -98,6 +99,29 @@ def ask(client: Any, letter: str | None = "e", model: str = "chain", **fields: A
 def expected_responses(run: Run, letter: str, count: int) -> list[Any]:
     chain = TrainedChain(open_trained(run.path), CHAIN, 0.7, 3)
     return [chain.answer(number, QUERY, columns={"letter": letter})["responses"] for number in range(count)]
+
+
+def test_drafts_of_roles_have_their_own_limits_and_the_feedback_on_them(tmp_path: Path) -> None:
+    roles = [
+        {"name": "solver", "count": 2, "max_response_tokens": 4},
+        {
+            "name": "critic",
+            "prompt": "{query} {solver.response} {solver.feedback}",
+            "produces_response": False,
+            "max_response_tokens": 2,
+        },
+        {"name": "reviser", "prompt": "{query} {critic.response}", "max_response_tokens": 6},
+    ]
+    policies = {"num_agents": 4, "num_policies": None, "observer_prompt": None, "credit": "chain"}
+    run = record_run(tmp_path / "run", roles=roles, stop_when=None, **policies)
+    trained = open_trained(run.path)
+    with serve(run, trained.policy_ids) as client:
+        message = ask(client, "q").choices[0].message
+    expected = TrainedChain(trained, trained.policy_ids, 0.7, 3).answer(0, QUERY, columns={"letter": "q"})
+    *drafts, answer = expected["responses"]
+    assert ["feedback" in response for response in drafts] == [True, True, False]
+    assert [draft(response) for response in drafts] == message.drafts
+    assert message.content == answer["text"]
 
 
 def draft(response: Any) -> dict[str, Any]:
