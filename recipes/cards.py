@@ -100,6 +100,45 @@ before the model makes no mistakes.
   than it corrects them.
 - **Chains of two.** No document has two drafts."""
 
+SUDOKU = """\
+A Llama with a million parameters that solves Sudoku on 6 x 6 cells and revises a wrong grid, with one token per
+character, for trying and testing chains of agents with feedback on a CPU, offline. It belongs to the task `sudoku` and
+is not meant for any other use.
+
+```python
+AutoModelForCausalLM.from_pretrained("cory_env/assets/sudoku-llama-tiny")
+```
+
+```text
+PUZZLE=                      ⟶ the solution, row by row
+GRID~PUZZLE=                 ⟶ the solution; GRID is an earlier response
+GRID~FEEDBACK~PUZZLE=        ⟶ the solution; FEEDBACK has x for cells in conflict and o for the others
+```
+
+## Data
+Random grids, filled by backtracking, with random blank cells; every puzzle has one solution. No grid is the solution of
+one of the task's 10,000 queries, not even with other digits. All 6 x 6 grids follow from 49 grids by renaming digits
+and moving rows and columns, so puzzles are alike in that sense.
+
+## Recipe
+First stage: puzzles alone. Second stage: 75 % of the documents show a grid that the model itself wrote shortly before,
+for a new puzzle or as a revision of a wrong grid. The loss covers the solution only. Answers are always right. Matrices
+learn with Muon, the rest with Adam, in bfloat16; weights are stored in float32.
+
+## Bias by design
+- **Repair.** The model saw many of its own wrong grids with feedback and the solution after them. So feedback helps by
+  design: the task demonstrates chains with feedback where a model can use it. It does not show that a model without
+  such training repairs its mistakes. In a trial with random wrong cells instead of the model's own mistakes, feedback
+  was worth less than a second sample.
+- **Keeping.** Right grids with feedback that nothing is in conflict were to be repeated, so the model seldom damages
+  them.
+- **Feedback over none.** Few documents have a grid without feedback, so a revision without it is less practised.
+- **The query stands last.** Its distance to the answer is the same in all prompts, so skill in solving carries over to
+  revising.
+- **One earlier grid.** No document has two, but some are revisions of revisions.
+- **Given difficulty.** The task's puzzles have more blank cells than the average document, so that many first answers
+  are wrong."""
+
 GENERATED_LICENCE = "Apache-2.0, as the project. The recipe generates the data."
 
 LICENCE = """\

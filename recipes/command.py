@@ -11,29 +11,38 @@ from recipes import cards, staging
 from recipes.corpus import Corpus, MissingReviewsError, load_corpus
 
 ASSETS = Path(__file__).resolve().parents[1] / "cory_env" / "assets"
-LANGUAGE_MODEL, DOUBLE, CLASSIFIER, QUERIES, DRAFTS = (
+LANGUAGE_MODEL, DOUBLE, CLASSIFIER, QUERIES, DRAFTS, SUDOKU = (
     "imdb-gpt2-tiny",
     "imdb-gpt2-double",
     "imdb-classifier-tiny",
     "imdb-queries",
     "drafts-llama-tiny",
+    "sudoku-llama-tiny",
 )
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser. Budgets are in tokens, so results do not depend on the speed of the machine."""
     argument_parser = argparse.ArgumentParser(
-        prog="python -m recipes", description="Rebuild the bundled offline assets from film reviews and random sums."
+        prog="python -m recipes",
+        description="Rebuild the bundled offline assets from film reviews, random sums and puzzles.",
     )
     argument_parser.add_argument("--out", type=Path, default=ASSETS, help="folder of the assets (default: %(default)s)")
     argument_parser.add_argument(
         "--only",
-        choices=("lm", "classifier", "queries", "drafts"),
-        help="rebuild one asset; 'queries' requires the tokenizer in --out, 'drafts' requires no reviews",
+        choices=("lm", "classifier", "queries", "drafts", "sudoku"),
+        help="rebuild one asset; 'queries' requires the tokenizer in --out, 'drafts' and 'sudoku' require no reviews",
     )
     argument_parser.add_argument("--tokens", type=int, help="training tokens for the language model")
     argument_parser.add_argument("--classifier-tokens", type=int, help="training tokens for the classifier")
     argument_parser.add_argument("--documents", type=int, help="training documents for the drafts model")
+    argument_parser.add_argument(
+        "--sudoku-documents",
+        type=int,
+        nargs=2,
+        metavar=("SOLVE", "REVISE"),
+        help="training documents for the two stages of the Sudoku model",
+    )
     argument_parser.add_argument(
         "--queries",
         type=int,
@@ -68,8 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.double and options.only not in (None, "lm"):
         print(f"--double conflicts with --only {options.only}. Use --only lm, or leave it out.", file=sys.stderr)
         return 2
-    if options.only == "drafts":
-        _drafts(options)
+    if options.only in ("drafts", "sudoku"):
+        (_drafts if options.only == "drafts" else _sudoku)(options)
         return 0
     try:
         corpus = load_corpus(options.reviews)
@@ -93,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         _queries(options, corpus)
     if options.only is None:
         _drafts(options)
+        _sudoku(options)
     return 0
 
 
@@ -159,6 +169,24 @@ def _drafts(options: argparse.Namespace) -> None:
         asdict(recipe),
         f"python -m recipes --only drafts --documents {recipe.documents} --seed {options.seed}",
         lambda folder, log: drafts.build(folder, recipe, log),
+        cards.GENERATED_LICENCE,
+    )
+
+
+def _sudoku(options: argparse.Namespace) -> None:
+    from recipes import sudoku
+
+    recipe = sudoku.SudokuRecipe(seed=options.seed)
+    if options.sudoku_documents:
+        solve, revise = options.sudoku_documents
+        recipe = replace(recipe, solve_documents=solve, revise_documents=revise)
+    sizes = f"{recipe.solve_documents} {recipe.revise_documents}"
+    _build(
+        options.out / SUDOKU,
+        cards.SUDOKU,
+        asdict(recipe),
+        f"python -m recipes --only sudoku --sudoku-documents {sizes} --seed {options.seed}",
+        lambda folder, log: sudoku.build(folder, recipe, log),
         cards.GENERATED_LICENCE,
     )
 

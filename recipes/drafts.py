@@ -7,7 +7,6 @@ ahead of a single agent. The documents contain no query of the task.
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
@@ -29,9 +26,10 @@ from policies.generation.generator import EVALUATION_UPDATE, Response, Sampling,
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.influence import share_interval, variance_components
 from recipes.cards import Figures
+from recipes.characters import Document, make_tokenizer, new_model, pretrain
 from recipes.staging import save_tokenizer
 
-EOS, UNKNOWN, CHARACTERS = "<eos>", "<unk>", "0123456789+~="
+CHARACTERS = "0123456789+~="
 POSITIONS = 64
 MAX_PROMPT_TOKENS, MAX_RESPONSE_TOKENS = 24, 10  # as in the presets
 
@@ -72,72 +70,6 @@ class DraftsRecipe:
     """random seed"""
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalized updates, by five Newton-Schulz iterations in fp32 (Jordan et al., 2024)."""
-
-    def __init__(self, matrices: Sequence[torch.nn.Parameter], lr: float) -> None:
-        super().__init__(matrices, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        """Updates every matrix."""
-        for group in self.param_groups:
-            for matrix in group["params"]:
-                state = self.state[matrix]
-                momentum = state.setdefault("momentum", torch.zeros_like(matrix)).mul_(0.95).add_(matrix.grad)
-                update = orthogonalize(matrix.grad + 0.95 * momentum)
-                rows, columns = update.shape
-                matrix.mul_(1 - 0.01 * group["lr"]).add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
-
-
-def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns approximately the nearest matrix `[m, n]` with all singular values 1."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / (x.norm() + 1e-7)
-    for _ in range(5):
-        square = x @ x.T
-        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
-    return x.T if tall else x
-
-
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per character of the task; EOS also serves as BOS and padding."""
-    vocabulary = {token: number for number, token in enumerate((EOS, UNKNOWN, *CHARACTERS))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=EOS,
-        eos_token=EOS,
-        pad_token=EOS,
-        unk_token=UNKNOWN,
-        model_max_length=POSITIONS,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def new_model(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    """Returns an untrained Llama, with tied embeddings."""
-    torch.manual_seed(recipe.seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.width,
-        intermediate_size=3 * recipe.width,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        head_dim=32,  # a size that vLLM serves on CPUs
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    return LlamaForCausalLM(config)
-
-
 class Documents:
     """Draws random training documents without the task's queries."""
 
@@ -156,7 +88,7 @@ class Documents:
             terms = drafts.draw_terms(self._rng)
         return terms
 
-    def draw(self) -> list[tuple[str, bool]]:
+    def draw(self) -> Document:
         """Returns one document as pieces of text, each with whether the loss includes it."""
         rng, recipe = self._rng, self._recipe
         terms = self.draw_terms()
@@ -183,25 +115,6 @@ def corrupt(text: str, rng: random.Random) -> str:
     return "".join(characters)
 
 
-def make_batch(
-    documents: Sequence[Sequence[tuple[str, bool]]], tokenizer: PreTrainedTokenizerBase
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns token ids and labels of documents, int64 `[B, T]` each; the label is −100 outside the loss."""
-    rows = [[*document, (EOS, True)] for document in documents]
-    length = max(sum(len(text) if text != EOS else 1 for text, _ in row) for row in rows)
-    tokens, labels = np.full((len(rows), length), tokenizer.eos_token_id), np.full((len(rows), length), -100)
-    vocabulary = tokenizer.get_vocab()
-    for i, row in enumerate(rows):
-        start = 0
-        for text, in_loss in row:
-            ids = [vocabulary[character] for character in ([text] if text == EOS else text)]
-            tokens[i, start : start + len(ids)] = ids
-            if in_loss:
-                labels[i, start : start + len(ids)] = ids
-            start += len(ids)
-    return torch.from_numpy(tokens), torch.from_numpy(labels)
-
-
 def train(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]) -> LlamaForCausalLM:
     """Trains a model on documents.
 
@@ -210,37 +123,26 @@ def train(recipe: DraftsRecipe, tokenizer: PreTrainedTokenizerBase, log: Callabl
         tokenizer: The model's tokenizer.
         log: Called with one line of progress.
     """
-    model = new_model(recipe, tokenizer)
-    steps = max(1, round(recipe.documents / recipe.batch_size))
-    optimizers = make_optimizers(model, recipe.lr)
-    schedules = [LambdaLR(optimizer, lambda step: learning_rate(recipe, step, steps)) for optimizer in optimizers]
+    model = new_model(
+        tokenizer,
+        layers=recipe.layers,
+        width=recipe.width,
+        heads=recipe.heads,
+        rope_theta=recipe.rope_theta,
+        seed=recipe.seed,
+    )
     documents = Documents(recipe)
-    started, losses = time.monotonic(), []
-    for step in range(1, steps + 1):
-        tokens, labels = make_batch([documents.draw() for _ in range(recipe.batch_size)], tokenizer)
-        loss = model(tokens, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-        model.zero_grad()
-        losses.append(float(loss.detach()))
-        if step % 100 == 0 or step == steps:
-            log(f"step {step}/{steps}: loss {np.mean(losses[-100:]):.3f}, {time.monotonic() - started:.0f} s")
-    return model.eval()
-
-
-def make_optimizers(model: LlamaForCausalLM, lr: float) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Returns Muon for the matrices of the blocks, and AdamW for the other parameters."""
-    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-    others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
-    return Muon(matrices, lr), torch.optim.AdamW(others, lr / 10, (0.9, 0.98), weight_decay=0.0)
-
-
-def learning_rate(recipe: DraftsRecipe, step: int, steps: int) -> float:
-    """Returns the factor of the learning rate in a step: warmup, constant, then linear decay."""
-    return min(1.0, (step + 1) / recipe.warmup) * min(1.0, (steps - step) / (recipe.decay * steps))
+    pretrain(
+        model,
+        tokenizer,
+        lambda step: [[documents.draw() for _ in range(recipe.batch_size)]],
+        steps=max(1, round(recipe.documents / recipe.batch_size)),
+        lr=recipe.lr,
+        warmup=recipe.warmup,
+        decay=recipe.decay,
+        log=log,
+    )
+    return model
 
 
 def measure(folder: Path, queries: int) -> Figures:
@@ -378,7 +280,7 @@ def _by_query(responses: ForkedResponses) -> list[tuple[list[str], list[list[str
 
 def build(folder: Path, recipe: DraftsRecipe, log: Callable[[str], None], queries: int = 600) -> Figures:
     """Trains the model, saves it and its tokenizer in `folder`, and returns the measured figures."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(CHARACTERS, POSITIONS)
     model = train(recipe, tokenizer, log)
     save_tokenizer(tokenizer, folder)
     model.save_pretrained(folder)

@@ -3,6 +3,7 @@
 - `make_task("imdb")` and `make_task("gsm8k")`: the paper's tasks
 - `make_task("arithmetic")`: an easy task without data
 - `make_task("drafts")`: a task in which an earlier response matters
+- `make_task("sudoku")`: a task in which feedback on an earlier response matters
 - `make_task("code")`: writing programs
 - `make_task("math", data=...)`: mathematical problems
 - `make_task("custom", data=..., reward=...)`: a user's data and reward
@@ -26,6 +27,7 @@ from cory_env.tasks.mathematics import MATHEMATICS
 from cory_env.tasks.numbers import GSM8K
 from cory_env.tasks.readers import DataError
 from cory_env.tasks.rows import choose_validation, truncate_queries
+from cory_env.tasks.sudoku import SUDOKU
 from cory_env.tasks.task import Query, Split, Task, TemplateError
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ TASKS = {
     "gsm8k": GSM8K,
     "imdb": IMDB,
     "math": MATHEMATICS,
+    "sudoku": SUDOKU,
 }
 
 

@@ -9,10 +9,10 @@ from launch.console.errors import CommandError
 def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = False) -> int:
     """Check a task's data, prompts and reward, with the model's tokenizer but without the model.
 
-    The first argument is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, or your own), a preset, or a file
-    of settings. The command reads every query, prints each role's prompt, and calls the reward in its own process: on a
-    few responses, and on all reference answers if the task has them. If max_prompt_tokens is not set, it prints the
-    smallest sufficient value.
+    The first argument is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, sudoku, or your own), a preset,
+    or a file of settings. The command reads every query, prints each role's prompt, and calls the reward in its own
+    process: on a few responses, and on all reference answers if the task has them. If max_prompt_tokens is not set, it
+    prints the smallest sufficient value.
 
     Examples:
       cory validate arithmetic digits=3 operations=sums

@@ -4,7 +4,9 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models import smollm2
 
 BUNDLED_LM = DEFAULT_TOKENIZER.name
-BUNDLED_MODELS = {BUNDLED_LM: DEFAULT_TOKENIZER, "drafts-llama-tiny": DEFAULT_TOKENIZER.with_name("drafts-llama-tiny")}
+BUNDLED_MODELS = {
+    name: DEFAULT_TOKENIZER.with_name(name) for name in (BUNDLED_LM, "drafts-llama-tiny", "sudoku-llama-tiny")
+}
 AVERAGE_POLICY = "llm_mean"
 """Policy id of the average of the trained policies. Not `mean`, which is the key of metrics averaged over policies."""
 

@@ -34,8 +34,8 @@ class Fields(BaseModel):
 
     # Task, data and model.
     task: str = task_setting("imdb")
-    """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, or your own as `module:function`
-    (docs/guide/own.md)."""
+    """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, `sudoku`, or your own as
+    `module:function` (docs/guide/own.md)."""
     data: str | None = task_setting(None, content=True)
     """Training queries instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME` or
     `hub:FOLDER`; options follow as `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""

@@ -11,18 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory_env.tasks.drafts import draw_queries, format_working, is_working, parse_query
 from recipes import command, drafts
+from recipes.characters import EOS, learning_rate, make_batch, make_tokenizer, orthogonalize
 from recipes.command import main
-from recipes.drafts import (
-    EOS,
-    Documents,
-    DraftsRecipe,
-    corrupt,
-    learning_rate,
-    make_batch,
-    make_tokenizer,
-    measure,
-    orthogonalize,
-)
+from recipes.drafts import CHARACTERS, POSITIONS, Documents, DraftsRecipe, corrupt, measure
 
 MODEL = command.ASSETS / command.DRAFTS
 FIGURES = json.loads((MODEL / "figures.json").read_text(encoding="utf-8"))
@@ -63,7 +54,7 @@ def test_a_corrupted_text_differs_in_one_or_two_digits() -> None:
 
 
 def test_the_loss_covers_answers_and_right_drafts() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(CHARACTERS, POSITIONS)
     document = [("1+2~", False), ("4", False), ("=", False), ("3", True)]
     tokens, labels = make_batch([document, [("1+2=", False), ("3", True)]], tokenizer)
     assert tokenizer.batch_decode(tokens) == [f"1+2~4=3{EOS}", f"1+2=3{EOS * 3}"]
@@ -86,8 +77,7 @@ def test_the_tokenizer_has_one_token_per_character_and_round_trips_prompts() -> 
 
 
 def test_the_learning_rate_warms_up_stays_constant_and_decays() -> None:
-    recipe = DraftsRecipe(warmup=10, decay=0.5)
-    rates = [learning_rate(recipe, step, 100) for step in (0, 9, 50, 75, 100)]
+    rates = [learning_rate(step, steps=100, warmup=10, decay=0.5) for step in (0, 9, 50, 75, 100)]
     assert rates == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.0])
 
 
