@@ -167,7 +167,7 @@ def other_arms(choice: Choice) -> list[Arm]:
 
 def prompt_lengths(settings: Mapping[str, Any]) -> tuple[int, int]:
     """Returns the tokens of the first agent's and of the second agent's prompt: one per character."""
-    template = settings.get("observer_prompt", FEEDBACK_PROMPT)
+    template = settings.get("observer_prompt") or FEEDBACK_PROMPT
     cells = "." * 36
     return len(cells) + 1, len(template.format(query=cells, reference=cells, feedback=cells))
 
