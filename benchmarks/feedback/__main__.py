@@ -21,6 +21,7 @@ from launch.console.interrupts import Interrupts
 from launch.run_folder.journal import atomic_write
 
 CHOICE = "choice.json"
+NUM_PILOT_STAGES = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,6 +66,8 @@ def run_study(out: Path, num_stages: int, num_pilot_seeds: int, run: Callable[[J
     """
     failures: list[str] = []
     for number in range(num_stages):
+        if number == NUM_PILOT_STAGES:
+            save_choice(out, num_pilot_seeds)
         stages = load_stages(out, num_pilot_seeds)
         if number >= len(stages):
             break
@@ -84,7 +87,6 @@ def run_study(out: Path, num_stages: int, num_pilot_seeds: int, run: Callable[[J
                 except BenchmarkError as error:
                     failures.append(str(error))
                     print(f"{job.name} failed: {error}", file=sys.stderr, flush=True)
-        save_choice(out, num_pilot_seeds)
     return failures
 
 

@@ -12,13 +12,16 @@ All trained arms generate the same number of responses in training, which here a
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from cory_env.tasks.sudoku import FEEDBACK_PROMPT, OBSERVER_PROMPT
+from cory_env.rewards.sudoku import CELLS
+from cory_env.tasks.sudoku import FEEDBACK_PROMPT, OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Split
 from policies.settings.fields import Fields
 
 PRESET = "sudoku-tiny"
 RESPONSES = 256
 """Responses per update, over all agents."""
+NUM_DRAFTS = 2
+"""Drafts that one observer reads, in the arm `two-drafts`; the model's prompts have no room for three."""
 GROUP_SIZE = 4
 """Responses per query and role with RLOO."""
 SHARED: dict[str, Any] = {
@@ -105,10 +108,10 @@ def single_settings(estimator: str, lr: float) -> dict[str, Any]:
     return {"num_agents": 1, "lr": lr, **_batch(estimator, RESPONSES)}
 
 
-def chain_settings(credit: str, estimator: str, lr: float) -> dict[str, Any]:
+def chain_settings(credit: str, estimator: str, lr: float, chains: int = RESPONSES // 2) -> dict[str, Any]:
     """Returns the settings of a chain of two agents that share an LLM and the responses."""
     rewarded_last = {"chain_gamma": 1.0, "reward_scope": "last"}
-    return {"lr": lr, **_batch(estimator, RESPONSES // 2), **(rewarded_last if credit == "last" else {})}
+    return {"lr": lr, **_batch(estimator, chains), **(rewarded_last if credit == "last" else {})}
 
 
 def _batch(estimator: str, chains: int) -> dict[str, Any]:
@@ -161,15 +164,26 @@ def other_arms(choice: Choice) -> list[Arm]:
         "no-feedback": {**chain, "observer_prompt": OBSERVER_PROMPT},
         "stop-in-training": {**chain, "stop_in_training": True, "queries_per_update": chains},
     }
+    if "roles" in Fields.model_fields:  # three responses per chain, so fewer chains
+        chains = RESPONSES // (NUM_DRAFTS + 1) // GROUP_SIZE * GROUP_SIZE
+        roles = [{"name": "solver", "count": NUM_DRAFTS, "policy": "llm_1"}, {"name": "reader", "policy": "llm_1"}]
+        several = chain_settings(choice.credit, choice.estimator, choice.chain_lr, chains)
+        variations["two-drafts"] = {
+            **several,
+            "roles": roles,
+            "max_prompt_tokens": prompt_lengths({"roles": roles})[-1],
+        }
     probe = main_probe(choice)
     return [Arm(name, settings, OTHER_SEEDS, probe) for name, settings in variations.items()]
 
 
-def prompt_lengths(settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the tokens of the first agent's and of the second agent's prompt: one per character."""
-    template = settings.get("observer_prompt") or FEEDBACK_PROMPT
-    cells = "." * 36
-    return len(cells) + 1, len(template.format(query=cells, reference=cells, feedback=cells))
+def prompt_lengths(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the tokens of each position's prompt: one per character."""
+    template, cells = settings.get("observer_prompt") or FEEDBACK_PROMPT, "." * CELLS
+    first = len(PROMPT.format(query=cells))
+    drafts = NUM_DRAFTS if settings.get("roles") else 1
+    seen = "~".join([cells] * drafts)  # the drafts, or their feedback
+    return *[first] * drafts, len(template.format(query=cells, reference=seen, feedback=seen))
 
 
 def all_arms(choice: Choice | None, estimator: str | None) -> Iterator[tuple[str, list[Arm]]]:

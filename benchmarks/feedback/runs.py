@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.feedback.design import PRESET, SHARED, Arm, prompt_lengths
 from benchmarks.record import BenchmarkError
+from launch.evaluation.figures import BASE
 from launch.experiments.results import StudyRun, result_file, round_significant
 from launch.experiments.study import Arm as StudyArm
 from launch.experiments.study import Study, to_cli_setting
@@ -130,11 +131,24 @@ class Job(NamedTuple):
         return ["feedback=task", "--checkpoint=latest", *words]
 
     @property
+    def evaluate_words(self) -> list[str]:
+        """Arguments of `cory evaluate` after the run, without the folder: for chains of more than two agents."""
+        plan = self.arm.probe
+        options = [f"--queries={plan.queries}", "--samples=1", f"--split={plan.split}", "--checkpoint=latest"]
+        return [f"temperature={plan.temperatures[0]:g}", *options]
+
+    @property
+    def measure_words(self) -> list[str]:
+        """Arguments of the command that measures, with its name, without the folders."""
+        if "roles" in (self.arm.settings or {}):
+            return ["evaluate", "RUN", *self.evaluate_words]
+        return ["probe", self.model if self.arm.settings is None else "RUN", *self.probe_words]
+
+    @property
     def commands(self) -> list[str]:
         """The command lines without folders, by which a result is recognized."""
-        target = "RUN" if self.arm.settings is not None else self.model
-        train = [shlex.join(["cory", "train", *self.study_job.words])] if self.arm.settings is not None else []
-        return [*train, shlex.join(["cory", "probe", target, *self.probe_words])]
+        train = [] if self.arm.settings is None else [shlex.join(["cory", "train", *self.study_job.words])]
+        return [*train, shlex.join(["cory", *self.measure_words])]
 
     @property
     def model(self) -> str:
@@ -174,24 +188,21 @@ def execute(job: Job) -> Result:
     folder = job.study_job.run
     folder.parent.mkdir(parents=True, exist_ok=True)
     training = None
-    target = job.model
     if job.arm.settings is not None:
         options = ["--out", str(folder), "--continue", "--quiet"]
         process_result = _run_command(["train", *job.study_job.words, *options], job.study_job.output)
         run = collect_result(job.study_job, process_result)
-        training, target = summarize(run), str(folder)
+        training = summarize(run)
     measured, seconds = None, 0.0
     if training is None or training["status"] == "done":
-        probe_folder = folder.with_suffix(".probe")
+        out = folder.with_suffix(".probe")
         start = time.monotonic()
-        words = ["probe", target, *job.probe_words, "--out", str(probe_folder), "--quiet"]
-        process_result = _run_command(words, job.study_job.output)
+        words = [str(folder) if word == "RUN" else word for word in job.measure_words]
+        process_result = _run_command([*words, "--out", str(out), "--quiet"], job.study_job.output)
         seconds = time.monotonic() - start
         if process_result.code:
             raise BenchmarkError(f"{job.name}: {' '.join(process_result.output.split()[-60:])}")
-        record = json.loads((probe_folder / RESULT).read_text(encoding="utf-8"))
-        lengths = prompt_lengths(job.arm.settings or {})
-        measured = {f"{entry['temperature']:g}": measure(entry["outcomes"], lengths) for entry in record["results"]}
+        measured = read_measured(job, out)
     result = Result(
         arm=job.arm.name,
         seed=job.seed,
@@ -230,14 +241,14 @@ def summarize(run: StudyRun) -> Training:
     pioneers = settings.queries_per_update * settings.num_generations * settings.num_siblings * len(lines)
     lengths = prompt_lengths(settings.model_dump())
     mean_length = tokens / max(pioneers, 1) if settings.num_agents == 1 else _mean_length(lines)
-    others = 0 if settings.num_agents == 1 else max(round(tokens / mean_length) - pioneers, 0)
+    others = max(round(tokens / mean_length) - pioneers, 0)
     return Training(
         status=run.status,
         reason=run.reason,
         updates=len(lines),
         steps=settings.hyperparameters.steps * settings.num_epochs * len(lines),
         tokens=tokens,
-        prompt_tokens=pioneers * lengths[0] + others * lengths[1],
+        prompt_tokens=round(pioneers * lengths[0] + others * float(np.mean(lengths[1:]))),
         seconds=run.cost["seconds"],
         curve=_curve(run.metrics),
     )
@@ -260,7 +271,43 @@ def _curve(lines: Sequence[Update]) -> list[dict[str, float | None]]:
     return points
 
 
-def measure(record: Mapping[str, Any], lengths: tuple[int, int]) -> Measured:
+def read_measured(job: Job, folder: Path) -> dict[str, Measured]:
+    """Reads what a probe or an evaluation measured, by temperature.
+
+    Args:
+        job: The run.
+        folder: Of the probe or evaluation.
+    """
+    lengths = prompt_lengths(job.arm.settings or {})
+    if job.measure_words[0] == "probe":
+        record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return {f"{entry['temperature']:g}": measure(entry["outcomes"], lengths) for entry in record["results"]}
+    with (folder / "responses.jsonl").open(encoding="utf-8") as lines:  # the first line is the identity
+        chains = [chain for line in lines for chain in json.loads(line).get("chains", ())]
+    trained = [chain for chain in chains if chain[0]["policy"] != BASE]
+    return {f"{job.arm.probe.temperatures[0]:g}": measure_chains(trained, lengths)}
+
+
+def measure_chains(chains: Sequence[Sequence[Mapping[str, Any]]], lengths: Sequence[int]) -> Measured:
+    """Computes the score and tokens of chains that end at a right answer.
+
+    Args:
+        chains: The responses of each chain in `responses.jsonl` of an evaluation; they may be fewer than positions.
+        lengths: Tokens of each position's prompt.
+    """
+
+    def way_after(count: int) -> Way:
+        shown = [chain[:count] for chain in chains]
+        return Way(
+            score=float(np.mean([chain[-1]["metrics"]["task_reward"] for chain in shown])),
+            tokens=float(np.mean([sum(len(response["tokens"]) for response in chain) for chain in shown])),
+            prompt_tokens=float(np.mean([sum(lengths[: len(chain)]) for chain in shown])),
+        )
+
+    return Measured(figures={}, best_of=[way_after(1)], chain=way_after(len(lengths)))
+
+
+def measure(record: Mapping[str, Any], lengths: Sequence[int]) -> Measured:
     """Computes what is compared from the outcomes of a probe.
 
     Args:

@@ -162,7 +162,8 @@ def _mean(runs: Sequence[Result], value: Callable[[Result], float | None]) -> Es
 
 def _best_of(runs: Sequence[Result], n: int, temperature: float) -> Estimate:
     measured = [measured_at(run, temperature) for run in runs]
-    return mean_ci(None if entry is None else entry["best_of"][n - 1]["score"] for entry in measured)
+    ways = [[] if entry is None else entry["best_of"] for entry in measured]
+    return mean_ci(by_n[n - 1]["score"] if len(by_n) >= n else None for by_n in ways)
 
 
 def _score(result: Result, source: str, temperature: float) -> float | None:
@@ -177,4 +178,4 @@ def _tokens(result: Result, temperature: float) -> float | None:
 
 def _share(result: Result, name: str, temperature: float) -> float | None:
     measured = measured_at(result, temperature)
-    return None if measured is None else measured["figures"][name]
+    return None if measured is None else measured["figures"].get(name)

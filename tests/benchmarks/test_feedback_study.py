@@ -16,11 +16,13 @@ from benchmarks.feedback.design import (
     chain_pilots,
     main_arms,
     other_arms,
+    prompt_lengths,
     single_pilots,
 )
-from benchmarks.feedback.runs import Job, Measured, Result, Way, measure, write
+from benchmarks.feedback.runs import Job, Measured, Result, Way, measure, measure_chains, write
 from benchmarks.feedback.tables import SHARES
 from benchmarks.record import BenchmarkError
+from cory_env.tasks.sudoku import OBSERVER_PROMPT
 from launch.probing.figures import Outcomes, SecondAnswers, best_of, best_of_tokens
 
 CHOICE_MADE = Choice("rloo", 1e-4, "own", 3e-5, {"single": 0.7, "best_of": 1.3, "chain": 1.0, "untrained": 1.0})
@@ -182,3 +184,20 @@ def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="was created by other commands"):
         job.read()
     assert main(["--out", str(tmp_path), "--show"]) == 2
+
+
+def test_chains_of_an_evaluation_end_at_a_right_answer() -> None:
+    def response(reward: float) -> dict[str, Any]:
+        return {"policy": "llm_1", "tokens": [1] * 37, "metrics": {"task_reward": reward}}
+
+    chains = [[response(1.0)], [response(0.0), response(1.0)], [response(0.0), response(0.0), response(0.0)]]
+    result = measure_chains(chains, (37, 37, 185))
+    assert result["best_of"][0]["score"] == pytest.approx(1 / 3) and result["best_of"][0]["tokens"] == 37
+    assert result["chain"] == pytest.approx(way(2 / 3, 74.0) | {"prompt_tokens": (37 + 74 + 259) / 3})
+
+
+def test_prompts_have_one_token_per_character() -> None:
+    assert prompt_lengths({}) == (37, 111)
+    assert prompt_lengths({"observer_prompt": None}) == (37, 111)
+    assert prompt_lengths({"observer_prompt": OBSERVER_PROMPT}) == (37, 74)
+    assert prompt_lengths({"roles": [{}]}) == (37, 37, 185)
