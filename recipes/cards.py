@@ -121,23 +121,23 @@ one of the task's 10,000 queries, not even with other digits. All 6 x 6 grids fo
 and moving rows and columns, so puzzles are alike in that sense.
 
 ## Recipe
-First stage: puzzles alone. Second stage: 75 % of the documents show a grid that the model itself wrote shortly before,
-for a new puzzle or as a revision of a wrong grid. The loss covers the solution only. Answers are always right. Matrices
-learn with Muon, the rest with Adam, in bfloat16; weights are stored in float32.
+First stage: puzzles alone, and puzzles after a grid with random mistakes. Second stage: puzzles alone, and puzzles
+after a grid that the model itself wrote shortly before, for a new puzzle or as a revision. Most grids come with
+feedback. The loss covers the solution only, which is always right. Training stops long before the model makes no
+mistakes. Matrices learn with Muon, the rest with Adam, in bfloat16; weights are stored in float32.
 
 ## Bias by design
 - **Repair.** The model saw many of its own wrong grids with feedback and the solution after them. So feedback helps by
   design: the task demonstrates chains with feedback where a model can use it. It does not show that a model without
-  such training repairs its mistakes. In a trial with random wrong cells instead of the model's own mistakes, feedback
-  was worth less than a second sample.
+  such training repairs its mistakes.
 - **Keeping.** Right grids with feedback that nothing is in conflict were to be repeated, so the model seldom damages
   them.
 - **Feedback over none.** Few documents have a grid without feedback, so a revision without it is less practised.
 - **The query stands last.** Its distance to the answer is the same in all prompts, so skill in solving carries over to
   revising.
 - **One earlier grid.** No document has two, but some are revisions of revisions.
-- **Given difficulty.** The task's puzzles have more blank cells than the average document, so that many first answers
-  are wrong."""
+- **Difficulty.** Short training and the number of blank cells were chosen so that about half of the first answers are
+  wrong."""
 
 GENERATED_LICENCE = "Apache-2.0, as the project. The recipe generates the data."
 

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         "--sudoku-documents",
         type=int,
         nargs=2,
-        metavar=("SOLVE", "REVISE"),
+        metavar=("READ", "REVISE"),
         help="training documents for the two stages of the Sudoku model",
     )
     argument_parser.add_argument(
@@ -178,9 +178,9 @@ def _sudoku(options: argparse.Namespace) -> None:
 
     recipe = sudoku.SudokuRecipe(seed=options.seed)
     if options.sudoku_documents:
-        solve, revise = options.sudoku_documents
-        recipe = replace(recipe, solve_documents=solve, revise_documents=revise)
-    sizes = f"{recipe.solve_documents} {recipe.revise_documents}"
+        read, revise = options.sudoku_documents
+        recipe = replace(recipe, read_documents=read, revise_documents=revise)
+    sizes = f"{recipe.read_documents} {recipe.revise_documents}"
     _build(
         options.out / SUDOKU,
         cards.SUDOKU,

@@ -1,13 +1,12 @@
 """`sudoku-llama-tiny`: a Llama with a million parameters that solves 6x6 Sudoku and revises its own wrong grids.
 
-The first stage teaches puzzles alone. In the second, the model regularly writes grids itself, and most documents show
-such a grid, usually with feedback, before the puzzle. A document's answer is always the solution, so the model learns
-to repair the mistakes that it makes and to repeat a right grid. Made-up mistakes do not teach that: after training on
-grids with random wrong cells, a model hardly repaired its own. The documents contain no grid of the task.
+The first stage teaches puzzles alone, and puzzles after a grid with random mistakes, usually with feedback. That does
+not teach the model to repair its own mistakes, so in the second stage the model regularly writes grids itself, and most
+documents show one of them. A document's answer is always the solution. The documents contain no grid of the task.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from cory_env.rewards.sudoku import BLANK, CELLS, conflicts, find_conflicts, solved
+from cory_env.rewards.sudoku import BLANK, CELLS, DIGITS, conflicts, find_conflicts, solved
 from cory_env.tasks.sudoku import (
     FEEDBACK_PROMPT,
     OBSERVER_PROMPT,
@@ -34,6 +33,8 @@ from recipes.staging import save_tokenizer
 
 CHARACTERS = "123456.~=ox"
 POSITIONS = 256
+
+Shares = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -54,28 +55,28 @@ class SudokuRecipe:
     """warmup steps of each stage"""
     decay: float = 0.25
     """share of a stage's steps, at its end, in which the learning rate falls to 0"""
-    solve_documents: int = 128_000
-    """documents of the first stage: puzzles alone"""
-    solve_blanks: tuple[int, int] = (8, 20)
-    """its fewest and most blank cells of a puzzle"""
-    solve_lr: float = 6e-3
+    read_documents: int = 32_000
+    """documents of the first stage: puzzles alone, and revisions of grids with random mistakes"""
+    read_lr: float = 6e-3
     """its learning rate of Muon for the matrices of the blocks; Adam uses a tenth of it for the other parameters"""
-    revise_documents: int = 80_000
-    """documents of the second stage: puzzles, and revisions of the model's own grids"""
-    revise_blanks: tuple[int, int] = (12, 22)
-    """its fewest and most blank cells of a puzzle"""
-    revise_lr: float = 4e-3
+    read_blanks: tuple[int, int] = (10, 24)
+    """its fewest and most blank cells of a puzzle with an earlier grid"""
+    read_shares: Shares = (0.3, 0.1, 0.1)
+    """its shares of documents with a wrong grid and feedback, a right grid and feedback, any grid without feedback"""
+    mistakes: tuple[int, int] = (1, 6)
+    """fewest and most wrong cells of a grid with random mistakes"""
+    revise_documents: int = 22_400
+    """documents of the second stage: puzzles alone, and revisions of the model's own grids"""
+    revise_lr: float = 3e-3
     """its learning rate"""
+    revise_shares: Shares = (0.5, 0.2, 0.05)
+    """its shares of documents, as above"""
+    blanks: tuple[int, int] = (8, 16)
+    """fewest and most blank cells of the other puzzles"""
     sample_every: int = 100
-    """steps of the second stage after which the model writes new grids"""
-    samples: int = 1500
-    """puzzles for which it writes grids"""
-    repair_share: float = 0.45
-    """share of documents with a wrong grid and its feedback"""
-    repeat_share: float = 0.2
-    """share of documents with a right grid and its feedback"""
-    no_feedback_share: float = 0.1
-    """share of documents with any grid, without feedback"""
+    """steps after which there are new grids"""
+    samples: int = 1000
+    """puzzles for which they are written"""
     seed: int = 1
     """random seed"""
 
@@ -105,10 +106,15 @@ class Puzzles:
 
     def draw(self) -> tuple[str, str]:
         """Returns a puzzle and its solution."""
+        grid = self.draw_grid()
+        return draw_puzzle(grid, self.rng.randint(*self._blanks), self.rng), grid
+
+    def draw_grid(self) -> str:
+        """Returns a grid."""
         grid = fill_grid(self.rng)
         while rename_digits(grid) in self._task_grids:
             grid = fill_grid(self.rng)
-        return draw_puzzle(grid, self.rng.randint(*self._blanks), self.rng), grid
+        return grid
 
 
 def bare_document(puzzle: str, solution: str) -> Document:
@@ -123,13 +129,22 @@ def revision_document(draft: Draft, with_feedback: bool) -> Document:
     return [(prompt, False), (draft.solution, True)]
 
 
-class OwnDrafts:
-    """Documents of the second stage, with grids that the model wrote most recently."""
+class RevisionDocuments:
+    """Documents of a stage: puzzles alone, and puzzles after an earlier grid."""
 
-    def __init__(self, recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Uses the model as it is at each step."""
-        self._recipe, self._model, self._tokenizer = recipe, model, tokenizer
-        self._puzzles = Puzzles(f"revise {recipe.seed}", recipe.revise_blanks)
+    def __init__(
+        self, recipe: SudokuRecipe, shares: Shares, puzzles: Puzzles, write_drafts: Callable[[int], list[Draft]]
+    ) -> None:
+        """Asks for new drafts every `sample_every` steps.
+
+        Args:
+            recipe: The settings.
+            shares: The stage's shares of documents with a wrong grid and its feedback, with a right grid and its
+                feedback, and with any grid without feedback.
+            puzzles: Source of the puzzles without an earlier grid.
+            write_drafts: Returns right and wrong grids; called with the step.
+        """
+        self._recipe, self._shares, self._puzzles, self._write_drafts = recipe, shares, puzzles, write_drafts
         self._drafts: list[Draft] = []
         self._right: list[Draft] = []
         self._wrong: list[Draft] = []
@@ -137,7 +152,9 @@ class OwnDrafts:
     def draw_batches(self, step: int) -> list[list[Document]]:
         """Returns the documents of a step in batches of equal length."""
         if step % self._recipe.sample_every == 0:
-            self._write_drafts(step)
+            self._drafts = self._write_drafts(step)
+            self._right = [draft for draft in self._drafts if draft.grid == draft.solution]
+            self._wrong = [draft for draft in self._drafts if draft.grid != draft.solution]
         batches: dict[int, list[Document]] = {}
         for _ in range(self._recipe.batch_size):
             document = self._draw_document()
@@ -145,34 +162,51 @@ class OwnDrafts:
         return list(batches.values())
 
     def _draw_document(self) -> Document:
-        """Returns a document; a puzzle alone also if the model has not yet written a suitable grid."""
-        recipe, rng = self._recipe, self._puzzles.rng
-        shares = (recipe.repair_share, recipe.repeat_share, recipe.no_feedback_share)
+        """Returns a document; a puzzle alone also if there is no suitable grid."""
+        rng, shares = self._puzzles.rng, self._shares
         pools: tuple[list[Draft], ...] = (self._wrong, self._right, self._drafts, [])
         kind = rng.choices(range(4), (*shares, 1 - sum(shares)))[0]
         if not pools[kind]:
             return bare_document(*self._puzzles.draw())
         return revision_document(rng.choice(pools[kind]), with_feedback=kind < 2)
 
-    def _write_drafts(self, step: int) -> None:
-        """Lets the model write grids for new puzzles, and once revise the wrong ones."""
-        torch.manual_seed(100_000 * self._recipe.seed + step)
-        puzzles = [self._puzzles.draw() for _ in range(self._recipe.samples)]
-        drafts = list(self._write([(PROMPT.format(query=puzzle), puzzle, grid) for puzzle, grid in puzzles]))
-        wrong = [draft for draft in drafts if draft.grid != draft.solution]
-        drafts += self._write(
-            [(revision_document(draft, with_feedback=True)[0][0], draft.puzzle, draft.solution) for draft in wrong]
-        )
-        self._drafts = drafts
-        self._right = [draft for draft in drafts if draft.grid == draft.solution]
-        self._wrong = [draft for draft in drafts if draft.grid != draft.solution]
 
-    def _write(self, prompts: Sequence[tuple[str, str, str]]) -> Iterator[Draft]:
-        """Yields grids for (prompt, puzzle, solution), without grids of another length."""
-        texts = write_grids(self._model, self._tokenizer, [prompt for prompt, *_ in prompts])
-        for text, (_, puzzle, solution) in zip(texts, prompts, strict=True):
-            if len(text) == CELLS:
-                yield Draft(puzzle, solution, text)
+def make_up_drafts(recipe: SudokuRecipe, puzzles: Puzzles) -> list[Draft]:
+    """Returns solutions of new puzzles, three of four with random mistakes in blank cells.
+
+    The puzzles have many blank cells and possibly several solutions, so that the grid is needed to find the right one.
+    """
+    rng, drafts = puzzles.rng, []
+    for number in range(recipe.samples):
+        solution = puzzles.draw_grid()
+        blanks = rng.sample(range(CELLS), rng.randint(*recipe.read_blanks))
+        grid = [*solution]
+        for cell in blanks[: rng.randint(*recipe.mistakes) if number % 4 else 0]:
+            grid[cell] = rng.choice(DIGITS.replace(solution[cell], ""))
+        puzzle = "".join(BLANK if cell in blanks else digit for cell, digit in enumerate(solution))
+        drafts.append(Draft(puzzle, solution, "".join(grid)))
+    return drafts
+
+
+def write_drafts(
+    recipe: SudokuRecipe, puzzles: Puzzles, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> list[Draft]:
+    """Returns grids that the model writes for new puzzles, and its revisions of the wrong ones.
+
+    Grids of another length are left out.
+    """
+
+    def write(prompts: Sequence[tuple[str, str, str]]) -> list[Draft]:
+        texts = write_grids(model, tokenizer, [prompt for prompt, *_ in prompts])
+        drafts = [Draft(puzzle, solution, text) for text, (_, puzzle, solution) in zip(texts, prompts, strict=True)]
+        return [draft for draft in drafts if len(draft.grid) == CELLS]
+
+    pairs = [puzzles.draw() for _ in range(recipe.samples)]
+    drafts = write([(PROMPT.format(query=puzzle), puzzle, solution) for puzzle, solution in pairs])
+    wrong = [draft for draft in drafts if draft.grid != draft.solution]
+    return drafts + write(
+        [(revision_document(draft, with_feedback=True)[0][0], draft.puzzle, draft.solution) for draft in wrong]
+    )
 
 
 @torch.no_grad()
@@ -213,39 +247,49 @@ def train(recipe: SudokuRecipe, tokenizer: PreTrainedTokenizerBase, log: Callabl
         seed=recipe.seed,
     )
     model.set_attn_implementation("eager")  # faster for short documents
-    train_to_solve(recipe, model, tokenizer, log)
+    train_to_read(recipe, model, tokenizer, log)
     train_to_revise(recipe, model, tokenizer, log)
     return model
 
 
-def train_to_solve(
+def train_to_read(
     recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
 ) -> None:
-    """The first stage: puzzles alone."""
-    puzzles = Puzzles(f"solve {recipe.seed}", recipe.solve_blanks)
-    pretrain(
-        model,
-        tokenizer,
-        lambda step: [[bare_document(*puzzles.draw()) for _ in range(recipe.batch_size)]],
-        steps=max(1, recipe.solve_documents // recipe.batch_size),
-        lr=recipe.solve_lr,
-        warmup=recipe.warmup,
-        decay=recipe.decay,
-        log=log,
-        autocast=True,
-    )
+    """The first stage: puzzles alone, and puzzles after a grid with random mistakes."""
+    puzzles = Puzzles(f"read {recipe.seed}", recipe.blanks)
+    documents = RevisionDocuments(recipe, recipe.read_shares, puzzles, lambda step: make_up_drafts(recipe, puzzles))
+    _train_stage(recipe, model, tokenizer, documents, recipe.read_documents, recipe.read_lr, log)
 
 
 def train_to_revise(
     recipe: SudokuRecipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, log: Callable[[str], None]
 ) -> None:
     """The second stage: puzzles alone, and puzzles after a grid that the model wrote."""
+    puzzles = Puzzles(f"revise {recipe.seed}", recipe.blanks)
+
+    def write(step: int) -> list[Draft]:
+        torch.manual_seed(100_000 * recipe.seed + step)
+        return write_drafts(recipe, puzzles, model, tokenizer)
+
+    documents = RevisionDocuments(recipe, recipe.revise_shares, puzzles, write)
+    _train_stage(recipe, model, tokenizer, documents, recipe.revise_documents, recipe.revise_lr, log)
+
+
+def _train_stage(
+    recipe: SudokuRecipe,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: RevisionDocuments,
+    num_documents: int,
+    lr: float,
+    log: Callable[[str], None],
+) -> None:
     pretrain(
         model,
         tokenizer,
-        OwnDrafts(recipe, model, tokenizer).draw_batches,
-        steps=max(1, recipe.revise_documents // recipe.batch_size),
-        lr=recipe.revise_lr,
+        documents.draw_batches,
+        steps=max(1, num_documents // recipe.batch_size),
+        lr=lr,
         warmup=recipe.warmup,
         decay=recipe.decay,
         log=log,

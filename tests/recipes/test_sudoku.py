@@ -7,14 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cory_env.rewards.sudoku import CELLS, solved
+from cory_env.rewards.sudoku import CELLS, find_conflicts, solved
 from cory_env.tasks.sudoku import FEEDBACK_PROMPT, OBSERVER_PROMPT, draw_grids, rename_digits
 from recipes import command, sudoku
 from recipes.characters import make_tokenizer
 from recipes.command import main
-from recipes.sudoku import CHARACTERS, POSITIONS, Draft, OwnDrafts, Puzzles, SudokuRecipe, compute_figures, measure
+from recipes.sudoku import (
+    CHARACTERS,
+    POSITIONS,
+    Draft,
+    Puzzles,
+    RevisionDocuments,
+    SudokuRecipe,
+    compute_figures,
+    make_up_drafts,
+    measure,
+    write_drafts,
+)
 
 MODEL = command.ASSETS / command.SUDOKU
 FIGURES = json.loads((MODEL / "figures.json").read_text(encoding="utf-8"))
@@ -29,61 +40,64 @@ def test_puzzles_share_no_grid_with_the_task_and_have_one_solution() -> None:
     assert drawn == [other.draw() for other in [Puzzles("a seed", (9, 11))] for _ in range(300)]
 
 
-def test_documents_of_the_second_stage_show_own_grids_with_the_shares_of_the_recipe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recipe = replace(SudokuRecipe(), batch_size=2000, samples=60)
-    solutions: dict[str, str] = {}
-    draw = Puzzles.draw
+def test_made_up_drafts_are_solutions_with_few_mistakes_in_blank_cells() -> None:
+    recipe = replace(SudokuRecipe(), samples=400, read_blanks=(13, 25), mistakes=(2, 4))
+    puzzles, task_grids = Puzzles("a seed", (9, 11)), {rename_digits(grid) for grid in draw_grids()}
+    drafts = make_up_drafts(recipe, puzzles)
+    assert {draft.puzzle.count(".") for draft in drafts} == {*range(13, 26)}
+    wrong_cells = [[cell for cell in range(CELLS) if draft.grid[cell] != draft.solution[cell]] for draft in drafts]
+    assert [len(cells) == 0 for cells in wrong_cells] == [True, False, False, False] * 100
+    assert {len(cells) for cells in wrong_cells} == {0, 2, 3, 4}
+    for draft, cells in zip(drafts, wrong_cells, strict=True):
+        assert all(draft.puzzle[cell] == "." for cell in cells) and rename_digits(draft.solution) not in task_grids
+        assert find_conflicts(draft.puzzle, draft.solution) == "o" * CELLS
 
-    def draw_and_remember(puzzles: Puzzles) -> tuple[str, str]:
-        puzzle, grid = draw(puzzles)
-        solutions[puzzle] = grid
-        return puzzle, grid
 
-    written: list[str] = []
+def test_own_drafts_are_grids_and_revisions_of_the_wrong_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, puzzles = replace(SudokuRecipe(), samples=40), Puzzles("a seed", (9, 11))
+    same_puzzles = Puzzles("a seed", (9, 11))
+    solutions = dict(same_puzzles.draw() for _ in range(recipe.samples))
 
-    def write(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> list[str]:
+    def write(model: object, tokenizer: object, prompts: list[str]) -> list[str]:
         """Solves every second puzzle, makes a mistake in every fourth, and writes too little for the others."""
-        grids = []
-        for number, prompt in enumerate(prompts):
-            grid = solutions[prompt[-37:-1]]
-            grids.append([grid, grid[1] + grid[1:], grid, grid[:5]][number % 4])
-        written.extend(grids)
-        return grids
+        grids = [solutions[prompt[-37:-1]] for prompt in prompts]
+        return [[grid, grid[1] + grid[1:], grid, grid[:5]][number % 4] for number, grid in enumerate(grids)]
 
-    monkeypatch.setattr(Puzzles, "draw", draw_and_remember)
     monkeypatch.setattr(sudoku, "write_grids", write)
-    model, tokenizer = LlamaForCausalLM, make_tokenizer(CHARACTERS, POSITIONS)
-    batches = OwnDrafts(recipe, model, tokenizer).draw_batches(0)
-    assert sorted(len({len(prompt) for (prompt, _), _ in batch}) for batch in batches) == [1, 1, 1]
+    drafts = write_drafts(recipe, puzzles, AutoModelForCausalLM, make_tokenizer(CHARACTERS, POSITIONS))
+    # 40 puzzles: 20 right, 10 wrong. Those 10 again: numbers 0, 2, 4, 6, 8 right, 1, 5, 9 wrong.
+    assert [len(drafts), len({draft.puzzle for draft in drafts})] == [38, 30]
+    assert sum(draft.grid == draft.solution for draft in drafts) == 25
+    assert all(solutions[draft.puzzle] == draft.solution for draft in drafts)
+
+
+def test_documents_show_grids_with_the_shares_of_the_recipe() -> None:
+    recipe, shares = replace(SudokuRecipe(), batch_size=2000), (0.4, 0.2, 0.1)
+    puzzles = Puzzles("a seed", (9, 11))
+    drafts = make_up_drafts(recipe, puzzles)
+    batches = RevisionDocuments(recipe, shares, puzzles, lambda step: drafts).draw_batches(0)
+    assert [len({len(prompt) for (prompt, _), _ in batch}) for batch in batches] == [1, 1, 1]
     counts = {"bare": 0, "repair": 0, "repeat": 0, "no feedback": 0}
     for (prompt, in_loss), (answer, answer_in_loss) in (document for batch in batches for document in batch):
         *earlier, query = prompt.removesuffix("=").split("~")
-        assert not in_loss and answer_in_loss and answer == solutions[query]
+        assert not in_loss and answer_in_loss and solved([query], [answer]) == [1.0]
         if not earlier:
             counts["bare"] += 1
             continue
-        assert earlier[0] in written and len(earlier[0]) == CELLS
         draft = Draft(query, answer, earlier[0])
+        assert draft in drafts
         template = FEEDBACK_PROMPT if len(earlier) == 2 else OBSERVER_PROMPT
         assert prompt == template.format(reference=draft.grid, feedback=draft.marks, query=query)
-        if len(earlier) == 1:
-            counts["no feedback"] += 1
-        else:
-            assert ("x" in earlier[1]) == (draft.grid != answer)
-            counts["repair" if draft.grid != answer else "repeat"] += 1
-    shares = {kind: count / recipe.batch_size for kind, count in counts.items()}
-    bare = 1 - recipe.repair_share - recipe.repeat_share - recipe.no_feedback_share
-    assert shares == pytest.approx(
-        {
-            "bare": bare,
-            "repair": recipe.repair_share,
-            "repeat": recipe.repeat_share,
-            "no feedback": recipe.no_feedback_share,
-        },
-        abs=0.04,
-    )
+        is_right = draft.grid == answer
+        counts["no feedback" if len(earlier) == 1 else "repeat" if is_right else "repair"] += 1
+    expected = {"bare": 0.3, "repair": 0.4, "repeat": 0.2, "no feedback": 0.1}
+    assert {kind: count / 2000 for kind, count in counts.items()} == pytest.approx(expected, abs=0.04)
+
+
+def test_without_a_suitable_grid_documents_are_puzzles_alone() -> None:
+    puzzles = Puzzles("a seed", (9, 11))
+    batches = RevisionDocuments(SudokuRecipe(), (0.5, 0.3, 0.2), puzzles, lambda step: []).draw_batches(0)
+    assert all("~" not in prompt for batch in batches for (prompt, _), _ in batch)
 
 
 def test_figures_follow_from_the_rewards() -> None:
