@@ -22,7 +22,7 @@ from cory_env.tasks.rows import HOLD_OUT_EVERY
 from cory_env.tasks.task import GradedTask, Query
 
 NUM_QUERIES = 10_000
-MIN_BLANKS, MAX_BLANKS = 12, 18
+MIN_BLANKS, MAX_BLANKS = 13, 16
 ANSWER = "answer"
 
 PROMPT = "{query}="

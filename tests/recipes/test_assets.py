@@ -49,7 +49,9 @@ def test_the_assets_are_small() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [LANGUAGE_MODEL, CLASSIFIER, QUERIES, command.ASSETS / command.DRAFTS], ids=lambda folder: folder.name
+    "folder",
+    [LANGUAGE_MODEL, CLASSIFIER, QUERIES, command.ASSETS / command.DRAFTS, command.ASSETS / command.SUDOKU],
+    ids=lambda folder: folder.name,
 )
 def test_every_asset_has_a_card_with_its_figures_and_command(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
