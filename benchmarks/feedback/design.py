@@ -27,7 +27,7 @@ GROUP_SIZE = 4
 SHARED: dict[str, Any] = {
     "num_updates": 30,
     "num_epochs": 2,
-    "minibatch_size": 64,
+    "minibatch_size": 128,
     "eval_every": 10,
     "eval_queries": 250,
     "checkpoint_every": 30,
@@ -36,7 +36,7 @@ SHARED: dict[str, Any] = {
     "max_repetition": 1.0,  # every grid repeats pairs of digits
 }
 """Settings of all trained arms that differ from the preset's, or that must stay as they are."""
-LEARNING_RATES = (3e-5, 1e-4, 3e-4)
+LEARNING_RATES = (1e-4, 3e-5, 3e-4)
 TEMPERATURES = (0.7, 1.0, 1.3)
 PILOT_SEEDS = (100, 101, 102)
 MAIN_SEEDS = tuple(range(10))

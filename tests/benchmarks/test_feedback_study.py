@@ -130,7 +130,7 @@ def test_trained_arms_generate_equally_many_responses_with_valid_settings(tmp_pa
         if arm.settings is not None and not settings.stop_in_training:
             assert settings.chains * settings.num_agents == RESPONSES, arm.name
             policies = len(settings.policy_ids)
-            assert settings.hyperparameters.steps == RESPONSES // policies // settings.minibatch_size == 4, arm.name
+            assert settings.hyperparameters.steps == RESPONSES // policies // settings.minibatch_size == 2, arm.name
     main_seeds = {seed for arm in main_arms(CHOICE_MADE) for seed in arm.seeds}
     assert not {*PILOT_SEEDS} & main_seeds
     assert {arm.probe.split for arm in single_pilots()} == {"validation"}
