@@ -153,10 +153,12 @@ def _best(results: Results, names: Sequence[str], source: str, num_seeds: int) -
     return max(names, key=lambda name: best_score([results[name][seed] for seed in seeds], source))
 
 
-def evaluate_contrasts(results: Results, choice: Choice) -> list[ContrastResult]:
-    """Returns the planned contrasts whose arms share a seed, paired by seed."""
+def evaluate_contrasts(
+    results: Results, choice: Choice, contrasts: Sequence[Contrast] = CONTRASTS
+) -> list[ContrastResult]:
+    """Returns the contrasts whose arms share a seed, paired by seed; p-values are corrected for all of them."""
     differences = []
-    for contrast in CONTRASTS:
+    for contrast in contrasts:
         by_seed = {}
         for seed in common_seeds(results, [contrast.arm, contrast.against]):
             score, other = (
@@ -168,7 +170,7 @@ def evaluate_contrasts(results: Results, choice: Choice) -> list[ContrastResult]
         difference = estimate_difference(by_seed)
         if difference is not None:
             differences.append((contrast, difference))
-    corrected = holm([difference.p for _, difference in differences], len(CONTRASTS))
+    corrected = holm([difference.p for _, difference in differences], len(contrasts))
     return [ContrastResult(*pair, p) for pair, p in zip(differences, corrected, strict=True)]
 
 

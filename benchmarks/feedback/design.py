@@ -99,6 +99,8 @@ CONTRASTS = (
     Contrast("chain", "chain", "untrained", "chain", "before training"),
 )
 """Paired t intervals over the ten main seeds, Holm's correction for three."""
+UNPLANNED = (Contrast("chain", "chain", "single", "chain", "trained alone, used as a chain"),)
+"""Added after the first run of the pilot, in which the single agent's LLM was good at repairing too."""
 SOURCES: dict[str, Source] = {"single": "one_answer", "best_of": "best_of", "chain": "chain", "untrained": "chain"}
 """Keys of `Choice.temperatures`, and what is measured there."""
 

@@ -8,6 +8,7 @@ from typing import TextIO
 from rich.table import Table
 
 from benchmarks.feedback.analysis import (
+    ContrastResult,
     Results,
     evaluate_contrasts,
     measured_at,
@@ -16,7 +17,7 @@ from benchmarks.feedback.analysis import (
     token_ratio,
     way_of,
 )
-from benchmarks.feedback.design import CONTRASTS, TEMPERATURES, Choice, Contrast
+from benchmarks.feedback.design import CONTRASTS, TEMPERATURES, UNPLANNED, Choice, Contrast
 from benchmarks.feedback.runs import Job, Result
 from launch.display.statistics import Estimate, mean_ci
 from launch.display.tables import new_table
@@ -55,7 +56,9 @@ def print_tables(stream: TextIO, stages: Sequence[tuple[str, Sequence[Job]]], ch
     contrasts = evaluate_contrasts(main, choice)
     if contrasts:
         print(f"\nContrasts, paired by seed; p of sign-flip tests, Holm-corrected for {len(CONTRASTS)}:", file=stream)
-        print_rich(stream, contrasts_table(main, choice))
+        print_rich(stream, contrasts_table(contrasts, main, choice))
+        print("\nNot planned, not corrected:", file=stream)
+        print_rich(stream, contrasts_table(evaluate_contrasts(main, choice, UNPLANNED), main, choice))
         print(f"Generated tokens in training, chain / single agent: {token_ratio(main) or 0:.4f}", file=stream)
 
 
@@ -130,10 +133,10 @@ def costs_table(results: Results) -> Table:
     return table
 
 
-def contrasts_table(results: Results, choice: Choice) -> Table:
-    """Returns a table of the contrasts: means of both sides, differences with their intervals, and the corrected p."""
+def contrasts_table(contrasts: Sequence[ContrastResult], results: Results, choice: Choice) -> Table:
+    """Returns a table of contrasts: means of both sides, differences with their intervals, and the corrected p."""
     table = new_table(["", "against", "at"], ["seeds", "", "against", "difference", "p"])
-    for contrast, difference, p in evaluate_contrasts(results, choice):
+    for contrast, difference, p in contrasts:
         sides = [
             mean_ci(score_of(results, choice, arm, source, seed) for seed in difference.seeds).mean
             for arm, source in ((contrast.arm, contrast.source), (contrast.against, contrast.against_source))

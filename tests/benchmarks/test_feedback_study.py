@@ -5,21 +5,26 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from benchmarks.feedback import runs
 from benchmarks.feedback.__main__ import CHOICE, load_stages, main, read_choice, run_study
 from benchmarks.feedback.analysis import at_tokens, choose, evaluate_contrasts, token_ratio
 from benchmarks.feedback.design import (
     MAIN_SEEDS,
     PILOT_SEEDS,
     RESPONSES,
+    SHARED,
     TEMPERATURES,
+    Arm,
     Choice,
+    ProbePlan,
     chain_pilots,
+    chain_settings,
     main_arms,
     other_arms,
     prompt_lengths,
     single_pilots,
 )
-from benchmarks.feedback.runs import Job, Measured, Result, Way, measure, measure_chains, write
+from benchmarks.feedback.runs import Job, Measured, Result, Way, execute, measure, measure_chains, write
 from benchmarks.feedback.tables import SHARES
 from benchmarks.record import BenchmarkError
 from cory_env.tasks.sudoku import OBSERVER_PROMPT
@@ -201,3 +206,24 @@ def test_prompts_have_one_token_per_character() -> None:
     assert prompt_lengths({"observer_prompt": None}) == (37, 111)
     assert prompt_lengths({"observer_prompt": OBSERVER_PROMPT}) == (37, 74)
     assert prompt_lengths({"roles": [{}]}) == (37, 37, 185)
+
+
+@pytest.mark.slow
+def test_a_run_trains_probes_and_leaves_a_small_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"num_updates": 1, "minibatch_size": 8, "eval_every": 1, "eval_queries": 4, "warmup_updates": 0}
+    monkeypatch.setattr(runs, "SHARED", {**SHARED, **small})
+    settings = {**chain_settings("own", "rloo", 1e-4), "queries_per_update": 2, "stop_in_training": True}
+    job = Job(Arm("chain", settings, (0,), ProbePlan("validation", 4, 3, (1.0,))), 0, tmp_path)
+    result = execute(job)
+    assert job.read() == result
+    training, probe = result["train"], result["probe"]
+    assert training is not None and probe is not None
+    assert training["status"] == "done" and training["updates"] == 1
+    assert [point["update"] for point in training["curve"]] == [0, 1]
+    responses = training["tokens"] / 37
+    assert 8 - 1 < responses <= 16 and training["prompt_tokens"] == pytest.approx(
+        8 * 37 + (responses - 8) * 111, rel=0.1
+    )
+    assert probe["1"]["best_of"][0]["score"] == probe["1"]["figures"]["p1"]
+    assert probe["1"]["figures"]["wrongly_accepted"] in (0.0, None)
+    assert job.result.stat().st_size < 10_000 and not job.study_job.run.exists()
