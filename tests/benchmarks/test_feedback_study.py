@@ -214,8 +214,9 @@ def test_a_run_trains_probes_and_leaves_a_small_result(tmp_path: Path, monkeypat
     monkeypatch.setattr(runs, "SHARED", {**SHARED, **small})
     settings = {**chain_settings("own", "rloo", 1e-4), "queries_per_update": 2, "stop_in_training": True}
     job = Job(Arm("chain", settings, (0,), ProbePlan("validation", 4, 3, (1.0,))), 0, tmp_path)
-    result = execute(job)
-    assert job.read() == result
+    execute(job)
+    result = job.read()
+    assert result is not None
     training, probe = result["train"], result["probe"]
     assert training is not None and probe is not None
     assert training["status"] == "done" and training["updates"] == 1
