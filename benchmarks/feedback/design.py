@@ -25,7 +25,12 @@ NUM_DRAFTS = 2
 GROUP_SIZE = 4
 """Responses per query and role with RLOO."""
 SHARED: dict[str, Any] = {
+    "model": "sudoku-llama-tiny",
+    "dtype": "fp32",
     "num_updates": 30,
+    "lr_schedule": "linear",
+    "warmup_updates": 5,
+    "kl_coef": 0.02,
     "num_epochs": 2,
     "minibatch_size": 128,
     "eval_every": 10,
@@ -35,7 +40,7 @@ SHARED: dict[str, Any] = {
     "samples_every": 30,
     "max_repetition": 1.0,  # every grid repeats pairs of digits
 }
-"""Settings of all trained arms that differ from the preset's, or that must stay as they are."""
+"""Settings of all trained arms, also if they are the preset's, which may change."""
 LEARNING_RATES = (1e-4, 3e-5, 3e-4)
 TEMPERATURES = (0.7, 1.0, 1.3)
 PILOT_SEEDS = (100, 101, 102)
@@ -112,13 +117,14 @@ def single_settings(estimator: str, lr: float) -> dict[str, Any]:
 
 def chain_settings(credit: str, estimator: str, lr: float, chains: int = RESPONSES // 2) -> dict[str, Any]:
     """Returns the settings of a chain of two agents that share an LLM and the responses."""
-    rewarded_last = {"chain_gamma": 1.0, "reward_scope": "last"}
-    return {"lr": lr, **_batch(estimator, chains), **(rewarded_last if credit == "last" else {})}
+    feedback = {"feedback": "task", "stop_when": "solved", "num_policies": 1, "credit": "chain"}
+    rewards = {"chain_gamma": 1.0, "reward_scope": "last"} if credit == "last" else {"chain_gamma": 0.0}
+    return {"lr": lr, **_batch(estimator, chains), **feedback, **rewards}
 
 
 def _batch(estimator: str, chains: int) -> dict[str, Any]:
     if estimator == "ppo":
-        return {"queries_per_update": chains}
+        return {"advantage": "gae", "queries_per_update": chains, "num_generations": 1}
     return {"advantage": estimator, "queries_per_update": chains // GROUP_SIZE, "num_generations": GROUP_SIZE}
 
 
