@@ -179,6 +179,7 @@ def other_arms(choice: Choice) -> list[Arm]:
         variations["two-drafts"] = {
             **several,
             "roles": roles,
+            "minibatch_size": chains * (NUM_DRAFTS + 1) // 2,
             "max_prompt_tokens": prompt_lengths({"roles": roles})[-1],
         }
     probe = main_probe(choice)
