@@ -20,6 +20,8 @@ from policies.settings.fields import Fields
 PRESET = "sudoku-tiny"
 RESPONSES = 256
 """Responses per update, over all agents."""
+FIRST_WRONG = 0.42
+"""Share of first answers at temperature 1 that are wrong, about halfway through training."""
 NUM_DRAFTS = 2
 """Drafts that one observer reads, in the arm `two-drafts`; the model's prompts have no room for three."""
 GROUP_SIZE = 4
@@ -165,12 +167,13 @@ def main_probe(choice: Choice) -> ProbePlan:
 def other_arms(choice: Choice) -> list[Arm]:
     """Returns variations of the trained chain."""
     chain = chain_settings(choice.credit, choice.estimator, choice.chain_lr)
-    # A chain ends at a right first answer (about two of three), so more chains give as many responses.
-    chains = chain["queries_per_update"] * 3 // 2
+    # More chains give as many responses, because some end at their first answer.
+    chains = round(RESPONSES / (1 + FIRST_WRONG) / GROUP_SIZE) * GROUP_SIZE
+    stopped = chain_settings(choice.credit, choice.estimator, choice.chain_lr, chains)
     variations = {
         "two-llms": {**chain, "num_policies": 2, "exchange_period": 5, "minibatch_size": SHARED["minibatch_size"] // 2},
         "no-feedback": {**chain, "observer_prompt": OBSERVER_PROMPT},
-        "stop-in-training": {**chain, "stop_in_training": True, "queries_per_update": chains},
+        "stop-in-training": {**stopped, "stop_in_training": True, "minibatch_size": chains},
     }
     if "roles" in Fields.model_fields:  # three responses per chain, so fewer chains
         chains = RESPONSES // (NUM_DRAFTS + 1) // GROUP_SIZE * GROUP_SIZE
@@ -182,7 +185,7 @@ def other_arms(choice: Choice) -> list[Arm]:
             "minibatch_size": chains * (NUM_DRAFTS + 1) // 2,
             "max_prompt_tokens": prompt_lengths({"roles": roles})[-1],
         }
-    probe = main_probe(choice)
+    probe = main_probe(choice)._replace(temperatures=(choice.temperatures["chain"],))
     return [Arm(name, settings, OTHER_SEEDS, probe) for name, settings in variations.items()]
 
 
