@@ -192,6 +192,7 @@ def test_with_feedback_the_observer_sees_marks_and_the_chain_stops_at_the_soluti
         assert worker.feedback([PUZZLE] * 2, [GRID, wrong], {"answer": [GRID] * 2}) == [None, marks]
 
 
+@pytest.mark.slow
 def test_the_task_is_valid() -> None:
     for feedback in (None, "task"):
         task = make_task("sudoku", feedback=feedback)

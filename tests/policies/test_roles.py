@@ -120,6 +120,7 @@ def test_stopping_in_training_shortens_chains_and_masks_positions(make_cory: Mak
     assert min(lengths) < 5 and all(response.get("feedback", "none") is None for response in stopped)
 
 
+@pytest.mark.slow
 def test_two_runners_generate_what_one_does(make_cory: MakeCory) -> None:
     one, two = (make_cory(**{**TEAM, "num_runners": count}) for count in (0, 2))
     reports = [algorithm.train()["cory"] for algorithm in (one, two)]

@@ -118,7 +118,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", [SETTINGS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SETTINGS[1:])])
 def test_training_with_stopped_chains_resumes_exactly(
     make_cory: MakeCory, tmp_path: Path, settings: dict[str, Any]
 ) -> None:

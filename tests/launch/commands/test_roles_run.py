@@ -54,6 +54,7 @@ def team_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_run_names_roles_in_its_output_and_files(team_run: Path) -> None:
     output = (team_run.parent / "output").read_text()
     assert "5 agents (solver_1 → solver_2 → critic → reviser_1 → reviser_2)" in output and "1→1→2→1→1" in output
@@ -63,11 +64,13 @@ def test_a_run_names_roles_in_its_output_and_files(team_run: Path) -> None:
     assert "influence" not in final and [*final["last_response"]] == ["llm_1,llm_1,llm_2,llm_1,llm_1"]
 
 
+@pytest.mark.slow
 def test_roles_cannot_change_when_a_run_resumes(team_run: Path, cory_forked: Cory) -> None:
     changed = cory_forked("train", "--resume", str(team_run), "roles=[{name: solver}, {name: reviser}]", "num_agents=2")
     assert changed.returncode == 2 and "roles=" in changed.stderr and "cannot change when it resumes" in changed.stderr
 
 
+@pytest.mark.slow
 def test_evaluations_name_roles(team_run: Path, cory: Cory) -> None:
     evaluated = cory("evaluate", str(team_run), "--queries", "4", "--samples", "1")
     assert evaluated.returncode == 0, evaluated.stderr
@@ -79,6 +82,7 @@ def test_evaluations_name_roles(team_run: Path, cory: Cory) -> None:
     assert agents.returncode == 2 and "--agents conflicts with the roles of" in agents.stderr
 
 
+@pytest.mark.slow
 def test_all_roles_generate_with_and_without_feedback(team_run: Path, cory_forked: Cory) -> None:
     answered = cory_forked("generate", str(team_run), "12+34+5")
     assert answered.returncode == 0 and "reviser_2 (llm_1): " in answered.stdout, answered.stderr
@@ -87,6 +91,7 @@ def test_all_roles_generate_with_and_without_feedback(team_run: Path, cory_forke
     assert [response["role"] for response in json.loads(every.stdout)["responses"]] == AGENTS
 
 
+@pytest.mark.slow
 def test_the_model_card_and_the_report_name_roles(team_run: Path, cory_forked: Cory, tmp_path: Path) -> None:
     exported = cory_forked("export", str(team_run), "--policy", "llm_2", "--out", "export")
     assert exported.returncode == 0, exported.stderr

@@ -131,7 +131,10 @@ def test_with_an_exact_check_the_formulas_hold_exactly() -> None:
     assert means["best_of_2"] == pytest.approx(p1 + (1 - p1) * means["p1_again"])
 
 
-@pytest.mark.parametrize(("queries", "p2", "p2_feedback"), [(40, 0.2, 0.5), (200, 0.02, 0.3), (60, 0.01, 0.03)])
+SLOW_CASES = [pytest.param(*case, marks=pytest.mark.slow) for case in ((40, 0.2, 0.5), (200, 0.02, 0.3))]
+
+
+@pytest.mark.parametrize(("queries", "p2", "p2_feedback"), [(60, 0.01, 0.03), *SLOW_CASES])
 def test_intervals_cover_the_true_values(queries: int, p2: float, p2_feedback: float) -> None:
     trials = 200
     covered: dict[str, int] = {}

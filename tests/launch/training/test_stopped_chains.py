@@ -48,6 +48,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_policy_without_responses_has_null_metrics_and_gaps_in_trackers(folder: Path) -> None:
     lines = read_lines(folder / "solved" / "metrics.jsonl")[1:]
     assert [line["roles"]["pioneer"] for line in lines] == ["llm_1", "llm_2", "llm_1"]
@@ -61,6 +62,7 @@ def test_a_policy_without_responses_has_null_metrics_and_gaps_in_trackers(folder
         assert None not in line["last_response"].values() and None not in line["evaluation"]["mean"].values()
 
 
+@pytest.mark.slow
 def test_tables_and_reports_show_runs_with_missing_values(folder: Path, cory_in_process: Cory) -> None:
     runs = [str(folder / name) for name in ("solved", "mixed")]
     assert cory_in_process("watch", runs[0], "--once").stdout.count("  -        -") == 3
@@ -76,6 +78,7 @@ def test_tables_and_reports_show_runs_with_missing_values(folder: Path, cory_in_
     assert record["runs"][1]["held_out"]["last answer"]["task_reward"]["mean"] is not None
 
 
+@pytest.mark.slow
 def test_final_results_have_the_tokens_of_the_chain(folder: Path) -> None:
     final = read_final(folder / "mixed" / "final.json")
     assert final is not None and "influence" not in final
@@ -96,6 +99,7 @@ def test_final_results_have_the_tokens_of_the_chain(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_last_answers_and_every_chain_counts_once(folder: Path) -> None:
     record = json.loads((folder / "out" / "evaluation.json").read_text())
     chains = [chain for line in read_lines(folder / "out" / "responses.jsonl")[1:] for chain in line["chains"]]
@@ -123,6 +127,7 @@ def test_an_evaluation_has_the_last_answers_and_every_chain_counts_once(folder: 
     assert "last answer" in output and "tokens per query" in output
 
 
+@pytest.mark.slow
 def test_samples_show_the_feedback_between_the_responses(folder: Path) -> None:
     for sample in read_lines(folder / "mixed" / "samples.jsonl"):
         lines = chain_text(sample, 2).plain.splitlines()[1:]  # type: ignore[arg-type]
