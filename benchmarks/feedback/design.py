@@ -131,8 +131,9 @@ def _batch(estimator: str, chains: int) -> dict[str, Any]:
 
 
 def single_pilots() -> list[Arm]:
-    """Returns the single agents of the pilot."""
-    return [
+    """Returns the untrained model and the single agents of the pilot."""
+    untrained = Arm("untrained-pilot", None, PILOT_SEEDS, PILOT_PROBE)
+    return [untrained] + [
         Arm(f"single-{estimator}-{lr:g}", single_settings(estimator, lr), PILOT_SEEDS, PILOT_PROBE)
         for estimator in ESTIMATORS
         for lr in LEARNING_RATES
@@ -141,8 +142,7 @@ def single_pilots() -> list[Arm]:
 
 def chain_pilots(estimator: str) -> list[Arm]:
     """Returns the chains of the pilot, with the estimator of the better single agent."""
-    untrained = Arm("untrained-pilot", None, PILOT_SEEDS, PILOT_PROBE)
-    return [untrained] + [
+    return [
         Arm(f"chain-{credit}-{estimator}-{lr:g}", chain_settings(credit, estimator, lr), PILOT_SEEDS, PILOT_PROBE)
         for credit in CREDITS
         for lr in LEARNING_RATES
