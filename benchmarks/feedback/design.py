@@ -170,21 +170,20 @@ def other_arms(choice: Choice) -> list[Arm]:
     # More chains give as many responses, because some end at their first answer.
     chains = round(RESPONSES / (1 + FIRST_WRONG) / GROUP_SIZE) * GROUP_SIZE
     stopped = chain_settings(choice.credit, choice.estimator, choice.chain_lr, chains)
+    # Three responses per chain, so fewer chains.
+    triples = RESPONSES // (NUM_DRAFTS + 1) // GROUP_SIZE * GROUP_SIZE
+    roles = [{"name": "solver", "count": NUM_DRAFTS, "policy": "llm_1"}, {"name": "reader", "policy": "llm_1"}]
+    two_drafts = {"roles": roles, "minibatch_size": triples * (NUM_DRAFTS + 1) // 2}
     variations = {
         "two-llms": {**chain, "num_policies": 2, "exchange_period": 5, "minibatch_size": SHARED["minibatch_size"] // 2},
         "no-feedback": {**chain, "observer_prompt": OBSERVER_PROMPT},
         "stop-in-training": {**stopped, "stop_in_training": True, "minibatch_size": chains},
+        "two-drafts": {
+            **chain_settings(choice.credit, choice.estimator, choice.chain_lr, triples),
+            **two_drafts,
+            "max_prompt_tokens": prompt_lengths(two_drafts)[-1],
+        },
     }
-    if "roles" in Fields.model_fields:  # three responses per chain, so fewer chains
-        chains = RESPONSES // (NUM_DRAFTS + 1) // GROUP_SIZE * GROUP_SIZE
-        roles = [{"name": "solver", "count": NUM_DRAFTS, "policy": "llm_1"}, {"name": "reader", "policy": "llm_1"}]
-        several = chain_settings(choice.credit, choice.estimator, choice.chain_lr, chains)
-        variations["two-drafts"] = {
-            **several,
-            "roles": roles,
-            "minibatch_size": chains * (NUM_DRAFTS + 1) // 2,
-            "max_prompt_tokens": prompt_lengths({"roles": roles})[-1],
-        }
     probe = main_probe(choice)._replace(temperatures=(choice.temperatures["chain"],))
     return [Arm(name, settings, OTHER_SEEDS, probe) for name, settings in variations.items()]
 
