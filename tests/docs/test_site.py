@@ -134,8 +134,8 @@ def test_every_command_of_the_results_page_is_valid() -> None:
             elif name in ("train", "tune"):
                 split_arguments(options.words or ()).settings()
         elif program == "python":
-            module = arguments[0]
-            assert (ROOT / f"{module.replace('.', '/')}.py").exists() or (ROOT / module / "__main__.py").exists()
+            module = ROOT / arguments[0].replace(".", "/")
+            assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
 
 
 def test_the_workflow_that_publishes_the_site_is_valid() -> None:
