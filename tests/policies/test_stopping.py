@@ -136,6 +136,7 @@ def test_training_with_stopped_chains_resumes_exactly(
         resumed.stop()
 
 
+@pytest.mark.slow
 def test_the_number_of_runners_does_not_change_the_results(make_cory: MakeCory) -> None:
     one, three = (make_cory(num_runners=runners, **STOPPING) for runners in (0, 3))
     for _ in range(2):

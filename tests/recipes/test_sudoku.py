@@ -149,6 +149,7 @@ def test_feedback_pays_by_the_figures_of_the_card() -> None:
     assert FIGURES["right answers kept with feedback"] >= 0.95
 
 
+@pytest.mark.slow
 def test_measured_accuracies_match_the_card() -> None:
     figures = measure(MODEL, 150)
     for name in (
