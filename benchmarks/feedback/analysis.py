@@ -19,6 +19,7 @@ from benchmarks.feedback.design import (
     TEMPERATURES,
     Choice,
     Contrast,
+    Source,
 )
 from benchmarks.feedback.runs import Measured, Result, Way
 from launch.display.statistics import Difference, estimate_difference, holm
@@ -129,15 +130,14 @@ def choose(results: Results, num_seeds: int = len(PILOT_SEEDS)) -> Choice | None
     credit, chain_lr = names[best]
     runs = {"single": f"single-{estimator}-{single_lr:g}", "chain": best, "untrained": "untrained-pilot"}
     chosen = {key: [results[arm][seed] for seed in PILOT_SEEDS[:num_seeds]] for key, arm in runs.items()}
-    temperatures = {
-        key: max(TEMPERATURES, key=lambda value, key=key: mean_score(chosen[key], SOURCES[key], value))  # type: ignore[misc]
-        for key in chosen
-    }
+    temperatures = {key: _best_temperature(runs_of_arm, SOURCES[key]) for key, runs_of_arm in chosen.items()}
     tokens = mean_tokens(chosen["chain"], temperatures["chain"])
-    temperatures["best_of"] = max(
-        TEMPERATURES, key=lambda value: mean_score(chosen["single"], "best_of", value, tokens)
-    )
+    temperatures["best_of"] = _best_temperature(chosen["single"], "best_of", tokens)
     return Choice(estimator, single_lr, credit, chain_lr, temperatures)
+
+
+def _best_temperature(results: Sequence[Result], source: Source, tokens: float = 0.0) -> float:
+    return max(TEMPERATURES, key=lambda temperature: mean_score(results, source, temperature, tokens))
 
 
 def mean_tokens(results: Iterable[Result], temperature: float) -> float:

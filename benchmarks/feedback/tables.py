@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.table import Table
@@ -88,7 +88,7 @@ def pilot_table(results: Results) -> Table:
     for arm, by_seed in results.items():
         runs = list(by_seed.values())
         scores = [
-            _mean(runs, lambda result, source=source, value=value: _score(result, source, value))  # type: ignore[misc]
+            mean_ci(_score(run, source, value) for run in runs)
             for source in ("one_answer", "chain")
             for value in TEMPERATURES
         ]
@@ -107,13 +107,13 @@ def shares_table(results: Results, choice: Choice) -> Table:
         runs = list(by_seed.values())
         value = choice.temperatures[temperature_key(arm, "chain")]
         ways = [
-            _mean(runs, lambda result: _score(result, "one_answer", value)),  # noqa: B023
+            mean_ci(_score(run, "one_answer", value) for run in runs),
             _best_of(runs, 2, value),
             _best_of(runs, 3, value),
-            _mean(runs, lambda result: _score(result, "chain", value)),  # noqa: B023
+            mean_ci(_score(run, "chain", value) for run in runs),
         ]
-        tokens = _mean(runs, lambda result: _tokens(result, value))  # noqa: B023
-        shares = [_mean(runs, lambda result, key=key: _share(result, key, value)) for key in SHARES]  # type: ignore[misc]  # noqa: B023
+        tokens = mean_ci(_tokens(run, value) for run in runs)
+        shares = [mean_ci(_share(run, key, value) for run in runs) for key in SHARES]
         row = [estimate.format("{:.3f}") for estimate in ways]
         table.add_row(arm, str(len(runs)), *row, f"{tokens.mean:.1f}", *(f"{share.mean:.3f}" for share in shares))
     return table
@@ -157,10 +157,6 @@ def _names(contrast: Contrast) -> tuple[str, str, str]:
         f"{contrast.against}, {LABELS[contrast.against_source]}",
         contrast.at,
     )
-
-
-def _mean(runs: Sequence[Result], value: Callable[[Result], float | None]) -> Estimate:
-    return mean_ci(map(value, runs))
 
 
 def _best_of(runs: Sequence[Result], n: int, temperature: float) -> Estimate:

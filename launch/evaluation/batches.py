@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from launch.console.errors import CommandError
+from launch.console import output
+from launch.console.errors import CommandError, make_folder
+from launch.console.interrupts import Interrupts
 from launch.display.terminal import ProgressPrinter
 from launch.run_folder.journal import Journal
+from launch.run_folder.locks import lock_folder
+from launch.run_folder.storage import check_location
 
 MAX_PROGRESS_LINES = 20
 """Maximum number of progress lines if there is no bar."""
@@ -85,6 +90,46 @@ class Batches(Generic[T]):
                 f"{self.done} of {total} batches are saved in {self.path}. Repeat the command to continue.", True
             )
             raise
+
+
+@contextlib.contextmanager
+def open_batches(
+    path: Path, kind: str, identity: Mapping[str, Any], work: Sequence[T], *, quiet: bool, debug: bool
+) -> Iterator[tuple[Batches[T], ProgressPrinter]]:
+    """Locks a folder and opens its `responses.jsonl`, to start work or to continue it.
+
+    Args:
+        path: The folder: new, empty, or with the same work.
+        kind: What the folder contains, for messages.
+        identity: See `Batches`.
+        work: The batches.
+        quiet: Print no progress.
+        debug: Libraries print to the terminal, so there is no progress bar.
+
+    Raises:
+        CommandError: The folder contains something else, is used by another process or cannot be created.
+    """
+    check_location(str(path), kind)
+    make_folder(path)
+    responses = path / "responses.jsonl"
+    if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        raise CommandError(f"{path} is not empty. Empty it, or choose another folder with --out.")
+    with lock_folder(path):
+        batches = Batches(responses, identity, work)
+        progress = ProgressPrinter(output.dup_stdout(), len(work), done=batches.done, quiet=quiet, bar=not debug)
+        progress.print(f"Folder: {path}" + (f" ({batches.done} of {len(work)} batches done)" * bool(batches.done)))
+        yield batches, progress
+
+
+@contextlib.contextmanager
+def show_work(progress: ProgressPrinter, log: Path, *, debug: bool) -> Iterator[Interrupts]:
+    """Shows the progress of work; libraries print to `log`, or with `debug` to the terminal. Signals interrupt it."""
+    with contextlib.ExitStack() as stack:
+        if not debug:
+            stack.enter_context(output.redirect_output(log))
+        stack.enter_context(output.forward_warnings(lambda text: progress.print(text, True)))
+        stack.enter_context(progress)
+        yield stack.enter_context(Interrupts(lambda: None))
 
 
 def _differing_entries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -17,22 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
-from launch.console import output
-from launch.console.errors import CommandError, make_folder
-from launch.console.interrupts import Interrupts
+from launch.console.errors import CommandError
 from launch.display.terminal import ProgressPrinter
-from launch.evaluation.batches import Batches
+from launch.evaluation.batches import Batches, open_batches, show_work
 from launch.evaluation.figures import BASE, PolicyScores, Scoring, compute_scores
 from launch.run_folder import manifest
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.locations import PATH_SETTINGS, add_module_folders, locate_files
-from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names, public_task_fields
-from launch.run_folder.storage import check_location
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import RoleMapping, make_mapping
@@ -237,27 +233,10 @@ def evaluate(
             reward failed on every response.
         KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP; completed batches are saved.
     """
-    check_location(str(path), "evaluation")
-    make_folder(path)
-    responses = path / "responses.jsonl"
-    if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
-        raise CommandError(f"{path} is not empty. Empty it, or choose another folder with --out.")
     identity = plan.identity()  # computed first: a run that is still training may delete the checkpoint
-    with lock_folder(path):
-        batches = Batches(responses, identity, plan.batches())
-        progress = ProgressPrinter(
-            output.dup_stdout(), len(batches.work), done=batches.done, quiet=quiet, bar=not debug
-        )
-        progress.print(
-            f"Folder: {path}" + (f" ({batches.done} of {len(batches.work)} batches done)" * bool(batches.done))
-        )
+    with open_batches(path, "evaluation", identity, plan.batches(), quiet=quiet, debug=debug) as (batches, progress):
         if batches.done < len(batches.work):
-            with contextlib.ExitStack() as stack:
-                if not debug:
-                    stack.enter_context(output.redirect_output(path / "log.txt"))
-                stack.enter_context(output.forward_warnings(lambda text: progress.print(text, True)))
-                stack.enter_context(progress)
-                interrupts = stack.enter_context(Interrupts(lambda: None))
+            with show_work(progress, path / "log.txt", debug=debug) as interrupts, contextlib.ExitStack() as stack:
                 progress.stage("Starting Ray")
                 stack.enter_context(session.ray_session(processes(plan.settings), debug))
                 interrupts.install()  # Ray has replaced the SIGTERM handler

@@ -18,11 +18,8 @@ import numpy as np
 
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.rewards.votes import answer_reader
-from launch.console import output
-from launch.console.errors import CommandError, make_folder
-from launch.console.interrupts import Interrupts
-from launch.display.terminal import ProgressPrinter
-from launch.evaluation.batches import Batches
+from launch.console.errors import CommandError
+from launch.evaluation.batches import open_batches, show_work
 from launch.models.generators import load_generator, start_generator
 from launch.probing.advice import Advice, advise
 from launch.probing.figures import Figure, Outcomes, SecondAnswers, compute_figures
@@ -30,9 +27,7 @@ from launch.probing.plan import ProbeBatch, ProbePlan
 from launch.probing.sampler import ProbedSample, Sampler, answer_numbers
 from launch.run_folder.environment import versions
 from launch.run_folder.journal import atomic_write
-from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import to_json
-from launch.run_folder.storage import check_location
 from policies.settings.settings import BY_CONTENT
 
 if TYPE_CHECKING:
@@ -85,27 +80,10 @@ def run_probe(
         KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP; completed batches are saved.
     """
     required = plan.required_reward(solved_at)
-    check_location(str(path), "probe")
-    make_folder(path)
-    responses = path / "responses.jsonl"
-    if not responses.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
-        raise CommandError(f"{path} is not empty. Empty it, or choose another folder with --out.")
     identity = plan.identity()
-    with lock_folder(path):
-        batches = Batches(responses, identity, plan.batches())
-        progress = ProgressPrinter(
-            output.dup_stdout(), len(batches.work), done=batches.done, quiet=quiet, bar=not debug
-        )
-        progress.print(
-            f"Folder: {path}" + (f" ({batches.done} of {len(batches.work)} batches done)" * bool(batches.done))
-        )
+    with open_batches(path, "probe", identity, plan.batches(), quiet=quiet, debug=debug) as (batches, progress):
         if batches.done < len(batches.work):
-            with contextlib.ExitStack() as stack:
-                if not debug:
-                    stack.enter_context(output.redirect_output(path / "log.txt"))
-                stack.enter_context(output.forward_warnings(lambda text: progress.print(text, True)))
-                stack.enter_context(progress)
-                stack.enter_context(Interrupts(lambda: None))
+            with show_work(progress, path / "log.txt", debug=debug), contextlib.ExitStack() as stack:
                 progress.stage("Loading the model")
                 sample = stack.enter_context(open_sampler(plan))
                 progress.stage("Sampling answers")

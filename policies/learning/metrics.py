@@ -67,9 +67,9 @@ def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
 
 def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each metric over several sets of the same metrics; `NO_METRICS` if there is none."""
-    return (
-        {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]} if metrics else NO_METRICS
-    )
+    if not metrics:
+        return {**NO_METRICS}
+    return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
 
 
 def nanmean(values: Sequence[float] | np.ndarray) -> float:
