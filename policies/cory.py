@@ -161,10 +161,13 @@ class Cory(TemporaryLogdir, Algorithm):
                 rows[policy_id] |= scores
 
             # 3. Assign credit, then estimate advantages.
-            policy_metrics = {policy_id: compute_metrics(r, s.report_kl_coef) for policy_id, r in rows.items()}
+            trained = [policy_id for policy_id in rows if policy_id in self.estimators]
+            policy_metrics = {policy_id: compute_metrics(rows[policy_id], s.report_kl_coef) for policy_id in trained}
             self.sync_check.check_update(rows, rollout, update)
             train_columns: dict[str, Rows] = {}
-            for policy_id, rewards in assign_credit(rows, s.credit_assignment, self.estimators).items():
+            credited = assign_credit(rows, s.credit_assignment, self.estimators)
+            for policy_id in trained:
+                rewards = credited[policy_id]
                 columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | {"rewards": rewards})
                 columns["rewards"] = rewards
                 train_columns[policy_id] = columns
@@ -175,8 +178,8 @@ class Cory(TemporaryLogdir, Algorithm):
             # 4. Train: every LLM learns from its own responses. Its learners kept their tokens after scoring.
             kl_coefs = {policy_id: estimator.kl_coef for policy_id, estimator in self.estimators.items()}
             results = self.learners.learn(train_columns, update, kl_coefs)
-            for policy_id, policy_rows in rows.items():
-                self.estimators[policy_id].update_kl_coef(policy_rows["kl"])
+            for policy_id in trained:
+                self.estimators[policy_id].update_kl_coef(rows[policy_id]["kl"])
         log_update(self.metrics, rollout, policy_metrics, results, s)
         self.updates += 1
         self.updates_since_exchange += 1

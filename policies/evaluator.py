@@ -22,7 +22,7 @@ from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import PromptRef
-from policies.rollout.role_mapping import RoleMapping, make_mapping
+from policies.rollout.role_mapping import RoleMapping, make_orders
 from policies.rollout.runners import Runners
 from policies.settings.settings import Settings
 from policies.sync_check import SyncCheck
@@ -71,7 +71,7 @@ class Evaluator:
 
         Returns:
             `evaluation`: `{policy_id: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of
-            each policy on the bare query, NaN for one that never responds first (`roles` without exchange); with
+            each trained LLM on the bare query, NaN for one that never responds first (`roles` without exchange); with
             `eval_average` also of `AVERAGE_POLICY`; and the `mean` over the policies, without the average. NaN if the
             reward failed on every query (`on_reward_error: skip`).
             `last_response`, if later agents see earlier responses: the same metrics of each chain's last response, mean
@@ -82,10 +82,11 @@ class Evaluator:
         """
         alone, last = {}, []
         cache: MetricsCache = {}
-        for policy_id in self.settings.pioneers:
-            mapping = self.with_pioneer(policy_id)
-            metrics = self._mean_metrics(policy_id, mapping, cache)
-            alone[policy_id] = {name: metrics[mapping.roles[0]][name] for name in RESPONSE_METRICS}
+        for mapping in self.orders():
+            pioneer = mapping(mapping.roles[0])
+            metrics = self._mean_metrics(pioneer, mapping, cache)
+            if pioneer in self.settings.policy_ids:
+                alone[pioneer] = {name: metrics[mapping.roles[0]][name] for name in RESPONSE_METRICS}
             if len(mapping.roles) > 1:
                 last.append(metrics[LAST_RESPONSE])
         mean = mean_metrics(list(alone.values()))
@@ -106,7 +107,7 @@ class Evaluator:
         same weights twice.
         """
         key = tuple(
-            (role, self.settings.models[policy_id], self.runners.sent_checksums[policy_id])
+            (role, self.settings.all_models[policy_id], self.runners.sent_checksums.get(policy_id, 0))
             for role, policy_id in mapping.as_dict().items()
         )
         if key not in cache:
@@ -125,12 +126,12 @@ class Evaluator:
             }
         return cache[key]
 
-    def with_pioneer(self, policy_id: str) -> RoleMapping:
-        """Returns the chain's mapping with a policy as the pioneer; that policy alone if no agent sees its response."""
+    def orders(self) -> list[RoleMapping]:
+        """Returns the chain's mapping after every role exchange; each LLM alone if no agent sees earlier responses."""
         s = self.settings
         if s.num_agents > 1 and s.knowledge_transfer:
-            return make_mapping(s).with_pioneer(policy_id)
-        return RoleMapping(s.agents[:1], (policy_id,))
+            return make_orders(s)
+        return [RoleMapping(s.agents[:1], (policy_id,)) for policy_id in s.pioneers]
 
     @contextmanager
     def average(self) -> Iterator[RoleMapping]:
@@ -163,14 +164,16 @@ class Evaluator:
         Returns:
             The rollout, and by role the metrics of `compute_response_metrics`: fp32 `[C]` each, in the rollout's order,
             NaN for chains that stopped before the role; empty if the reward failed on every query. For the last
-            response of a chain, `kl` is to the reference on the bare query, estimated from the sampled tokens. Roles
+            response of a chain, `kl` is to the reference on the bare query, estimated from the sampled tokens; 0 for a
+            frozen model. Roles
             that gave a last response also have `in_chain_kl`, to the reference on the role's own prompt.
         """
         rollout = self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split=split)
         rows = rows_from_episodes(rollout.episodes)
         scored = {policy_id: rows[policy_id] | scores for policy_id, scores in self.learners.score(rows).items()}
         for policy_id, scored_rows in scored.items():
-            self.sync_check.check_rows(policy_id, scored_rows)
+            if policy_id in self.settings.policy_ids:
+                self.sync_check.check_rows(policy_id, scored_rows)
         role_metrics = {}
         lengths = torch.tensor([len(episode.agent_episodes) for episode in rollout.episodes])
         for position, role in enumerate(mapping.roles) if scored else ():
@@ -182,7 +185,7 @@ class Evaluator:
             is_last = lengths[role_rows["chains"]] == position + 1
             if len(mapping.roles) > 1 and is_last.any():
                 metrics["in_chain_kl"] = metrics["kl"].clone()
-            if position and is_last.any():
+            if position and is_last.any() and mapping(role) in self.settings.policy_ids:
                 last = select_rows(role_rows, is_last.nonzero().squeeze(1))
                 metrics["kl"][is_last] = self._bare_query_kl(rollout, last, mapping(role), split)
                 metrics["combined_reward"] = metrics["task_reward"] - self.settings.report_kl_coef * metrics["kl"]

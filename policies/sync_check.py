@@ -105,7 +105,8 @@ class SyncCheck:
         """
         if rollout.counters["version"] == update:
             for policy_id, policy_rows in rows.items():
-                self.check_rows(policy_id, policy_rows)
+                if policy_id in self.settings.policy_ids:
+                    self.check_rows(policy_id, policy_rows)
 
     def check_trained_weights(self) -> None:
         """Checks the first trained weights with `max_lag`, when no update's responses are sampled with them.

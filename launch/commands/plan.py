@@ -76,7 +76,7 @@ def plan(
     families = settings.families()
     for line in dict.fromkeys(
         f"{name}: {model.parameters / 1e6:,.1f} M parameters, model family {families[policy_id]}"
-        for (policy_id, name), model in zip(settings.models.items(), models, strict=True)
+        for (policy_id, name), model in zip(settings.all_models.items(), models, strict=True)
     ):
         print(line)
     filled, shortfalls = pack(kinds, machines, needs)

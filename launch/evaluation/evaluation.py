@@ -31,7 +31,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names, public_task_fields
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
-from policies.rollout.role_mapping import RoleMapping, make_mapping
+from policies.rollout.role_mapping import RoleMapping, make_orders
 from policies.settings.processes import processes
 from policies.settings.settings import BY_CONTENT, Settings, settings_in_categories
 
@@ -84,8 +84,7 @@ class EvaluationPlan(NamedTuple):
         policy_ids = self.settings.policy_ids
         orders: list[tuple[str, ...]] = [(policy_id,) for policy_id in policy_ids]
         if self.settings.knowledge_transfer:  # otherwise no policy sees another's response
-            mappings = (make_mapping(self.settings).with_pioneer(policy_id) for policy_id in self.settings.pioneers)
-            orders = [tuple(mapping.as_dict().values()) for mapping in mappings]
+            orders = [tuple(mapping.as_dict().values()) for mapping in make_orders(self.settings)]
         models = self.settings.models
         first_policy = {model: policy_id for policy_id, model in reversed(models.items())}
         base_names = {
@@ -94,12 +93,12 @@ class EvaluationPlan(NamedTuple):
         }
         bases: dict[tuple[str, ...], tuple[str, ...]] = {}
         for order in orders:
-            bases.setdefault(tuple(base_names[policy_id] for policy_id in order), order)
+            bases.setdefault(tuple(base_names.get(policy_id, policy_id) for policy_id in order), order)
         lineups = [Lineup(False, order, names) for names, order in bases.items()]
         if self.checkpoint is None:
             return lineups
         if self.settings.eval_average:  # in all roles, because there is only one average
-            orders.append((AVERAGE_POLICY,) * len(orders[0]))
+            orders.append(tuple(AVERAGE_POLICY if name in policy_ids else name for name in orders[0]))
         return lineups + [Lineup(True, order, order) for order in orders]
 
     def batches(self) -> list[EvaluationBatch]:

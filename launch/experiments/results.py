@@ -196,7 +196,7 @@ def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFig
     policy = {policy_id: _means(responses) for policy_id, responses in final["policy"].items()}
     figures = FinalFigures(
         update=final["update"],
-        queries=max(map(len, final["policy"].values()), default=0),
+        queries=max(map(len, (*final["policy"].values(), *final.get("last_response", {}).values())), default=0),
         policy=policy,
         mean=mean_over_policies([policy.get(policy_id, {}) for policy_id in policy_ids]),
     )

@@ -59,15 +59,16 @@ def load_generator(
         ModelError: a base model was not found.
     """
     models = {policy_id: model_path(trained.base(policy_id)) for policy_id in policy_ids}
-    weights = {policy_id: trained.weights(policy_id) for policy_id in policy_ids}
+    frozen = trained.settings.frozen_models
+    weights = {policy_id: trained.weights(policy_id) for policy_id in policy_ids if policy_id not in frozen}
     if backend == "vllm":  # before the slow start of engines
-        for policy_id in policy_ids:
-            trained.check_base(policy_id, weights[policy_id], trainable(trained.meta_model(policy_id)))
+        for policy_id, new_weights in weights.items():
+            trained.check_base(policy_id, new_weights, trainable(trained.meta_model(policy_id)))
     generator = start_generator(trained.settings, models, backend, max_sequences)
-    for policy_id in policy_ids:
+    for policy_id, new_weights in weights.items():
         if isinstance(generator, TransformersGenerator):
-            trained.check_base(policy_id, weights[policy_id], generator.trainable[policy_id])
-        if stale := generator.load(policy_id, weights[policy_id], trained.update).stale:
+            trained.check_base(policy_id, new_weights, generator.trainable[policy_id])
+        if stale := generator.load(policy_id, new_weights, trained.update).stale:
             raise CommandError(
                 f"vLLM cannot load some weights of {policy_id}, such as {stale[0]}. Use --backend transformers."
             )
@@ -94,6 +95,7 @@ def start_generator(
         "device": torch.device("cuda" if cuda else "cpu"),
         "trust_remote_code": settings.trust_remote_code,
         "lora": settings.lora,
+        "frozen": settings.frozen_models,
     }
     if backend == "transformers":
         max_length = settings.max_prompt_tokens + settings.max_response_tokens

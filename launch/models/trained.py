@@ -81,7 +81,7 @@ class PolicySet:
         """
         policy_ids = tuple(AVERAGE_POLICY if name.strip() == "mean" else name.strip() for name in names)
         for name, policy_id in zip(names, policy_ids, strict=True):
-            if policy_id not in self.available_policy_ids:
+            if policy_id not in (*self.available_policy_ids, *self.settings.frozen_models):
                 raise CommandError(f"Unknown policy `{name.strip()}`. {self.location} has: {self.available_names}.")
         return policy_ids
 
@@ -106,7 +106,7 @@ class PolicySet:
 
     def base(self, policy_id: str) -> str:
         """Returns the name of the base model of a policy."""
-        models = self.settings.models
+        models = self.settings.all_models
         return models[self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id]
 
     def changes(self) -> list[str]:
@@ -216,11 +216,8 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
 
 
 def _next_policy_ids(settings: Settings, line: Update) -> tuple[str, ...]:
-    mapping = make_mapping(settings)
-    if "roles" in line:  # not before the first update
-        mapping = mapping.with_pioneer(line["roles"][settings.agents[0]])
-        mapping = mapping.rotated() if line["exchanged"] else mapping
-    return tuple(mapping.as_dict().values())
+    exchanges = line.get("exchanges", 0)  # absent before the first update
+    return tuple(make_mapping(settings, exchanges).as_dict().values())
 
 
 def _read_weights(checkpoint: Path, policy_id: str) -> Weights:

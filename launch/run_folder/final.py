@@ -97,11 +97,11 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
 
     prompt_refs = [PromptRef(query) for query in range(min(count, len(algo.task.test)))]
     final = FinalEvaluation(update=algo.updates, policy={})
-    for pioneer in algo.settings.pioneers:
-        mapping = algo.evaluator.with_pioneer(pioneer)
+    for mapping in algo.evaluator.orders():
         policy_ids = tuple(mapping.as_dict().values())
         if chains := measure_chains(algo, mapping, policy_ids, prompt_refs, "test"):
-            final["policy"][pioneer] = [chain[0] for chain in chains]
+            if policy_ids[0] in algo.settings.policy_ids:
+                final["policy"][policy_ids[0]] = [chain[0] for chain in chains]
             if len(policy_ids) > 1:
                 last = [_last_response(chain, algo.settings.stop_when is not None) for chain in chains]
                 final.setdefault("last_response", {})[",".join(policy_ids)] = last

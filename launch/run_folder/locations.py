@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Container, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from cory_env.functions import parse_spec, search_working_folder
@@ -42,6 +43,12 @@ def locate_files(
         CommandError: a needed file or folder exists neither in the working directory nor at its recorded path.
     """
     changes: dict[str, object] = {}
+    if settings.frozen_models:
+        locate = partial(_resolve_path, "roles", paths=paths, needed="model" in needed, settable=False, absolute=absolute)
+        changes["roles"] = [
+            role if role.frozen_model is None else role.model_copy(update={"policy": locate(value=role.frozen_model)})
+            for role in settings.roles or ()
+        ]
     for key in PATH_SETTINGS:
         value = getattr(settings, key)
         names = value if isinstance(value, list) else [value] if value is not None else []
@@ -54,7 +61,7 @@ def locate_files(
 def absolute_paths(settings: Settings, functions: Iterable[str]) -> dict[str, str]:
     """Returns the absolute paths of the settings' files and folders, and of functions' modules, by their names."""
     values = [settings.data, settings.eval_data, settings.start_from]
-    values += [name for name in settings.models.values() if not is_bundled(name)]
+    values += [name for name in settings.all_models.values() if not is_bundled(name)]
     names = [path_part(value) for value in values if value is not None]
     paths = {name: os.path.abspath(name) for name in names if Path(name).exists()}
     files = {display_name(name): module_file(name) for name in functions}

@@ -206,7 +206,7 @@ def find_changes(before: Sources, settings: Settings, task: Task, now: Sources) 
 def find_model_changes(before: Sources, settings: Settings, now: Mapping[str, ModelDigests]) -> list[Change]:
     """Returns the differences of models, tokenizers and chat templates (see `find_changes`), once per model."""
     changes: dict[Change, None] = {}
-    for policy_id, name in settings.models.items():
+    for policy_id, name in settings.all_models.items():
         if policy_id not in before.llms:  # the chain is longer than the run's
             continue
         old, new = before.llms[policy_id], now[policy_id]

@@ -28,7 +28,7 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         check_model_folder(path)
     try:
         tokenizers = settings.make_tokenizers()
-        for policy_id in settings.policy_ids:
+        for policy_id in tokenizers:
             settings.vocab_size(tokenizers, policy_id)
         return task or settings.make_task(), tokenizers
     except ValueError as error:
@@ -56,7 +56,7 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
         from policies.models.adapters import add_lora  # imports PEFT
         from policies.models.language_model import meta_model
 
-        for path in set(settings.model_paths.values()):
+        for path in {settings.model_paths[policy_id] for policy_id in settings.policy_ids}:
             add_lora(meta_model(path, settings.trust_remote_code), settings.lora)
     if (credit := settings.credit_assignment).custom_function is not None:
         from policies.learning.credit import check_custom_credit  # imports torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -66,17 +66,19 @@ class TransformersGenerator:
         trust_remote_code: bool = False,
         lora: Lora | None = None,
         quantization: Quantization = "none",
+        frozen: Container[str] = (),
         max_length: int | None = None,
     ) -> None:
         """Loads the initial weights of every policy.
 
         Args:
-            models: by policy id, the folder or hub id of its model. With adapters, the same for all.
+            models: by policy id, the folder or hub id of its model. With adapters, the same for all but frozen ones.
             dtype: `auto`, `bf16` or `fp32`.
             device: the device to run on.
             trust_remote_code: run code that comes with the model.
             lora: configuration of the adapters; None if every policy has a full model of its own.
             quantization: of the base under the adapters.
+            frozen: policy ids that have no adapters and get no new weights.
             max_length: maximum number of prompt and response tokens together. It decides the attention implementation,
                 as in learners. None if unknown.
         """
@@ -88,7 +90,7 @@ class TransformersGenerator:
         """By policy id, the parameters that `load` replaces: all of them, or the adapter's."""
         eager = eager_is_faster(self.dtype, device, max_length)
         for policy_id, path in models.items():
-            if lora is None:
+            if lora is None or policy_id in frozen:
                 model = load_language_model(path, trust_remote_code).to(device)
             else:
                 weight_dtype = base_dtype(dtype, device)

@@ -1,11 +1,11 @@
-"""Generation with vLLM: one engine per policy, or one for all adapters. Weights are passed in shared memory."""
+"""Generation with vLLM: one engine per model, or one for all adapters. Weights are passed in shared memory."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.25
 _DEATH_SECONDS = 10.0
 """Longest time between a call's failure and the engine's death, if the engine lost a worker."""
 _SHARED_ENGINE = "all adapters"
-"""Name of the engine that serves all adapters."""
+"""Name of the engine that serves all adapters. Without adapters, and for frozen models, it is the policy id."""
 
 
 class EngineStartError(RuntimeError):
@@ -66,6 +66,7 @@ class VLLMGenerator:
         seed: int = 0,
         trust_remote_code: bool = False,
         lora: Lora | None = None,
+        frozen: Container[str] = (),
         gpu_share: float = 1.0,
         tensor_parallel_size: int = 1,
         in_process: bool = True,
@@ -75,7 +76,7 @@ class VLLMGenerator:
         """Starts the engines, with the initial weights.
 
         Args:
-            models: by policy id, the folder or hub id of its model. With adapters, the same for all.
+            models: by policy id, the folder or hub id of its model. With adapters, the same for all but frozen ones.
             dtype: `auto`, `bf16` or `fp32`.
             device: the device to run on.
             max_prompt_tokens, max_response_tokens: together the context length.
@@ -83,6 +84,7 @@ class VLLMGenerator:
             seed: vLLM's own seed. Responses depend only on `Sampling.seeds`.
             trust_remote_code: run code that comes with the model.
             lora: configuration of the adapters; None if every policy has a full model of its own.
+            frozen: policy ids that have no adapters and get no new weights.
             gpu_share: on CUDA, this runner's part of a GPU. The engines may use 90 % of it, in equal parts.
             tensor_parallel_size: number of devices that each engine's model is split over: the first ones of this
                 process. If it is above 1, each device has a worker process, and the engine is not in-process.
@@ -101,8 +103,11 @@ class VLLMGenerator:
         self.tensor_parallel_size = tensor_parallel_size
         self.timeout = timeout
         self.lora = lora
-        self.policy_ids = list(models)
-        self._paths = dict(models) if lora is None else {_SHARED_ENGINE: models[self.policy_ids[0]]}
+        self.policy_ids = [policy_id for policy_id in models if policy_id not in frozen]
+        self._paths = {
+            policy_id if lora is None or policy_id in frozen else _SHARED_ENGINE: path
+            for policy_id, path in models.items()
+        }
         """By engine name."""
         self._cache_bytes: dict[str, int] = {}
         """By engine name, bytes of the KV cache on each device. For missing engines, vLLM chooses the size."""
@@ -133,8 +138,7 @@ class VLLMGenerator:
             self._arguments["tensor_parallel_size"] = tensor_parallel_size
             # Inside a Ray actor, vLLM may choose Ray workers, which would request more GPUs than the runner has.
             self._arguments["distributed_executor_backend"] = "policies.generation.vllm_executor.OwnedExecutor"
-        if lora is not None:
-            self._arguments |= vllm_lora.engine_arguments(lora, len(models))
+        self._adapter_arguments = {} if lora is None else vllm_lora.engine_arguments(lora, len(self.policy_ids))
         for name, path in self._paths.items():
             self._cache_bytes[name] = self._compute_cache_bytes(path, max_sequences, trust_remote_code)
         if device.type == "cuda":
@@ -156,7 +160,8 @@ class VLLMGenerator:
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
         classes = preserve_model_classes() if self._arguments.get("enforce_eager") else nullcontext()
         with errors, preserve_num_threads(), classes, project_packages_first():
-            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._cache_bytes.get(name), **self._arguments)
+            arguments = self._arguments | (self._adapter_arguments if name == _SHARED_ENGINE else {})
+            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._cache_bytes.get(name), **arguments)
         if self.in_process:
             keep_process_groups(engine)
         return engine
@@ -251,7 +256,7 @@ class VLLMGenerator:
         ]
         inputs = [TokensPrompt(prompt_token_ids=list(request.prompt)) for request in new]
         adapters = None
-        if self.lora is not None:
+        if name == _SHARED_ENGINE:
             adapters = [self._adapter_request(request.policy_id) for request in new]
         with self.watched([*new, *running.values()][0].policy_id) as engine:
             ids = engine.enqueue(inputs, params, lora_request=adapters, use_tqdm=False)
@@ -321,7 +326,7 @@ class VLLMGenerator:
         return self.policy_ids.index(policy_id) + 1
 
     def _engine_name(self, policy_id: str) -> str:
-        return policy_id if self.lora is None else _SHARED_ENGINE
+        return policy_id if policy_id in self._paths else _SHARED_ENGINE
 
     @contextmanager
     def watched(self, policy_id: str) -> Iterator[LLM]:

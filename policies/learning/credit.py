@@ -164,7 +164,8 @@ def assign_credit(
             Together they hold every later response of every chain once, and every pioneer response once. Positions
             without a row are missing. With `credit=chain` the rows must be scored.
         credit: the credit settings.
-        estimators: advantage estimators by policy id; with `credit=chain` they supply V and G.
+        estimators: advantage estimators by policy id; with `credit=chain` they supply V and G. Frozen models have none:
+            their rewards stand for both.
 
     Returns:
         By policy id the rewards, `[B]`, fp32.
@@ -187,7 +188,11 @@ def assign_credit(
         joined = torch.full((2, len(rewards)), torch.nan, dtype=torch.float64)
         for policy_id, columns in rows.items():
             part = select_position(columns, position)
-            if len(chains := part["chains"]):
+            if not len(chains := part["chains"]):
+                continue
+            if policy_id not in estimators:
+                joined[:, chains] = rewards[chains]
+            else:
                 estimator = estimators[policy_id]
                 joined[:, chains] = torch.stack(estimator.value_and_return(part, rewards[chains].float())).double()
         return joined[0], joined[1]

@@ -92,6 +92,17 @@ def make_rows(
     )
 
 
+def frozen_scores(rows: Rows) -> Rows:
+    """Returns the scores of a frozen model's rows: its sampler's log-probabilities, and no KL, as it is its reference.
+
+    Args:
+        rows: from rollouts.
+    """
+    zeros = torch.zeros_like(rows["mask"])
+    logprobs = rows["sampler_logprobs"]
+    return {"logprobs": logprobs, "reference_logprobs": logprobs, "entropy": zeros, "full_kl": zeros}
+
+
 def select_rows(rows: Rows, index: Tensor) -> Rows:
     """Selects rows by index from every column."""
     return {name: column[index] for name, column in rows.items()}

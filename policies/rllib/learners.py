@@ -22,7 +22,7 @@ from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
 from policies.compat.rllib import actor_manager
 from policies.generation.generator import LoadedWeights
-from policies.learning.rows import Rows
+from policies.learning.rows import Rows, frozen_scores
 from policies.learning.stored_policy import TENSOR_FILES
 from policies.models.weights import Weights
 from policies.rllib.token_ppo_learner import TokenPPOLearner, fetch
@@ -117,7 +117,7 @@ class Learners(LearnerGroup):
         return results
 
     def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
-        """Scores the rows of every policy; see `PolicyLearner.score`.
+        """Scores the rows of every policy; see `PolicyLearner.score`, and `frozen_scores` for frozen models.
 
         Args:
             rows: rows by policy id.
@@ -129,9 +129,12 @@ class Learners(LearnerGroup):
         Raises:
             LearnerError: see `foreach_learner`.
         """
-        shared = self._shared(rows)
-        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep))
-        return {policy_id: scores for result in results for policy_id, scores in result.items()}
+        policy_ids = self.config.settings.policy_ids
+        trained = {policy_id: part for policy_id, part in rows.items() if policy_id in policy_ids}
+        frozen = {policy_id: frozen_scores(part) for policy_id, part in rows.items() if policy_id not in policy_ids}
+        shared = self._shared(trained)
+        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep)) if trained else []
+        return {policy_id: scores for result in results for policy_id, scores in result.items()} | frozen
 
     def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
         """Trains every policy on the rows that `score` kept.

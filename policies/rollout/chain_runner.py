@@ -130,7 +130,7 @@ class ChainRunner(StatelessRunner):
         assert mapping is not None
         policy_ids = tuple(mapping.as_dict().values())
         for policy_id in policy_ids:
-            if self._versions.get(policy_id) != version:
+            if policy_id not in self.settings.frozen_models and self._versions.get(policy_id) != version:
                 raise GenerationError(f"{policy_id} is at version {self._versions.get(policy_id)}, not {version}.")
         chain = self.chain(policy_ids, training=split == "train")
         queries = chain.task.queries(split)

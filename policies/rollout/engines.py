@@ -28,6 +28,7 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
         "device": device,
         "trust_remote_code": s.trust_remote_code,
         "lora": s.lora,
+        "frozen": s.frozen_models,
     }
     if s.backend == "vllm":
         from policies.generation.vllm_generator import VLLMGenerator

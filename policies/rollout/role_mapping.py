@@ -12,20 +12,22 @@ from policies.settings.settings import Settings
 class RoleMapping:
     """RLlib's policy mapping function, role → policy id.
 
-    Rotation r maps position p to policy (assignment[p] + r) mod m of m. Without an assignment, position p has policy p.
-    With more policies than roles, the policies form several teams. This mapping is the first team's; `teams` returns
-    all.
+    Position p has the policy `assignment[p]` at first; without an assignment policy p. Rotation r replaces policy k of
+    m by policy (k + r) mod m. Frozen models are not among the policies and keep their positions. With more policies
+    than roles, the policies form several teams. This mapping is the first team's; `teams` returns all.
     """
 
     roles: tuple[str, ...]
     policy_ids: tuple[str, ...]
     rotation: int = 0
-    assignment: tuple[int, ...] = ()
+    assignment: tuple[str, ...] = ()
 
     def __call__(self, agent_id: str, episode: Any = None, **kwargs: Any) -> str:
         """Returns the policy id of a role; RLlib's signature."""
         position = self.roles.index(agent_id)
-        index = self.assignment[position] if self.assignment else position
+        if self.assignment and self.assignment[position] not in self.policy_ids:
+            return self.assignment[position]
+        index = self.policy_ids.index(self.assignment[position]) if self.assignment else position
         return self.policy_ids[(index + self.rotation) % len(self.policy_ids)]
 
     def rotated(self) -> RoleMapping:
@@ -34,7 +36,7 @@ class RoleMapping:
 
     def with_pioneer(self, policy_id: str) -> RoleMapping:
         """Returns the mapping in which a policy is the pioneer of the first team."""
-        first = self.assignment[0] if self.assignment else 0
+        first = self.policy_ids.index(self.assignment[0]) if self.assignment else 0
         return replace(self, rotation=(self.policy_ids.index(policy_id) - first) % len(self.policy_ids))
 
     def teams(self) -> list[RoleMapping]:
@@ -51,3 +53,11 @@ def make_mapping(settings: Settings, rotation: int = 0) -> RoleMapping:
     """Returns the mapping of a run's chain after `rotation` exchanges."""
     assignment = () if settings.roles is None else settings.assignment
     return RoleMapping(settings.agents, settings.policy_ids, rotation, assignment)
+
+
+def make_orders(settings: Settings) -> list[RoleMapping]:
+    """Returns the mappings that role exchange produces, in the order of their pioneers if these are trained."""
+    if settings.pioneers:
+        return [make_mapping(settings).with_pioneer(policy_id) for policy_id in settings.pioneers]
+    exchanges = len(settings.policy_ids) if settings.exchange_period else 1
+    return [make_mapping(settings, rotation) for rotation in range(exchanges)]

@@ -90,10 +90,24 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
         shown = placeholders(prompt) | {attribute for _, attribute in references(prompt)}
         if s.feedback is None and FEEDBACK_PLACEHOLDER in shown:
             yield f"The prompt of role {role.name} shows feedback, but the run has none. Set feedback."
+    if s.frozen_models:
+        yield from _frozen_models(s)
     first, last = s.positions[0].role, s.positions[-1].role
     if s.num_siblings > 1 and first.count > 1:
         yield f"num_siblings={s.num_siblings} conflicts with count={first.count} of role {first.name}. Set one to 1."
     yield from _role_rewards(s, first, last)
+
+
+def _frozen_models(s: DerivedSettings) -> Iterator[str]:
+    """Roles of models that are not trained."""
+    for role in s.chain_roles:
+        for name in ("loss_weight", "kl_coef") if role.frozen_model is not None else ():
+            if name in role.model_fields_set:
+                yield f"{name} of role {role.name} has no effect, because its model {role.policy} is frozen. Remove it."
+    if not s.knowledge_transfer:
+        yield "knowledge_transfer=false conflicts with a frozen model, whose responses no trained LLM would see."
+    if not s.pioneers and s.select_by == "bare":
+        yield f"The model of role {s.chain_roles[0].name} is frozen, so no LLM answers alone. Set select_by=chain."
 
 
 def _role_rewards(s: DerivedSettings, first: Role, last: Role) -> Iterator[str]:

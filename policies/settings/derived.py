@@ -14,7 +14,7 @@ from cory_env.chain_settings import ChainSettings, Position
 from policies.learning.hyperparameters import Hyperparameters
 from policies.models.lora import Lora
 from policies.settings.fields import Fields
-from policies.settings.roles import RoleSettings, assign_policies, num_positions
+from policies.settings.roles import RoleSettings, assign_policies, frozen_policies, num_positions
 
 
 class DerivedSettings(Fields):
@@ -53,37 +53,55 @@ class DerivedSettings(Fields):
         return [by_name.get(name) or RoleSettings(name=name) for name in names]
 
     @property
-    def assignment(self) -> tuple[int, ...]:
-        """By position, the index of the LLM that has it at first."""
+    def assignment(self) -> tuple[str, ...]:
+        """By position, the policy id that has it at first."""
         if self.roles is None:
-            return tuple(k % len(self.policy_ids) for k in range(self.num_agents))
-        names = list(dict.fromkeys(role.name for role in self.chain_roles))
-        by_role = dict(zip(names, self._role_policies, strict=True))
+            return tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
+        by_role = dict(zip(self._distinct_roles, self._role_policies, strict=True))
         return tuple(by_role[role.name] for role in self.chain_roles)
 
     @property
-    def _role_policies(self) -> list[int]:
-        """By role of the chain, the index of its LLM."""
-        return assign_policies(list({role.name: role for role in self.chain_roles}.values()), self.num_policies)
+    def _distinct_roles(self) -> dict[str, RoleSettings]:
+        return {role.name: role for role in self.chain_roles}
+
+    @property
+    def _role_policies(self) -> list[str]:
+        """By role of the chain, its policy id."""
+        return assign_policies(list(self._distinct_roles.values()), self.num_policies)
 
     @property
     def policy_ids(self) -> tuple[str, ...]:
-        """Ids of the LLMs: `llm_1 ... llm_n`."""
+        """Ids of the trained LLMs: `llm_1 ... llm_n`."""
         if self.roles is None:
             count = self.num_policies or self.num_agents
         else:
-            count = self.num_policies or max(self._role_policies) + 1
+            count = self.num_policies or len({*self._role_policies} - {*self.frozen_models})
         return tuple(f"llm_{k + 1}" for k in range(count))
 
     @property
     def pioneers(self) -> tuple[str, ...]:
-        """Policy ids that respond first in some update. Without role exchange between `roles` that is a single one."""
+        """Trained LLMs that respond first in some update: all, or with `roles` and no role exchange a single one.
+
+        None if a frozen model responds first.
+        """
         first = self.assignment[0]
-        return self.policy_ids if self.roles is None or self.exchange_period else self.policy_ids[first : first + 1]
+        if first in self.frozen_models:
+            return ()
+        return self.policy_ids if self.roles is None or self.exchange_period else (first,)
+
+    @property
+    def frozen_models(self) -> dict[str, str]:
+        """Policy id → folder or hub id of the frozen models that have roles: `frozen_1`, ..."""
+        return {} if self.roles is None else frozen_policies(list(self._distinct_roles.values()))
+
+    @property
+    def all_models(self) -> dict[str, str]:
+        """Policy id → initial model of the trained LLMs, and then the frozen models."""
+        return self.models | self.frozen_models
 
     @property
     def models(self) -> dict[str, str]:
-        """Policy id → name of its initial model, which is also its reference."""
+        """Policy id of each trained LLM → name of its initial model, which is also its reference."""
         names = [self.model] * len(self.policy_ids) if isinstance(self.model, str) else self.model
         return dict(zip(self.policy_ids, names, strict=True))
 
@@ -115,7 +133,7 @@ class DerivedSettings(Fields):
         With siblings, where positions differ, the mean over policies; with `roles`, the policy's with the most.
         """
         if self.roles is not None:
-            return self.chains * max(map(self.assignment.count, self.assignment))
+            return self.chains * max(map(self.assignment.count, self.policy_ids))
         total = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
         return total // len(self.policy_ids)
 

@@ -82,7 +82,7 @@ class Memory(NamedTuple):
 
 
 def model_shapes(settings: Settings) -> list[ModelShape]:
-    """Returns the sizes of each LLM's model; does not load its weights.
+    """Returns the sizes of each trained LLM's model and then of each frozen model; does not load their weights.
 
     Raises:
         ModelError: a model is missing, or `tensor_parallel_size` cannot split it.
@@ -164,6 +164,7 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
     size, shards = _bytes(settings, device), settings.shards_per_policy or 1
     names = list(settings.models.values())
+    models = models[: len(names)]  # without frozen models
     if settings.shards_per_policy is not None:  # each learner has one LLM or a shard of it
         models, names = [max(models, key=lambda model: model.parameters)], names[:1]
     if settings.lora is None:
@@ -251,17 +252,19 @@ def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
     device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
     size, split = _bytes(settings, device), settings.tensor_parallel_size
     devices = split if device.type == "cuda" else 1
-    engines = models if settings.lora is None else models[:1]
-    adapters = 4.0 * sum(model.adapter for model in models)  # upper bound per device
+    trained, frozen = models[: len(settings.models)], models[len(settings.models) :]
+    engines = models if settings.lora is None else [*trained[:1], *frozen]
+    adapters = 4.0 * sum(model.adapter for model in trained)  # upper bound per device
     concurrent = min(settings.chains, 256)
     context = settings.max_prompt_tokens + settings.max_response_tokens
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     if settings.num_runners == 0:
         libraries -= LIBRARIES["learner"]  # counted for the driver already
     if settings.backend == "transformers":
-        full_weights = 4.0 * sum(model.parameters for model in models)
+        full = models if settings.lora is None else frozen
+        base = 0.0 if settings.lora is None else _base(settings, models[0], device)
         parts = {
-            "weights": full_weights if settings.lora is None else _base(settings, models[0], device),
+            "weights": base + 4.0 * sum(model.parameters for model in full),
             "adapters": adapters,
             "KV cache": float(concurrent * context * max(model.heads * model.head for model in models) * size),
         }

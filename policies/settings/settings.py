@@ -136,10 +136,10 @@ class Settings(DerivedSettings):
             ValueError: one cannot be loaded.
         """
         by_model: Tokenizers = {}
-        for name in dict.fromkeys(self.models.values()):
+        for name in dict.fromkeys(self.all_models.values()):
             tokenizer = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
             by_model[name] = next((t for t in by_model.values() if same_tokenizer(tokenizer, t, self.chat)), tokenizer)
-        return {policy_id: by_model[name] for policy_id, name in self.models.items()}
+        return {policy_id: by_model[name] for policy_id, name in self.all_models.items()}
 
     def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatTemplate]:
         """Policy id → its tokenizer's chat template, checked; empty without `chat`.
@@ -179,7 +179,7 @@ class Settings(DerivedSettings):
             ModelError: model, tokenizer and maximum lengths are incompatible.
         """
         if policy_ids is None:
-            policy_ids = tuple(self.policy_ids[index] for index in self.assignment)
+            policy_ids = self.assignment
 
         def make_reader(policy_id: str) -> Chain:
             values = self.chain_settings(tokenizers, policy_id) | {"num_agents": len(policy_ids)}
@@ -272,13 +272,13 @@ class Settings(DerivedSettings):
 
     @property
     def model_paths(self) -> dict[str, str]:
-        """Policy id → path or hub id of its model for `from_pretrained` in this process.
+        """Policy id → path or hub id of its model, trained or frozen, for `from_pretrained` in this process.
 
         Raises:
             SmolLM2Error: the model is `smollm2`, but its package is not installed.
             CacheError: `smollm2` is used for the first time, and the cache cannot be written.
         """
-        return {policy_id: model_path(name) for policy_id, name in self.models.items()}
+        return {policy_id: model_path(name) for policy_id, name in self.all_models.items()}
 
     @model_validator(mode="before")
     @classmethod

@@ -95,9 +95,10 @@ def test_policies_with_equal_weights_are_evaluated_once(make_cory: MakeCory) -> 
         pioneers.clear()
         evaluation = evaluator.evaluate()["evaluation"]
         assert pioneers == expected
+        orders = {mapping("pioneer"): mapping for mapping in evaluator.orders()}
         for policy_id in ("llm_1", "llm_2"):
             prompt_refs = [PromptRef(query) for query in range(algorithm.settings.eval_queries)]
-            _, metrics = evaluator.measure(prompt_refs, evaluator.with_pioneer(policy_id), "validation")
+            _, metrics = evaluator.measure(prompt_refs, orders[policy_id], "validation")
             assert evaluation[policy_id] == {name: metrics["pioneer"][name].mean() for name in RESPONSE_METRICS}
         algorithm.train()
 

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies.learning.credit import Credit, assign_credit
+from policies.learning.estimation import AdvantageEstimator
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.rows import frozen_scores, make_rows
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.conftest import MakeCory
@@ -99,6 +103,59 @@ def test_a_role_with_loss_weight_0_is_not_trained(make_cory: MakeCory) -> None:
     after = weights_of(algorithm)
     changed = {name.partition("/")[0] for name in after if (before[name] != after[name]).any()}
     assert changed == {"llm_1"}
+
+
+def frozen_team(policy: str = "drafts-llama-tiny", **others: Any) -> dict[str, Any]:
+    """The team with a frozen critic."""
+    solver, critic, reviser = TEAM["roles"]
+    frozen = {name: value for name, value in critic.items() if name != "kl_coef"} | {"policy": policy}
+    return {**TEAM, "roles": [solver, frozen, reviser], **others}
+
+
+@pytest.mark.parametrize("others", [{}, {"credit": "chain"}, {"weights": "lora"}])
+def test_a_frozen_model_responds_and_is_not_trained(make_cory: MakeCory, tmp_path: Any, others: dict[str, Any]) -> None:
+    settings = frozen_team(**others)
+    algorithm = make_cory(**settings)
+    generator = algorithm.env_runner_group.local_env_runner.generator
+    before = {name: parameter.clone() for name, parameter in generator.models["frozen_1"].named_parameters()}
+    first = algorithm.train()["cory"]
+    assert list(first["roles"].values()) == ["llm_1", "llm_1", "frozen_1", "llm_1", "llm_1"]
+    assert list(first["policy"]) == ["llm_1"] and list(first["role"]) == AGENTS
+    critic = first["role"]["critic"]
+    assert 0 < critic["response_length"] <= 3 and critic["kl"] == 0.0 and math.isnan(critic["task_reward"])
+    algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    second = algorithm.train()["cory"]
+    assert not math.isnan(second["last_response"]["combined_reward"]) and list(second["evaluation"]) == ["llm_1", "mean"]
+    after = dict(generator.models["frozen_1"].named_parameters())
+    assert before.keys() == after.keys() and all((before[name] == after[name]).all() for name in after)
+    assert not any("lora" in name for name in after)
+
+    resumed = make_cory(**settings)
+    resumed.restore_from_path(str(tmp_path / "checkpoint"))
+    np.testing.assert_equal(without_times(resumed.train()["cory"]), without_times(second))
+
+
+def test_a_reviser_learns_from_a_frozen_solver_s_drafts(make_cory: MakeCory) -> None:
+    solver, _, reviser = TEAM["roles"]
+    roles = [solver | {"policy": "drafts-llama-tiny"}, reviser | {"prompt": "{query}~{solver.response}=", "repeat": 1}]
+    algorithm = make_cory(**{**TEAM, "roles": roles, "select_by": "chain"})
+    report = algorithm.train()["cory"]
+    assert list(report["roles"].values()) == ["frozen_1", "frozen_1", "llm_1"]
+    assert not math.isnan(report["role"]["solver_1"]["task_reward"])
+    evaluated = algorithm.evaluator.evaluate()
+    assert not math.isnan(evaluated["last_response"]["combined_reward"])
+    assert math.isnan(evaluated["evaluation"]["mean"]["task_reward"])
+
+
+def test_the_reward_of_a_frozen_model_is_credited_to_earlier_agents() -> None:
+    trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2, earlier_rewards=[[0.0]] * 2)
+    frozen = make_rows(
+        [[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [10.0, 20.0], [True] * 2, positions=[1, 1], earlier_rewards=[[1.0], [2.0]]
+    )
+    rows = {"llm_1": trained | frozen_scores(trained), "frozen_1": frozen | frozen_scores(frozen)}
+    estimators = {"llm_1": AdvantageEstimator(Hyperparameters(advantage="rloo"))}
+    credited = assign_credit(rows, Credit("chain", 1.0, 0.5, 1.0), estimators)
+    assert credited["llm_1"].tolist() == [6.0, 12.0] and credited["frozen_1"].tolist() == [10.0, 20.0]
 
 
 def test_roles_are_exchanged_between_llms(make_cory: MakeCory) -> None:

@@ -11,7 +11,7 @@ from cory_env import cory_v0
 from launch.console.configuration import resolve_settings, settings_to_yaml
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import kl_coefs, loss_weights
-from policies.rollout.role_mapping import make_mapping
+from policies.rollout.role_mapping import make_mapping, make_orders
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
 from policies.settings.overrides import apply_overrides
@@ -31,11 +31,11 @@ def settings(roles: list[dict[str, Any]] | None = None, **others: Any) -> Settin
 def test_roles_define_agents_and_policies() -> None:
     s = settings()
     assert s.num_agents == 4 and s.agents == ("solver_1", "solver_2", "critic", "reviser")
-    assert s.policy_ids == ("llm_1", "llm_2", "llm_3") and s.assignment == (0, 0, 1, 2)
-    assert settings(num_policies=1).assignment == (0, 0, 0, 0)
-    assert settings(num_policies=2).assignment == (0, 0, 1, 0)
+    assert s.policy_ids == ("llm_1", "llm_2", "llm_3") and s.assignment == ("llm_1", "llm_1", "llm_2", "llm_3")
+    assert settings(num_policies=1).assignment == ("llm_1",) * 4
+    assert settings(num_policies=2).assignment == ("llm_1", "llm_1", "llm_2", "llm_1")
     named = settings([role | {"policy": name} for role, name in zip(TEAM, ("llm_2", "llm_1", "llm_2"), strict=True)])
-    assert named.policy_ids == ("llm_1", "llm_2") and named.assignment == (1, 1, 0, 1)
+    assert named.policy_ids == ("llm_1", "llm_2") and named.assignment == ("llm_2", "llm_2", "llm_1", "llm_2")
     assert settings(num_agents=2).agents == ("solver_1", "solver_2") and settings(num_agents=2).policy_ids == ("llm_1",)
 
 
@@ -49,6 +49,22 @@ def test_exchange_rotates_the_policies_over_the_roles_and_without_it_only_one_re
     assert s.pioneers == ("llm_1", "llm_2") and settings(exchange_period=None).pioneers == ("llm_1",)
 
 
+def test_frozen_models_have_policy_ids_of_their_own_and_keep_their_roles() -> None:
+    frozen = [SOLVER, CRITIC | {"policy": "models/critic"}, REVISER, {"name": "judge", "policy": "models/critic"}]
+    s = settings([*frozen, {"name": "last"}], num_policies=2, exchange_period=1, model=["a", "b"])
+    assert s.policy_ids == ("llm_1", "llm_2") and s.frozen_models == {"frozen_1": "models/critic"}
+    assert s.assignment == ("llm_1", "llm_1", "frozen_1", "llm_2", "frozen_1", "llm_1")
+    assert s.all_models == {"llm_1": "a", "llm_2": "b", "frozen_1": "models/critic"}
+    rotated = make_mapping(s).rotated()
+    assert list(rotated.as_dict().values()) == ["llm_2", "llm_2", "frozen_1", "llm_1", "frozen_1", "llm_2"]
+    assert rotated.rotated().as_dict() == make_mapping(s).as_dict()
+    assert [mapping.rotation for mapping in make_orders(s)] == [0, 1] and s.responses == 3 * s.chains
+    first = [SOLVER | {"policy": "m"}, {"name": "a"}, {"name": "b"}]
+    assert settings(first, select_by="chain").pioneers == ()
+    assert [m.rotation for m in make_orders(settings(first, select_by="chain", exchange_period=1))] == [0, 1]
+    assert [m.rotation for m in make_orders(settings(first, select_by="chain", exchange_period=None))] == [0]
+
+
 @pytest.mark.parametrize(
     ("roles", "others", "message"),
     [
@@ -59,8 +75,13 @@ def test_exchange_rotates_the_policies_over_the_roles_and_without_it_only_one_re
         ([SOLVER | {"policy": "llm_1"}, REVISER | {"prompt": None}], {}, "Role reviser names no policy, but others do"),
         ([SOLVER | {"policy": "llm_2"}], {}, "llm_1 has no role, but llm_2 has"),
         ([SOLVER | {"policy": "llm_1"}], {"num_policies": 2}, "num_policies=2 conflicts with roles, which name 1"),
-        ([SOLVER | {"policy": "gpt"}], {}, "roles.*String should match pattern"),
-        ([SOLVER | {"policy": "llm_1x"}], {}, "roles.*String should match pattern"),
+        ([SOLVER | {"policy": "llm_1x"}], {}, "should be llm_1, llm_2, ..., or the folder or hub id of a frozen"),
+        ([SOLVER | {"policy": " "}], {}, "should be llm_1, llm_2, ..., or the folder"),
+        ([SOLVER | {"policy": "gpt2"}], {}, "All roles have frozen models, so there is no LLM to train"),
+        ([SOLVER | {"policy": "gpt2"}, {"name": "b"}], {}, "The model of role solver is frozen.*select_by=chain"),
+        ([SOLVER, {"name": "b", "policy": "m"}], {"knowledge_transfer": False}, "conflicts with a frozen model"),
+        ([SOLVER, {"name": "b", "policy": "m", "kl_coef": 0.1}], {}, "kl_coef of role b has no effect.* m is frozen"),
+        ([SOLVER, {"name": "b", "policy": "m"}], {"num_policies": 2}, "more than the 1 roles without a frozen model"),
         ([SOLVER | {"policy": "llm_1"}], {"average_period": 5}, "average_period=5 requires two or more LLMs"),
         (TEAM, {"num_policies": 1, "eval_average": True}, "eval_average=true requires two or more LLMs"),
         ([SOLVER | {"count": 0}], {}, "greater than or equal to 1"),
@@ -143,7 +164,7 @@ def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size()
 
 def test_the_preset_starts_with_another_model_and_as_a_single_agent() -> None:
     s = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "backend=transformers"])
-    assert s.agents == ("solver", "critic", "reviser") and s.assignment == (0, 1, 0)
+    assert s.agents == ("solver", "critic", "reviser") and s.assignment == ("llm_1", "llm_2", "llm_1")
     assert s.responses == 128 and s.hyperparameters.steps == 2
     single = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "num_agents=1", "backend=transformers"])
     assert single.agents == ("solver",) and single.feedback is None and single.select_by == "bare"
