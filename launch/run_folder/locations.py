@@ -44,7 +44,9 @@ def locate_files(
     """
     changes: dict[str, object] = {}
     if settings.frozen_models:
-        locate = partial(_resolve_path, "roles", paths=paths, needed="model" in needed, settable=False, absolute=absolute)
+        locate = partial(
+            _resolve_path, "roles", paths=paths, needed="model" in needed, settable=False, absolute=absolute
+        )
         changes["roles"] = [
             role if role.frozen_model is None else role.model_copy(update={"policy": locate(value=role.frozen_model)})
             for role in settings.roles or ()

@@ -121,9 +121,7 @@ def _assign_trained(roles: Sequence[RoleSettings], num_policies: int | None) -> 
         return [f"llm_{index % (num_policies or len(roles)) + 1}" for index in range(len(roles))]
     numbers = {int(name.removeprefix("llm_")) for name in names if name is not None}
     if missing := sorted({*range(1, max(numbers))} - numbers):
-        raise ValueError(
-            f"llm_{missing[0]} has no role, but llm_{max(numbers)} has. Number the policies without gaps."
-        )
+        raise ValueError(f"llm_{missing[0]} has no role, but llm_{max(numbers)} has. Number the policies without gaps.")
     if num_policies not in (None, len(numbers)):
         raise ValueError(
             f"num_policies={num_policies} conflicts with roles, which name {len(numbers)}. Remove num_policies."

@@ -112,7 +112,7 @@ def frozen_team(policy: str = "drafts-llama-tiny", **others: Any) -> dict[str, A
     return {**TEAM, "roles": [solver, frozen, reviser], **others}
 
 
-@pytest.mark.parametrize("others", [{}, {"credit": "chain"}, {"weights": "lora"}])
+@pytest.mark.parametrize("others", [{}, {"credit": "chain", "partner_reward": 1.0}, {"weights": "lora"}])
 def test_a_frozen_model_responds_and_is_not_trained(make_cory: MakeCory, tmp_path: Any, others: dict[str, Any]) -> None:
     settings = frozen_team(**others)
     algorithm = make_cory(**settings)
@@ -125,7 +125,10 @@ def test_a_frozen_model_responds_and_is_not_trained(make_cory: MakeCory, tmp_pat
     assert 0 < critic["response_length"] <= 3 and critic["kl"] == 0.0 and math.isnan(critic["task_reward"])
     algorithm.save_to_path(str(tmp_path / "checkpoint"))
     second = algorithm.train()["cory"]
-    assert not math.isnan(second["last_response"]["combined_reward"]) and list(second["evaluation"]) == ["llm_1", "mean"]
+    assert not math.isnan(second["last_response"]["combined_reward"]) and list(second["evaluation"]) == [
+        "llm_1",
+        "mean",
+    ]
     after = dict(generator.models["frozen_1"].named_parameters())
     assert before.keys() == after.keys() and all((before[name] == after[name]).all() for name in after)
     assert not any("lora" in name for name in after)
