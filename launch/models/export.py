@@ -42,11 +42,14 @@ def choose_policy(trained: PolicySet, name: str | None) -> str:
     """Returns the policy id for a user's name; without a name, the id of the only policy.
 
     Raises:
-        CommandError: the name is unknown, or missing although there are several policies.
+        CommandError: the name is unknown, is a frozen model's, or is missing although there are several policies.
     """
     if name is None and len(trained.available_policy_ids) > 1:
         raise CommandError(f"Missing --policy. Use one of: {trained.available_names}.")
-    return trained.resolve_names([name or trained.available_policy_ids[0]])[0]
+    policy_id = trained.resolve_names([name or trained.available_policy_ids[0]])[0]
+    if model := trained.settings.frozen_models.get(policy_id):
+        raise CommandError(f"{policy_id} is the frozen model {model}, which training did not change. Use it itself.")
+    return policy_id
 
 
 def export_warnings(trained: PolicySet, policy_id: str) -> list[str]:

@@ -48,6 +48,9 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
         updates=trained.update,
         version=own_version(),
         policy_ids=settings.policy_ids,
+        frozen_roles=[
+            f"{role.name}: `{role.frozen_model}`" for role in settings.roles or () if role.frozen_model is not None
+        ],
         num_teams=settings.teams,
         is_mean=policy_id == AVERAGE_POLICY,
         warnings=warnings,

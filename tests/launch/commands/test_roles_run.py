@@ -1,12 +1,14 @@
 """A run with roles from end to end: train, resume, evaluate, generate, export and report."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from policies.models.model_names import model_path
 from tests.launch.conftest import ENVIRONMENT, Cory
 
 TEAM = """\
@@ -110,3 +112,31 @@ def test_validate_and_plan_know_roles(cory_in_process: Cory, tmp_path: Path) -> 
     assert "critic: " not in validated.stdout and "reviser_2: " in validated.stdout  # rewards
     planned = cory_in_process("plan", "team.yaml")
     assert planned.returncode == 0 and "It fits" in planned.stdout, planned.stderr
+
+
+@pytest.mark.slow
+def test_a_frozen_model_has_a_role_everywhere(cory: Cory, tmp_path: Path) -> None:
+    shutil.copytree(model_path("drafts-llama-tiny"), tmp_path / "critic-model")
+    (tmp_path / "team.yaml").write_text(TEAM.replace("policy: llm_2", "policy: critic-model"))
+    planned = cory("plan", "team.yaml")
+    assert planned.returncode == 0 and "\ncritic-model: 0.3 M parameters" in planned.stdout, planned.stderr
+    trained = cory("train", "team.yaml", "--out", "run")
+    assert trained.returncode == 0 and "critic     frozen_1" in trained.stdout, trained.stderr
+    (tmp_path / "elsewhere").mkdir()
+    run = str(tmp_path / "run")
+    command = [sys.executable, "-m", "cory_rllib", "train", "--resume", run, "num_updates=2"]
+    resumed = subprocess.run(command, cwd=tmp_path / "elsewhere", env=ENVIRONMENT, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    evaluated = cory("evaluate", run, "--queries", "4", "--samples", "1")
+    assert evaluated.returncode == 0 and "llm_1 then llm_1 then frozen_1 then llm_1" in evaluated.stdout
+    answered = cory("generate", run, "12+34+5")
+    assert answered.returncode == 0 and "critic (frozen_1): " in answered.stdout, answered.stderr
+    refused = cory("export", run, "--policy", "frozen_1", "--out", "frozen")
+    assert refused.returncode == 2 and "frozen_1 is the frozen model critic-model" in refused.stderr
+    exported = cory("export", run, "--out", "export")
+    assert exported.returncode == 0, exported.stderr
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "with 1 LLM and frozen models (critic: `critic-model`), which answer" in card
+    (tmp_path / "critic-model" / "generation_config.json").write_text('{"eos_token_id": 1}')
+    changed = cory("train", "--resume", run, "num_updates=3")
+    assert changed.returncode == 2 and "critic-model has changed since training started" in changed.stderr
