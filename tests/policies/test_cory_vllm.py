@@ -10,6 +10,7 @@ import torch
 from policies.generation.installed import vllm_installed
 from policies.models.weights import checksum
 from tests.policies.conftest import MakeCory
+from tests.policies.test_roles import frozen_team
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -68,3 +69,14 @@ def test_an_engine_in_the_driver_matches_one_in_a_runner_and_leaves_torchs_threa
     assert torch.set_num_threads is set_num_threads
     for in_driver, in_runner in zip(*reports, strict=True):
         assert in_driver["policy"] == in_runner["policy"]
+
+
+@pytest.mark.slow
+def test_a_frozen_model_has_an_engine_without_adapters(make_cory: MakeCory) -> None:
+    settings = frozen_team(weights="lora", backend="vllm", check_weight_sync=True, lr=1e-3)
+    algorithm = make_cory(**settings)
+    engines = algorithm.env_runner_group.local_env_runner.generator.engines
+    assert list(engines) == ["all adapters", "frozen_1"]
+    reports = [algorithm.train()["cory"] for _ in range(2)]
+    assert all(0 < report["role"]["critic"]["response_length"] <= 3 for report in reports)
+    assert all(report["logprob_diff_mean"] < 1e-4 for report in reports)

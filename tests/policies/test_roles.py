@@ -112,7 +112,10 @@ def frozen_team(policy: str = "drafts-llama-tiny", **others: Any) -> dict[str, A
     return {**TEAM, "roles": [solver, frozen, reviser], **others}
 
 
-@pytest.mark.parametrize("others", [{}, {"credit": "chain", "partner_reward": 1.0}, {"weights": "lora"}])
+@pytest.mark.parametrize(
+    "others",
+    [{"credit": "chain", "partner_reward": 1.0, "weights": "lora"}, pytest.param({}, marks=pytest.mark.slow)],
+)
 def test_a_frozen_model_responds_and_is_not_trained(make_cory: MakeCory, tmp_path: Any, others: dict[str, Any]) -> None:
     settings = frozen_team(**others)
     algorithm = make_cory(**settings)
