@@ -14,6 +14,7 @@ from benchmarks.feedback.design import (
     CREDITS,
     ESTIMATORS,
     LEARNING_RATES,
+    NUM_FINALISTS,
     PILOT_SEEDS,
     SOURCES,
     TEMPERATURES,
@@ -90,46 +91,64 @@ def common_seeds(results: Results, arms: Sequence[str]) -> list[int]:
     return sorted(set.intersection(*({*results.get(arm, {})} for arm in arms)))
 
 
-def best_score(results: Iterable[Result], source: str) -> float:
+def best_score(results: Iterable[Result], source: Source) -> float:
     """Returns the mean score at the best temperature."""
     runs = list(results)
     return max(mean_score(runs, source, temperature) for temperature in TEMPERATURES)
 
 
-def choose_single(results: Results, num_seeds: int = len(PILOT_SEEDS)) -> tuple[str, float] | None:
+def find_finalists(results: Results, names: Sequence[str], source: Source) -> list[str]:
+    """Returns the arms with the best scores of the first pilot seed, best first; none if runs are missing."""
+    first = PILOT_SEEDS[0]
+    if first not in common_seeds(results, names):
+        return []
+    ranked = sorted(names, key=lambda name: best_score([results[name][first]], source), reverse=True)
+    return ranked[:NUM_FINALISTS]
+
+
+def single_names() -> dict[str, tuple[str, float]]:
+    """Returns the estimator and the learning rate of the pilot's single agents."""
+    return {f"single-{estimator}-{lr:g}": (estimator, lr) for estimator in ESTIMATORS for lr in LEARNING_RATES}
+
+
+def chain_names(estimator: str) -> dict[str, tuple[str, float]]:
+    """Returns the rewards and the learning rate of the pilot's chains."""
+    return {f"chain-{credit}-{estimator}-{lr:g}": (credit, lr) for credit in CREDITS for lr in LEARNING_RATES}
+
+
+def choose_single(results: Results) -> tuple[str, float] | None:
     """Returns the estimator and the learning rate of the single agent whose one answer is right most often.
 
     Each is measured at its best temperature.
 
     Args:
         results: Of the pilot.
-        num_seeds: Number of pilot seeds that all candidates must have.
 
     Returns:
         None if runs are missing.
     """
-    names = {f"single-{estimator}-{lr:g}": (estimator, lr) for estimator in ESTIMATORS for lr in LEARNING_RATES}
-    best = _best(results, list(names), "one_answer", num_seeds)
+    names = single_names()
+    best = _best(results, list(names), "one_answer")
     return None if best is None else names[best]
 
 
-def choose(results: Results, num_seeds: int = len(PILOT_SEEDS)) -> Choice | None:
+def choose(results: Results) -> Choice | None:
     """Returns what the pilot chose; None if runs are missing.
 
     The chain with the highest score wins. Then each way to answer gets its best temperature; best-of-n with as many
     tokens as the chain at its temperature.
     """
-    single = choose_single(results, num_seeds)
+    single = choose_single(results)
     if single is None:
         return None
     estimator, single_lr = single
-    names = {f"chain-{credit}-{estimator}-{lr:g}": (credit, lr) for credit in CREDITS for lr in LEARNING_RATES}
-    best = _best(results, list(names), "chain", num_seeds)
-    if best is None or not {*PILOT_SEEDS[:num_seeds]} <= {*results.get("untrained-pilot", {})}:
+    names = chain_names(estimator)
+    best = _best(results, list(names), "chain")
+    if best is None or not {*PILOT_SEEDS} <= {*results.get("untrained-pilot", {})}:
         return None
     credit, chain_lr = names[best]
     runs = {"single": f"single-{estimator}-{single_lr:g}", "chain": best, "untrained": "untrained-pilot"}
-    chosen = {key: [results[arm][seed] for seed in PILOT_SEEDS[:num_seeds]] for key, arm in runs.items()}
+    chosen = {key: [results[arm][seed] for seed in PILOT_SEEDS] for key, arm in runs.items()}
     temperatures = {key: _best_temperature(runs_of_arm, SOURCES[key]) for key, runs_of_arm in chosen.items()}
     tokens = mean_tokens(chosen["chain"], temperatures["chain"])
     temperatures["best_of"] = _best_temperature(chosen["single"], "best_of", tokens)
@@ -146,11 +165,12 @@ def mean_tokens(results: Iterable[Result], temperature: float) -> float:
     return float(np.mean([way["tokens"] for way in ways if way is not None]))
 
 
-def _best(results: Results, names: Sequence[str], source: str, num_seeds: int) -> str | None:
-    seeds = PILOT_SEEDS[:num_seeds]
-    if not {*seeds} <= {*common_seeds(results, names)}:
+def _best(results: Results, names: Sequence[str], source: Source) -> str | None:
+    """Returns the best of the finalists; None if runs are missing."""
+    finalists = find_finalists(results, names, source)
+    if not finalists or not {*PILOT_SEEDS} <= {*common_seeds(results, finalists)}:
         return None
-    return max(names, key=lambda name: best_score([results[name][seed] for seed in seeds], source))
+    return max(finalists, key=lambda name: best_score([results[name][seed] for seed in PILOT_SEEDS], source))
 
 
 def evaluate_contrasts(

@@ -1,7 +1,8 @@
 """The design of the study: arms, seeds, learning rates and contrasts, written down before the main runs.
 
 Pilot   two single agents (RLOO, PPO), then two trained chains (own rewards, last rewarded) with the better estimator;
-        each with three learning rates and three pilot seeds, measured on validation queries.
+        each with three learning rates and one pilot seed, and the two best of each with two more, measured on
+        validation queries.
 Main    the better single agent, the better trained chain, and the untrained chain, with ten other seeds, on test
         queries. All at the temperatures that were best for them in the pilot.
 Others  variations of the trained chain, with three seeds and the learning rate of the trained chain.
@@ -9,7 +10,7 @@ Others  variations of the trained chain, with three seeds and the learning rate 
 All trained arms generate the same number of responses in training, which here all have nearly the same length.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal, NamedTuple
 
 from cory_env.rewards.sudoku import CELLS
@@ -46,6 +47,8 @@ SHARED: dict[str, Any] = {
 LEARNING_RATES = (1e-4, 3e-5, 3e-4)
 TEMPERATURES = (0.7, 1.0, 1.3)
 PILOT_SEEDS = (100, 101, 102)
+NUM_FINALISTS = 2
+"""Arms of each pilot that are run with all pilot seeds: those with the best scores of the first seed."""
 MAIN_SEEDS = tuple(range(10))
 OTHER_SEEDS = (0, 1, 2)
 ESTIMATORS = ("rloo", "ppo")
@@ -130,23 +133,27 @@ def _batch(estimator: str, chains: int) -> dict[str, Any]:
     return {"advantage": estimator, "queries_per_update": chains // GROUP_SIZE, "num_generations": GROUP_SIZE}
 
 
-def single_pilots() -> list[Arm]:
-    """Returns the untrained model and the single agents of the pilot."""
+def single_pilots(finalists: Container[str] = ()) -> list[Arm]:
+    """Returns the untrained model and the single agents of the pilot; only finalists have all pilot seeds."""
     untrained = Arm("untrained-pilot", None, PILOT_SEEDS, PILOT_PROBE)
     return [untrained] + [
-        Arm(f"single-{estimator}-{lr:g}", single_settings(estimator, lr), PILOT_SEEDS, PILOT_PROBE)
+        _pilot(f"single-{estimator}-{lr:g}", single_settings(estimator, lr), finalists)
         for estimator in ESTIMATORS
         for lr in LEARNING_RATES
     ]
 
 
-def chain_pilots(estimator: str) -> list[Arm]:
+def chain_pilots(estimator: str, finalists: Container[str] = ()) -> list[Arm]:
     """Returns the chains of the pilot, with the estimator of the better single agent."""
     return [
-        Arm(f"chain-{credit}-{estimator}-{lr:g}", chain_settings(credit, estimator, lr), PILOT_SEEDS, PILOT_PROBE)
+        _pilot(f"chain-{credit}-{estimator}-{lr:g}", chain_settings(credit, estimator, lr), finalists)
         for credit in CREDITS
         for lr in LEARNING_RATES
     ]
+
+
+def _pilot(name: str, settings: Mapping[str, Any], finalists: Container[str]) -> Arm:
+    return Arm(name, settings, PILOT_SEEDS if name in finalists else PILOT_SEEDS[:1], PILOT_PROBE)
 
 
 def main_arms(choice: Choice) -> list[Arm]:
@@ -195,21 +202,6 @@ def prompt_lengths(settings: Mapping[str, Any]) -> tuple[int, ...]:
     drafts = NUM_DRAFTS if settings.get("roles") else 1
     seen = "~".join([cells] * drafts)  # the drafts, or their feedback
     return *[first] * drafts, len(template.format(query=cells, reference=seen, feedback=seen))
-
-
-def all_arms(choice: Choice | None, estimator: str | None) -> Iterator[tuple[str, list[Arm]]]:
-    """Yields the stages that are defined so far, with their arms.
-
-    Args:
-        choice: None: the pilot is not complete.
-        estimator: That of the better single agent; None: not known yet.
-    """
-    yield "pilot, single agents", single_pilots()
-    if estimator is not None:
-        yield "pilot, chains", chain_pilots(estimator)
-    if choice is not None:
-        yield "main", main_arms(choice)
-        yield "others", other_arms(choice)
 
 
 assert set(SHARED) <= set(Fields.model_fields)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.feedback import runs
-from benchmarks.feedback.__main__ import CHOICE, load_stages, main, read_choice, run_study
-from benchmarks.feedback.analysis import at_tokens, choose, evaluate_contrasts, token_ratio
+from benchmarks.feedback.__main__ import load_stages, main, run_study
+from benchmarks.feedback.analysis import at_tokens, choose, evaluate_contrasts, find_finalists, token_ratio
 from benchmarks.feedback.design import (
     MAIN_SEEDS,
+    NUM_FINALISTS,
     PILOT_SEEDS,
     RESPONSES,
     SHARED,
@@ -97,8 +98,15 @@ def test_the_pilot_chooses_the_best_arms_and_temperatures() -> None:
     assert choice.temperatures["single"] == 0.7 and choice.temperatures["chain"] == 1.0
     # At 50 tokens best-of-n is 0.7 + 0.65 * 0.05 at temperature 0.7, and 0.6 + 0.65 * 0.18 at 1.0.
     assert choice.temperatures["best_of"] == 0.7
-    del results["chain-own-rloo-0.0001"][PILOT_SEEDS[-1]]
-    assert choose(results) is None and choose(results, 2) is not None
+    others = [name for name in results if name.startswith("chain") and name != "chain-last-rloo-3e-05"]
+    finalists = find_finalists(results, ["chain-last-rloo-3e-05", *others], "chain")
+    assert finalists[0] == "chain-last-rloo-3e-05" and len(finalists) == NUM_FINALISTS
+    for name in others:
+        if name not in finalists:
+            results[name] = {PILOT_SEEDS[0]: results[name][PILOT_SEEDS[0]]}
+    assert choose(results) == choice
+    del results["chain-last-rloo-3e-05"][PILOT_SEEDS[-1]]
+    assert choose(results) is None
 
 
 def test_a_run_that_diverged_is_never_chosen() -> None:
@@ -159,10 +167,11 @@ def test_an_interrupted_study_continues(tmp_path: Path, capsys: pytest.CaptureFi
     stops = [5, 30]
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            run_study(tmp_path, 4, 3, run)
-    assert run_study(tmp_path, 4, 3, run) == []
-    assert len(done) == len(set(done)) == sum(len(jobs) for _, jobs in load_stages(tmp_path))
-    choice = read_choice(tmp_path)
+            run_study(tmp_path, run=run)
+    assert run_study(tmp_path, run=run) == []
+    stages, choice = load_stages(tmp_path)
+    assert len(done) == len(set(done)) == sum(len(jobs) for _, jobs in stages)
+    assert [len(jobs) for _, jobs in stages] == [3 + 6 + 2 * 2, 6 + 2 * 2, 30, 12]
     assert choice is not None and (choice.estimator, choice.credit, choice.chain_lr) == ("ppo", "own", 1e-4)
     assert main(["--out", str(tmp_path), "--show"]) == 0
     output = capsys.readouterr().out
@@ -175,15 +184,14 @@ def test_a_run_that_failed_is_repeated_and_missing_runs_are_named(
     def fail(job: Job) -> Result:
         raise BenchmarkError(f"{job.name}: no memory")
 
-    failures = run_study(tmp_path, 1, 3, fail)
-    assert len(failures) == len(single_pilots()) * len(PILOT_SEEDS) and "no memory" in failures[0]
+    failures = run_study(tmp_path, 1, fail)
+    assert len(failures) == 6 + len(PILOT_SEEDS) and "no memory" in failures[0]
     assert main(["--out", str(tmp_path), "--show"]) == 0
-    assert "single-ppo-0.0001 100, 101, 102" in capsys.readouterr().out
-    assert not (tmp_path / CHOICE).exists()
+    assert "single-ppo-0.0001 100;" in capsys.readouterr().out
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
-    job = load_stages(tmp_path)[0][1][0]
+    job = load_stages(tmp_path)[0][0][1][0]
     write(job.result, cast(Result, {**a_result(job.arm.name, job.seed, measured(0.5, 0.6, 0.6)), "commands": ["x"]}))
     with pytest.raises(BenchmarkError, match="was created by other commands"):
         job.read()
