@@ -1,4 +1,4 @@
-"""The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors.
+"""The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors. Policy losses: `losses`.
 
 `B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. Nothing here depends on RLlib or on
 language models. Where the official code of the CORY paper (Ma et al. 2024, arXiv 2410.06101) has the same formulas, it

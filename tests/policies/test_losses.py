@@ -13,7 +13,7 @@ from tests.policies.test_roles import TEAM, weights_of
 SAMPLING = {"importance_sampling_mode": "sequence_mask", "importance_sampling_clip_min": 0.5}
 FORKS: dict[str, Any] = {"advantage": "rloo", "num_generations": 2, "num_siblings": 2, "queries_per_update": 4}
 CASES: list[tuple[dict[str, Any], set[str]]] = [
-    ({**FORKS, "loss": "gspo", "weights": "lora", **SAMPLING}, {"importance_sampling_frac_low"}),
+    ({**FORKS, "loss": "gspo", "weights": "lora", "minibatch_size": 6, **SAMPLING}, {"importance_sampling_frac_low"}),
     ({**TEAM, "loss": "cispo", "entropy_coef": 0.01}, set()),
     ({"loss": "ppo", "dual_clip": 3.0, "critic_inputs": "chain"}, {"dual_clip_fraction", "value_loss"}),
 ]
