@@ -110,7 +110,8 @@ class BarePPO:
             )
             logits, values = self._forward(self.lm, tokens, attention, mask.shape[1])
             ratio = (token_logprobs(logits, tokens[:, -mask.shape[1] :]) - old).exp()
-            policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - s.clip_ratio, 1 + s.clip_ratio))
+            low, high = s.clip_range
+            policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
             bounded = old_values + (values - old_values).clamp(-s.value_clip, s.value_clip)
             value = 0.5 * torch.maximum((values - returns) ** 2, (bounded - returns) ** 2)
             (((policy + s.value_coef * value) * mask).sum() / count).backward()

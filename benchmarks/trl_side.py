@@ -38,7 +38,7 @@ class TwoTrainers:
             "kl_penalty": "kl",
             "gamma": s.gamma,
             "lam": s.lam,
-            "cliprange": s.clip_ratio,
+            "cliprange": s.clip_range[0],
             "cliprange_value": s.value_clip,
             "vf_coef": s.value_coef,
             "max_grad_norm": s.grad_clip,

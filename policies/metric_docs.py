@@ -16,13 +16,18 @@ METRIC_DOCS = {
     "logprob_diff_max": "Maximum |sampler − learner| log-probability per token.",
     "importance_sampling_ratio": "Mean ratio of the learner's to the sampler's probability per token, before "
     "`importance_sampling_clip_max`.",
+    "importance_sampling_frac_high": "Share of tokens whose importance sampling weight was above "
+    "`importance_sampling_clip_max`, so it was truncated or masked (`importance_sampling_mode`).",
+    "importance_sampling_frac_low": "The same for weights below `importance_sampling_clip_min`.",
     "kl_coef": "Weight of the KL penalty in the update; changes only with `kl_control=adaptive`.",
     "credited_reward": "Mean reward that `credit` assigned to a response, before `reward_scaling`.",
     "explained_variance": "Share of the variance of returns that the critic explains (`advantage=gae`).",
     "frac_zero_std": "Share of responses in zero-variance groups, which contribute only their KL (`rloo`, `grpo`, "
     "`dr_grpo`).",
-    "policy_loss": "Mean clipped policy loss per response token, over all epochs of the update.",
-    "clip_fraction": "Share of tokens whose probability ratio was clipped.",
+    "policy_loss": "Mean policy loss per response token, over all epochs of the update. With `loss=gspo`, here and in "
+    "the following shares, the mean over responses of their means.",
+    "clip_fraction": "Share of tokens whose probability ratio was clipped; with `loss=gspo` of responses.",
+    "dual_clip_fraction": "Share of tokens whose loss `dual_clip` bounded; they have no gradient.",
     "grad_norm": "Mean gradient norm over optimizer steps, before `grad_clip`.",
     "value_loss": "Mean loss of the critic per response token (`advantage=gae`).",
 }

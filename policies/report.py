@@ -97,7 +97,7 @@ def log_update(
     metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
     steps = sum(len(episode.agent_episodes) for episode in rollout.episodes)
     metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-    keys = ("policy_loss", "clip_fraction", "grad_norm", *(("value_loss",) if settings.critic else ()))
+    keys = (*settings.hyperparameters.loss_metrics, "grad_norm")
     for policy_id, values in policy_metrics.items():
         metrics.log_dict(values, key=(LEARNER_RESULTS, policy_id), window=1)
         values |= {key: float(metrics.peek((LEARNER_RESULTS, policy_id, key))) for key in keys}

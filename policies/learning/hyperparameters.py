@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
 RewardScope = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
+Loss = Literal["ppo", "gspo", "cispo"]
+ImportanceSamplingMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "none"]
 
 
 class Credit(NamedTuple):
@@ -47,9 +49,16 @@ class Hyperparameters:
     gamma: float = 1.0
     lam: float = 0.95
     group_baseline: float = 0.0
-    clip_ratio: float = 0.2
+    loss: Loss = "ppo"
+    clip_ratio: float | None = None
     clip_ratio_high: float | None = None
+    dual_clip: float | None = None
+    cispo_clip_max: float = 5.0
+    cispo_clip_min: float | None = None
+    entropy_coef: float = 0.0
+    importance_sampling_mode: ImportanceSamplingMode = "token_truncate"
     importance_sampling_clip_max: float | None = None
+    importance_sampling_clip_min: float | None = None
     value_clip: float = 0.2
     value_coef: float = 0.1
     grad_clip: float | None = 1.0
@@ -87,3 +96,27 @@ class Hyperparameters:
     def kl_in_loss(self) -> bool:
         """Whether the KL penalty is a term of the loss instead of the reward."""
         return self.advantage in ("grpo", "dr_grpo")
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """The clip range of the ratio below and above 1: `clip_ratio` and `clip_ratio_high`, or the loss's default."""
+        low, high = (3e-4, 4e-4) if self.loss == "gspo" else (0.2, 0.2)
+        if self.clip_ratio is not None:
+            low = high = self.clip_ratio
+        return low, high if self.clip_ratio_high is None else self.clip_ratio_high
+
+    @property
+    def importance_sampling(self) -> bool:
+        """Whether tokens are weighted by the learner's / the sampler's probability."""
+        return self.importance_sampling_mode != "none" and self.importance_sampling_clip_max is not None
+
+    @property
+    def loss_metrics(self) -> tuple[str, ...]:
+        """Names of the terms of the loss that are reported."""
+        optional = {
+            "dual_clip_fraction": self.dual_clip is not None,
+            "importance_sampling_frac_high": self.importance_sampling,
+            "importance_sampling_frac_low": self.importance_sampling and self.importance_sampling_clip_min is not None,
+            "value_loss": self.critic,
+        }
+        return ("policy_loss", "clip_fraction", *(name for name, reported in optional.items() if reported))

@@ -20,21 +20,24 @@ CHUNK_LOGITS = 2**22
 """Logits per chunk: 16 MiB of fp32."""
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, temperature: float, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Differentiable log-probability of each token under the logits that predict it, divided by a temperature.
 
-    The backward pass needs only the logits and one number per position.
+    The backward pass needs only the logits and one number per position, two with the entropy.
 
     Args:
         logits: `[B, S, V]`, any float type. Of the last R + 1 positions, all but the last predict the tokens.
         tokens: `[B, R]` token ids.
         temperature: above 0.
+        with_entropy: also compute the differentiable entropy.
 
     Returns:
-        `[B, R]`, in nats, fp32 or better.
+        The log-probabilities, and the entropy over the vocabulary or None; `[B, R]`, in nats, fp32 or better.
     """
-    logprobs: Tensor = _TokenLogprobs.apply(logits, tokens, temperature)
-    return logprobs
+    logprobs, entropy = _TokenLogprobs.apply(logits, tokens, temperature, with_entropy)
+    return logprobs, entropy
 
 
 def score_logits(policy: Tensor, reference: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, ...]:
@@ -61,32 +64,46 @@ def score_logits(policy: Tensor, reference: Tensor, tokens: Tensor, temperature:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities of tokens under logits; their gradient is (one_hot(token) - softmax) / temperature."""
+    """Log-probabilities of tokens under logits, and the entropy H.
+
+    With p = softmax, the gradients are (one_hot(token) - p) / temperature, and -p · (log p + H) / temperature.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         logprobs = torch.empty(tokens.shape, dtype=master_dtype(logits.dtype), device=tokens.device)
         norms = torch.empty_like(logprobs)
+        entropy = torch.empty_like(logprobs) if with_entropy else None
         for chunk, positions in _chunks(logits, tokens):
             scaled = _scale_logits(logits[:, positions], temperature)
             norms[:, chunk] = scaled.logsumexp(-1)
             logprobs[:, chunk] = scaled.gather(-1, tokens[:, chunk, None]).squeeze(-1) - norms[:, chunk]
-        ctx.save_for_backward(logits, tokens, norms)
+            if entropy is not None:
+                scaled.sub_(norms[:, chunk, None])
+                entropy[:, chunk] = -(scaled.exp() * scaled).sum(-1)
+        ctx.save_for_backward(logits, tokens, norms, entropy)
         ctx.temperature = temperature
-        return logprobs
+        return logprobs, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits, tokens, norms = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, tokens, norms, entropy = ctx.saved_tensors
         output_grad = gradients[0].unsqueeze(-1)
         grad = torch.zeros_like(logits)
         for chunk, positions in _chunks(logits, tokens):
-            part = _scale_logits(logits[:, positions], ctx.temperature)
-            part = part.sub_(norms[:, chunk, None]).exp_().mul_(-output_grad[:, chunk])
+            part = _scale_logits(logits[:, positions], ctx.temperature).sub_(norms[:, chunk, None])
+            if entropy is None:
+                part = part.exp_().mul_(-output_grad[:, chunk])
+            else:
+                probabilities, entropy_grad = part.exp(), gradients[1][:, chunk, None]
+                part = part.add_(entropy[:, chunk, None]).mul_(entropy_grad).add_(output_grad[:, chunk])
+                part = part.neg_().mul_(probabilities)
             part = part.scatter_add_(-1, tokens[:, chunk, None], output_grad[:, chunk])
             grad[:, positions] = part.div_(ctx.temperature)
-        return grad, None, None
+        return grad, None, None, None
 
 
 def _chunks(logits: Tensor, tokens: Tensor) -> Iterator[tuple[slice, slice]]:

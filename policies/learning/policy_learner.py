@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from policies.learning import stored_policy, token_ppo
+from policies.learning import losses, stored_policy, token_ppo
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
@@ -114,31 +114,30 @@ class PolicyLearner:
             kl_coef: weight of the KL, if it is in the loss.
 
         Returns:
-            Means over response tokens of `policy_loss`, `clip_fraction`, with a critic `value_loss`, and the total
-            `loss`. Mean over optimizer steps of `grad_norm`, before clipping. The update's `lr`.
+            Means over response tokens (`losses.token_weights`) of `Hyperparameters.loss_metrics` and the total `loss`.
+            Mean over optimizer steps of `grad_norm`, before clipping. The update's `lr`.
 
         Raises:
             NonFiniteUpdate: a gradient was not finite; that step changed no weight.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
-        rows, tokens, norms = self._to_device(rows), 0.0, []
-        totals = dict.fromkeys(self._metric_names, 0.0)  # sums over this rank's tokens
+        rows, weight, norms = self._to_device(rows), 0.0, []
+        totals = dict.fromkeys((*self.hyperparameters.loss_metrics, "loss"), 0.0)  # sums over this rank's tokens
         self.model.train()
         for epoch in range(self.hyperparameters.num_epochs):
             for index in self._minibatches(len(rows["mask"]), update, epoch):
                 minibatch = select_rows(rows, index)
                 if not len(minibatch["mask"]):  # rows were dropped, and fewer are left than there are mini-batches
                     continue
-                tokens += float(minibatch["mask"].sum())
-                self._accumulate(minibatch, kl_coef, totals)
+                weight += self._accumulate(minibatch, kl_coef, totals)
                 norm = self._clip_gradients()
                 if not np.isfinite(norm):
                     raise NonFiniteUpdate(self.name, update + 1, {name: c.cpu() for name, c in rows.items()})
                 norms.append(norm)
                 self.optimizer.step()
         sums = torch.tensor(list(totals.values()), dtype=torch.float64, device=self.model.device)
-        means = (self.ranks.sum(sums) / max(tokens, 1.0)).tolist()
+        means = (self.ranks.sum(sums) / max(weight, 1.0)).tolist()
         step_metrics = {"grad_norm": sum(norms) / max(len(norms), 1), "lr": self.hyperparameters.lr_at(update)}
         return {**dict(zip(totals, means, strict=True)), **step_metrics}
 
@@ -168,58 +167,62 @@ class PolicyLearner:
             for _ in range(max(map(len, micro_batches)) - len(indices)):
                 yield row[:0], trim_padding(rows, row)
 
-    def _accumulate(self, minibatch: Rows, kl_coef: float, totals: dict[str, float]) -> None:
+    def _accumulate(self, minibatch: Rows, kl_coef: float, totals: dict[str, float]) -> float:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.
 
-        Adds this rank's sums from `loss` to `totals`.
+        Adds this rank's sums from `loss` to `totals`. Returns the weight of the mini-batch's tokens.
         """
-        tokens = minibatch["mask"].sum()
+        weight = losses.token_weights(minibatch["mask"], self.hyperparameters).sum()
         self.optimizer.zero_grad(set_to_none=True)
         for index, micro_batch in self._micro_batches(minibatch):
             loss, sums = self.loss(micro_batch, kl_coef)
-            (loss / tokens * bool(len(index))).backward()
+            (loss / weight * bool(len(index))).backward()
             for name, value in sums.items() if len(index) else ():
                 totals[name] += value
         if self.model.mesh is None:  # FSDP sums gradients in every backward pass
             self.ranks.sum_gradients(self.parameters)
-
-    @property
-    def _metric_names(self) -> tuple[str, ...]:
-        return ("policy_loss", "clip_fraction", *(("value_loss",) if self.model.critic else ()), "loss")
+        return float(weight)
 
     def loss(self, rows: Rows, kl_coef: float = 0.0) -> tuple[Tensor, dict[str, float]]:
-        """The loss, *summed* over response tokens.
+        """The loss, *summed* over response tokens with their weights (`losses.token_weights`).
 
             w · L_policy                           without a critic
             w · L_policy + value_coef · L_value    with a critic
             w · L_policy + kl_coef · k3            with the KL in the loss (GRPO, Dr. GRPO)
+            ... - entropy_coef · H                 with an entropy bonus
 
-        w are the truncated importance sampling weights; the terms are defined in `token_ppo`. The loss of a role is
+        w are the importance sampling weights; the terms are defined in `losses` and `token_ppo`. The loss of a role is
         multiplied by its `loss_weight`, and its own `kl_coef` replaces the policy's.
 
         Returns:
             The loss, a scalar; and the sums over tokens of each of its terms.
         """
         h, mask = self.hyperparameters, rows["mask"]
-        logprobs, values = self.model(rows)
-        policy_loss, clipped = token_ppo.policy_loss(
-            logprobs, rows["logprobs"], rows["advantages"], h.clip_ratio, h.clip_ratio_high
+        logprobs, values, entropy = self.model(rows, with_entropy=h.entropy_coef > 0)
+        policy_losses, clipped = losses.policy_loss(logprobs, rows, h)
+        weights, out_of_bounds = losses.importance_sampling_weights(
+            rows["logprobs"],
+            rows["sampler_logprobs"],
+            mask,
+            h.importance_sampling_mode,
+            h.importance_sampling_clip_max,
+            h.importance_sampling_clip_min,
         )
-        weights = token_ppo.importance_sampling_weights(
-            rows["logprobs"], rows["sampler_logprobs"], h.importance_sampling_clip_max
-        )
-        weighted_mask = mask * loss_weights(rows, h)
-        loss = (policy_loss * weights * weighted_mask).sum()
-        sums = {"policy_loss": loss.item(), "clip_fraction": (clipped * mask).sum().item()}
+        token_weights = losses.token_weights(mask, h)
+        weighted_mask = token_weights * loss_weights(rows, h)
+        loss = (policy_losses * weights * weighted_mask).sum()
+        shares = {name: (tokens * token_weights).sum().item() for name, tokens in {**clipped, **out_of_bounds}.items()}
+        sums = {"policy_loss": loss.item(), **shares}
         if values is not None:
             errors = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
             value_loss = (errors * weighted_mask).sum()
             sums["value_loss"] = value_loss.item()
             loss = loss + h.value_coef * value_loss
         if h.kl_in_loss:
-            # The mask comes first: the exp of a padded token's log-probability could be infinite.
-            kl = token_ppo.sampled_kl(logprobs * mask, rows["reference_logprobs"], "k3")
+            kl = token_ppo.sampled_kl(logprobs, rows["reference_logprobs"], "k3")
             loss = loss + (kl_coefs(rows, h, kl_coef) * kl * weighted_mask).sum()
+        if entropy is not None:
+            loss = loss - h.entropy_coef * (entropy * weighted_mask).sum()
         return loss, {**sums, "loss": loss.item()}
 
     def _clip_gradients(self) -> float:

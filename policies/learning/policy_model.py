@@ -221,15 +221,20 @@ class PolicyModel(nn.Module):
             ]
         return self._reference[0]
 
-    def forward(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities of the responses and, with a critic, the value before each response token.
+    def forward(self, rows: Rows, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities of the responses, the value before each response token, and the entropy there.
+
+        Args:
+            rows: the rows.
+            with_entropy: compute the entropy, for a loss that has it as a term.
 
         Returns:
-            `[B, R]` each, fp32; undefined outside the response mask.
+            `[B, R]` each, fp32; undefined outside the response mask. Values are None without a critic.
         """
         logits, values = self._forward_rows(self.lm, rows, self.critic)
+        logprobs, entropy = token_logprobs(logits, rows["responses"], self.temperature, with_entropy)
         # FSDP puts its hooks on the returned tensors; a view would bypass them.
-        return token_logprobs(logits, rows["responses"], self.temperature), None if values is None else values.clone()
+        return logprobs, None if values is None else values.clone(), entropy
 
     @torch.no_grad()
     def score(self, rows: Rows) -> dict[str, Tensor]:

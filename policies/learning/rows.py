@@ -199,5 +199,5 @@ class NonFiniteUpdate(RuntimeError):
         cause = f"not finite in its batch: {', '.join(names)}" if names else "its batch is finite"
         return (
             f"The gradient of {self.name} is not finite in update {self.update} ({cause}). The optimizer step was "
-            "skipped. Try a smaller lr, a larger kl_coef or dtype=fp32."
+            "skipped. Try a smaller lr, or dtype=fp32."
         )

@@ -1,4 +1,4 @@
-"""The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors.
+"""The formulas of token-level PPO with a KL penalty, as pure functions on `[B, T]` tensors. Policy losses: `losses`.
 
 `B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. Nothing here depends on RLlib or on
 language models. Where the official code of the CORY paper (Ma et al. 2024, arXiv 2410.06101) has the same formulas, it
@@ -39,11 +39,15 @@ def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal[
 
         k1 = -log r             unbiased, high variance
         k3 = (r - 1) - log r    unbiased, never negative
+
+    k3 grows exponentially if the policy avoids a token of the reference. As in verl, it is computed with |log r| up to
+    20, and at most 10 nats per token; beyond that it has no gradient. In fp32 it would be infinite above 88 nats.
     """
     log_ratio = logprobs - reference_logprobs
     if estimator == "k1":
         return log_ratio
-    return torch.expm1(-log_ratio) + log_ratio
+    log_ratio = log_ratio.clamp(-20.0, 20.0)
+    return (torch.expm1(-log_ratio) + log_ratio).clamp(max=10.0)
 
 
 def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float | Tensor) -> Tensor:
@@ -113,50 +117,6 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor) -> Tensor:
     mean = total / count
     variance = max(squares / count - mean * mean, 0.0) * (count / (count - 1.0) if count > 1 else 1.0)
     return (x - mean) * (variance + 1e-8) ** -0.5 * mask
-
-
-def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio: float, clip_ratio_high: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """PPO's clipped surrogate loss (Schulman et al. 2017): max(-A · ρ, -A · clip(ρ, 1 - ε, 1 + ε_high)).
-
-    ρ = exp(logprobs - old_logprobs) is the probability ratio of the trained policy to the one that was scored.
-
-    Args:
-        logprobs: `[B, T]`, of the tokens under the weights being trained.
-        old_logprobs: `[B, T]`, under the weights before the update.
-        advantages: `[B, T]`.
-        clip_ratio: ε.
-        clip_ratio_high: ε_high (clip-higher of DAPO, Yu et al. 2025, §3.1); None: ε.
-
-    Returns:
-        `(loss, clipped)`, `[B, T]` each: the loss of every token, and 1.0 if its ratio was clipped.
-    """
-    ratio = torch.exp(logprobs - old_logprobs)
-    unclipped = -advantages * ratio
-    bounded = -advantages * ratio.clamp(
-        1.0 - clip_ratio, 1.0 + (clip_ratio if clip_ratio_high is None else clip_ratio_high)
-    )
-    return torch.maximum(unclipped, bounded), (bounded > unclipped).to(unclipped.dtype)
-
-
-def importance_sampling_weights(logprobs: Tensor, sampler_logprobs: Tensor, clip_max: float | None) -> Tensor:
-    """Truncated importance sampling weights (Yao et al. 2025): min(π_learner / π_sampler, clip_max).
-
-    They correct the bias from tokens that were sampled with other kernels and precision (engines compute in bf16) or
-    with older weights than the learner's. The cap bounds the weight of rare tokens.
-
-    Args:
-        logprobs: `[B, T]`, by the learner, before the update.
-        sampler_logprobs: `[B, T]`, as the generation engine reported them.
-        clip_max: the largest weight; None: all weights are 1.
-
-    Returns:
-        `[B, T]`, without a gradient.
-    """
-    if clip_max is None:
-        return torch.ones_like(logprobs)
-    return torch.exp(logprobs - sampler_logprobs).clamp(max=clip_max)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:

@@ -47,5 +47,5 @@ class CausalLMModule(TorchRLModule):
 
     def _forward(self, batch: Rows, **kwargs: Any) -> dict[str, Tensor]:
         """Log-probabilities and, with a critic, values of the responses; `[B, R]` each, fp32."""
-        logprobs, values = self.policy(batch)
+        logprobs, values, _ = self.policy(batch)
         return {Columns.ACTION_LOGP: logprobs} | ({} if values is None else {Columns.VF_PREDS: values})

@@ -157,9 +157,19 @@ def _batch(s: DerivedSettings) -> Iterator[str]:
 
 
 def _objective(s: DerivedSettings) -> Iterator[str]:
-    """Advantages and the KL penalty."""
+    """Advantages, the policy loss and the KL penalty."""
     if s.advantage in GROUP_ESTIMATORS and s.num_generations == 1:
         yield f"advantage={s.advantage} requires num_generations of 2 or more (4 or 8 are usual), not 1."
+    if s.loss == "gspo" and s.advantage not in GROUP_ESTIMATORS:
+        yield (
+            f"loss=gspo clips whole responses and conflicts with the advantages per token of advantage={s.advantage}. "
+            "Set advantage=rloo, grpo or dr_grpo, or loss=ppo."
+        )
+    if s.cispo_clip_min is not None and s.cispo_clip_min > s.cispo_clip_max:
+        yield (
+            f"cispo_clip_min={s.cispo_clip_min:g} exceeds cispo_clip_max={s.cispo_clip_max:g}. Set cispo_clip_max to "
+            f"{s.cispo_clip_min:g} or more."
+        )
     if s.kl_in_loss and s.kl_coef and s.kl_estimator != "k3":
         yield (
             f"advantage={s.advantage} has the KL in its loss and requires kl_estimator=k3, not {s.kl_estimator}. Set "
@@ -217,6 +227,11 @@ def _processes(s: DerivedSettings) -> Iterator[str]:
         yield (
             f"max_lag={s.max_lag} requires importance_sampling_clip_max. Set it to 1 or more (2 is usual), or "
             "max_lag=0."
+        )
+    if s.max_lag and s.importance_sampling_mode == "none":
+        yield (
+            f"max_lag={s.max_lag} conflicts with importance_sampling_mode=none, as its responses are from older "
+            "weights. Set importance_sampling_mode=token_truncate, or max_lag=0."
         )
     in_driver = s.gpus_per_runner + (s.gpus_per_learner if s.num_learners == 0 else 0)
     if s.num_runners == 0 and s.gpus_per_runner and in_driver > 1:

@@ -144,6 +144,16 @@ class DerivedSettings(Fields):
         return Hyperparameters(**values, steps=self.responses // self.minibatch_size)
 
     @property
+    def clip_range(self) -> tuple[float, float]:
+        """The clip range of the probability ratio, below and above 1."""
+        return self.hyperparameters.clip_range
+
+    def comparable_dump(self) -> dict[str, Any]:
+        """The settings as plain data, equal for equal runs: a clip range that is the loss's default is null."""
+        is_default = self.clip_range == Hyperparameters(loss=self.loss).clip_range
+        return self.model_dump() | ({"clip_ratio": None, "clip_ratio_high": None} if is_default else {})
+
+    @property
     def loss_weights(self) -> tuple[float, ...]:
         """By position, the weight of the loss."""
         return tuple(role.loss_weight for role in self.chain_roles)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from cory_env.chain_settings import ObservedResponses, StopWhen
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
-from policies.learning.hyperparameters import Advantage, KLEstimator, RewardScope
+from policies.learning.hyperparameters import Advantage, ImportanceSamplingMode, KLEstimator, Loss, RewardScope
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.metadata import (
     computing_setting,
@@ -252,13 +252,32 @@ class Fields(BaseModel):
     group_baseline: float = learning_setting(0.0, ge=0, le=1)
     """With `advantage=gae`: subtract this fraction of the mean advantage of the group's other responses (to the same
     query, or to the same response of the pioneer) from each advantage."""
-    clip_ratio: float = learning_setting(0.2, gt=0, clone=True)
-    """PPO clip range of the probability ratio."""
+    loss: Loss = learning_setting("ppo")
+    """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, and all responses
+    weigh the same (requires `rloo`, `grpo` or `dr_grpo`); `cispo`, ratios as bounded weights without a gradient, so
+    every token has one."""
+    clip_ratio: float | None = learning_setting(None, gt=0, clone=True)
+    """Clip range of the probability ratio (`loss=ppo` and `gspo`); null: 0.2, or with `gspo` 3e-4 below and 4e-4 above
+    1."""
     clip_ratio_high: float | None = learning_setting(None, gt=0, clone=True)
     """Upper clip range, if different (DAPO's clip-higher); null: `clip_ratio`."""
+    dual_clip: float | None = learning_setting(None, gt=1, clone=True)
+    """Bound of the ratio of tokens with negative advantages (`loss=ppo`), such as 3; null: none. Without it, the clip
+    range bounds their ratio only from below."""
+    cispo_clip_max: float = learning_setting(5.0, gt=0)
+    """Largest weight of a token in `loss=cispo`."""
+    cispo_clip_min: float | None = learning_setting(None, gt=0)
+    """Smallest weight of a token in `loss=cispo`; null: no lower bound."""
+    entropy_coef: float = learning_setting(0.0, ge=0, clone=True)
+    """Weight of the mean entropy per token in the objective, which keeps responses diverse."""
+    importance_sampling_mode: ImportanceSamplingMode = learning_setting("token_truncate")
+    """Weights of the policy loss by learner's / sampler's probability, which correct for bf16 and `max_lag`: `token_*`
+    per token, `sequence_*` the product over the response; `*_truncate` sets weights out of bounds to the bound,
+    `*_mask` to 0. `none`: no weights."""
     importance_sampling_clip_max: float | None = learning_setting(2.0, ge=1)
-    """Cap for truncated importance sampling: each token is weighted by min(learner's / sampler's probability, cap),
-    which corrects for bf16 and `max_lag`; null disables it."""
+    """Largest importance sampling weight; null disables the weights, like `importance_sampling_mode=none`."""
+    importance_sampling_clip_min: float | None = learning_setting(None, gt=0, le=1)
+    """Smallest importance sampling weight; null: no lower bound."""
     drop_zero_std_groups: bool = learning_setting(False)
     """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`); they would only contribute their KL."""
     value_clip: float = learning_setting(0.2, gt=0, clone=True)

@@ -62,6 +62,23 @@ REQUIREMENTS = (
     Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
     Requirement(("gamma",), lambda s: s.advantage not in GROUP_ESTIMATORS, "advantage=gae or reinforce"),
     Requirement(
+        ("clip_ratio", "clip_ratio_high"),
+        lambda s: s.loss != "cispo",
+        "loss=ppo or gspo (cispo has cispo_clip_max)",
+    ),
+    Requirement(("dual_clip",), lambda s: s.loss == "ppo", "loss=ppo"),
+    Requirement(("cispo_clip_max", "cispo_clip_min"), lambda s: s.loss == "cispo", "loss=cispo"),
+    Requirement(
+        ("importance_sampling_clip_max", "importance_sampling_clip_min"),
+        lambda s: s.importance_sampling_mode != "none",
+        "an importance_sampling_mode other than none",
+    ),
+    Requirement(
+        ("importance_sampling_mode", "importance_sampling_clip_min"),
+        lambda s: s.importance_sampling_clip_max is not None,
+        "importance_sampling_clip_max",
+    ),
+    Requirement(
         ("drop_zero_std_groups",), lambda s: s.advantage in GROUP_ESTIMATORS, "advantage=rloo, grpo or dr_grpo"
     ),
     Requirement(

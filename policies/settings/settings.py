@@ -378,7 +378,7 @@ def changed_settings(recorded: Settings, requested: Settings) -> list[str]:
 
     A date that the run filled in, because a chat template asks for one and none was set, is not a difference.
     """
-    old, new = recorded.model_dump(), requested.model_dump()
+    old, new = recorded.comparable_dump(), requested.comparable_dump()
     return [name for name in old if old[name] != new[name] and (name != "chat_date" or new[name] is not None)]
 
 

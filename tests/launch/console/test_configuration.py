@@ -83,7 +83,7 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
         1.41e-5,
         0.3,
     )
-    assert (s.gamma, s.lam, s.clip_ratio, s.value_clip, s.value_coef) == (1.0, 0.95, 0.2, 0.2, 0.1)
+    assert (s.gamma, s.lam, s.clip_range, s.value_clip, s.value_coef) == (1.0, 0.95, (0.2, 0.2), 0.2, 0.1)
     assert (s.kl_control, s.reward_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
 
 

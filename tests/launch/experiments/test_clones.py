@@ -31,6 +31,7 @@ CHANGED: dict[str, Any] = {
     **{"temperature": 0.7, "kl_coef": 0.9, "kl_target": 1.0, "kl_horizon": 80, "reward_scaling": "normalize"},
     **{"gamma": 0.5, "lam": 0.5, "clip_ratio": 0.01, "value_clip": 0.01, "value_coef": 1.0, "grad_clip": 0.01},
     **{"average_period": 3, "average_tau": 0.5, "weight_decay": 0.5, "clip_ratio_high": 0.01},
+    **{"dual_clip": 1.001, "entropy_coef": 0.5},
 }
 """The clone's value of each setting that may change."""
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import logits, token_ppo
+from tests.policies.learning import plain_formulas
 from tests.policies.learning.plain_formulas import token_logprobs
 
 BATCH, POSITIONS, LENGTH, VOCABULARY = 3, 9, 5, 11
@@ -33,7 +34,8 @@ GRADIENT = torch.randn(BATCH, LENGTH, generator=torch.Generator().manual_seed(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_log_probabilities_and_gradients_are_exactly_those_of_the_formula(chunk_size: None, dtype: torch.dtype) -> None:
     ours, theirs = model_logits(dtype), model_logits(dtype)
-    logprobs = logits.token_logprobs(ours, TOKENS, TEMPERATURE)
+    logprobs, entropy = logits.token_logprobs(ours, TOKENS, TEMPERATURE)
+    assert entropy is None
     expected = token_logprobs(plain(theirs), TOKENS)
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=0)
@@ -42,6 +44,22 @@ def test_log_probabilities_and_gradients_are_exactly_those_of_the_formula(chunk_
     assert ours.grad is not None and ours.grad.dtype == dtype
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)
     assert not ours.grad[:, : POSITIONS - LENGTH - 1].any() and not ours.grad[:, -1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_entropy_and_its_gradient_are_those_of_the_formula(chunk_size: None, dtype: torch.dtype) -> None:
+    ours, theirs = model_logits(dtype), model_logits(dtype)
+    logprobs, entropy = logits.token_logprobs(ours, TOKENS, TEMPERATURE, with_entropy=True)
+    assert entropy is not None
+    predicting = theirs[:, -LENGTH - 1 : -1].to(logprobs.dtype) / TEMPERATURE
+    expected_logprobs, expected = token_logprobs(predicting, TOKENS), plain_formulas.entropy(predicting)
+    tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-6}[dtype]
+    torch.testing.assert_close(logprobs, expected_logprobs, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(entropy, expected, rtol=tolerance, atol=tolerance)
+    (logprobs * GRADIENT - 0.3 * entropy * GRADIENT.flip(0)).sum().backward()
+    (expected_logprobs * GRADIENT - 0.3 * expected * GRADIENT.flip(0)).sum().backward()
+    tolerance = 1e-2 if dtype == torch.bfloat16 else tolerance
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
 
 
 @torch.no_grad()
@@ -62,6 +80,6 @@ def test_autograd_saves_no_large_tensor_but_the_logits() -> None:
 
     model_output = model_logits(torch.bfloat16)
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        logits.token_logprobs(model_output, TOKENS, TEMPERATURE)
+        logits.token_logprobs(model_output, TOKENS, TEMPERATURE, with_entropy=True)
     large = [tensor for tensor in saved if tensor.numel() > BATCH * POSITIONS]
     assert [tensor.data_ptr() for tensor in large] == [model_output.data_ptr()]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from policies.learning import token_ppo
+from policies.learning import losses, token_ppo
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
@@ -96,8 +96,8 @@ def equal(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
 def mean_loss(learner: PolicyLearner, rows: Rows) -> Tensor:
     """The loss as a masked mean over all tokens, from one padded forward pass over all rows."""
     h, mask = learner.hyperparameters, rows["mask"]
-    logprobs, values = learner.model(rows)
-    policy_loss, _ = token_ppo.policy_loss(logprobs, rows["logprobs"], rows["advantages"], h.clip_ratio)
+    logprobs, values, _ = learner.model(rows)
+    policy_loss, _ = losses.ppo(logprobs, rows["logprobs"], rows["advantages"], *h.clip_range)
     value_loss = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
     return ((policy_loss + h.value_coef * value_loss) * mask).sum() / mask.sum()
 
@@ -186,8 +186,8 @@ def test_each_mini_batch_is_divided_by_its_own_tokens(build: Build) -> None:
     parts = [{name: column[part] for name, column in rows.items()} for part in minibatches(learner, 0)]
     tokens = [float(part["mask"].sum()) for part in parts]
     assert len(set(tokens)) > 1
-    losses = [mean_loss(learner, part).item() for part in parts]
-    weighted = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
+    means = [mean_loss(learner, part).item() for part in parts]
+    weighted = sum(mean * count for mean, count in zip(means, tokens, strict=True)) / sum(tokens)
     assert learner.update(rows, 0)["loss"] == pytest.approx(weighted, abs=1e-5)
     mean_loss(learner, parts[-1]).backward()  # adds to the gradients that the last mini-batch left
     for name, twice in gradients(learner).items():

@@ -32,6 +32,7 @@ from tests.policies.learning.test_policy_learner import VOCAB, make_row_batch, p
 __all__ = ["path"]
 
 RANKS = 3
+SAMPLING = {"importance_sampling_mode": "sequence_truncate", "importance_sampling_clip_max": 1.5}
 COUNTS = (6, 6, 1)
 """Rows per update. With a single row, all ranks but one get none."""
 
@@ -125,8 +126,8 @@ def test_a_sharded_policy_trains_and_scores_like_a_single_process_and_each_resum
 ) -> None:
     cases: list[tuple[str, str, dict[str, Any]]] = [
         (path, "full", {}),  # GPT-2: tied embeddings
-        (llama, "full", {"advantage": "rloo"}),
-        (llama, "lora", {"offload_optimizer": True}),
+        (llama, "full", {"advantage": "rloo", "loss": "gspo", "entropy_coef": 0.1, **SAMPLING}),
+        (llama, "lora", {"offload_optimizer": True, "loss": "cispo", "entropy_coef": 0.1}),
         (llama, "full", {"dtype": "bf16"}),  # rounds differently: embeddings and norms are gathered in bf16 too
     ]
     expected = []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import logits as learner_logits
-from policies.learning import token_ppo
+from policies.learning import losses, token_ppo
 from policies.learning.estimation import RewardMoments
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "token_ppo.json"
@@ -97,7 +97,7 @@ WHITENED = {"f64": 5e-7, "f32": 5e-6}  # the official code rounds n / (n - 1) to
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     """Calls the learner's function, whose logits include the position after the last token."""
-    return learner_logits.token_logprobs(torch.cat([logits, logits[:, -1:]], 1), tokens, temperature=1.0)
+    return learner_logits.token_logprobs(torch.cat([logits, logits[:, -1:]], 1), tokens, temperature=1.0)[0]
 
 
 def score_tokens(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
@@ -201,7 +201,7 @@ def test_losses_clip_fraction_and_gradients_agree(section: str, mode: str, name:
     logits = x.new_logits.clone().requires_grad_()
     values = x.column("out_vpreds").requires_grad_()
     logprobs, old = token_logprobs(logits, x.tokens), token_logprobs(x.logits, x.tokens)
-    policy, clipped = token_ppo.policy_loss(logprobs, old, x.column(*gae, "advantages_whitened"), theirs["cliprange"])
+    policy, clipped = losses.ppo(logprobs, old, x.column(*gae, "advantages_whitened"), theirs["cliprange"])
     value = token_ppo.value_loss(values, x.column("out_values"), x.column(*gae, "returns"), theirs["cliprange_value"])
     policy_mean, value_mean = masked_mean(policy, x.mask), masked_mean(value, x.mask)
     (policy_mean + theirs["vf_coef"] * value_mean).backward()

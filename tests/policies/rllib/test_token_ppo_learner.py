@@ -180,7 +180,7 @@ def test_the_rlmodule_s_outputs_are_those_of_the_model() -> None:
     learner = build()
     module, rows = learner.module["llm_1"], make_row_batch(learner)["llm_1"]
     torch.nn.init.normal_(module.policy.value_head.weight)
-    logprobs, values = module.policy(rows)
+    logprobs, values, _ = module.policy(rows)
     out = module.forward_train(rows)
     assert torch.equal(out[Columns.ACTION_LOGP], logprobs) and torch.equal(out[Columns.VF_PREDS], values)
     assert torch.equal(module.forward_inference(rows)[Columns.ACTION_LOGP], logprobs)

@@ -23,10 +23,10 @@ from policies.settings.settings import SettingsError, changed_settings, make_set
 def test_defaults_are_those_of_the_paper() -> None:
     s = make_settings({})
     assert (s.lr, s.kl_coef, s.queries_per_update, s.minibatch_size, s.num_epochs) == (1.41e-5, 0.3, 256, 256, 4)
-    assert (s.gamma, s.lam, s.clip_ratio, s.value_clip, s.value_coef, s.exchange_period) == (
+    assert (s.gamma, s.lam, s.clip_range, s.value_clip, s.value_coef, s.exchange_period) == (
         1.0,
         0.95,
-        0.2,
+        (0.2, 0.2),
         0.2,
         0.1,
         5,
@@ -91,6 +91,32 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"max_lag": 2}, "Setting `max_lag`=2: Input should be less than or equal to 1."),
         ({"max_lag": 1, "num_runners": 0, "backend": "transformers"}, "max_lag=1 requires num_runners of 1 or more."),
         ({"max_lag": 1, "importance_sampling_clip_max": None}, "max_lag=1 requires importance_sampling_clip_max. Set"),
+        (
+            {"max_lag": 1, "importance_sampling_mode": "none"},
+            "max_lag=1 conflicts with importance_sampling_mode=none, as its responses are from older weights. Set",
+        ),
+        (
+            {"importance_sampling_mode": "none", "importance_sampling_clip_max": 3},
+            "importance_sampling_clip_max=3.0 requires an importance_sampling_mode other than none. Set that, or",
+        ),
+        (
+            {"importance_sampling_mode": "token_mask", "importance_sampling_clip_max": None},
+            "importance_sampling_mode=token_mask requires importance_sampling_clip_max. Set that, or",
+        ),
+        ({"importance_sampling_clip_min": 2}, "Setting `importance_sampling_clip_min`=2: Input should be less than or"),
+        (
+            {"loss": "gspo"},
+            "loss=gspo clips whole responses and conflicts with the advantages per token of advantage=gae. Set",
+        ),
+        ({"loss": "gspo", "advantage": "reinforce"}, "of advantage=reinforce. Set advantage=rloo, grpo or dr_grpo,"),
+        ({"loss": "cispo", "dual_clip": 3}, "dual_clip=3.0 requires loss=ppo. Set that, or dual_clip=null."),
+        ({"dual_clip": 1}, "Setting `dual_clip`=1: Input should be greater than 1."),
+        ({"cispo_clip_max": 3}, "cispo_clip_max=3.0 requires loss=cispo. Set that, or cispo_clip_max=5.0."),
+        ({"loss": "cispo", "clip_ratio": 0.1}, "clip_ratio=0.1 requires loss=ppo or gspo (cispo has cispo_clip_max)."),
+        (
+            {"loss": "cispo", "cispo_clip_max": 0.5, "cispo_clip_min": 0.8},
+            "cispo_clip_min=0.8 exceeds cispo_clip_max=0.5. Set cispo_clip_max to 0.8 or more.",
+        ),
         ({"min_response_tokens": 9, "max_response_tokens": 8}, "min_response_tokens=9 exceeds max_response_tokens=8."),
         ({"temperature": 0.005, "backend": "vllm"}, "backend=vllm requires temperature of 0.01 or more, not 0.005."),
         ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
@@ -185,6 +211,16 @@ def test_a_config_rejects_unknown_settings_immediately() -> None:
 def test_eval_kl_coef_defaults_to_the_initial_kl_coef() -> None:
     assert make_settings({"kl_coef": 0.2}).report_kl_coef == 0.2
     assert make_settings({"kl_coef": 0.2, "eval_kl_coef": 0.1}).report_kl_coef == 0.1
+
+
+def test_a_clip_range_that_equals_the_default_is_no_change() -> None:
+    assert changed_settings(make_settings({"clip_ratio": 0.2}), make_settings({})) == []
+    assert changed_settings(make_settings({}), make_settings({"clip_ratio": 0.1})) == ["clip_ratio"]
+    grouped = {"advantage": "rloo", "num_generations": 2}
+    gspo = {**grouped, "loss": "gspo"}
+    assert changed_settings(make_settings(grouped), make_settings(gspo)) == ["loss"]
+    assert make_settings(gspo).clip_range == (3e-4, 4e-4)
+    assert changed_settings(make_settings(gspo), make_settings({**gspo, "clip_ratio": 0.2})) == ["clip_ratio"]
 
 
 def test_a_missing_model_and_an_exceeded_context_length_are_errors() -> None:
