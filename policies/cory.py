@@ -156,8 +156,9 @@ class Cory(TemporaryLogdir, Algorithm):
             self.scheduler.prefetch(update + 1, mapping.rotated() if exchange_next else mapping)
 
         with timer.phase("learn"):
-            # 2. Score: every LLM computes log-probabilities of its own responses, and the reference's.
-            for policy_id, scores in self.learners.score(rows, keep=True).items():
+            # 2. Score: every LLM computes log-probabilities of its own responses, and with a KL the reference's.
+            scored = self.learners.score(rows, keep=True, reference=s.trains_with_reference)
+            for policy_id, scores in scored.items():
                 rows[policy_id] |= scores
 
             # 3. Assign credit, then estimate advantages.

@@ -79,8 +79,10 @@ class AdvantageEstimator:
         self.reward_moments = RewardMoments()
 
     def _kl(self, rows: Rows) -> Tensor:
-        """The KL to the reference at each token of scored rows, by `kl_estimator`; `[B, R]`."""
+        """The KL to the reference at each token of rows, by `kl_estimator`; `[B, R]`, 0 without reference scores."""
         h = self.hyperparameters
+        if "reference_logprobs" not in rows:
+            return torch.zeros_like(rows["mask"])
         if h.kl_estimator == "full":
             return rows["full_kl"]
         return token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * rows["mask"]

@@ -116,12 +116,13 @@ class Learners(LearnerGroup):
             results.add_result(learner, ResultOrError(result=values[learner]), None)
         return results
 
-    def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
+    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Rows]:
         """Scores the rows of every policy; see `PolicyLearner.score`.
 
         Args:
             rows: rows by policy id.
             keep: keep the rows and their scores in the learners, for `learn`.
+            reference: score them under the reference too.
 
         Returns:
             The scores by policy id, on the CPU.
@@ -130,7 +131,7 @@ class Learners(LearnerGroup):
             LearnerError: see `foreach_learner`.
         """
         shared = self._shared(rows)
-        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep))
+        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep, reference=reference))
         return {policy_id: scores for result in results for policy_id, scores in result.items()}
 
     def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
@@ -175,7 +176,7 @@ class Learners(LearnerGroup):
         return self.call_first(lambda learner: learner.transfer(policy_id, runners, version, restarts, shared))
 
     def score_under(self, policy_id: str, weights: Weights, rows: Rows) -> Rows:
-        """Scores a policy's rows with other weights, and restores the current ones."""
+        """Scores a policy's rows with other weights, without the reference, and restores the current ones."""
         shared = self._shared(weights)
         return self.call_first(lambda learner: learner.score_under(policy_id, shared, rows))
 

@@ -229,7 +229,8 @@ class Fields(BaseModel):
     """Advantage estimator (docs/estimators.md): `gae` with a value head (PPO); `rloo`, `grpo` or `dr_grpo`, relative to
     the policy's other responses to the query in the same role; `reinforce`, relative to all its responses."""
     kl_coef: float = learning_setting(0.3, ge=0, clone=True)
-    """Weight of the KL penalty to the reference policy (eta)."""
+    """Weight of the KL penalty to the reference policy (eta); 0: no reference is loaded and no KL is measured, unless
+    a role's `kl_coef` or `eval_kl_coef` is above 0."""
     kl_estimator: KLEstimator = learning_setting("k1")
     """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo` and
     `dr_grpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not depend
@@ -244,7 +245,8 @@ class Fields(BaseModel):
     """Divide training rewards by their running standard deviation (`scale`), or also subtract their running mean
     (`normalize`)."""
     eval_kl_coef: float | None = learning_setting(None, ge=0, search=False)
-    """KL weight in the reported combined reward; null: the initial `kl_coef`."""
+    """KL weight in the reported combined reward; null: the initial `kl_coef`. Above 0, evaluations measure the KL even
+    if `kl_coef` is 0."""
     gamma: float = learning_setting(1.0, ge=0, le=1, clone=True)
     """Discount per token."""
     lam: float = learning_setting(0.95, ge=0, le=1, clone=True)
