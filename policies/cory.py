@@ -73,7 +73,7 @@ class Cory(TemporaryLogdir, Algorithm):
     """Trains the LLMs of a chain. `train()["cory"]` reports one update.
 
     With `max_lag` 0, resuming is exact: k updates, save, restore, and k more updates equal 2k updates. Query order and
-    sampling seeds depend only on (seed, update).
+    sampling seeds depend only on the seed, the update, and counters that checkpoints store.
     """
 
     config: CoryConfig
@@ -250,6 +250,7 @@ class Cory(TemporaryLogdir, Algorithm):
         state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
             "rotation": self.mapping.rotation,
             "skipped_batches": self.scheduler.skipped_batches,
+            "used_queries": self.scheduler.used_queries,
             "health": self.health.state,
             "estimations": {policy_id: estimator.state() for policy_id, estimator in self.estimators.items()},
         }
@@ -269,6 +270,7 @@ class Cory(TemporaryLogdir, Algorithm):
                 setattr(self, name, cory_state[name])
             self.health.state = cory_state["health"]
             self.scheduler.skipped_batches = cory_state["skipped_batches"]
+            self.scheduler.used_queries = cory_state.get("used_queries", 0)  # absent in older checkpoints
             self.mapping = make_mapping(self.settings, cory_state["rotation"])
             for policy_id, estimator_state in cory_state["estimations"].items():
                 self.estimators[policy_id].load(estimator_state)

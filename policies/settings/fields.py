@@ -263,6 +263,9 @@ class Fields(BaseModel):
     which corrects for bf16 and `max_lag`; null disables it."""
     drop_zero_std_groups: bool = learning_setting(False)
     """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`); they would only contribute their KL."""
+    dynamic_sampling: int | None = learning_setting(None, ge=1)
+    """Replace queries whose groups have equal rewards in all roles by the next queries (DAPO), in at most this many
+    rounds per update; those left then stay. Discarded tokens count in `tokens`. Null: no replacements."""
     value_clip: float = learning_setting(0.2, gt=0, clone=True)
     """Clip range of the change of a value estimate during an update."""
     critic_inputs: Literal["tokens", "chain"] = policy_setting("tokens")

@@ -62,7 +62,9 @@ REQUIREMENTS = (
     Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
     Requirement(("gamma",), lambda s: s.advantage not in GROUP_ESTIMATORS, "advantage=gae or reinforce"),
     Requirement(
-        ("drop_zero_std_groups",), lambda s: s.advantage in GROUP_ESTIMATORS, "advantage=rloo, grpo or dr_grpo"
+        ("drop_zero_std_groups", "dynamic_sampling"),
+        lambda s: s.advantage in GROUP_ESTIMATORS,
+        "advantage=rloo, grpo or dr_grpo",
     ),
     Requirement(
         ("group_baseline",),
