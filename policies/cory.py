@@ -167,7 +167,6 @@ class Cory(TemporaryLogdir, Algorithm):
             train_columns: dict[str, Rows] = {}
             for policy_id, rewards in assign_credit(rows, s.credit_assignment, self.estimators).items():
                 columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | {"rewards": rewards})
-                columns["rewards"] = rewards
                 train_columns[policy_id] = columns
                 rows[policy_id] |= columns
                 policy_metrics[policy_id] |= estimator_metrics

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
 RewardScope = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
+Overlong = Literal["keep", "mask", "penalty"]
 
 
 class Credit(NamedTuple):
@@ -59,6 +60,11 @@ class Hyperparameters:
     kl_target: float = 6.0
     kl_horizon: int = 10000
     reward_scaling: Literal["none", "scale", "normalize"] = "none"
+    overlong: Overlong = "keep"
+    overlong_buffer: int | None = None
+    overlong_penalty: float = 1.0
+    response_limits: tuple[int, ...] = ()
+    """By position, the maximum length of a response, in tokens."""
     loss_weights: tuple[float, ...] = ()
     """By position in the chain, the weight of the loss; empty: 1 everywhere."""
     role_kl_coefs: tuple[float | None, ...] = ()

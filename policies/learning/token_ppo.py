@@ -50,6 +50,23 @@ def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal[
     return torch.expm1(-log_ratio) + log_ratio
 
 
+def overlong_penalty(lengths: Tensor, limits: Tensor, buffer: int, penalty: float = 1.0) -> Tensor:
+    """Soft penalty for responses near the length limit (DAPO, Yu et al. 2025, arXiv 2503.14476, eq. 13).
+
+    With L the limit and c the buffer: 0 up to L - c tokens, then falling linearly to -penalty at L tokens.
+
+    Args:
+        lengths: `[B]`, tokens of each response.
+        limits: `[B]`, L of each.
+        buffer: c, in tokens.
+        penalty: its size at the limit.
+
+    Returns:
+        `[B]`, at most 0, to be added to the rewards.
+    """
+    return -penalty * ((lengths - limits + buffer) / buffer).clamp(0.0, 1.0)
+
+
 def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float | Tensor) -> Tensor:
     """Reward of each token (CORY paper eq. 2): -η · KL_t at every token, plus the response's reward at the last one.
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policies.generation.cuda import check_cuda
 from policies.generation.generator import LoadedWeights
-from policies.learning.estimation import nonzero_std
+from policies.learning.estimation import ended, nonzero_std
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.ranks import mean_tensors, move_to_mean
 from policies.learning.rows import Rows
@@ -130,6 +130,8 @@ class TokenPPOLearner(TorchLearner):
             train_rows = scored_rows[policy_id] | columns[policy_id]
             if self.settings.drop_zero_std_groups:
                 train_rows = nonzero_std(train_rows)
+            if self.settings.overlong == "mask":
+                train_rows = ended(train_rows)
             metrics = self.policies[policy_id].update(train_rows, update, kl_coefs[policy_id])
             self.policies[policy_id].optimizer.zero_grad(set_to_none=True)  # frees memory for the next policy
             self.metrics.log_dict(metrics, key=policy_id, window=1)

@@ -131,6 +131,11 @@ class DerivedSettings(Fields):
         return tuple(role.loss_weight for role in self.chain_roles)
 
     @property
+    def response_limits(self) -> tuple[int, ...]:
+        """By position, the maximum length of a response in tokens."""
+        return tuple(role.max_response_tokens or self.max_response_tokens for role in self.chain_roles)
+
+    @property
     def role_kl_coefs(self) -> tuple[float | None, ...]:
         """By position, the role's own KL coefficient."""
         return tuple(role.kl_coef for role in self.chain_roles)

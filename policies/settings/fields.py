@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from cory_env.chain_settings import ObservedResponses, StopWhen
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
-from policies.learning.hyperparameters import Advantage, KLEstimator, RewardScope
+from policies.learning.hyperparameters import Advantage, KLEstimator, Overlong, RewardScope
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.metadata import (
     computing_setting,
@@ -266,6 +266,13 @@ class Fields(BaseModel):
     dynamic_sampling: int | None = learning_setting(None, ge=1)
     """Replace queries whose groups have equal rewards in all roles by the next queries (DAPO), in at most this many
     rounds per update; those left then stay. Discarded tokens count in `tokens`. Null: no replacements."""
+    overlong: Overlong = learning_setting("keep")
+    """Responses that were cut at the length limit: `keep` them as they are, `mask` them out of the loss (they still
+    count in baselines), or lower the reward of responses near the limit (`penalty`, DAPO)."""
+    overlong_buffer: int | None = learning_setting(None, ge=1)
+    """With `overlong=penalty`: number of tokens before the length limit over which the penalty rises from 0."""
+    overlong_penalty: float = learning_setting(1.0, gt=0)
+    """With `overlong=penalty`: the penalty at the length limit."""
     value_clip: float = learning_setting(0.2, gt=0, clone=True)
     """Clip range of the change of a value estimate during an update."""
     critic_inputs: Literal["tokens", "chain"] = policy_setting("tokens")

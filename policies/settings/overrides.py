@@ -62,6 +62,11 @@ REQUIREMENTS = (
     Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
     Requirement(("gamma",), lambda s: s.advantage not in GROUP_ESTIMATORS, "advantage=gae or reinforce"),
     Requirement(
+        ("overlong_buffer", "overlong_penalty"),
+        lambda s: s.overlong == "penalty",
+        "overlong=penalty",
+    ),
+    Requirement(
         ("drop_zero_std_groups", "dynamic_sampling"),
         lambda s: s.advantage in GROUP_ESTIMATORS,
         "advantage=rloo, grpo or dr_grpo",

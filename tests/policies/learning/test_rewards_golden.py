@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.learning import advantages
+from policies.learning import advantages, token_ppo
 
 GOLDEN = Path(os.environ.get("CORY_SHARED", Path(__file__).parents[4] / "shared")) / "golden" / "losses.json"
 pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden numbers are not beside this checkout")
@@ -48,3 +48,10 @@ def test_grpo_agrees_up_to_its_epsilon() -> None:
     result = advantages.grpo(scores, index)
     torch.testing.assert_close(result.double(), theirs, rtol=0, atol=1e-7)
     assert result[3:6].tolist() == [0.0] * 3
+
+
+def test_the_overlong_penalty_agrees_at_every_length() -> None:
+    numbers = golden("overlong_penalty")
+    lengths = torch.tensor(numbers["lengths"])
+    penalty = token_ppo.overlong_penalty(lengths, torch.full_like(lengths, numbers["limit"]), numbers["buffer"])
+    torch.testing.assert_close(penalty.double(), column("overlong_penalty", "penalty"), rtol=0, atol=1e-7)

@@ -63,7 +63,7 @@ def test_only_queries_without_a_signal_in_any_role_are_replaced(make_cory: MakeC
     expected = [query if signal else next(new) for query, signal in has_signals.items()]
     refs = [PromptRef(query, sample, sib) for query in expected for sample in range(2) for sib in range(siblings)]
     assert after.prompt_refs == refs
-    texts = {ref: sample for ref, sample in zip(before.prompt_refs, before.samples, strict=True)}
+    texts = dict(zip(before.prompt_refs, before.samples, strict=True))
     for ref, sample in zip(after.prompt_refs, after.samples, strict=True):
         if ref.query in has_signals:
             assert sample == texts[ref]
