@@ -105,7 +105,7 @@ def test_reinforce_whitens_the_score_minus_the_kl_to_go_over_all_tokens() -> Non
     expected = torch.tensor(reward_to_go)
     expected = (expected - expected.mean()) / expected.std()
     torch.testing.assert_close(columns["advantages"][rows["mask"].bool()], expected, rtol=1e-4, atol=1e-4)
-    assert columns.keys() == {"kl", "advantages"} and metrics.keys() == {"kl_coef", "credited_reward"}
+    assert columns.keys() == {"kl", "advantages", "rewards"} and metrics.keys() == {"kl_coef", "credited_reward"}
 
 
 @pytest.mark.parametrize(("advantage", "stds"), [("grpo", (13**0.5, 3**0.5)), ("dr_grpo", (1.0, 1.0))])
