@@ -117,3 +117,8 @@ def parity(completions: list[str]) -> list[float]:
 def constant(completions: list[str]) -> list[float]:
     """The same for all."""
     return [1.0] * len(completions)
+
+
+def constant_if_not_broken(completions: list[str], broken: list[bool]) -> list[float]:
+    """NaN for queries marked as broken, otherwise the same for all."""
+    return [math.nan if bad else 1.0 for bad in broken]

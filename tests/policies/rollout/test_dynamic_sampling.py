@@ -8,19 +8,44 @@ from typing import Any
 import pytest
 
 from policies.cory import Cory
+from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import PromptRef, query_at, sample_prompts, sample_replacements
+from policies.rollout.role_mapping import make_mapping
+from policies.rollout.scheduler import RolloutScheduler
 from tests.policies.conftest import MakeCory
+from tests.policies.rollout.test_chain_runner import make_runner
 
 DYNAMIC: dict[str, Any] = {
     "advantage": "rloo",
     "num_generations": 2,
     "queries_per_update": 8,
-    "minibatch_size": 16,
+    "minibatch_size": 8,
     "reward": "tests.policies.sample_rewards:parity",
     "kl_coef": 0.0,
     "eval_every": 100,
 }
+
+
+class LocalRunner:
+    """In the place of `Runners`: generates with one runner in this process, without Ray."""
+
+    def __init__(self, runner: ChainRunner) -> None:
+        self.runner = runner
+
+    def generate(self, prompt_refs: list[PromptRef], **arguments: Any) -> Rollout:
+        return self.runner.sample(prompt_refs=prompt_refs, version=0, **arguments)
+
+
+def generate(updates: int = 1, **settings: Any) -> tuple[list[Rollout], RolloutScheduler]:
+    """Generates the rollouts of the first updates, with the initial weights."""
+    runner = make_runner(**{**DYNAMIC, **settings})
+    local: Any = LocalRunner(runner)
+    scheduler = RolloutScheduler(runner.settings, local, len(runner.task.train))
+    mapping = make_mapping(runner.settings)
+    rollouts = [scheduler.generate(update, mapping) for update in range(updates)]
+    runner.stop()
+    return rollouts, scheduler
 
 
 def test_replacements_are_the_next_queries_that_the_update_does_not_contain() -> None:
@@ -51,15 +76,13 @@ def has_signal(rewards: dict[int, list[float]]) -> bool:
 
 
 @pytest.mark.parametrize("siblings", [1, 2])
-def test_only_queries_without_a_signal_in_any_role_are_replaced(make_cory: MakeCory, siblings: int) -> None:
-    algorithm = make_cory(**DYNAMIC, num_siblings=siblings, dynamic_sampling=1)
-    plain = make_cory(**DYNAMIC, num_siblings=siblings)
-    before = plain.scheduler.generate(0, plain.mapping)
-    after = algorithm.scheduler.generate(0, algorithm.mapping)
+def test_only_queries_without_a_signal_in_any_role_are_replaced(siblings: int) -> None:
+    (before,), _ = generate(num_siblings=siblings)
+    (after,), scheduler = generate(num_siblings=siblings, dynamic_sampling=1)
     has_signals = {query: has_signal(rewards) for query, rewards in rewards_by_query(before).items()}
     replaced = [query for query, signal in has_signals.items() if not signal]
     assert 0 < len(replaced) < 8
-    new = iter(query_at(0, index, algorithm.scheduler.num_queries) for index in range(8, 8 + len(replaced)))
+    new = iter(query_at(0, index, scheduler.num_queries) for index in range(8, 8 + len(replaced)))
     expected = [query if signal else next(new) for query, signal in has_signals.items()]
     refs = [PromptRef(query, sample, sib) for query in expected for sample in range(2) for sib in range(siblings)]
     assert after.prompt_refs == refs
@@ -67,7 +90,7 @@ def test_only_queries_without_a_signal_in_any_role_are_replaced(make_cory: MakeC
     for ref, sample in zip(after.prompt_refs, after.samples, strict=True):
         if ref.query in has_signals:
             assert sample == texts[ref]
-    assert after.counters["replaced_queries"] == len(replaced) == algorithm.scheduler.used_queries
+    assert after.counters["replaced_queries"] == len(replaced) == scheduler.used_queries
     assert before.counters["replaced_queries"] == before.counters["discarded_tokens"] == 0
     lengths = {
         ref: [len(agent.actions[0]["tokens"]) for agent in episode.agent_episodes.values()]
@@ -87,22 +110,42 @@ def test_only_queries_without_a_signal_in_any_role_are_replaced(make_cory: MakeC
     assert after.counters["tokens"] == before.counters["tokens"] + generated
 
 
-def test_rounds_continue_until_no_query_is_left_to_replace(make_cory: MakeCory) -> None:
-    algorithm = make_cory(**DYNAMIC, dynamic_sampling=50)
-    rollout = algorithm.scheduler.generate(0, algorithm.mapping)
-    assert all(map(has_signal, rewards_by_query(rollout).values())) and len(rollout.episodes) == 16
-    assert algorithm.scheduler.used_queries == rollout.counters["replaced_queries"]
+def test_rounds_continue_until_no_query_is_left_and_the_next_update_starts_after_them() -> None:
+    (first, second), scheduler = generate(updates=2, dynamic_sampling=50)
+    for rollout in (first, second):
+        assert all(map(has_signal, rewards_by_query(rollout).values())) and len(rollout.episodes) == 16
+    used = int(first.counters["replaced_queries"])
+    assert scheduler.used_queries == used + second.counters["replaced_queries"]
+    unique = [query_at(0, index, scheduler.num_queries) for index in range(8 + used, 16 + used)]
+    kept = {prompt_ref.query for prompt_ref in second.prompt_refs} & set(unique)
+    assert kept and not kept & {prompt_ref.query for prompt_ref in first.prompt_refs}
 
 
-def test_queries_stay_if_the_data_has_no_others(make_cory: MakeCory, tmp_path: Path) -> None:
+def test_queries_stay_if_the_data_has_no_others(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(f'{{"query": "This film, number {number},"}}\n' for number in range(9)))
-    settings = {**DYNAMIC, "reward": "tests.policies.sample_rewards:constant", "data": str(data)}
-    algorithm = make_cory(**settings, dynamic_sampling=3)
-    assert algorithm.scheduler.num_queries == 8  # the tenth is held out
-    report = algorithm.train()["cory"]
-    assert (report["replaced_queries"], report["discarded_tokens"]) == (0, 0)
-    assert {metrics["frac_zero_std"] for metrics in report["policy"].values()} == {1.0}
+    data.write_text("".join(f'{{"query": "This film, number {number},"}}\n' for number in range(8)))
+    settings = {"reward": "tests.policies.sample_rewards:constant", "data": str(data), "eval_data": str(data)}
+    (rollout,), scheduler = generate(dynamic_sampling=3, **settings)
+    assert scheduler.num_queries == 8 and scheduler.used_queries == 0 and len(rollout.episodes) == 16
+    assert rollout.counters["replaced_queries"] == rollout.counters["discarded_tokens"] == 0
+
+
+def test_a_new_query_whose_reward_fails_replaces_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [
+        f'{{"query": "This film, number {number},", "broken": {"true" if number == 9 else "false"}}}'
+        for number in range(10)
+    ]
+    data.write_text("\n".join(rows))
+    reward = {"reward": "tests.policies.sample_rewards:constant_if_not_broken", "on_reward_error": "skip"}
+    settings = {**reward, "data": str(data), "eval_data": str(data), "dynamic_sampling": 1}
+    for seed in range(20):  # the broken query is one of the two that the update does not contain at first
+        if 9 in {query_at(seed, index, 10) for index in range(8, 10)}:
+            break
+    (rollout,), scheduler = generate(seed=seed, **settings)
+    assert scheduler.used_queries == 2 and rollout.counters["replaced_queries"] == 1
+    assert len(rollout.episodes) == 16 and rollout.counters["dropped_chains"] == 2
+    assert 9 not in {prompt_ref.query for prompt_ref in rollout.prompt_refs}
 
 
 def trace(algorithm: Cory, updates: int) -> list[Any]:
@@ -129,6 +172,6 @@ def test_a_resumed_run_replaces_the_same_queries(make_cory: MakeCory, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_number_of_runners_changes_nothing(make_cory: MakeCory, lag: int) -> None:
-    settings = {**DYNAMIC, "dynamic_sampling": 2, "num_policies": 4, "minibatch_size": 8, "max_lag": lag}
+    settings = {**DYNAMIC, "dynamic_sampling": 2, "num_policies": 4, "max_lag": lag}
     one, three = (trace(make_cory(**settings, num_runners=runners, num_updates=3), 3) for runners in (1, 3))
     assert one == three and all(update["replaced_queries"] > 0 for update in one)
