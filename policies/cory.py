@@ -73,7 +73,7 @@ class Cory(TemporaryLogdir, Algorithm):
     """Trains the LLMs of a chain. `train()["cory"]` reports one update.
 
     With `max_lag` 0, resuming is exact: k updates, save, restore, and k more updates equal 2k updates. Query order and
-    sampling seeds depend only on (seed, update).
+    sampling seeds depend only on the seed, the update, and counters that checkpoints store.
     """
 
     config: CoryConfig
@@ -156,8 +156,9 @@ class Cory(TemporaryLogdir, Algorithm):
             self.scheduler.prefetch(update + 1, mapping.rotated() if exchange_next else mapping)
 
         with timer.phase("learn"):
-            # 2. Score: every LLM computes log-probabilities of its own responses, and the reference's.
-            for policy_id, scores in self.learners.score(rows, keep=True).items():
+            # 2. Score: every LLM computes log-probabilities of its own responses, and with a KL the reference's.
+            scored = self.learners.score(rows, keep=True, reference=s.trains_with_reference)
+            for policy_id, scores in scored.items():
                 rows[policy_id] |= scores
 
             # 3. Assign credit, then estimate advantages.
@@ -169,7 +170,6 @@ class Cory(TemporaryLogdir, Algorithm):
             for policy_id in trained:
                 rewards = credited[policy_id]
                 columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | {"rewards": rewards})
-                columns["rewards"] = rewards
                 train_columns[policy_id] = columns
                 rows[policy_id] |= columns
                 policy_metrics[policy_id] |= estimator_metrics
@@ -252,6 +252,7 @@ class Cory(TemporaryLogdir, Algorithm):
         state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
             "rotation": self.mapping.rotation,
             "skipped_batches": self.scheduler.skipped_batches,
+            "used_queries": self.scheduler.used_queries,
             "health": self.health.state,
             "estimations": {policy_id: estimator.state() for policy_id, estimator in self.estimators.items()},
         }
@@ -271,6 +272,7 @@ class Cory(TemporaryLogdir, Algorithm):
                 setattr(self, name, cory_state[name])
             self.health.state = cory_state["health"]
             self.scheduler.skipped_batches = cory_state["skipped_batches"]
+            self.scheduler.used_queries = cory_state.get("used_queries", 0)  # absent in older checkpoints
             self.mapping = make_mapping(self.settings, cory_state["rotation"])
             for policy_id, estimator_state in cory_state["estimations"].items():
                 self.estimators[policy_id].load(estimator_state)

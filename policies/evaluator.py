@@ -165,12 +165,17 @@ class Evaluator:
             The rollout, and by role the metrics of `compute_response_metrics`: fp32 `[C]` each, in the rollout's order,
             NaN for chains that stopped before the role; empty if the reward failed on every query. For the last
             response of a chain, `kl` is to the reference on the bare query, estimated from the sampled tokens; 0 for a
-            frozen model. Roles
-            that gave a last response also have `in_chain_kl`, to the reference on the role's own prompt.
+            frozen model. Roles that gave a last response also have `in_chain_kl`, to the reference on the role's own
+            prompt. Without a KL weight (`Settings.evaluates_with_reference`), `kl` is NaN, and there is no
+            `in_chain_kl`.
         """
         rollout = self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split=split)
         rows = rows_from_episodes(rollout.episodes)
-        scored = {policy_id: rows[policy_id] | scores for policy_id, scores in self.learners.score(rows).items()}
+        reference = self.settings.evaluates_with_reference
+        scored = {
+            policy_id: rows[policy_id] | scores
+            for policy_id, scores in self.learners.score(rows, reference=reference).items()
+        }
         for policy_id, scored_rows in scored.items():
             if policy_id in self.settings.policy_ids:
                 self.sync_check.check_rows(policy_id, scored_rows)
@@ -183,9 +188,9 @@ class Evaluator:
             role_rows = select_position(scored[mapping(role)], position)
             metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
             is_last = lengths[role_rows["chains"]] == position + 1
-            if len(mapping.roles) > 1 and is_last.any():
+            if reference and len(mapping.roles) > 1 and is_last.any():
                 metrics["in_chain_kl"] = metrics["kl"].clone()
-            if position and is_last.any() and mapping(role) in self.settings.policy_ids:
+            if reference and position and is_last.any() and mapping(role) in self.settings.policy_ids:
                 last = select_rows(role_rows, is_last.nonzero().squeeze(1))
                 metrics["kl"][is_last] = self._bare_query_kl(rollout, last, mapping(role), split)
                 metrics["combined_reward"] = metrics["task_reward"] - self.settings.report_kl_coef * metrics["kl"]

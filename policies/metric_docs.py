@@ -20,10 +20,12 @@ METRIC_DOCS = {
     "`importance_sampling_clip_max`, so it was truncated or masked (`importance_sampling_mode`).",
     "importance_sampling_frac_low": "The same for weights below `importance_sampling_clip_min`.",
     "kl_coef": "Weight of the KL penalty in the update; changes only with `kl_control=adaptive`.",
-    "credited_reward": "Mean reward that `credit` assigned to a response, before `reward_scaling`.",
+    "credited_reward": "Mean reward that `credit` assigned to a response, with the `overlong` penalty, before "
+    "`reward_scaling`.",
     "explained_variance": "Share of the variance of returns that the critic explains (`advantage=gae`).",
     "frac_zero_std": "Share of responses in zero-variance groups, which contribute only their KL (`rloo`, `grpo`, "
     "`dr_grpo`).",
+    "overlong_penalty": "Mean penalty added to the reward of a response near the length limit (`overlong=penalty`).",
     "policy_loss": "Mean policy loss per response token, over all epochs of the update. With `loss=gspo`, here and in "
     "the following shares, the mean over responses of their means.",
     "clip_fraction": "Share of tokens whose probability ratio was clipped; with `loss=gspo` of responses.",

@@ -23,6 +23,8 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 NUM_SAMPLES = 4
+_COUNTERS = ("truncated_prompts", "dropped_chains", "skipped_batches", "replaced_queries", "discarded_tokens")
+"""Counters of a rollout that are reported unchanged."""
 ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "explained_variance")
 """Reported metrics of a role; `explained_variance` only with a critic."""
 
@@ -62,6 +64,10 @@ class Report(TypedDict):
     """Chains dropped because a reward failed (`on_reward_error=skip`), including those of skipped batches."""
     skipped_batches: int
     """Batches of queries skipped before this update because all rewards of an LLM failed."""
+    replaced_queries: int
+    """Queries replaced because all rewards of each group were equal (`dynamic_sampling`)."""
+    discarded_tokens: int
+    """Response tokens to replaced queries; `tokens` includes them."""
     samples: list[dict[str, Any]]
     """A few chains: `query`, and `responses` with `role`, `policy`, `text` and `task_reward`."""
     health: list[dict[str, Any]]
@@ -151,7 +157,7 @@ def update_report(
         "weight_version_lag": update - counters["version"],
         "tokens": counters["tokens"],
         "tokens_per_second": counters["tokens"] / counters["rollout_seconds"],
-        **{name: counters[name] for name in ("truncated_prompts", "dropped_chains", "skipped_batches")},
+        **{name: counters[name] for name in _COUNTERS},
         "samples": _samples(rollout),
     }
 

@@ -118,7 +118,7 @@ class SyncCheck:
             for policy_id in self.settings.policy_ids:
                 prompts = self._prompts(policy_id)
                 rows = _make_rows(prompts, self._generate(policy_id, prompts))
-                self.check_rows(policy_id, rows | self.learners.score({policy_id: rows})[policy_id])
+                self.check_rows(policy_id, rows | self.learners.score({policy_id: rows}, reference=False)[policy_id])
             self._checked_learned = True
 
     def check_rows(self, policy_id: str, rows: Rows) -> None:

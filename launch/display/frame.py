@@ -26,7 +26,10 @@ FRAME_COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "
 MEAN, LAST_RESPONSE = "mean", "last answer"
 TOKEN_KL = "token_kl"
 """KL to the initial policy per token; `policies.health` compares it with `max_token_kl`."""
-RUN_WIDE = ("tokens", "tokens_per_second", "exchanges", "exchanged", "averaged", "collapsed")
+RUN_WIDE = (
+    *("tokens", "tokens_per_second", "discarded_tokens", "replaced_queries"),
+    *("exchanges", "exchanged", "averaged", "collapsed"),
+)
 """Metrics of a whole update, not of one policy or role."""
 MIN_SEEDS = 3
 """Seeds needed to draw an interval: with two, Student's t makes it 13 standard errors wide on each side."""

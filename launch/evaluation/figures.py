@@ -170,14 +170,15 @@ def query_metrics(responses: Sequence[EvaluatedResponse], scoring: Scoring) -> l
         return [math.nan] * len(scoring.names)
     metrics = [response["metrics"] for response in responses]
     rewards = [math.nan if (value := figures["task_reward"]) is None else value for figures in metrics]
-    reward, kl = float(np.mean(rewards)), float(np.mean([figures["kl"] for figures in metrics]))
+    kls = [math.nan if (value := figures["kl"]) is None else value for figures in metrics]  # None: without a reference
+    reward, kl = float(np.mean(rewards)), float(np.mean(kls))
     texts = [
         response["tokens"][:-1] if response["metrics"]["eos_rate"] else response["tokens"] for response in responses
     ]
     values = [
         reward,
         kl,
-        reward - scoring.kl_coef * kl,
+        reward - scoring.kl_coef * kl if scoring.kl_coef else reward,
         float(np.mean([len(response["tokens"]) for response in responses])),
         float(np.mean([figures["eos_rate"] for figures in metrics])),
         distinct_n(texts, 1),

@@ -141,7 +141,7 @@ def run_collapse_signs(run: StudyRun) -> list[HealthSign]:
         if run.final is not None:
             last |= run.final["policy"]
         for policy in run.settings.policy_ids:
-            figures = {name: value for name, value in last[policy].items() if value is not None}
+            figures = {name: math.nan if value is None else value for name, value in last[policy].items()}
             if figures.keys() >= COLLAPSE_METRICS:  # results of older versions have fewer metrics
                 rate = first[policy].get("eos_rate") or 0.0
                 signs += collapse_signs(run.settings, policy, figures, rate, run.settings.eval_queries)

@@ -143,10 +143,9 @@ def _add_derived_metrics(run: StudyRun) -> None:
     for line in run.metrics:
         if "policy" in line:
             for figures in [*line["policy"].values(), *line.get("role", {}).values()]:
-                reward, kl = figures["task_reward"], figures["kl"]
-                figures["combined_reward"] = (
-                    None if reward is None or kl is None else reward - run.settings.report_kl_coef * kl
-                )
+                reward, kl, coef = figures["task_reward"], figures["kl"], run.settings.report_kl_coef
+                penalty = coef * kl if kl is not None else None if coef else 0.0
+                figures["combined_reward"] = None if reward is None or penalty is None else reward - penalty
             if "role" not in line:
                 line["role"] = {role: line["policy"][policy_id] for role, policy_id in line["roles"].items()}
 

@@ -81,9 +81,9 @@ def _paginate(name: str, arms: Sequence[ReportedArm]) -> list[tuple[str, Sequenc
 
 
 def pareto_plots(arms: Sequence[ReportedArm]) -> list[Plot]:
-    """Plots the arms' final task reward against −KL."""
+    """Plots the final task reward against −KL, of the arms that measure the KL."""
     plots = []
-    for name, page_arms in _paginate("pareto", arms):
+    for name, page_arms in _paginate("pareto", [arm for arm in arms if arm.settings.evaluates_with_reference]):
         legend = [
             LegendEntry(arm.label, colour)
             for arm, colour in zip(page_arms, choose_colours(len(page_arms)), strict=True)

@@ -18,8 +18,11 @@ GroupEstimator = Callable[[Tensor, Tensor], Tensor]
 STD_EPSILON = 1e-4
 """Added to a group's standard deviation by GRPO, as in TRL; smaller differences in reward count as noise."""
 
-ZERO_STD_TOLERANCE = 1e-9
-"""Rewards this close to their group's mean count as equal; sums of equal rewards differ by rounding."""
+ZERO_STD_TOLERANCE = 1e-6
+"""Rewards of a group count as equal if none differs from their mean by more than this share of the largest magnitude
+(or, near 0, by `ZERO_STD_ABSOLUTE_TOLERANCE`). fp32 rounds to 6e-8: sums of equal rewards differ by rounding, and so
+does a mean of equal rewards from them. Without a tolerance, division by the standard deviation would amplify that."""
+ZERO_STD_ABSOLUTE_TOLERANCE = 1e-9
 
 
 def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -41,6 +44,8 @@ def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     """REINFORCE leave-one-out (Kool et al. 2019, Ahmadian et al. 2024): A_i = r_i - mean_{j≠i} r_j over the group.
+
+    As with all estimators here, groups with zero reward variance (`ZERO_STD_TOLERANCE`) get an advantage of exactly 0.
 
     Args:
         rewards: `[B]`, reward of each response.
@@ -67,7 +72,7 @@ def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
 def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     """GRPO (Shao et al. 2024): A_i = (r_i - mean(r)) / (std(r) + ε) over the group; same shapes as in `rloo`.
 
-    The standard deviation is unbiased. Groups with zero reward variance get zero advantage.
+    The standard deviation is unbiased.
     """
     centred, size, group = _center_by_group(rewards, groups)
     squares = torch.zeros_like(centred).index_add(0, group, centred**2)[group]
@@ -79,16 +84,25 @@ GROUP_ESTIMATORS: dict[str, GroupEstimator] = {"rloo": rloo, "grpo": grpo, "dr_g
 
 
 def has_nonzero_std(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Whether the rewards of each response's group differ; `[B]`, bool."""
+    """Whether the rewards of each response's group differ, by more than `ZERO_STD_TOLERANCE`; `[B]`, bool."""
     centred, _, group = _center_by_group(rewards, groups)
-    max_deviation = torch.zeros(int(group.max()) + 1, dtype=torch.float64)
-    max_deviation = max_deviation.scatter_reduce(0, group, centred.abs(), "amax")
-    return max_deviation[group] > ZERO_STD_TOLERANCE
+    return _group_max(centred.abs(), group) > 0
 
 
 def _center_by_group(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns rewards minus their group's mean, group sizes (both float64), and group indices; `[B]` each."""
+    """Returns rewards minus their group's mean, group sizes (both float64), and group indices; `[B]` each.
+
+    In zero-variance groups, the differences from the mean are exactly 0.
+    """
     _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
     rewards = rewards.double()
     means = torch.zeros_like(sizes, dtype=torch.float64).index_add(0, group, rewards) / sizes
-    return rewards - means[group], sizes[group].double(), group
+    centred = rewards - means[group]
+    limit = (ZERO_STD_TOLERANCE * _group_max(rewards.abs(), group)).clamp(min=ZERO_STD_ABSOLUTE_TOLERANCE)
+    return centred * (_group_max(centred.abs(), group) > limit), sizes[group].double(), group
+
+
+def _group_max(values: Tensor, group: Tensor) -> Tensor:
+    """Returns the maximum of each response's group, of values of at least 0; `[B]`, float64."""
+    maxima = torch.zeros(int(group.max()) + 1, dtype=torch.float64)
+    return maxima.scatter_reduce(0, group, values, "amax")[group]

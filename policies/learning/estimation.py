@@ -57,6 +57,11 @@ class RewardMoments:
         return shifted / (self.std + torch.finfo(torch.float32).eps)
 
 
+def ended(rows: Rows) -> Rows:
+    """Drops the rows that were cut at the length limit (`overlong=mask`)."""
+    return select_rows(rows, rows["ended"].nonzero().squeeze(1))
+
+
 def nonzero_std(rows: Rows) -> Rows:
     """Drops the rows of zero-variance groups, whose rewards are all equal."""
     return select_rows(rows, has_nonzero_std(rows["rewards"], rows["groups"]).nonzero().squeeze(1))
@@ -79,8 +84,10 @@ class AdvantageEstimator:
         self.reward_moments = RewardMoments()
 
     def _kl(self, rows: Rows) -> Tensor:
-        """The KL to the reference at each token of scored rows, by `kl_estimator`; `[B, R]`."""
+        """The KL to the reference at each token of rows, by `kl_estimator`; `[B, R]`, 0 without reference scores."""
         h = self.hyperparameters
+        if "reference_logprobs" not in rows:
+            return torch.zeros_like(rows["mask"])
         if h.kl_estimator == "full":
             return rows["full_kl"]
         return token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * rows["mask"]
@@ -114,10 +121,27 @@ class AdvantageEstimator:
             rows: all rows of the policy, scored, with `rewards` from `assign_credit`.
 
         Returns:
-            The columns `kl` and `advantages`, and with a critic `returns`, `[B, R]` each.
+            The columns `kl` and `advantages`, and with a critic `returns`, `[B, R]` each; and `rewards`, `[B]`, with
+            the penalty of `overlong=penalty`.
             The metrics `kl_coef` (the one used here) and `credited_reward`; with a critic `explained_variance`; with a
-            group estimator `frac_zero_std`, the share of responses in zero-variance groups.
+            group estimator `frac_zero_std`, the share of responses in zero-variance groups; with `overlong=penalty` the
+            mean `overlong_penalty`.
         """
+        columns, metrics = {"rewards": rows["rewards"]}, {}
+        if self.hyperparameters.overlong == "penalty":
+            penalties = self._overlong_penalties(rows)
+            columns["rewards"] = rows["rewards"] + penalties
+            metrics["overlong_penalty"] = float(penalties.mean())
+        estimated, estimator_metrics = self._estimate(rows | columns)
+        return columns | estimated, metrics | estimator_metrics
+
+    def _overlong_penalties(self, rows: Rows) -> Tensor:
+        h = self.hyperparameters
+        assert h.overlong_buffer is not None
+        limits = torch.tensor(h.response_limits)[rows["positions"]]
+        return token_ppo.overlong_penalty(rows["mask"].sum(1), limits, h.overlong_buffer, h.overlong_penalty)
+
+    def _estimate(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, float]]:
         h, mask, kl = self.hyperparameters, rows["mask"], self._kl(rows)
         credited_reward, _ = self.reward_moments.update(rows["rewards"])
         rewards = self.reward_moments.scale(rows["rewards"], h.reward_scaling)

@@ -10,6 +10,7 @@ RewardScope = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
 Loss = Literal["ppo", "gspo", "cispo"]
 ImportanceSamplingMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "none"]
+Overlong = Literal["keep", "mask", "penalty"]
 
 
 class Credit(NamedTuple):
@@ -68,6 +69,11 @@ class Hyperparameters:
     kl_target: float = 6.0
     kl_horizon: int = 10000
     reward_scaling: Literal["none", "scale", "normalize"] = "none"
+    overlong: Overlong = "keep"
+    overlong_buffer: int | None = None
+    overlong_penalty: float = 1.0
+    response_limits: tuple[int, ...] = ()
+    """By position, the maximum length of a response, in tokens."""
     loss_weights: tuple[float, ...] = ()
     """By position in the chain, the weight of the loss; empty: 1 everywhere."""
     role_kl_coefs: tuple[float | None, ...] = ()

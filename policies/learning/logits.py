@@ -40,23 +40,26 @@ def token_logprobs(
     return logprobs, entropy
 
 
-def score_logits(policy: Tensor, reference: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, ...]:
+def score_logits(policy: Tensor, reference: Tensor | None, tokens: Tensor, temperature: float) -> tuple[Tensor, ...]:
     """`token_ppo.score_tokens` from the logits of a policy and its reference, without a gradient.
 
     Args:
         policy: logits `[B, S, V]`, as in `token_logprobs`.
-        reference: logits `[B, S, V]`.
+        reference: logits `[B, S, V]`; None: no reference.
         tokens: `[B, R]` token ids.
         temperature: above 0.
 
     Returns:
-        The four results of `token_ppo.score_tokens`, `[B, R]` each, fp32 or better.
+        The results of `token_ppo.score_tokens`, `[B, R]` each, fp32 or better.
     """
-    scores = [torch.empty(tokens.shape, dtype=master_dtype(policy.dtype), device=tokens.device) for _ in range(4)]
+    count = 2 if reference is None else 4
+    scores = [torch.empty(tokens.shape, dtype=master_dtype(policy.dtype), device=tokens.device) for _ in range(count)]
     for chunk, positions in _chunks(policy, tokens):
         policy_logprobs, reference_logprobs = (
-            _scale_logits(logits[:, positions], temperature).log_softmax(-1) for logits in (policy, reference)
+            None if logits is None else _scale_logits(logits[:, positions], temperature).log_softmax(-1)
+            for logits in (policy, reference)
         )
+        assert policy_logprobs is not None
         chunk_scores = token_ppo.score_tokens(policy_logprobs, reference_logprobs, tokens[:, chunk])
         for score, chunk_score in zip(scores, chunk_scores, strict=True):
             score[:, chunk] = chunk_score

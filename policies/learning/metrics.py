@@ -26,13 +26,15 @@ def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tenso
 
     Returns:
         fp32 `[B]` each: `task_reward` (NaN if the role has none), `kl` (nats, summed over the response),
-        `combined_reward`, `response_length` (tokens), `eos_rate` (1 if it ends with a stop token), `repetition`.
+        `combined_reward`, `response_length` (tokens), `eos_rate` (1 if it ends with a stop token), `repetition`. If the
+        rows were scored without the reference, `kl` is NaN, and so is `combined_reward` if the KL has a weight in it.
     """
-    kl, task_reward = rows["full_kl"].sum(1), rows["task_rewards"].float()
+    task_reward = rows["task_rewards"].float()
+    kl = rows["full_kl"].sum(1) if "full_kl" in rows else torch.full_like(task_reward, torch.nan)
     return {
         "task_reward": task_reward,
         "kl": kl,
-        "combined_reward": task_reward - eval_kl_coef * kl,
+        "combined_reward": task_reward - eval_kl_coef * kl if eval_kl_coef else task_reward,
         "response_length": rows["mask"].sum(1),
         "eos_rate": rows["ended"],
         "repetition": repetition(rows["responses"], rows["mask"]),

@@ -18,7 +18,7 @@ from torch import Tensor
 from policies.learning import losses, stored_policy, token_ppo
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
-from policies.learning.policy_model import SCORES, VALUE_HEAD, PolicyModel
+from policies.learning.policy_model import REFERENCE_SCORES, SCORES, VALUE_HEAD, PolicyModel
 from policies.learning.ranks import Ranks
 from policies.learning.rows import (
     NonFiniteUpdate,
@@ -74,26 +74,26 @@ class PolicyLearner:
 
     # Scoring, once per batch, before training.
 
-    def score(self, rows: Rows) -> Rows:
+    def score(self, rows: Rows, *, reference: bool = True) -> Rows:
         """Scores rows with the current weights; see `PolicyModel.score`. All ranks must call it with the same rows.
 
         Returns:
             `[B, R]` each, zero outside the mask.
         """
         rows = self._to_device(rows)
-        names = (*SCORES, "values") if self.model.critic else SCORES
+        names = (*SCORES, *(REFERENCE_SCORES if reference else ()), *(("values",) if self.model.critic else ()))
         scores = torch.zeros(
             len(names), *rows["mask"].shape, dtype=master_dtype(self.model.dtype), device=self.model.device
         )
         for index, micro_batch in self._micro_batches(rows):
-            scored = self.model.score(micro_batch)
+            scored = self.model.score(micro_batch, reference=reference)
             for i, name in enumerate(names):
                 scores[i, index, : scored[name].shape[1]] = scored[name][: len(index)]
         self.ranks.sum(scores)  # rows of other ranks are zero here
         return dict(zip(names, scores * rows["mask"], strict=True))
 
     def score_under(self, weights: Mapping[str, np.ndarray], rows: Rows) -> Rows:
-        """Scores rows with other weights, and restores the current ones.
+        """Scores rows with other weights, without the reference, and restores the current ones.
 
         Args:
             weights: by the names of `stream_weights`.
@@ -101,7 +101,7 @@ class PolicyLearner:
         """
         with self.model.temporary_weights():
             self.model.load({f"lm.{name}": array for name, array in weights.items()}, critic=False)
-            return self.score(rows)
+            return self.score(rows, reference=False)
 
     # Training.
 
@@ -218,7 +218,7 @@ class PolicyLearner:
             value_loss = (errors * weighted_mask).sum()
             sums["value_loss"] = value_loss.item()
             loss = loss + h.value_coef * value_loss
-        if h.kl_in_loss:
+        if h.kl_in_loss and "reference_logprobs" in rows:
             kl = token_ppo.sampled_kl(logprobs, rows["reference_logprobs"], "k3")
             loss = loss + (kl_coefs(rows, h, kl_coef) * kl * weighted_mask).sum()
         if entropy is not None:

@@ -34,8 +34,10 @@ from policies.models.language_model import (
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 
-SCORES = ("logprobs", "reference_logprobs", "entropy", "full_kl")
+SCORES = ("logprobs", "entropy")
 """The results of `PolicyModel.score`; with a critic there are also `values`."""
+REFERENCE_SCORES = ("reference_logprobs", "full_kl")
+"""Its results with the reference."""
 VALUE_HEAD = "value_head."
 _BF16_TOLERANCE = 0.1  # nats by which bf16 may change the log-probability of a token on average
 
@@ -104,6 +106,7 @@ class PolicyModel(nn.Module):
         gradient_checkpointing: bool = False,
         trust_remote_code: bool = False,
         max_length: int | None = None,
+        reference: bool = True,
         mesh: DeviceMesh | None = None,
     ) -> None:
         """Builds the LM and, with a critic, the value head.
@@ -121,6 +124,8 @@ class PolicyModel(nn.Module):
             trust_remote_code: run code that comes with the model.
             max_length: maximal number of tokens of a prompt and its response, which decides the attention used;
                 None: unknown.
+            reference: whether `score` will be called with the reference. If not, a sharded model does not load it;
+                others load it when they first use it.
             mesh: the processes over which the model and its reference are sharded; None: no sharding.
 
         Raises:
@@ -156,9 +161,9 @@ class PolicyModel(nn.Module):
         if critic:
             self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
-            self._shard(mesh, forward_dtype)
+            self._shard(mesh, forward_dtype, reference)
 
-    def _shard(self, mesh: DeviceMesh, forward_dtype: torch.dtype) -> None:
+    def _shard(self, mesh: DeviceMesh, forward_dtype: torch.dtype, has_reference: bool) -> None:
         """Shards the LM, the value head and the reference; with LoRA the reference is the LM itself."""
         has_base = any(not parameter.requires_grad for parameter in self.lm.parameters())  # stored in the compute type
         if self.critic:
@@ -167,6 +172,8 @@ class PolicyModel(nn.Module):
         shard(self, transformer_blocks(self.lm), mesh, None if has_base else forward_dtype)
         register_fsdp_forward_method(self, "score")
         load_sharded(self.lm, self.path, self.trust_remote_code, mesh)
+        if not has_reference:
+            return
         reference = self.lm
         if not has_base:
             reference = init_empty(self.path, self.trust_remote_code, forward_dtype).requires_grad_(False)
@@ -237,19 +244,25 @@ class PolicyModel(nn.Module):
         return logprobs, None if values is None else values.clone(), entropy
 
     @torch.no_grad()
-    def score(self, rows: Rows) -> dict[str, Tensor]:
+    def score(self, rows: Rows, *, reference: bool = True) -> dict[str, Tensor]:
         """Everything about a batch that stays constant while PPO trains on it.
 
+        Args:
+            rows: the batch.
+            reference: whether to score it under the reference too.
+
         Returns:
-            `[B, R]` each, fp32: `logprobs`, `reference_logprobs`, `entropy`, and `full_kl`, the KL to the reference
-            over the whole vocabulary; with a critic also `values`. The logits are freed here.
+            `[B, R]` each, fp32: `logprobs` and `entropy`; with the reference also `reference_logprobs`, and `full_kl`,
+            the KL to the reference over the whole vocabulary; with a critic also `values`. The logits are freed here.
         """
         policy, values = self._forward_rows(self.lm, rows, self.critic)
-        reference = self.reference()
-        with adapters_disabled(self.lm) if reference is self.lm else nullcontext():
-            reference_logits, _ = self._forward_rows(reference, rows, with_values=False)
+        reference_logits = None
+        if reference:
+            lm = self.reference()
+            with adapters_disabled(self.lm) if lm is self.lm else nullcontext():
+                reference_logits, _ = self._forward_rows(lm, rows, with_values=False)
         scores = score_logits(policy, reference_logits, rows["responses"], self.temperature)
-        scored = dict(zip(SCORES, scores, strict=True))
+        scored = dict(zip((*SCORES, *REFERENCE_SCORES)[: len(scores)], scores, strict=True))
         return scored if values is None else scored | {"values": values}
 
     @torch.no_grad()

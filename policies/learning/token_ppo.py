@@ -13,23 +13,27 @@ import torch
 from torch import Tensor
 
 
-def score_tokens(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def score_tokens(policy: Tensor, reference: Tensor | None, tokens: Tensor) -> tuple[Tensor, ...]:
     """Log-probabilities, entropy and KL of each token under a policy and its reference, from one softmax of each.
 
     Args:
         policy: `[B, T, V]` log-probabilities, fp32 or better; overwritten.
-        reference: `[B, T, V]` log-probabilities, fp32 or better.
+        reference: `[B, T, V]` log-probabilities, fp32 or better; None: no reference.
         tokens: `[B, T]` token ids.
 
     Returns:
-        `[B, T]` each, in nats: log-probabilities of the tokens under the policy and under the reference, entropy of the
-        policy, and KL(policy || reference) over the whole vocabulary (CORY paper eq. 2).
+        `[B, T]` each, in nats: log-probabilities of the tokens under the policy, entropy of the policy; and with a
+        reference, log-probabilities of the tokens under it, and KL(policy || reference) over the whole vocabulary
+        (CORY paper eq. 2).
     """
     index = tokens.unsqueeze(-1)
-    logprobs, reference_logprobs = policy.gather(-1, index).squeeze(-1), reference.gather(-1, index).squeeze(-1)
+    logprobs = policy.gather(-1, index).squeeze(-1)
     probabilities = policy.exp()
     entropy = -(probabilities * policy).sum(-1)
-    return logprobs, reference_logprobs, entropy, probabilities.mul_(policy.sub_(reference)).sum(-1)
+    if reference is None:
+        return logprobs, entropy
+    full_kl = probabilities.mul_(policy.sub_(reference)).sum(-1)
+    return logprobs, entropy, reference.gather(-1, index).squeeze(-1), full_kl
 
 
 def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k3"]) -> Tensor:
@@ -48,6 +52,23 @@ def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal[
         return log_ratio
     log_ratio = log_ratio.clamp(-20.0, 20.0)
     return (torch.expm1(-log_ratio) + log_ratio).clamp(max=10.0)
+
+
+def overlong_penalty(lengths: Tensor, limits: Tensor, buffer: int, penalty: float = 1.0) -> Tensor:
+    """Soft penalty for responses near the length limit (DAPO, Yu et al. 2025, arXiv 2503.14476, eq. 13).
+
+    With L the limit and c the buffer: 0 up to L - c tokens, then falling linearly to -penalty at L tokens.
+
+    Args:
+        lengths: `[B]`, tokens of each response.
+        limits: `[B]`, L of each.
+        buffer: c, in tokens.
+        penalty: its size at the limit.
+
+    Returns:
+        `[B]`, at most 0, to be added to the rewards.
+    """
+    return -penalty * ((lengths - limits + buffer) / buffer).clamp(0.0, 1.0)
 
 
 def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float | Tensor) -> Tensor:

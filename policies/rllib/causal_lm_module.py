@@ -21,6 +21,7 @@ def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
     return {
         # A name, not a path: each process resolves it, since folders differ between machines.
         "model": settings.models[policy_id],
+        "reference": settings.evaluates_with_reference,
         "critic": settings.critic,
         "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
         "temperature": settings.temperature,

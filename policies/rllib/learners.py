@@ -116,12 +116,13 @@ class Learners(LearnerGroup):
             results.add_result(learner, ResultOrError(result=values[learner]), None)
         return results
 
-    def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
+    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Rows]:
         """Scores the rows of every policy; see `PolicyLearner.score`, and `frozen_scores` for frozen models.
 
         Args:
             rows: rows by policy id.
             keep: keep the rows and their scores in the learners, for `learn`.
+            reference: score them under the reference too.
 
         Returns:
             The scores by policy id, on the CPU.
@@ -133,7 +134,11 @@ class Learners(LearnerGroup):
         trained = {policy_id: part for policy_id, part in rows.items() if policy_id in policy_ids}
         frozen = {policy_id: frozen_scores(part) for policy_id, part in rows.items() if policy_id not in policy_ids}
         shared = self._shared(trained)
-        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep)) if trained else []
+        results = (
+            self.call_all(lambda learner: learner.score(fetch(shared), keep=keep, reference=reference))
+            if trained
+            else []
+        )
         return {policy_id: scores for result in results for policy_id, scores in result.items()} | frozen
 
     def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
@@ -178,7 +183,7 @@ class Learners(LearnerGroup):
         return self.call_first(lambda learner: learner.transfer(policy_id, runners, version, restarts, shared))
 
     def score_under(self, policy_id: str, weights: Weights, rows: Rows) -> Rows:
-        """Scores a policy's rows with other weights, and restores the current ones."""
+        """Scores a policy's rows with other weights, without the reference, and restores the current ones."""
         shared = self._shared(weights)
         return self.call_first(lambda learner: learner.score_under(policy_id, shared, rows))
 

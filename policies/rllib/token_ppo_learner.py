@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policies.generation.cuda import check_cuda
 from policies.generation.generator import LoadedWeights
-from policies.learning.estimation import nonzero_std
+from policies.learning.estimation import ended, nonzero_std
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.ranks import mean_tensors, move_to_mean
 from policies.learning.rows import Rows
@@ -94,18 +94,22 @@ class TokenPPOLearner(TorchLearner):
     def _make_modules_ddp_if_necessary(self) -> None:
         """Does nothing: `PolicyLearner` broadcasts weights and sums gradients itself."""
 
-    def score(self, rows: dict[str, Rows], *, keep: bool = False) -> dict[str, Rows]:
+    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Rows]:
         """Scores the rows of this learner's policies; all learners must call it with the same rows.
 
         Args:
             rows: rows by policy id.
             keep: keep the rows with their scores for `learn`.
+            reference: score them under the reference too.
 
         Returns:
             Scores by policy id, only of policies for which this learner is rank 0.
         """
         policy_ids = [policy_id for policy_id in sorted(rows) if policy_id in self.policies]
-        scored = {policy_id: to_cpu(self.policies[policy_id].score(rows[policy_id])) for policy_id in policy_ids}
+        scored = {
+            policy_id: to_cpu(self.policies[policy_id].score(rows[policy_id], reference=reference))
+            for policy_id in policy_ids
+        }
         if keep:
             self._rows = {policy_id: rows[policy_id] | scores for policy_id, scores in scored.items()}
         return {policy_id: scores for policy_id, scores in scored.items() if self.policies[policy_id].is_rank_zero}
@@ -126,6 +130,8 @@ class TokenPPOLearner(TorchLearner):
             train_rows = scored_rows[policy_id] | columns[policy_id]
             if self.settings.drop_zero_std_groups:
                 train_rows = nonzero_std(train_rows)
+            if self.settings.overlong == "mask":
+                train_rows = ended(train_rows)
             metrics = self.policies[policy_id].update(train_rows, update, kl_coefs[policy_id])
             self.policies[policy_id].optimizer.zero_grad(set_to_none=True)  # frees memory for the next policy
             self.metrics.log_dict(metrics, key=policy_id, window=1)
@@ -202,7 +208,7 @@ class TokenPPOLearner(TorchLearner):
         return sent if policy.is_rank_zero else None
 
     def score_under(self, policy_id: str, weights: Weights | ray.ObjectRef[Weights], rows: Rows) -> Rows | None:
-        """Scores a policy's rows with other weights; None: this learner is not rank 0 of the policy."""
+        """Scores a policy's rows with other weights, without the reference; None: this is not rank 0 of the policy."""
         policy = self.policies.get(policy_id)
         if policy is None:
             return None

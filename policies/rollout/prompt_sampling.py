@@ -1,7 +1,10 @@
-"""Sampling an update's queries. They depend only on (seed, update), so a resumed run samples the same ones."""
+"""Sampling an update's queries. They depend only on the seed, the update, and the number of queries that dynamic
+sampling used before it, so a resumed run samples the same ones.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ class PromptRef(NamedTuple):
     """Which of the chains that fork from the same response of the pioneer."""
 
 
-def sample_prompts(seed: int, update: int, size: int, total: int, samples: int = 1) -> list[PromptRef]:
+def sample_prompts(seed: int, update: int, size: int, total: int, samples: int = 1, used: int = 0) -> list[PromptRef]:
     """Returns the queries of one update: the next `size` of an endless sequence of shuffled epochs.
 
     Args:
@@ -28,16 +31,47 @@ def sample_prompts(seed: int, update: int, size: int, total: int, samples: int =
         size: queries per update.
         total: number of training queries.
         samples: pioneer responses per query.
+        used: queries of the sequence that replacements in earlier updates used.
     """
     prompt_refs: list[PromptRef] = []
     num_samples: dict[int, int] = {}  # by query: at an epoch boundary, an update may contain a query twice
-    for index in range(update * size, (update + 1) * size):
-        epoch, offset = divmod(index, total)
-        query = int(query_order(seed, epoch, total)[offset])
+    for index in range(update * size + used, (update + 1) * size + used):
+        query = query_at(seed, index, total)
         first = num_samples.get(query, 0)
         num_samples[query] = first + samples
         prompt_refs += [PromptRef(query, sample) for sample in range(first, first + samples)]
     return prompt_refs
+
+
+def sample_replacements(
+    seed: int, first: int, count: int, total: int, excluded: Collection[int]
+) -> tuple[list[int], int]:
+    """Returns the next queries of the sequence that an update does not contain yet.
+
+    Args:
+        seed: of the run.
+        first: index in the sequence from which to search.
+        count: maximum number of queries.
+        total: number of training queries.
+        excluded: queries that the update contains or contained.
+
+    Returns:
+        The queries, fewer than `count` if there are no others; and the number of queries of the sequence used.
+    """
+    queries: list[int] = []
+    used = 0
+    while len(queries) < min(count, total - len(excluded)):
+        query = query_at(seed, first + used, total)
+        used += 1
+        if query not in excluded and query not in queries:
+            queries.append(query)
+    return queries, used
+
+
+def query_at(seed: int, index: int, total: int) -> int:
+    """Returns the query at an index of the endless sequence of shuffled epochs."""
+    epoch, offset = divmod(index, total)
+    return int(query_order(seed, epoch, total)[offset])
 
 
 @lru_cache(maxsize=2)

@@ -8,8 +8,10 @@ from typing import Any
 
 from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
+from policies.learning.estimation import AdvantageEstimator
+from policies.rollout.dynamic_sampling import QueryRefs, count_tokens, replace_queries, zero_std_queries
 from policies.rollout.episodes import Rollout, concat_rollouts
-from policies.rollout.prompt_sampling import PromptRef, sample_prompts
+from policies.rollout.prompt_sampling import PromptRef, sample_prompts, sample_replacements
 from policies.rollout.role_mapping import RoleMapping
 from policies.rollout.runners import PendingRollout, Runners
 from policies.settings.settings import Settings
@@ -42,16 +44,20 @@ class RolloutScheduler:
         self.num_queries = num_queries
         self.skipped_batches = 0
         """Number of batches skipped so far. Query order and sampling seeds depend on it and on the update."""
+        self.used_queries = 0
+        """Number of queries that dynamic sampling used so far. Query order depends on it."""
         self._pending: dict[UpdateKey, list[PendingRollout]] = {}
         self._prefetched: dict[UpdateKey, list[Rollout] | Exception] = {}
 
     def generate(self, update: int, mapping: RoleMapping) -> Rollout:
         """Returns the rollout of an update: the chains of all teams. Each team has its own queries.
 
-        If all rewards of a team fail (`on_reward_error=skip`), the batch is skipped and the next one is generated.
+        If all rewards of a team fail (`on_reward_error=skip`), the batch is skipped and the next one is generated. With
+        `dynamic_sampling`, queries with zero reward variance are replaced.
 
         Returns:
-            The rollout. Its counters also cover the skipped batches; `skipped_batches` is their number.
+            The rollout. Its counters also cover skipped batches, whose number is `skipped_batches`, and replaced
+            queries, whose number is `replaced_queries`, with `discarded_tokens`.
 
         Raises:
             RewardError: more than `MAX_SKIPPED_BATCHES` batches in a row would be skipped.
@@ -61,8 +67,10 @@ class RolloutScheduler:
         for count in range(MAX_SKIPPED_BATCHES + 1):
             batch = self._batch(update, mapping)
             if all(rollout.episodes for rollout in batch):
+                batch, replacement_counters = self._replace_zero_std(update, mapping, batch)
                 combined = concat_rollouts([*skipped, *batch])
-                return Rollout(combined.episodes, {**combined.counters, "skipped_batches": count})
+                counters = {**combined.counters, "skipped_batches": count, **replacement_counters}
+                return Rollout(combined.episodes, counters)
             skipped += [rollout.without_chains() for rollout in batch]
             self.skipped_batches += 1
             logger.warning("Update %d: the reward failed on every query. Skipping the batch.", update + 1)
@@ -70,6 +78,47 @@ class RolloutScheduler:
             f"The reward failed on every query of {MAX_SKIPPED_BATCHES + 1} batches in a row, for update {update + 1}. "
             "Fix the reward or the services it depends on."
         )
+
+    def _replace_zero_std(
+        self, update: int, mapping: RoleMapping, batch: list[Rollout]
+    ) -> tuple[list[Rollout], dict[str, int]]:
+        """Replaces queries with zero reward variance in up to `dynamic_sampling` rounds; those left after them stay.
+
+        Everything is decided here, by queries in their order, so the number of runners changes nothing.
+
+        Returns:
+            The rollout by team, and the counters of replacements.
+        """
+        s, counters = self.settings, {"replaced_queries": 0, "discarded_tokens": 0}
+        if s.dynamic_sampling is None:
+            return batch, counters
+        teams = list(self._team_batches(update, mapping))
+        samples, credit = s.num_generations, s.credit_assignment
+        queries: list[list[QueryRefs]] = [
+            [prompt_refs[start : start + samples] for start in range(0, len(prompt_refs), samples)]
+            for prompt_refs, _ in teams
+        ]
+        excluded = {prompt_ref.query for prompt_refs, _ in teams for prompt_ref in prompt_refs}
+        estimators = {policy_id: AdvantageEstimator(s.hyperparameters) for policy_id in s.policy_ids}
+        next_index = (update + self.skipped_batches + 1) * s.queries_per_update + self.used_queries
+        for _ in range(s.dynamic_sampling):
+            num_replaced = counters["replaced_queries"]
+            for k, (_, arguments) in enumerate(teams):
+                replaced = zero_std_queries(batch[k], credit, estimators)
+                count = sum(refs[0].query in replaced for refs in queries[k])
+                new_queries, used = sample_replacements(s.seed, next_index, count, self.num_queries, excluded)
+                if not new_queries:
+                    continue
+                next_index, self.used_queries = next_index + used, self.used_queries + used
+                excluded |= set(new_queries)
+                new_refs = [[PromptRef(query, sample) for sample in range(samples)] for query in new_queries]
+                new = self.runners.generate([ref for refs in new_refs for ref in refs], **arguments)
+                batch[k], queries[k], discarded = replace_queries(batch[k], queries[k], replaced, new, new_refs)
+                counters["replaced_queries"] += len({ref.query for ref in new.prompt_refs})
+                counters["discarded_tokens"] += count_tokens(discarded)
+            if counters["replaced_queries"] == num_replaced:
+                break
+        return batch, counters
 
     def _batch(self, update: int, mapping: RoleMapping) -> list[Rollout]:
         """Returns an update's rollout by team, prefetched or generated now."""
@@ -111,7 +160,9 @@ class RolloutScheduler:
     def _team_batches(self, update: int, mapping: RoleMapping) -> Iterator[tuple[Sequence[PromptRef], dict[str, Any]]]:
         """Yields each team's queries, and the other arguments of `ChainRunner.sample`."""
         s, teams, batch = self.settings, mapping.teams(), update + self.skipped_batches
-        prompt_refs = sample_prompts(s.seed, batch, s.queries_per_update, self.num_queries, s.num_generations)
+        prompt_refs = sample_prompts(
+            s.seed, batch, s.queries_per_update, self.num_queries, s.num_generations, self.used_queries
+        )
         size = len(prompt_refs) // len(teams)
         for k, team in enumerate(teams):
             arguments = {"update": batch, "mapping": team, "split": "train", "num_siblings": s.num_siblings}

@@ -157,7 +157,7 @@ def _batch(s: DerivedSettings) -> Iterator[str]:
 
 
 def _objective(s: DerivedSettings) -> Iterator[str]:
-    """Advantages, the policy loss and the KL penalty."""
+    """Advantages, the policy loss and penalties."""
     if s.advantage in GROUP_ESTIMATORS and s.num_generations == 1:
         yield f"advantage={s.advantage} requires num_generations of 2 or more (4 or 8 are usual), not 1."
     if s.loss == "gspo" and s.advantage not in GROUP_ESTIMATORS:
@@ -177,6 +177,14 @@ def _objective(s: DerivedSettings) -> Iterator[str]:
         )
     if s.kl_control == "adaptive" and s.kl_coef == 0:
         yield "kl_control=adaptive multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_control=fixed."
+    if s.overlong == "penalty":
+        limit = min(s.response_limits)
+        if s.overlong_buffer is None:
+            yield "overlong=penalty requires overlong_buffer, in tokens. A fifth of max_response_tokens is usual."
+        elif s.overlong_buffer >= limit:
+            yield f"overlong_buffer={s.overlong_buffer} is not below the limit of {limit} response tokens. Lower it."
+        if s.min_response_tokens is not None:
+            yield "overlong=penalty conflicts with min_response_tokens, which varies the length limit. Remove one."
     if s.kl_control == "adaptive" and s.kl_horizon < s.responses:
         yield f"kl_horizon={s.kl_horizon} is shorter than one update. Set kl_horizon to {s.responses} or more."
 

@@ -159,6 +159,11 @@ class DerivedSettings(Fields):
         return tuple(role.loss_weight for role in self.chain_roles)
 
     @property
+    def response_limits(self) -> tuple[int, ...]:
+        """By position, the maximum length of a response in tokens."""
+        return tuple(role.max_response_tokens or self.max_response_tokens for role in self.chain_roles)
+
+    @property
     def role_kl_coefs(self) -> tuple[float | None, ...]:
         """By position, the role's own KL coefficient."""
         return tuple(role.kl_coef for role in self.chain_roles)
@@ -194,3 +199,13 @@ class DerivedSettings(Fields):
     def report_kl_coef(self) -> float:
         """Fixed KL weight of the reported combined reward."""
         return self.kl_coef if self.eval_kl_coef is None else self.eval_kl_coef
+
+    @property
+    def trains_with_reference(self) -> bool:
+        """Whether training has a KL penalty, and so needs the reference's log-probabilities."""
+        return any((self.kl_coef if coef is None else coef) > 0 for coef in self.role_kl_coefs)
+
+    @property
+    def evaluates_with_reference(self) -> bool:
+        """Whether evaluations measure the KL. If not, no process loads the reference."""
+        return self.trains_with_reference or self.report_kl_coef > 0

@@ -9,7 +9,14 @@ from pydantic import BaseModel, ConfigDict
 from cory_env.chain_settings import ObservedResponses, StopWhen
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
-from policies.learning.hyperparameters import Advantage, ImportanceSamplingMode, KLEstimator, Loss, RewardScope
+from policies.learning.hyperparameters import (
+    Advantage,
+    ImportanceSamplingMode,
+    KLEstimator,
+    Loss,
+    Overlong,
+    RewardScope,
+)
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.metadata import (
     computing_setting,
@@ -229,7 +236,8 @@ class Fields(BaseModel):
     """Advantage estimator (docs/estimators.md): `gae` with a value head (PPO); `rloo`, `grpo` or `dr_grpo`, relative to
     the policy's other responses to the query in the same role; `reinforce`, relative to all its responses."""
     kl_coef: float = learning_setting(0.3, ge=0, clone=True)
-    """Weight of the KL penalty to the reference policy (eta)."""
+    """Weight of the KL penalty to the reference policy (eta); 0: no reference is loaded and no KL is measured, unless
+    a role's `kl_coef` or `eval_kl_coef` is above 0."""
     kl_estimator: KLEstimator = learning_setting("k1")
     """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo` and
     `dr_grpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not depend
@@ -244,7 +252,8 @@ class Fields(BaseModel):
     """Divide training rewards by their running standard deviation (`scale`), or also subtract their running mean
     (`normalize`)."""
     eval_kl_coef: float | None = learning_setting(None, ge=0, search=False)
-    """KL weight in the reported combined reward; null: the initial `kl_coef`."""
+    """KL weight in the reported combined reward; null: the initial `kl_coef`. Above 0, evaluations measure the KL even
+    if `kl_coef` is 0."""
     gamma: float = learning_setting(1.0, ge=0, le=1, clone=True)
     """Discount per token."""
     lam: float = learning_setting(0.95, ge=0, le=1, clone=True)
@@ -280,6 +289,16 @@ class Fields(BaseModel):
     """Smallest importance sampling weight; null: no lower bound."""
     drop_zero_std_groups: bool = learning_setting(False)
     """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`); they would only contribute their KL."""
+    dynamic_sampling: int | None = learning_setting(None, ge=1)
+    """Replace queries whose groups have equal rewards in all roles by the next queries (DAPO), in at most this many
+    rounds per update; those left then stay. Discarded tokens count in `tokens`. Null: no replacements."""
+    overlong: Overlong = learning_setting("keep")
+    """Responses that were cut at the length limit: `keep` them as they are, `mask` them out of the loss (they still
+    count in baselines), or lower the reward of responses near the limit (`penalty`, DAPO)."""
+    overlong_buffer: int | None = learning_setting(None, ge=1)
+    """With `overlong=penalty`: number of tokens before the length limit over which the penalty rises from 0."""
+    overlong_penalty: float = learning_setting(1.0, gt=0)
+    """With `overlong=penalty`: the penalty at the length limit."""
     value_clip: float = learning_setting(0.2, gt=0, clone=True)
     """Clip range of the change of a value estimate during an update."""
     critic_inputs: Literal["tokens", "chain"] = policy_setting("tokens")

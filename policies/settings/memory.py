@@ -171,13 +171,13 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
         trained = [model.parameters for model in models]
         references = dict(zip(names, models, strict=True)).values()
         reference_bytes = float(size) if device.type == "cuda" or shards > 1 else 4.0
-        parts = {
-            "weights": 4.0 * sum(trained),
-            "reference": reference_bytes * sum(model.parameters for model in references),
-        }
+        parts = {"weights": 4.0 * sum(trained)}
+        if settings.evaluates_with_reference:
+            parts["reference"] = reference_bytes * sum(model.parameters for model in references)
     else:
         trained = [model.adapter for model in models]
-        parts = {"base and reference": _base(settings, models[0], device), "adapters": 4.0 * sum(trained)}
+        base = "base and reference" if settings.evaluates_with_reference else "base"
+        parts = {base: _base(settings, models[0], device), "adapters": 4.0 * sum(trained)}
     adam = 8.0 * sum(trained) / shards
     parts["gradients"] = 4.0 * max(trained)  # LLMs learn one after another
     parts = {name: part / shards for name, part in parts.items()}

@@ -78,8 +78,11 @@ REQUIREMENTS = (
         lambda s: s.importance_sampling_clip_max is not None,
         "importance_sampling_clip_max",
     ),
+    Requirement(("overlong_buffer", "overlong_penalty"), lambda s: s.overlong == "penalty", "overlong=penalty"),
     Requirement(
-        ("drop_zero_std_groups",), lambda s: s.advantage in GROUP_ESTIMATORS, "advantage=rloo, grpo or dr_grpo"
+        ("drop_zero_std_groups", "dynamic_sampling"),
+        lambda s: s.advantage in GROUP_ESTIMATORS,
+        "advantage=rloo, grpo or dr_grpo",
     ),
     Requirement(
         ("group_baseline",),

@@ -107,3 +107,18 @@ def has_letter(completions: list[str], letter: list[str]) -> list[str | None]:
 def done_after_three(completions: list[str]) -> list[str | None]:
     """Feedback: nothing to correct from three characters on."""
     return [None if len(text) >= 3 else "too short" for text in completions]
+
+
+def parity(completions: list[str]) -> list[float]:
+    """0 or 1, so that many groups have equal rewards."""
+    return [float(len(text) % 2) for text in completions]
+
+
+def constant(completions: list[str]) -> list[float]:
+    """The same for all."""
+    return [1.0] * len(completions)
+
+
+def constant_if_not_broken(completions: list[str], broken: list[bool]) -> list[float]:
+    """NaN for queries marked as broken, otherwise the same for all."""
+    return [math.nan if bad else 1.0 for bad in broken]

@@ -29,7 +29,16 @@ def test_grpo_also_divides_by_the_groups_unbiased_standard_deviation() -> None:
 @pytest.mark.parametrize("estimator", advantages.GROUP_ESTIMATORS.values(), ids=list(advantages.GROUP_ESTIMATORS))
 def test_a_group_of_equal_scores_gets_zero_advantage(estimator: advantages.GroupEstimator) -> None:
     scores, queries = torch.tensor([0.1, 0.1, 0.1, 8.0]), torch.tensor([1, 1, 1, 3])
-    assert estimator(scores, queries).tolist() == pytest.approx([0.0] * 4, abs=1e-9)
+    assert estimator(scores, queries).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("estimator", advantages.GROUP_ESTIMATORS.values(), ids=list(advantages.GROUP_ESTIMATORS))
+def test_rewards_that_differ_by_rounding_alone_are_equal(estimator: advantages.GroupEstimator) -> None:
+    rewards = torch.tensor([300.0, 300.0001, 300.0, 300.01, 0.3, 0.1 + 0.2], dtype=torch.float64)  # limits 3e-4, 3e-7
+    queries = torch.tensor([1, 1, 2, 2, 3, 3])
+    result = estimator(rewards, queries)
+    assert result[[0, 1, 4, 5]].tolist() == [0.0] * 4 and (result[2:4] != 0).all()
+    assert advantages.has_nonzero_std(rewards, queries).tolist() == [False, False, True, True, False, False]
 
 
 @pytest.mark.parametrize("estimator", advantages.GROUP_ESTIMATORS.values(), ids=list(advantages.GROUP_ESTIMATORS))

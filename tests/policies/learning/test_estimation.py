@@ -49,6 +49,26 @@ def leave_one_out(totals: list[float]) -> list[float]:
     return [total - (sum(totals) - total) / (len(totals) - 1) for total in totals]
 
 
+def test_the_overlong_penalty_lowers_a_responses_own_reward_by_its_roles_limit() -> None:
+    limits: dict[str, Any] = {"overlong": "penalty", "overlong_buffer": 3, "response_limits": (6, 5)}
+    rows = scored() | {"positions": torch.tensor([0, 0, 0, 0, 0, 1])}
+    expected = [0.0, -2 * 2 / 3, 0.0, 0.0, -2 * 1 / 3, -2.0]  # lengths 2, 5, 3, 1, 4, and 6 with a limit of 5
+    plain, plain_metrics = make_estimator(advantage="rloo").estimate(rows)
+    columns, metrics = make_estimator(advantage="rloo", overlong_penalty=2.0, **limits).estimate(rows)
+    assert columns["rewards"].tolist() == pytest.approx([score + p for score, p in zip(SCORES, expected, strict=True)])
+    assert torch.equal(plain["rewards"], rows["rewards"]) and "overlong_penalty" not in plain_metrics
+    assert metrics["overlong_penalty"] == pytest.approx(sum(expected) / 6)
+    changes = (columns["advantages"] - plain["advantages"])[:, 0].tolist()
+    assert changes == pytest.approx(leave_one_out(expected[:3]) + leave_one_out(expected[3:]), abs=1e-6)
+
+
+def test_without_the_reference_there_is_no_penalty() -> None:
+    rows = {name: column for name, column in scored().items() if name not in ("reference_logprobs", "full_kl")}
+    columns, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(rows)
+    expected, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(scored())
+    assert torch.equal(columns["advantages"], expected["advantages"]) and not columns["kl"].any()
+
+
 @pytest.mark.parametrize("estimator", ["full", "k1", "k3"])
 def test_with_a_critic_advantages_are_whitened_gae_and_the_kl_is_in_the_reward(estimator: str) -> None:
     rows = scored()
@@ -85,7 +105,7 @@ def test_reinforce_whitens_the_score_minus_the_kl_to_go_over_all_tokens() -> Non
     expected = torch.tensor(reward_to_go)
     expected = (expected - expected.mean()) / expected.std()
     torch.testing.assert_close(columns["advantages"][rows["mask"].bool()], expected, rtol=1e-4, atol=1e-4)
-    assert columns.keys() == {"kl", "advantages"} and metrics.keys() == {"kl_coef", "credited_reward"}
+    assert columns.keys() == {"kl", "advantages", "rewards"} and metrics.keys() == {"kl_coef", "credited_reward"}
 
 
 @pytest.mark.parametrize(("advantage", "stds"), [("grpo", (13**0.5, 3**0.5)), ("dr_grpo", (1.0, 1.0))])

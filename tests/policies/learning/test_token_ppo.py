@@ -31,13 +31,15 @@ def test_score_tokens_gives_the_results_of_the_four_formulas() -> None:
     policy, reference = logits([P, P, Q], [Q, UNIFORM, UNIFORM]), logits([Q, P, P], [UNIFORM, UNIFORM, P])
     plain = (
         plain_formulas.token_logprobs(policy, tokens),
-        plain_formulas.token_logprobs(reference, tokens),
         plain_formulas.entropy(policy),
+        plain_formulas.token_logprobs(reference, tokens),
         plain_formulas.full_kl(policy, reference),
     )
     fast = token_ppo.score_tokens(policy.log_softmax(-1), reference.log_softmax(-1), tokens)
     for ours, theirs in zip(fast, plain, strict=True):
         close(ours, theirs)
+    without_reference = token_ppo.score_tokens(policy.log_softmax(-1), None, tokens)
+    assert all(map(torch.equal, without_reference, fast[:2])) and len(without_reference) == 2
 
 
 def test_entropy_is_ln_v_for_a_uniform_token_and_zero_for_a_certain_one() -> None:

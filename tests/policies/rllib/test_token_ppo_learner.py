@@ -176,6 +176,35 @@ def test_without_a_critic_there_is_no_value_head_in_memory_state_optimizer_or_me
     assert set(metrics[0]) - set(metrics[1]) == {"value_loss"}
 
 
+def test_with_overlong_mask_a_truncated_response_counts_in_its_groups_baseline_alone() -> None:
+    settings = {"advantage": "rloo", "num_generations": 2, "minibatch_size": 8, "num_agents": 1, "kl_coef": 0.0}
+    cut, complete = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.ones(4)
+
+    def weights_after(overlong: str, ended: torch.Tensor, token: int = 0, reward: float = 0.0) -> dict[str, np.ndarray]:
+        learner = build(**settings, overlong=overlong)
+        rows = make_row_batch(learner, policy_ids=["llm_1"])
+        rows["llm_1"] |= {"ended": ended, "groups": torch.tensor([0, 0, 1, 1])}
+        rows["llm_1"]["responses"][1] += token
+        rows["llm_1"]["task_rewards"][1] += reward
+        update(learner, rows)
+        return state(learner, "llm_1")
+
+    masked = weights_after("mask", cut)
+    assert equal(weights_after("mask", cut, token=1), masked)
+    assert not equal(weights_after("mask", cut, reward=5.0), masked)
+    assert not equal(weights_after("keep", cut), masked)
+    assert equal(weights_after("keep", cut), weights_after("mask", complete))
+
+
+def test_if_all_responses_are_truncated_and_masked_no_weight_changes() -> None:
+    learner = build(overlong="mask")
+    before, rows = state(learner, "llm_1"), make_row_batch(learner)
+    for columns in rows.values():
+        columns["ended"][:] = 0.0
+    metrics = update(learner, rows)["llm_1"]
+    assert equal(state(learner, "llm_1"), before) and steps(learner, "llm_1") == set() and metrics["grad_norm"] == 0.0
+
+
 def test_the_rlmodule_s_outputs_are_those_of_the_model() -> None:
     learner = build()
     module, rows = learner.module["llm_1"], make_row_batch(learner)["llm_1"]

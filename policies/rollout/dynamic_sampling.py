@@ -1,0 +1,84 @@
+"""Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476, §3.2): replaces queries that teach nothing.
+
+A query teaches nothing if all its groups, in every role, are zero-variance groups: all its advantages are 0. DAPO
+samples whole batches until enough other queries are found, and discards the rest. Here each round generates only as
+many queries as are missing, so fewer tokens are discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+
+from policies.learning.advantages import has_nonzero_std
+from policies.learning.credit import assign_credit
+from policies.learning.estimation import AdvantageEstimator
+from policies.learning.hyperparameters import Credit
+from policies.rllib.token_batch import rows_from_episodes
+from policies.rollout.episodes import Rollout, concat_rollouts
+from policies.rollout.prompt_sampling import PromptRef
+
+QueryRefs = Sequence[PromptRef]
+"""The prompt references of one query in an update, one per response of the pioneer."""
+
+
+def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, AdvantageEstimator]) -> set[int]:
+    """Returns the queries whose groups have zero reward variance in all roles.
+
+    Rewards are those after credit assignment, without the KL penalty. So a query is kept if credit assignment gives
+    the responses of a role different rewards, although their own task rewards are equal.
+
+    Args:
+        rollout: chains of one team.
+        credit: the credit settings.
+        estimators: advantage estimators by policy id, without critics.
+    """
+    if not rollout.episodes:
+        return set()
+    rows = rows_from_episodes(rollout.episodes)  # not scored, so there is no KL
+    queries = [prompt_ref.query for prompt_ref in rollout.prompt_refs]
+    kept: set[int] = set()
+    for policy_id, rewards in assign_credit(rows, credit, estimators).items():
+        is_kept = has_nonzero_std(rewards, rows[policy_id]["groups"])
+        kept |= {queries[chain] for chain in rows[policy_id]["chains"][is_kept].tolist()}
+    return set(queries) - kept
+
+
+def replace_queries(
+    rollout: Rollout, queries: Sequence[QueryRefs], replaced: set[int], new: Rollout, new_queries: Sequence[QueryRefs]
+) -> tuple[Rollout, list[QueryRefs], list[MultiAgentEpisode]]:
+    """Replaces queries by new ones, which take their places in the update's order.
+
+    A new query without chains, because its reward failed, replaces nothing.
+
+    Args:
+        rollout: the chains so far.
+        queries: their queries in order.
+        replaced: the queries to replace.
+        new: the chains of new queries.
+        new_queries: these queries; there may be fewer than places.
+
+    Returns:
+        The rollout, with the counters of both; its queries; and the chains that were replaced.
+    """
+    answered = {prompt_ref.query for prompt_ref in new.prompt_refs}
+    remaining = iter([refs for refs in new_queries if refs[0].query in answered])
+    order: list[QueryRefs] = []
+    removed: set[PromptRef] = set()
+    for refs in queries:
+        new_refs = next(remaining, None) if refs[0].query in replaced else None
+        removed.update(refs if new_refs is not None else ())
+        order.append(refs if new_refs is None else new_refs)
+    index_of = {prompt_ref: index for index, prompt_ref in enumerate(ref for refs in order for ref in refs)}
+    combined = concat_rollouts([rollout, new])
+    refs_of_episodes = [prompt_ref._replace(sibling=0) for prompt_ref in combined.prompt_refs]
+    episodes = list(zip(refs_of_episodes, combined.episodes, strict=True))
+    kept = sorted(((ref, episode) for ref, episode in episodes if ref in index_of), key=lambda pair: index_of[pair[0]])
+    discarded = [episode for ref, episode in episodes if ref in removed]
+    return Rollout([episode for _, episode in kept], combined.counters), order, discarded
+
+
+def count_tokens(episodes: Sequence[MultiAgentEpisode]) -> int:
+    """Returns the number of response tokens of chains; a response from which several chains fork counts once."""
+    return sum(int(rows["mask"].sum()) for rows in rows_from_episodes(episodes).values())
