@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory_env.shadowing import project_packages_first
+from cory_env.tokenizer import split_revision
 from policies.compat.vllm import (
     engine_is_dead,
     fail_pending_calls,
@@ -156,7 +157,8 @@ class VLLMGenerator:
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
         classes = preserve_model_classes() if self._arguments.get("enforce_eager") else nullcontext()
         with errors, preserve_num_threads(), classes, project_packages_first():
-            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._cache_bytes.get(name), **self._arguments)
+            hub_id, revision = split_revision(self._paths[name])
+            engine = LLM(hub_id, **revision, kv_cache_memory_bytes=self._cache_bytes.get(name), **self._arguments)
         if self.in_process:
             keep_process_groups(engine)
         return engine
