@@ -69,6 +69,7 @@ def measure_chains(
     return [
         [
             EvaluatedResponse(
+                **({"reasoning": response["reasoning"]} if "reasoning" in response else {}),
                 policy=name,
                 role=response["role"],
                 query=prompt_ref.query,
