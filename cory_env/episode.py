@@ -184,11 +184,13 @@ class ChainEpisode:
         ]
 
     def _shown_feedback(self, position: int) -> str | None:
-        """Returns the text that later agents see as feedback on a response; None if there is none."""
+        """Returns the text that later agents see as feedback on a response; None if its role never gets any."""
         feedback = self.feedback_entry(position).get("feedback", NO_ANSWER)
         if feedback is None:
             return self.chain.task.solved_feedback
-        return feedback if isinstance(feedback, str) else None
+        if isinstance(feedback, str):
+            return feedback
+        return "" if self.chain.positions[position].role.produces_response else None  # "": its thought was cut off
 
     def note_rewards(self, task_rewards: Sequence[float | None]) -> None:
         """Notes the task rewards of the responses that had none, in the chain's order.
