@@ -62,19 +62,20 @@ class ThinkingTags:
             response: The response's token ids.
 
         Returns:
-            The index after the first end tag, as in vLLM's reasoning parsers; 0 if there is no thought; None if the
-            thought was cut off.
+            The index after the first end tag in a thought; 0 if there is no thought; None if the thought was cut off.
         """
-        if self.end_id in response:
-            return list(response).index(self.end_id) + 1
-        return None if self.start_id in response or self.opened_by(prompt) else 0
+        inside = self.opened_by(prompt)
+        for index, token in enumerate(response):
+            if token == self.end_id and inside:
+                return index + 1
+            inside = inside or token == self.start_id
+        return None if inside else 0
 
-    def thought(self, response: Sequence[int], answer_start: int | None) -> list[int] | None:
-        """Returns the tokens of the thought without its tags; None if there is none. For the arguments see above."""
-        if answer_start == 0:
-            return None
-        tokens = list(response[: None if answer_start is None else answer_start - 1])
-        return tokens[tokens.index(self.start_id) + 1 :] if self.start_id in tokens else tokens
+    def thought(self, prompt: Sequence[int], response: Sequence[int]) -> list[int] | None:
+        """Returns the tokens of the thought without its tags; None if there is none."""
+        stream = ThoughtStream(self, prompt)
+        thought, _ = stream.add(response)
+        return thought if stream.has_thought else None
 
     def split(self, tokens: Sequence[int]) -> Iterator[str | list[int]]:
         """Yields the parts of a response: its tags as text, and the tokens between them."""
@@ -92,23 +93,24 @@ class ThinkingTags:
 class ThoughtStream:
     """Splits a response into thought and answer while it is generated.
 
-    The result is that of `ThinkingTags`, except for tokens before a tag that the model was not expected to write: they
-    count as the answer until the tag appears.
+    The answer is the one after `ThinkingTags.answer_start`. Tokens before a start tag count as the answer too, because
+    they are streamed before the tag appears.
     """
 
     def __init__(self, tags: ThinkingTags, prompt: Sequence[int]) -> None:
         """Starts at the end of a prompt."""
         self._tags = tags
-        self._inside, self._ended = tags.opened_by(prompt), False
+        self._inside = self.has_thought = tags.opened_by(prompt)
+        self._ended = False
 
     def add(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         """Returns the new tokens of the thought and those of the answer, without the tags around the thought."""
         thought, answer = list[int](), list[int]()
         for token in tokens:
-            if not self._ended and token == self._tags.end_id:
+            if not self._ended and token == self._tags.start_id:
+                self._inside = self.has_thought = True
+            elif self._inside and token == self._tags.end_id:
                 self._inside, self._ended = False, True
-            elif not self._ended and token == self._tags.start_id:
-                self._inside = True
             else:
                 (thought if self._inside else answer).append(token)
         return thought, answer
@@ -164,14 +166,9 @@ class ResponseDecoder:
         """Returns the index of the answer's first token; 0 without a thought, None if the thought was cut off."""
         return 0 if self.tags is None else self.tags.answer_start(prompt, response)
 
-    def thought_text(self, response: Sequence[int], answer_start: int | None) -> str | None:
-        """Returns the thought in a response, without its tags; None if there is none.
-
-        Args:
-            response: The response's token ids.
-            answer_start: From `answer_start`.
-        """
-        thought = None if self.tags is None else self.tags.thought(response, answer_start)
+    def thought_text(self, prompt: Sequence[int], response: Sequence[int]) -> str | None:
+        """Returns the thought in a response to a prompt, without its tags; None if there is none."""
+        thought = None if self.tags is None else self.tags.thought(prompt, response)
         return None if thought is None else self.decode_untruncated(thought)
 
     def _decode_part(self, tokens: Sequence[int]) -> str:

@@ -132,7 +132,7 @@ class ChainEpisode:
 
     def thought(self, position: int) -> str | None:
         """Returns the thought in a response, without its tags; None if there is none."""
-        return self.chain.by_position[position].thought_text(self.responses[position], self.answer_starts[position])
+        return self.chain.by_position[position].thought_text(self._prompts[position], self.responses[position])
 
     def thought_entry(self, position: int) -> dict[str, str]:
         """Returns `{"reasoning": thought}` for a response with a thought, else an empty dictionary."""

@@ -113,7 +113,7 @@ class ResponseStream:
         answer = self._answer
         if self._tags is not None:  # where thought and answer meet is certain only now
             start = self._tags.answer_start(self._prompt, tokens)
-            choice.reasoning = self._chain.thought_text(tokens, start)
+            choice.reasoning = self._chain.thought_text(self._prompt, tokens)
             answer = Detokenizer(self._chain.decode_untruncated, self._stops)
             answer.add([] if start is None else tokens[start:])
             answer.end()

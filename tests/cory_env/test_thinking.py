@@ -29,6 +29,9 @@ BOTH = ["special tokens", "plain tokens"]
 OBSERVER = "{query}: {reference} ({feedback}) {query}"
 
 
+CUT_OFF = ("<think> hm good", " a</think> b<think> c")
+
+
 @cache
 def thinker(special: bool = True) -> "PreTrainedTokenizerBase":
     """The bundled tokenizer with the tags, which decoding drops if they are special tokens."""
@@ -72,7 +75,9 @@ def worker() -> Iterator[RewardWorker]:
         ("<think> hm</think>", "", " hm"),
         (" good", " good", None),  # did not think
         ("<think> hm good", "", " hm good"),  # cut off
-        (" hm</think> good", " good", " hm"),  # ends a thought without a visible start, as vLLM reads it
+        (" hm</think> good", " hm</think> good", None),  # no thought has begun
+        (" a</think> b<think> c</think> d", " d", " c"),
+        (" a</think> b<think> c", "", " c"),
         (" So<think> hm</think> good", " good", " hm"),
         ("<think> a</think> b</think> c", " b</think> c", " a"),
     ],
@@ -81,7 +86,7 @@ def test_a_response_is_split_at_the_first_end_tag(special: bool, text: str, answ
     episode = respond(ChainEpisode(make_chain(special), QUERIES[0]), text)
     assert (episode.completions, episode.thought(0)) == ([answer], thought)
     assert episode.shown_text(0, with_thought=True) == text  # with the tags, although decoding drops special tokens
-    assert episode.has_answer(0) == (text != "<think> hm good")
+    assert episode.has_answer(0) == (episode.answer_starts[0] is not None) == (text not in CUT_OFF)
 
 
 @pytest.mark.parametrize("special", [True, False], ids=BOTH)
@@ -112,7 +117,8 @@ def test_a_stream_splits_like_the_whole_response() -> None:
         (prompt, [start, 5, end, 7], ([5], [7])),
         (prompt, [5, 6], ([5, 6], [])),
         ([3], [start, 5, end, 7], ([5], [7])),
-        ([3], [5, 6], ([], [5, 6])),
+        ([3], [5, end, 6], ([], [5, end, 6])),
+        (prompt, [5, start, 6, end, start, 7], ([5, 6], [start, 7])),
     ):
         stream, thought, answer = ThoughtStream(chain.tags, prefix), list[int](), list[int]()
         for token in tokens:
@@ -121,7 +127,7 @@ def test_a_stream_splits_like_the_whole_response() -> None:
         assert (thought, answer) == expected == ThoughtStream(chain.tags, prefix).add(tokens)
         index = chain.tags.answer_start(prefix, tokens)
         assert answer == ([] if index is None else tokens[index:])
-        assert thought == (chain.tags.thought(tokens, index) or [])
+        assert thought == (chain.tags.thought(prefix, tokens) or [])
 
 
 def test_by_default_nobody_sees_the_thought(worker: RewardWorker) -> None:
