@@ -13,7 +13,7 @@ as the generated tokens: they are decoded for the reward and for the next agent'
 
 import copy
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -21,8 +21,9 @@ import numpy as np
 from gymnasium import spaces
 
 from cory_env.chain_settings import ChainSettings
-from cory_env.chat import ChatTemplate, reject_conversations
+from cory_env.chat import ChatError, ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
+from cory_env.decoding import ResponseDecoder, ThinkingTags
 from cory_env.message import Message
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, literals, placeholders, references
 from cory_env.tasks.turns import SeenResponse, Turn, prompt_text
@@ -61,7 +62,7 @@ class EarlierResponse(NamedTuple):
     is_answer: bool = True
 
 
-class Chain:
+class Chain(ResponseDecoder):
     """Everything that episodes share: task, tokenizer, roles, limits and spaces. Has no episode state.
 
     Attributes:
@@ -70,6 +71,7 @@ class Chain:
         by_position: By position, the chain with the tokenizer of that agent; by default this chain.
         end_token_ids: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
         stops: The stop strings (none or one), in the form that `Detokenizer` takes.
+        thinking: The tags of thoughts, and who sees them; None: responses contain no thoughts.
     """
 
     by_position: "tuple[Chain, ...]"
@@ -85,9 +87,10 @@ class Chain:
         Raises:
             ValueError: A setting is out of range, or no token can end a response.
             ChatError: The chat template is missing or unsuitable, or a query is a conversation and `chat` is off.
+            ThinkingError: A tag of `thinking` is not a token of the model.
         """
         s = ChainSettings(**settings)
-        self.chat = ChatTemplate(tokenizer, s.system_prompt, s.chat_date) if s.chat else None
+        self.chat = ChatTemplate(tokenizer, s.system_prompt, s.chat_date, s.chat_template_kwargs) if s.chat else None
         vocab = tokenizer.get_vocab()
         self._tokenizer_vocab_size = max(vocab.values()) + 1  # ids may have gaps
         self.vocab_size = s.vocab_size or self._tokenizer_vocab_size
@@ -120,6 +123,8 @@ class Chain:
         self.max_response_tokens = max(self.response_limits)
         self.stops_when_solved = s.stop_when == "solved"
         self.stop = s.stop
+        self.thinking = s.thinking
+        self.tags = None if s.thinking is None else ThinkingTags(s.thinking, tokenizer, self.vocab_size)
         self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(end_ids)
         self.end_token_ids = frozenset(end_ids)  # there may be hundreds
@@ -136,8 +141,6 @@ class Chain:
             raise ValueError(f"{min(shared)} is a role, and a column in a prompt. Rename the role.")
         pad: int = tokenizer.pad_token_id or 0
         self.pad_token_id = pad if pad < self.num_embeddings else 0
-        self._anchor: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
-        self._anchor_text = self._decode(self._anchor)
         self.by_position = (self,) * len(self.roles)
 
     def with_position_chains(self, others: "Sequence[Chain]") -> Self:
@@ -152,6 +155,24 @@ class Chain:
         mixed.by_position = tuple(others)
         mixed.vocab_size = max(other.vocab_size for other in others)
         return mixed
+
+    def with_chat_template_kwargs(self, arguments: Mapping[str, Any]) -> Self:
+        """Returns this chain with further arguments of the chat template, such as those of a client's request.
+
+        Raises:
+            ChatError: The chain has no chat template, or it does not read an argument.
+        """
+        if self.chat is None:
+            raise ChatError("chat_template_kwargs require a chat template, but this chain has none (chat=false).")
+        result = copy.copy(self)
+        result.chat = self.chat.with_arguments(arguments)
+        others = {
+            id(chain): chain.with_chat_template_kwargs(arguments)
+            for chain in dict.fromkeys(self.by_position)
+            if chain is not self
+        }
+        result.by_position = tuple(others.get(id(chain), result) for chain in self.by_position)
+        return result
 
     @property
     def role_rewards(self) -> dict[str, str]:
@@ -295,44 +316,6 @@ class Chain:
             spelled[token] = [part for ids in characters for part in ids if part < self.num_embeddings]
         return [part for token in prompt for part in spelled.get(token, [token])]
 
-    def truncate_response(self, tokens: list[int]) -> tuple[list[int], bool]:
-        """Truncates a response after the token that ends it: an end token, or the one that completes the stop string.
-
-        Returns:
-            The response's tokens, and whether it is complete; if not, it reached the maximum length.
-        """
-        first_end = next((i for i, token in enumerate(tokens, start=1) if token in self.end_token_ids), None)
-        tokens = tokens[:first_end]
-        ended = tokens[-1] in self.end_token_ids
-        if self.stop is None or self.stop not in self.decode_untruncated(tokens if not ended else tokens[:-1]):
-            return tokens, ended
-        # The stop string spans several tokens; no single token contains it.
-        stop = self.stop
-        length = bisect_left(range(len(tokens)), True, key=lambda end: stop in self.decode_untruncated(tokens[:end]))
-        return tokens[:length], True
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Returns a response as rewards and later agents see it: `decode_untruncated` up to the stop string."""
-        text = self.decode_untruncated(tokens)
-        return text if self.stop is None else text.partition(self.stop)[0]
-
-    def decode_untruncated(self, tokens: Sequence[int]) -> str:
-        """Returns a response as text, without end tokens, with its leading space so that prompt + text reads right.
-
-        Some tokenizers drop the first space of decoded text. So the response is decoded after a fixed anchor token, and
-        the anchor's text is removed.
-        """
-        tokens = [token for token in tokens if token not in self._hidden_ids]  # some are not special tokens
-        text = self._decode([*self._anchor, *tokens])
-        return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        # Some tokenizers raise on the ids of a padded vocabulary.
-        tokens = [token for token in tokens if token < self._tokenizer_vocab_size]
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)  # a list of texts comes back only for a batch
-        return text
-
     def build_prompt(
         self, query: Query, responses: Sequence[EarlierResponse], template: str | None = None
     ) -> tuple[list[int], bool]:
@@ -372,7 +355,8 @@ class Chain:
             for tokens, chain, feedback, role, is_reference, is_answer in responses:
                 text = (chain or self).decode(tokens[:num_tokens]) if num_tokens > 0 else ""
                 shown = None if feedback is None else feedback[: max(characters, 0)]
-                seen.append(SeenResponse(text, shown, role, is_reference and num_tokens > 0, is_answer))
+                is_shown = is_reference and num_tokens > 0 and len(tokens) > 0
+                seen.append(SeenResponse(text, shown, role, is_shown, is_answer))
                 characters, num_tokens = characters - len(feedback or ""), num_tokens - len(tokens)
             if not any(response.is_reference for response in seen) and last is not None:
                 seen[last] = seen[last]._replace(is_reference=True)

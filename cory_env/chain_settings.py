@@ -1,9 +1,9 @@
 """Settings of a chain: its roles, the positions at which agents play them, and limits."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from cory_env.tasks.task import references
 
@@ -142,6 +142,34 @@ def make_positions(roles: Sequence[Role]) -> tuple[Position, ...]:
 
 
 @dataclass(frozen=True)
+class Thinking:
+    """The tags around the thought that a reasoning model writes before its answer, and who sees the thought.
+
+    Attributes:
+        start: The tag that begins the thought, such as `<think>`; one token of the model. Prompts may end with it.
+        end: The tag that ends the thought, such as `</think>`; one token of the model.
+        in_prompts: Whether later agents see the thought too, with its tags, not only the text after it.
+        in_feedback: Whether the feedback function gets it.
+        in_reward: Whether the reward function gets it, also if it was cut off.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    start: str
+    end: str
+    in_prompts: bool = False
+    in_feedback: bool = False
+    in_reward: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.start.strip() or not self.end.strip() or self.start == self.end:
+            raise ValueError(
+                f"thinking has the tags {self.start!r} and {self.end!r}, but needs two different ones, such as <think> "
+                "and </think>."
+            )
+
+
+@dataclass(frozen=True)
 class ChainSettings:
     """Settings of a chain, apart from its task and tokenizer.
 
@@ -165,6 +193,9 @@ class ChainSettings:
         chat: Whether each prompt is a user message in the tokenizer's chat template.
         system_prompt: With `chat`, a system message before the user message.
         chat_date: With `chat`, the date that the template shows as today's, as YYYY-MM-DD. None: the real date.
+        chat_template_kwargs: With `chat`, further arguments of the template, such as `{"enable_thinking": False}`.
+        thinking: The tags around thoughts, and who sees them. A thought that was cut off counts as no answer. None:
+            responses contain no thoughts.
     """
 
     num_agents: int | None = None
@@ -182,6 +213,8 @@ class ChainSettings:
     chat: bool = False
     system_prompt: str | None = None
     chat_date: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    thinking: Thinking | None = None
 
     def __post_init__(self) -> None:
         if self.max_prompt_tokens < 1 or self.max_response_tokens < 1:
@@ -197,6 +230,8 @@ class ChainSettings:
             raise ValueError(f"partner_reward is {self.partner_reward}, but must be a finite number; the paper's is 1.")
         if self.stop_when not in (None, *get_args(StopWhen)):
             raise ValueError(f"stop_when is {self.stop_when!r}, but must be `solved` or None.")
+        if self.stop is not None and self.thinking is not None:
+            raise ValueError(f"stop={self.stop!r} conflicts with thinking: it would end a thought too. Remove one.")
 
     def make_positions(self) -> tuple[Position, ...]:
         """Returns the positions of the chain.

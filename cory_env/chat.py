@@ -1,9 +1,9 @@
 """Renders prompts in the chat template of an instruction-tuned model's tokenizer."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cory_env.control_tokens import is_mark
 from cory_env.message import Message
@@ -16,6 +16,8 @@ _PLACEHOLDER = "Marker{}Text"
 """The content of messages when a template is checked."""
 _OTHER_ROLES = ("system", "developer", "assistant", "tool")
 """Roles that templates may know in addition to `user`."""
+_FIXED_VARIABLES = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Variables of templates that are no arguments."""
 _ADVICE = "Use a model with another template, change the data or the setting `system_prompt`, or set chat=false."
 
 
@@ -32,7 +34,11 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", system_prompt: str | None = None, chat_date: str | None = None
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        system_prompt: str | None = None,
+        chat_date: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Checks the template.
 
@@ -40,10 +46,11 @@ class ChatTemplate:
             tokenizer: A tokenizer with a chat template.
             system_prompt: A system message for every conversation that has none; None leaves it to the template.
             chat_date: The date that the template shows as today's, as YYYY-MM-DD. None: the real date.
+            arguments: Further variables of the template (`chat_template_kwargs`).
 
         Raises:
-            ChatError: There is no template, or it does not support a system message, drops or repeats a message, or
-                does not open the assistant's turn.
+            ChatError: There is no template, or it does not support a system message, drops or repeats a message, does
+                not open the assistant's turn, or does not read one of the arguments.
         """
         if not tokenizer.chat_template:
             raise ChatError(
@@ -54,10 +61,21 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._system = system_prompt
         self._date = None if chat_date is None else datetime.combine(date.fromisoformat(chat_date), datetime.min.time())
+        self._arguments = dict(arguments or {})
+        self._check_arguments()
         self._checked_roles: set[tuple[str, ...]] = set()
         self._check_generation_prompt()
         self.render("a")
         self.template_text, self._turn_ends = self._probe()
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> "ChatTemplate":
+        """Returns this template with further variables, which take precedence.
+
+        Raises:
+            ChatError: See the class's constructor.
+        """
+        chat_date = None if self._date is None else self._date.date().isoformat()
+        return ChatTemplate(self._tokenizer, self._system, chat_date, {**self._arguments, **arguments})
 
     def render(self, text: str, history: Sequence[Message] = ()) -> str:
         """Returns the conversation as the model's input, with special tokens as text and the generation prompt.
@@ -88,14 +106,15 @@ class ChatTemplate:
         return [] if self._system is None else [Message(role="system", content=self._system)]
 
     def _render(self, messages: Sequence[Message], generate: bool = True) -> str:
-        dates = {} if self._date is None else {"date_string": self._date.strftime("%d %b %Y")}  # as in Llama's
+        arguments = {} if self._date is None else {"date_string": self._date.strftime("%d %b %Y")}  # as in Llama's
+        arguments |= self._arguments
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages),
                 tokenize=False,
                 add_generation_prompt=generate,
                 strftime_now=self._strftime_now,
-                **dates,
+                **arguments,
             )
         except Exception as error:  # a template is a program and may raise anything
             roles = ", ".join(message["role"] for message in messages)
@@ -111,6 +130,19 @@ class ChatTemplate:
         """Replaces transformers' `strftime_now`, which templates call for today's date."""
         self.uses_date = True
         return (self._date or datetime.now()).strftime(form)
+
+    def _check_arguments(self) -> None:
+        """Checks that the template reads the arguments, and that none is a value that templates always get."""
+        if not self._arguments:
+            return
+        variables = template_variables(str(self._tokenizer.get_chat_template())) - _FIXED_VARIABLES
+        for name in self._arguments:
+            if name not in variables:
+                options = ", ".join(sorted(variables - {*self._tokenizer.special_tokens_map})) or "nothing else"
+                raise ChatError(
+                    f"chat_template_kwargs has {name!r}, which the chat template of {self._tokenizer.name_or_path} "
+                    f"does not read. It reads: {options}."
+                )
 
     def _check_roles(self, roles: Sequence[str]) -> None:
         """Checks that the template renders each message of a conversation with these roles exactly once."""
@@ -172,6 +204,33 @@ class ChatTemplate:
             tokens.append(added_ids[longest])
             text = text.lstrip().removeprefix(longest)
         return tokens
+
+
+def template_variables(template: str) -> set[str]:
+    """Returns the names of the variables that a chat template reads.
+
+    Raises:
+        ChatError: The template is not valid.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+    class GenerationBlock(Extension):
+        """`{% generation %}` in transformers' templates; only its content matters here."""
+
+        tags = {"generation"}  # noqa: RUF012 - as in the base class
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+    try:
+        parsed = Environment(extensions=[GenerationBlock, "jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError as error:
+        raise ChatError(f"The chat template is not valid: {error}.") from error
+    return meta.find_undeclared_variables(parsed)
 
 
 def reject_conversations(task: Task) -> None:

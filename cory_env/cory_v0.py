@@ -15,8 +15,8 @@
 - Action: a response, `Dict(tokens: MultiDiscrete([vocab] * max_response_tokens), length)`; tokens after `length` or
   after an end token are ignored.
 - Reward: r_i + α · Σ_{j≠i} r_j (paper §2), for all agents at the last step; 0 before.
-- Info: `query` (its index), `truncated_prompt`; after the last step also `task_reward` (r_i) and `completion`, and
-  `feedback` if another agent could see it.
+- Info: `query` (its index), `truncated_prompt`; after the last step also `task_reward` (r_i) and `completion`,
+  `reasoning` if it has a thought (`thinking`), and `feedback` if another agent could see it.
 - End: after the last agent's response, or with `stop_when="solved"` after a response without anything to correct. The
   agents that were not asked terminate too, with reward 0 and without `task_reward`.
 
@@ -219,7 +219,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         for position, agent in enumerate(episode.roles):
             self.infos[agent]["task_reward"] = self._task_rewards[position]
             self.infos[agent]["completion"] = episode.completions[position]
-            self.infos[agent] |= episode.feedback_entry(position)
+            self.infos[agent] |= {**episode.thought_entry(position), **episode.feedback_entry(position)}
         self._accumulate_rewards()
         self.agent_selection = self.agents[0]
         if self.render_mode == "human":
@@ -235,9 +235,10 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         if self.render_mode is None:
             raise ValueError("render() requires a render mode. Set render_mode to 'ansi' or 'human'.")
         lines = [f"query {episode.query.id}: {episode.query.text}"]
-        for position, completion in enumerate(episode.completions):
+        for position in range(len(episode.responses)):
             reward = f" [task reward {self._task_rewards[position]:.3f}]" if self._task_rewards else ""
-            lines.append(f"{self.chain.roles[position]}{reward}:{completion}")
+            text = episode.shown_text(position, with_thought=True)
+            lines.append(f"{self.chain.roles[position]}{reward}:{text}")
         text = "\n".join(lines)
         if self.render_mode == "ansi":
             return text

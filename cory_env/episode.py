@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from cory_env.chain import Chain, EarlierResponse
 from cory_env.chain_settings import reference_roles
-from cory_env.feedback import NO_ANSWER, SKIPPED, Feedback, NoFeedback
 from cory_env.tasks.task import Query
+from cory_env.tasks.turns import NO_ANSWER, SKIPPED, Feedback, NoFeedback
 
 
 class Observation(TypedDict):
@@ -35,7 +35,9 @@ class ChainEpisode:
         query: The query.
         responses: Token ids of the responses, up to and including the token that ended the response.
         ended: Whether the response is complete; if not, it reached the maximum length.
-        completions: The decoded responses, up to the stop string.
+        completions: The decoded responses, up to the stop string; with `thinking`, only the text after the thought.
+        answer_starts: The index of the answer's first token in the response: 0 without a thought, None if the thought
+            was cut off, so that there is no answer.
         task_rewards: The task rewards known so far; None if the reward was skipped, NaN if the role has none.
         feedback: The feedback known so far: a text, None if nothing is to be corrected, `SKIPPED`, or `NO_ANSWER`.
         truncated: Whether the prompt's reference was truncated.
@@ -47,6 +49,7 @@ class ChainEpisode:
         self.responses: list[list[int]] = []
         self.ended: list[bool] = []
         self.completions: list[str] = []
+        self.answer_starts: list[int | None] = []
         self.task_rewards: list[float | None] = []
         self.feedback: list[Feedback] = []
         self.truncated: list[bool] = []
@@ -55,7 +58,8 @@ class ChainEpisode:
     def fork(self) -> "ChainEpisode":
         """Returns an independent copy of the episode."""
         other = ChainEpisode(self.chain, self.query)
-        for name in ("responses", "ended", "completions", "task_rewards", "feedback", "truncated", "_prompts"):
+        lists = ("responses", "ended", "completions", "answer_starts", "task_rewards", "feedback", "truncated")
+        for name in (*lists, "_prompts"):
             setattr(other, name, list(getattr(self, name)))
         return other
 
@@ -120,7 +124,31 @@ class ChainEpisode:
             return False
         shown = len(self.chain.seen_positions(position)) if self.chain.shows_feedback(position) else 0
         missing = range(len(self.feedback), position if self.chain.stops_when_solved else shown)
-        return any(self.chain.positions[k].role.produces_response for k in missing)
+        return any(map(self.has_answer, missing))
+
+    def has_answer(self, position: int) -> bool:
+        """Returns whether a response is an answer to the query: not a critic's text, nor a thought that was cut off."""
+        return self.chain.positions[position].role.produces_response and self.answer_starts[position] is not None
+
+    def thought(self, position: int) -> str | None:
+        """Returns the thought in a response, without its tags; None if there is none."""
+        return self.chain.by_position[position].thought_text(self._prompts[position], self.responses[position])
+
+    def thought_entry(self, position: int) -> dict[str, str]:
+        """Returns `{"reasoning": thought}` for a response with a thought, else an empty dictionary."""
+        thought = self.thought(position)
+        return {} if thought is None else {"reasoning": thought}
+
+    def shown_tokens(self, position: int, with_thought: bool) -> list[int]:
+        """Returns the tokens of a response that others see: all of it, or only those after the thought."""
+        response, start = self.responses[position], self.answer_starts[position]
+        return response if with_thought or start == 0 else response[len(response) if start is None else start :]
+
+    def shown_text(self, position: int, with_thought: bool) -> str:
+        """Returns the text of a response that others see: with the thought and its tags, or only the text after it."""
+        if not with_thought or self.answer_starts[position] == 0:
+            return self.completions[position]
+        return self.chain.by_position[position].decode(self.responses[position])
 
     def feedback_entry(self, position: int) -> dict[str, str | None]:
         """Returns `{"feedback": text or None}` for a response with feedback, else an empty dictionary."""
@@ -145,7 +173,7 @@ class ChainEpisode:
         names = reference_roles([self.chain.positions[k].role for k in seen])
         return [
             EarlierResponse(
-                self.responses[k],
+                self.shown_tokens(k, self.chain.thinking is not None and self.chain.thinking.in_prompts),
                 self.chain.by_position[k],
                 self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
                 name,
@@ -156,11 +184,13 @@ class ChainEpisode:
         ]
 
     def _shown_feedback(self, position: int) -> str | None:
-        """Returns the text that later agents see as feedback on a response; None if there is none."""
+        """Returns the text that later agents see as feedback on a response; None if its role never gets any."""
         feedback = self.feedback_entry(position).get("feedback", NO_ANSWER)
         if feedback is None:
             return self.chain.task.solved_feedback
-        return feedback if isinstance(feedback, str) else None
+        if isinstance(feedback, str):
+            return feedback
+        return "" if self.chain.positions[position].role.produces_response else None  # "": its thought was cut off
 
     def note_rewards(self, task_rewards: Sequence[float | None]) -> None:
         """Notes the task rewards of the responses that had none, in the chain's order.
@@ -224,12 +254,20 @@ class ChainEpisode:
             raise ValueError(
                 "All agents of this episode have responded, so it takes no more actions. Start a new episode."
             )
-        self.prompt_ids()  # build the prompt even if nobody asked for it
+        prompt = self.prompt_ids()  # build the prompt even if nobody asked for it
         chain = self.chain.by_position[len(self.responses)]
         response, ended = chain.truncate_response(self._validate_action(role, action, chain.vocab_size))
+        self.answer_starts.append(chain.answer_start(prompt, response))
         self.responses.append(response)
         self.ended.append(ended)
-        self.completions.append(chain.decode(response))
+        answer = self.shown_tokens(len(self.responses) - 1, with_thought=False)
+        self.completions.append(chain.decode(answer) if answer else "")
+
+    def answer_tokens(self, tokens: Sequence[int]) -> list[int]:
+        """Returns a response of the current role with this answer: if the prompt begins a thought, it is empty."""
+        chain = self.chain.by_position[len(self.responses)]
+        tags = chain.tags if chain.tags is not None and chain.tags.opened_by(self.prompt_ids()) else None
+        return [*([] if tags is None else [tags.end_id]), *tokens]
 
     def _validate_action(self, role: str, action: Action, vocab_size: int) -> list[int]:
         """Returns the first `length` tokens of a valid action."""

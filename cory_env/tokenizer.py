@@ -31,7 +31,8 @@ def load_tokenizer(
     """Loads a tokenizer.
 
     Args:
-        tokenizer: A folder or hub id; None for the bundled tokenizer. A tokenizer object is returned unchanged.
+        tokenizer: A folder or hub id, `ID@REVISION` for a revision of it; None for the bundled tokenizer. A tokenizer
+            object is returned unchanged.
         trust_remote_code: Whether to run Python code that comes with the tokenizer.
 
     Raises:
@@ -51,7 +52,8 @@ def load_tokenizer(
         else:
             from transformers import AutoTokenizer
 
-            loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            hub_id, revision = split_revision(name)
+            loaded = AutoTokenizer.from_pretrained(hub_id, **revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise TokenizerError(
@@ -61,6 +63,19 @@ def load_tokenizer(
     if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes an empty one if its file is missing
         raise TokenizerError(f"The tokenizer of {name!r} has no tokens. Add tokenizer.json to the model's folder.")
     return loaded
+
+
+def split_revision(path: str) -> tuple[str, dict[str, str]]:
+    """Splits the revision off a hub id.
+
+    Args:
+        path: A folder or hub id; `ID@REVISION` for a commit, tag or branch. Hub ids contain no `@`.
+
+    Returns:
+        The folder or hub id, and `from_pretrained`'s argument `revision`; empty for the default branch.
+    """
+    hub_id, at, revision = path.partition("@")
+    return (hub_id, {"revision": revision}) if at and not Path(path).exists() else (path, {})
 
 
 def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> bool:

@@ -20,13 +20,13 @@ from cory_env.chain import Chain, NoEmbeddingError
 from cory_env.chain_settings import DEFAULT_MAX_PROMPT_TOKENS
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
-from cory_env.feedback import NO_ANSWER, Feedback
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.rewarding.episodes import RewardedResponse, give_feedback, reward_responses
 from cory_env.rewarding.process import REWARD, role_reward
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
+from cory_env.tasks.turns import NO_ANSWER, Feedback
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -246,7 +246,7 @@ def show_prompts(chain: Chain, report: ValidationReport) -> None:
         prompt = episode.prompt_ids()
         report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
         (response,) = chain.control.encode_text([f" <{episode.role}'s response>"])
-        response = response[: chain.response_limits[len(episode.responses)]]
+        response = episode.answer_tokens(response)[: chain.response_limits[len(episode.responses)]]
         episode.respond({"tokens": response, "length": len(response)})
 
 
@@ -354,7 +354,7 @@ def _respond_up_to(end: int, episode: ChainEpisode, tokens: Sequence[int], worke
     while len(episode.responses) < end and episode.role is not None:
         _fill_in(episode, worker)
         limit = episode.chain.response_limits[len(episode.responses)]
-        response = tokens[:limit] or list(episode.chain.stop_token_ids[:1])
+        response = episode.answer_tokens(tokens)[:limit] or list(episode.chain.stop_token_ids[:1])
         episode.respond({"tokens": response, "length": len(response)})
 
 

@@ -52,7 +52,8 @@ def generate(
 
     Returns:
         For each query `{"query": ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]}`, pioneer first.
-        A response on which there is feedback has it as `feedback`, None if nothing is to be corrected.
+        A response on which there is feedback has it as `feedback`, None if nothing is to be corrected. A response with
+        a thought before its text has it as `reasoning` (`thinking`).
 
     Raises:
         CommandError: the run, checkpoint or policy does not exist, or prompts or feedback require more columns.

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
-from cory_env.feedback import SKIPPED, Feedback, NoFeedback
 from cory_env.functions import parse_spec
 from cory_env.pickled import display_name
 from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, RewardProcess, SampleError, role_reward
 from cory_env.rewarding.spec import parse_sum
+from cory_env.tasks.turns import SKIPPED, Feedback, NoFeedback
 
 logger = logging.getLogger(__name__)
 

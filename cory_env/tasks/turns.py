@@ -1,10 +1,26 @@
-"""Turns of agents that see earlier responses, and the texts of their prompts."""
+"""Turns of agents that see earlier responses and feedback on them, and the texts of their prompts."""
 
 from collections.abc import Sequence
+from enum import Enum
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, fill
+
+
+class NoFeedback(Enum):
+    """Why there is no feedback on a response."""
+
+    SKIPPED = "skipped"
+    NO_ANSWER = "no answer"
+
+
+SKIPPED: Final = NoFeedback.SKIPPED
+"""Stands for the feedback on a response on which the function failed, if such failures are skipped."""
+NO_ANSWER: Final = NoFeedback.NO_ANSWER
+"""Stands for the feedback on a response that is not an answer to the query, such as a critic's."""
+Feedback = str | NoFeedback | None
+"""Feedback on a response: a text for the agents that see the response, or None if nothing is to be corrected."""
 
 
 class SeenResponse(NamedTuple):

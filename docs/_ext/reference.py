@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from cory_env.chain_settings import Thinking
 from launch.console.cli import COMMANDS, command
 from policies.metric_docs import METRIC_DOCS, PHASE_DOCS
 from policies.models.families import ENGINE_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, read_family_table
@@ -23,7 +24,14 @@ from policies.settings.settings import METADATA, Settings
 from policies.settings.yaml12 import to_yaml
 
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "string", NoneType: "null"}
-LISTS = {list[str]: "list of strings", list[float]: "list of numbers", list[RoleSettings]: "list of roles"}
+NESTED = {
+    list[str]: "list of strings",
+    list[str | None]: "list of strings",
+    list[float]: "list of numbers",
+    list[RoleSettings]: "list of roles",
+    dict[str, Any]: "mapping",
+    Thinking: "mapping",
+}
 SIGNS = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {}"}
 
 
@@ -128,7 +136,7 @@ def kind(field: FieldInfo) -> str:
 def _words(choice: Any) -> Iterable[str]:
     if get_origin(choice) is Literal:
         return [f"`{value}`" for value in get_args(choice)]
-    return [KINDS[choice] if choice in KINDS else LISTS[choice]]
+    return [KINDS[choice] if choice in KINDS else NESTED[choice]]
 
 
 def commands() -> str:

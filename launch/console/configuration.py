@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cory_env.home import expand_home
 from launch.console.errors import CommandError
-from policies.settings.files import DEFAULT_PRESET, presets, read_file, read_preset, takes_lists
+from policies.settings.files import DEFAULT_PRESET, presets, read_file, read_preset, takes_lists, takes_mappings
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, reject_unknown_settings
 from policies.settings.yaml12 import Value, parse_scalar, to_yaml
@@ -98,7 +98,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Value]:
         reject_unknown_settings([key], " on the command line")
         if not text:
             raise CommandError(f"`{word}` has no value. Is a shell variable unset? Write {key}=null to set it to None.")
-        values[key] = parse_scalar(text, lists=takes_lists(key))
+        values[key] = parse_scalar(text, lists=takes_lists(key), mappings=takes_mappings(key))
     return values
 
 

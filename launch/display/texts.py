@@ -11,8 +11,8 @@ from policies.settings.settings import Settings
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not tab and line feed; surrogates too
 
-MAX_FEEDBACK = 100
-"""Maximum number of characters of feedback in samples."""
+MAX_FEEDBACK, MAX_THOUGHT = 100, 100
+"""Maximum number of characters of feedback, and of a thought, in samples."""
 NOTHING_TO_CORRECT = "(nothing to correct)"
 """Stands for feedback that is None."""
 
@@ -29,13 +29,11 @@ def algorithm_name(settings: Settings) -> str:
 
 
 def chain_text(sample: Sample, indent: int) -> Text:
-    """Returns a query and its responses, a line each, with the feedback between them."""
+    """Returns a query and its responses, a line each, with their thoughts and the feedback between them."""
     margin = " " * indent
     text = Text(margin).append(one_line(sample["query"]), style="italic")
     for response in sample["responses"]:
-        text.append("\n").append_text(response_text(response, margin))
-        if "feedback" in response:
-            text.append("\n").append_text(_feedback_line(response["feedback"], margin))
+        text.append("\n").append_text(response_text(response, margin)).append_text(_extra_lines(response, margin))
     return text
 
 
@@ -46,9 +44,8 @@ def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, la
     for sample, label in ((earlier, earlier_label), (later, later_label)):
         for response in sample["responses"]:
             text.append("\n").append_text(response_text(response, f"    {label:<{width}}"))
+            text.append_text(_extra_lines(response, " " * (4 + width)))
             label = ""
-            if "feedback" in response:
-                text.append("\n").append_text(_feedback_line(response["feedback"], " " * (4 + width)))
     return text
 
 
@@ -64,8 +61,14 @@ def feedback_text(feedback: str | None) -> str:
     return NOTHING_TO_CORRECT if feedback is None else shorten(feedback, MAX_FEEDBACK, placeholder=" …") or "(empty)"
 
 
-def _feedback_line(feedback: str | None, margin: str) -> Text:
-    return Text(f"{margin}{'feedback':<10} {feedback_text(feedback)}", style="dim")
+def _extra_lines(response: ScoredResponse, margin: str) -> Text:
+    """Returns a line each, beginning with a line break, for a response's thought and the feedback on it."""
+    lines = {}
+    if "reasoning" in response:
+        lines["thought"] = shorten(response["reasoning"], MAX_THOUGHT, placeholder=" …") or "(empty)"
+    if "feedback" in response:
+        lines["feedback"] = feedback_text(response["feedback"])
+    return Text("".join(f"\n{margin}{label:<10} {line}" for label, line in lines.items()), style="dim")
 
 
 def one_line(text: str) -> str:

@@ -58,13 +58,15 @@ def target_settings(
         SettingsError: A value is invalid, or settings conflict.
     """
     overrides = dict(overrides)
+    policy: dict[str, Value] = {"model": target, "num_agents": 1}
+    if run is None and "model_revision" in overrides:
+        policy["model_revision"] = overrides.pop("model_revision")
     if policy_overrides := settings_in_categories("policy") & overrides.keys():
         raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
     if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file
         overrides["data"] = overrides["eval_data"] = overrides.get("data", overrides.get("eval_data"))
         overrides["validation"] = False
     base: Mapping[str, Value] = read_preset(DEFAULT_PRESET) if model_settings is None else model_settings
-    policy: dict[str, Value] = {"model": target, "num_agents": 1}
     if run is not None:
         base = located_settings(run, overrides).model_dump()
         policy = {key: base[key] for key in settings_in_categories("policy")}

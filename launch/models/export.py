@@ -17,16 +17,15 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from cory_env.tokenizer import load_tokenizer
+from cory_env.tokenizer import load_tokenizer, split_revision
 from launch.console.errors import CommandError, make_folder
-from launch.models.model_card import base_path, model_card
+from launch.models.model_card import base_model, model_card
 from launch.models.trained import PolicySet, trainable
 from launch.run_folder.storage import check_location
 from policies.compat.transformers import unsaved_weights
 from policies.models.adapters import add_lora, lora_delta, peft_config, peft_names
 from policies.models.atomic import atomic_dir
 from policies.models.language_model import load_language_model, meta_model
-from policies.models.model_names import model_path
 from policies.models.stored_weights import StoredWeights
 from policies.settings.settings import Settings, Tokenizers
 
@@ -98,7 +97,7 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
         raise CommandError(f"--merge requires an adapter, but {trained.location} trained all weights.")
     make_folder(out.parent)
     try:
-        tokenizer = load_tokenizer(model_path(trained.base(policy_id)), settings.trust_remote_code)
+        tokenizer = load_tokenizer(trained.base_path(policy_id), settings.trust_remote_code)
         tokenizers = settings.make_tokenizers()
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
@@ -149,7 +148,7 @@ def merged_model(trained: PolicySet, policy_id: str) -> tuple[PreTrainedModel, T
             f"--merge conflicts with quantization={settings.quantization}: the adapter was trained on a quantized base "
             "and would respond differently on another one. Remove --merge."
         )
-    path = model_path(trained.base(policy_id))
+    path = trained.base_path(policy_id)
     model = load_language_model(path, settings.trust_remote_code, device="meta")
     base = _base_tensors(path, settings.trust_remote_code, model)
     weights, lora = trained.weights(policy_id), trained.lora(policy_id)
@@ -170,7 +169,8 @@ def merged_model(trained: PolicySet, policy_id: str) -> tuple[PreTrainedModel, T
         return base(name) + lora_delta(lora_model, layer, factors) if factors else base(name)
 
     # Training disables dropout in the configuration; users who continue training may want it back.
-    model.config = AutoConfig.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
+    hub_id, revision = split_revision(path)
+    model.config = AutoConfig.from_pretrained(hub_id, **revision, trust_remote_code=settings.trust_remote_code)
     return model, make_tensor
 
 
@@ -249,10 +249,10 @@ def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.
     """
     lora, weights = trained.lora(policy_id), trained.weights(policy_id)
     assert lora is not None
-    base = meta_model(model_path(trained.base(policy_id)), trained.settings.trust_remote_code)
+    base = meta_model(trained.base_path(policy_id), trained.settings.trust_remote_code)
     trained.check_base(policy_id, weights, trainable(add_lora(base, lora)))
     config = peft_config(base, lora)
-    config.base_model_name_or_path = base_path(trained, policy_id)
+    config.base_model_name_or_path, config.revision = base_model(trained, policy_id)
     config.inference_mode = True
     config.save_pretrained(folder)
     tensors = {name: torch.tensor(array).to(dtype) for name, array in peft_names(weights).items()}

@@ -11,7 +11,6 @@ from launch.console.errors import CommandError
 from launch.models.trained import PolicySet, trainable
 from policies.generation.installed import vllm_build, vllm_installed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.models.model_names import model_path
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def load_generator(
         EngineStartError: vLLM could not start.
         ModelError: a base model was not found.
     """
-    models = {policy_id: model_path(trained.base(policy_id)) for policy_id in policy_ids}
+    models = {policy_id: trained.base_path(policy_id) for policy_id in policy_ids}
     frozen = trained.settings.frozen_models
     weights = {policy_id: trained.weights(policy_id) for policy_id in policy_ids if policy_id not in frozen}
     if backend == "vllm":  # before the slow start of engines

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 import torch
 
+from cory_env.tokenizer import split_revision
 from launch.console.errors import CommandError
 from launch.display.tables import new_table
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.models.export import export_policy
 from launch.models.trained import PolicySet
-from policies.models.model_names import model_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +50,7 @@ class Suite(NamedTuple):
             "files": [(str(file), zlib.crc32(file.read_bytes())) for file in files if file.is_file()],
             "limit": self.limit,
             "models": trained.settings.models,
+            **({"revisions": trained.settings.revisions} if trained.settings.model_revision else {}),
             "update": trained.metrics[-1],
         }
 
@@ -86,14 +87,14 @@ def run_lm_eval(trained: PolicySet, suite: Suite, out: Path, console: TextIO, qu
             f"Unknown lm-eval task {', '.join(unknown)}. `lm-eval ls tasks` lists the built-in tasks; add your own "
             "with --lm-eval-tasks-folder."
         )
-    models = dict.fromkeys(trained.settings.models.values())
-    bases = {BASE_LABEL if len(models) == 1 else f"{BASE_LABEL} {name}": name for name in models}
+    models = dict(zip(trained.settings.models.values(), trained.settings.model_paths.values(), strict=True))
+    bases = {BASE_LABEL if len(models) == 1 else f"{BASE_LABEL} {name}": path for name, path in models.items()}
     batches = Batches(out / "results.jsonl", suite.identity(trained), (*bases, *trained.settings.policy_ids))
 
     def run(label: str) -> dict[str, object]:
         progress.stage(f"Evaluating {label}")
         with tempfile.TemporaryDirectory(prefix="cory-export-") as folder:
-            path = model_path(bases[label]) if label in bases else str(Path(folder) / "model")
+            path = bases[label] if label in bases else str(Path(folder) / "model")
             if label not in bases:
                 export_policy(trained, label, Path(path), merge=trained.settings.lora is not None)
             results = _run_harness(path, trained.settings.trust_remote_code, suite, manager)
@@ -112,9 +113,10 @@ def _to_json_value(value: object) -> object:
 def _run_harness(path: str, trust_remote_code: bool, suite: Suite, manager: Any) -> dict[str, Any]:
     import lm_eval
 
+    hub_id, revision = split_revision(path)
     results = lm_eval.simple_evaluate(
         model="hf",
-        model_args={"pretrained": path, "dtype": "float32", "trust_remote_code": trust_remote_code},
+        model_args={"pretrained": hub_id, **revision, "dtype": "float32", "trust_remote_code": trust_remote_code},
         tasks=list(suite.tasks),
         task_manager=manager,
         limit=suite.limit,

@@ -11,6 +11,7 @@ from transformers.utils import cached_file
 
 from cory_env.pickled import display_name
 from cory_env.tasks import Task
+from cory_env.tokenizer import split_revision
 from launch.display.tables import format_metric, metric_format
 from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
@@ -18,7 +19,7 @@ from launch.run_folder.records import MetricValues
 from launch.run_folder.sources import restore_task
 from launch.training.summary import SUMMARY_METRICS
 from policies.generation.vllm_lora import MAX_LORA_RANK, vllm_max_rank
-from policies.models.model_names import AVERAGE_POLICY, model_path
+from policies.models.model_names import AVERAGE_POLICY, is_bundled
 from policies.settings.settings import Settings, settings_in_categories
 from policies.settings.yaml12 import write_yaml
 
@@ -37,14 +38,16 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
     """
     settings, base, lora = trained.settings, trained.base(policy_id), trained.lora(policy_id)
     system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
+    base_path, revision = base_model(trained, policy_id)
     card = ModelCard.from_template(
-        _header(settings, base, adapter),
+        _header(settings, base, trained.base_path(policy_id), adapter),
         template_path=str(CARD_TEMPLATE),
         s=settings,
         policy_id=policy_id,
         run=trained.name,
         base_model=Path(base).name if Path(base).is_dir() else base,
-        base_path=base_path(trained, policy_id),
+        base_path=base_path,
+        revision=revision,
         updates=trained.update,
         version=own_version(),
         policy_ids=settings.policy_ids,
@@ -68,10 +71,10 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
     return str(card)
 
 
-def base_path(trained: PolicySet, policy_id: str) -> str:
-    """Returns the base model of a policy: a hub id, or an absolute path."""
-    path = model_path(trained.base(policy_id))
-    return str(Path(path).resolve()) if Path(path).is_dir() else path
+def base_model(trained: PolicySet, policy_id: str) -> tuple[str, str | None]:
+    """Returns the base model of a policy: a hub id, or an absolute path; and its revision, if the run set one."""
+    path, revision = split_revision(trained.base_path(policy_id))
+    return str(Path(path).resolve()) if Path(path).is_dir() else path, revision.get("revision")
 
 
 def _training_settings(settings: Settings) -> dict[str, object]:
@@ -80,9 +83,9 @@ def _training_settings(settings: Settings) -> dict[str, object]:
     return {name: value for name, value in settings.public_dict().items() if name in names and value is not None}
 
 
-def _header(settings: Settings, model: str, adapter: bool) -> ModelCardData:
-    is_hub_id = model == model_path(model) and not Path(model).is_dir()  # neither a bundled model nor a folder
-    base = _base_card(model)
+def _header(settings: Settings, model: str, path: str, adapter: bool) -> ModelCardData:
+    is_hub_id = not is_bundled(model) and not Path(model).is_dir()  # neither a bundled model nor a folder
+    base = _base_card(path)
     return ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
@@ -93,11 +96,13 @@ def _header(settings: Settings, model: str, adapter: bool) -> ModelCardData:
     )
 
 
-def _base_card(model: str) -> ModelCardData:
+def _base_card(path: str) -> ModelCardData:
     """Returns the metadata of the base model's card; empty if there is none or it cannot be parsed."""
+    hub_id, revision = split_revision(path)
     file = cached_file(
-        model_path(model),
+        hub_id,
         "README.md",
+        **revision,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )

@@ -23,7 +23,7 @@ from launch.run_folder.sources import Sources, digest_models, find_model_changes
 from launch.run_folder.status import read_run
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
-from policies.models.model_names import AVERAGE_POLICY, model_path
+from policies.models.model_names import AVERAGE_POLICY
 from policies.models.weights import LazyWeights, Weights, weight_shapes
 from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings
@@ -106,8 +106,14 @@ class PolicySet:
 
     def base(self, policy_id: str) -> str:
         """Returns the name of the base model of a policy."""
-        models = self.settings.all_models
-        return models[self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id]
+        return self.settings.all_models[self._initial_id(policy_id)]
+
+    def base_path(self, policy_id: str) -> str:
+        """Returns the path of the base model of a policy, as `policies.models.model_names.model_path` does."""
+        return self.settings.model_paths[self._initial_id(policy_id)]
+
+    def _initial_id(self, policy_id: str) -> str:
+        return self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id
 
     def changes(self) -> list[str]:
         """Returns a sentence for each model, tokenizer and chat template that has changed since training.
@@ -132,7 +138,7 @@ class PolicySet:
         from policies.models.adapters import add_lora  # imports transformers
         from policies.models.language_model import meta_model
 
-        model = meta_model(model_path(self.base(policy_id)), self.settings.trust_remote_code)
+        model = meta_model(self.base_path(policy_id), self.settings.trust_remote_code)
         lora = self.lora(policy_id)
         return cast("PreTrainedModel", model.requires_grad_(True)) if lora is None else add_lora(model, lora)
 

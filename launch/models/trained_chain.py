@@ -243,6 +243,8 @@ class TrainedChain:
             position = len(episode.responses)
             policy_id, chain = self.policy_ids[position], self.chain.by_position[position]
             printer.turn(role, policy_id)
+            if chain.tags is not None and chain.tags.opened_by(episode.prompt_ids()):
+                printer.print(chain.tags.start)
             detokenizer = Detokenizer(chain.decode_untruncated, chain.stops)
             streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))
             (response,) = cast(TransformersGenerator, self.generator).generate(
@@ -276,7 +278,8 @@ class TrainedChain:
             for role, policy_id, text in zip(episode.roles, self.policy_ids, episode.completions, strict=False)
         ]
         for position, response in enumerate(responses):
-            response |= cast(GeneratedResponse, episode.feedback_entry(position))  # the last one may have none
+            entries = episode.thought_entry(position) | episode.feedback_entry(position)  # the last one may have none
+            response |= cast(GeneratedResponse, entries)
         return GeneratedSample(query=episode.query.raw, responses=responses)
 
 

@@ -109,8 +109,7 @@ class Sampler:
                 record["second"] = _answer(episode, 1, rewards[index])
             elif not (other := with_feedback[index]).failed:
                 record["second"] = _answer(episode, 1, rewards[index])
-                feedback = other.feedback[0]
-                record["feedback"] = feedback if feedback is None else str(feedback)
+                record["feedback"] = other.feedback_entry(0).get("feedback", "")  # none on a thought that was cut off
                 record["second_feedback"] = _answer(other, 1, rewards[len(plain) + index])
             records.append(record)
         return records

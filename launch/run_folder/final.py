@@ -1,9 +1,9 @@
 """The final evaluation, `final.json`: the responses of each policy alone, and of the chain, to the test queries."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
@@ -68,21 +68,30 @@ def measure_chains(
     chains = zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
     return [
         [
-            EvaluatedResponse(
-                policy=name,
-                role=response["role"],
-                query=prompt_ref.query,
-                sample=prompt_ref.sample,
-                prompt=sample["query"],
-                text=response["text"],
-                tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
-                metrics={key: float(column[row]) for key, column in metrics[response["role"]].items()}
-                | {"task_reward": response["task_reward"]},  # at full precision, not as float32
+            _add_thought(
+                EvaluatedResponse(
+                    policy=name,
+                    role=response["role"],
+                    query=prompt_ref.query,
+                    sample=prompt_ref.sample,
+                    prompt=sample["query"],
+                    text=response["text"],
+                    tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
+                    metrics={key: float(column[row]) for key, column in metrics[response["role"]].items()}
+                    | {"task_reward": response["task_reward"]},  # at full precision, not as float32
+                ),
+                response,
             )
             for name, response in zip(names, sample["responses"], strict=False)  # a stopped chain has fewer responses
         ]
         for row, (prompt_ref, sample, episode) in enumerate(chains)
     ]
+
+
+def _add_thought(record: EvaluatedResponse, response: Mapping[str, Any]) -> EvaluatedResponse:
+    if "reasoning" in response:
+        record["reasoning"] = response["reasoning"]
+    return record
 
 
 def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:

@@ -17,6 +17,9 @@ class GeneratedResponse(TypedDict):
     role: str
     policy: str
     text: str
+    """With `thinking`, only the text after the thought."""
+    reasoning: NotRequired[str]
+    """The thought before the text, without its tags. Missing if there is none."""
     feedback: NotRequired[str | None]
     """The feedback on the response; None if nothing is to be corrected. Missing if the response got none."""
 
@@ -64,7 +67,10 @@ class EvaluatedResponse(TypedDict):
     prompt: str
     """The query."""
     text: str
+    reasoning: NotRequired[str]
+    """The thought before the text, without its tags. Missing if there is none."""
     tokens: list[int]
+    """With those of the thought."""
     metrics: MetricValues
     """`task_reward`; `kl` to the base model in nats, summed over the response (for a chain's last response, to the base
     model with the bare query as its prompt); `combined_reward`; `response_length` in tokens; `eos_rate`, 1 if the

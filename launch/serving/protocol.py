@@ -155,6 +155,8 @@ class ChatRequest(ApiRequest):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM's: arguments of the chat template, in addition to the run's."""
     logprobs: Literal[False] = False  # not in ApiRequest: for completions it is a number, and 0 requests logprobs
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cory_env.chain import Chain
+from cory_env.decoding import ThoughtStream
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
 from launch.serving.feedback import FeedbackThread
@@ -52,14 +53,72 @@ class Choice:
     """Token ids to continue without a template; None: the run's template is applied to the query."""
     drafts: list[dict[str, str | None]] = field(default_factory=list)
     text: str = ""
+    reasoning: str | None = None
+    """The thought before the text; None if there is none."""
     finish_reason: str | None = None
     prompt_tokens: int = 0
     """Total over all prompts, including those of the drafts."""
     completion_tokens: int = 0
 
 
-TextDelta = tuple[Choice, str]
-"""A choice and new text. The first delta of a choice is empty and comes when its drafts are complete."""
+class TextDelta(NamedTuple):
+    """New text of a choice. Its first delta is empty, and comes when its drafts are complete."""
+
+    choice: Choice
+    text: str = ""
+    reasoning: str = ""
+    """New text of the thought."""
+
+
+class ResponseStream:
+    """Decodes a response while it is generated, into the thought and the text after it."""
+
+    def __init__(self, chain: Chain, prompt: Sequence[int], stops: Sequence[str], *, raw: bool) -> None:
+        """Starts at the end of a prompt.
+
+        Args:
+            chain: of the model.
+            prompt: its token ids.
+            stops: texts that end the text after the thought.
+            raw: do not split off the thought.
+        """
+        self._chain = chain
+        self._prompt = prompt
+        self._stops = stops
+        self._tags = None if raw else chain.tags
+        self._splitter = None if self._tags is None else ThoughtStream(self._tags, prompt)
+        self._thought = Detokenizer(chain.decode_untruncated)
+        self._answer = Detokenizer(chain.decode_untruncated, stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text was reached."""
+        return self._answer.stopped
+
+    def add(self, choice: Choice, tokens: Sequence[int]) -> TextDelta:
+        """Adds tokens, and returns the new text."""
+        thought, answer = ([], tokens) if self._splitter is None else self._splitter.add(tokens)
+        return TextDelta(
+            choice, self._answer.add(answer) if answer else "", self._thought.add(thought) if thought else ""
+        )
+
+    def end(self, choice: Choice, tokens: Sequence[int]) -> TextDelta:
+        """Stores the complete texts in the choice, and returns the remaining text.
+
+        Args:
+            choice: the choice.
+            tokens: the whole response.
+        """
+        delta = TextDelta(choice, self._answer.end(), self._thought.end())
+        answer = self._answer
+        if self._tags is not None:  # where thought and answer meet is certain only now
+            start = self._tags.answer_start(self._prompt, tokens)
+            choice.reasoning = self._chain.thought_text(self._prompt, tokens)
+            answer = Detokenizer(self._chain.decode_untruncated, self._stops)
+            answer.add([] if start is None else tokens[start:])
+            answer.end()
+        choice.text = answer.text
+        return delta
 
 
 async def stream_choices(
@@ -107,6 +166,11 @@ async def _generate_choice(
     queue: RequestQueue, model: ServedModel, params: SamplingParams, choice: Choice, emit: Callable[[TextDelta], None]
 ) -> None:
     episode = ChainEpisode(model.chain, choice.query)
+
+    def emit_text(delta: TextDelta) -> None:
+        if delta.text or delta.reasoning:
+            emit(delta)
+
     for position, policy_id in enumerate(model.policy_ids):
         is_last = position == len(model.policy_ids) - 1
         chain, limit = model.chain.by_position[position], model.chain.response_limits[position]
@@ -121,16 +185,17 @@ async def _generate_choice(
         if not request.prompt:
             raise RequestError("The prompt is empty.")
         choice.prompt_tokens += len(request.prompt)
-        detokenizer, tokens = Detokenizer(chain.decode_untruncated, [*params.stops, *chain.stops]), list[int]()
+        stops, is_raw = [*params.stops, *chain.stops], choice.prompt is not None
+        stream, tokens = ResponseStream(chain, request.prompt, stops, raw=is_raw), list[int]()
         if is_last:
             choice.drafts = _drafts(model, episode)
-            emit((choice, ""))
+            emit(TextDelta(choice))
         async with aclosing(queue.generate(request)) as steps:
             async for new in steps:
                 tokens += new
-                if is_last and (text := detokenizer.add(new)):
-                    emit((choice, text))
-                if detokenizer.stopped:
+                if is_last:
+                    emit_text(stream.add(choice, new))
+                if stream.stopped:
                     break
         choice.completion_tokens += len(tokens)
         if is_last:
@@ -141,22 +206,25 @@ async def _generate_choice(
         if episode.role is None:  # nothing to correct: the response is the answer
             tokens = tokens[: params.max_tokens]
             choice.drafts = _drafts(model, episode)[:-1]
-            emit((choice, ""))
-            if text := detokenizer.add(tokens):
-                emit((choice, text))
+            emit(TextDelta(choice))
+            emit_text(stream.add(choice, tokens))
             break
-    if text := detokenizer.end():
-        emit((choice, text))
-    choice.text = detokenizer.text
-    is_stopped = detokenizer.stopped or (tokens and tokens[-1] in request.stop_token_ids)
+    emit_text(stream.end(choice, tokens))
+    is_stopped = stream.stopped or (tokens and tokens[-1] in request.stop_token_ids)
     choice.finish_reason = "stop" if is_stopped else "length"
 
 
 def _drafts(model: ServedModel, episode: ChainEpisode) -> list[dict[str, str | None]]:
-    """Returns the responses so far, each with the feedback on it if there is any."""
+    """Returns the responses so far, each with its thought and the feedback on it if there are any."""
     responses = zip(episode.roles, model.policy_ids, episode.completions, strict=False)
     return [
-        {"role": role, "policy": policy_id, "content": text, **episode.feedback_entry(position)}
+        {
+            "role": role,
+            "policy": policy_id,
+            "content": text,
+            **episode.thought_entry(position),
+            **episode.feedback_entry(position),
+        }
         for position, (role, policy_id, text) in enumerate(responses)
     ]
 
@@ -176,33 +244,42 @@ class ResponseFormatter:
     def complete(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Returns the response of a request that is not streamed."""
         entries = [
-            {**self._entry(choice, "message", choice.text, is_first=True), "finish_reason": choice.finish_reason}
+            {
+                **self._entry(choice, "message", choice.text, choice.reasoning, is_first=True),
+                "finish_reason": choice.finish_reason,
+            }
             for choice in choices
         ]
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": entries, "usage": _usage(choices)}
 
-    def chunk(self, choice: Choice, text: str | None) -> dict[str, Any]:
-        """Returns a chunk with new text of a choice.
+    def chunk(self, delta: TextDelta) -> dict[str, Any]:
+        """Returns a chunk with new text of a choice; without any, it is the choice's first, which has the drafts."""
+        is_first = not delta.text and not delta.reasoning
+        text = delta.text if is_first or delta.text else None
+        entry = self._entry(delta.choice, "delta", text, delta.reasoning or None, is_first=is_first)
+        return self._chunk({**entry, "finish_reason": None})
 
-        Args:
-            choice: the choice.
-            text: empty for the first chunk of the choice, which contains the drafts; None for the last.
-        """
-        entry = self._entry(choice, "delta", text, is_first=text == "")
-        return self._chunk({**entry, "finish_reason": choice.finish_reason if text is None else None})
+    def final_chunk(self, choice: Choice) -> dict[str, Any]:
+        """Returns the last chunk of a choice, with the reason why it ended."""
+        return self._chunk({**self._entry(choice, "delta", None, None), "finish_reason": choice.finish_reason})
 
     def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Returns the final chunk, which contains the token counts."""
         return {**self._chunk(), "usage": _usage(choices)}
 
-    def _entry(self, choice: Choice, chat_field: str, text: str | None, is_first: bool) -> dict[str, Any]:
-        drafts = {"drafts": choice.drafts} if is_first and choice.drafts else {}
+    def _entry(
+        self, choice: Choice, chat_field: str, text: str | None, reasoning: str | None, is_first: bool = False
+    ) -> dict[str, Any]:
+        extra: dict[str, Any] = {"drafts": choice.drafts} if is_first and choice.drafts else {}
+        if reasoning is not None:
+            extra["reasoning"] = reasoning
         if not self._is_chat:
-            return {"index": choice.index, "text": text or "", **drafts}
-        content = {} if text is None else {"content": text}
+            return {"index": choice.index, "text": text or "", **extra}
+        # As in vLLM, the content of a message that consists of a thought is null.
+        content = {} if text is None else {"content": text or (None if reasoning is not None else "")}
         role = {"role": "assistant"} if is_first else {}
-        return {"index": choice.index, chat_field: {**role, **content, **drafts}}
+        return {"index": choice.index, chat_field: {**role, **content, **extra}}
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"

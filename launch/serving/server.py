@@ -123,7 +123,7 @@ def make_app(
 
     @router.post("/chat/completions")
     async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
-        model = find_model(request.model)
+        model = with_template_kwargs(find_model(request.model), request.chat_template_kwargs)
         text, history = parse_conversation(request, model)
         choices = [Choice(index, Query(index, text, request.columns, history)) for index in range(request.n)]
         return await respond(http, request, model, choices)
@@ -173,17 +173,17 @@ async def _events(
 ) -> AsyncGenerator[str, None]:
     """Yields the events of a stream. An error becomes an event, because the HTTP status has been sent."""
     formatter = ResponseFormatter(request)
-    yield _event(formatter.chunk(*first))
+    yield _event(formatter.chunk(first))
     async with contextlib.aclosing(deltas):
         try:
-            async for choice, text in deltas:
-                yield _event(formatter.chunk(choice, text))
+            async for delta in deltas:
+                yield _event(formatter.chunk(delta))
         except Exception as error:
             logger.exception("A stream ended early.")
             yield _event(openai_error(error)[1])
             return
     for choice in choices:
-        yield _event(formatter.chunk(choice, None))
+        yield _event(formatter.final_chunk(choice))
     if request.stream_options.include_usage:
         yield _event(formatter.usage_chunk(choices))
     yield "data: [DONE]\n\n"
@@ -199,6 +199,20 @@ def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:
         logger.error("%s", error)
     status, body = openai_error(error)
     return JSONResponse(body, status)
+
+
+def with_template_kwargs(model: ServedModel, arguments: Mapping[str, Any] | None) -> ServedModel:
+    """Returns the model with a request's arguments of the chat template, which take precedence over the run's.
+
+    Raises:
+        RequestError: the model has no chat template, or it does not read an argument.
+    """
+    if not arguments:
+        return model
+    try:
+        return model._replace(chain=model.chain.with_chat_template_kwargs(arguments))
+    except ChatError as error:
+        raise RequestError(str(error), param="chat_template_kwargs") from error
 
 
 def parse_conversation(request: ChatRequest, model: ServedModel) -> tuple[str, tuple[Message, ...] | None]:

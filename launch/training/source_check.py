@@ -90,10 +90,7 @@ def check_all_sources(
     """
     before = {} if folder is None else read_all_sources(folder)
     all_sources: dict[str, Sources] = dict(before)
-    kinds = {
-        json.dumps([getattr(settings, key) for key in SOURCE_SETTINGS]): (name, settings)
-        for name, settings in trainings
-    }
+    kinds = {_kind(settings): (name, settings) for name, settings in trainings}
     for kind, (name, settings) in kinds.items():
         recorded = before.get(kind)
         located_settings = settings
@@ -114,6 +111,12 @@ def check_all_sources(
             warn(f"Warning: {change.text}. Trainings before and after this change are not comparable.")
         all_sources[kind] = sources.after_resume(recorded, settings, changes, 0)
     return all_sources
+
+
+def _kind(settings: Settings) -> str:
+    """Returns a key for trainings with the same sources."""
+    revision = [] if settings.model_revision is None else [settings.model_revision]  # none in earlier versions
+    return json.dumps([*(getattr(settings, key) for key in SOURCE_SETTINGS), *revision])
 
 
 def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:

@@ -24,6 +24,10 @@ _CACHE_SHARE = 0.75
 """The part of an engine's memory for weights and KV cache. The rest is for activations and CUDA graphs."""
 
 
+class EngineStartError(RuntimeError):
+    """A generation engine cannot start."""
+
+
 def check_device(device: torch.device, dtype: str, lora: Lora | None) -> None:
     """Checks that vLLM can generate on a device.
 
@@ -76,6 +80,28 @@ def cache_fits(path: str, trust_remote_code: bool, cache: int, weight_bytes: flo
     model = meta_model(path, trust_remote_code)
     weights = weight_bytes * sum(parameter.numel() for parameter in model.parameters())
     return weights + cache <= _CACHE_SHARE * share * current_platform.get_device_total_memory()
+
+
+def check_memory(needed: int, max_sequences: int, length: int) -> None:
+    """Checks that KV caches fit into the free memory. Otherwise the system would kill the process during the run.
+
+    Args:
+        needed: bytes of the KV caches of all engines.
+        max_sequences: number of responses generated at once.
+        length: maximum number of tokens of prompt and response.
+
+    Raises:
+        EngineStartError: they do not fit.
+    """
+    import psutil  # a dependency of vLLM
+
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise EngineStartError(
+            f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} responses "
+            f"at once, {length} tokens each), but only {free / 2**30:.1f} GiB of memory are free. "
+            f"{memory_advice(torch.device('cpu')).capitalize()}."
+        )
 
 
 def memory_advice(device: torch.device) -> str:

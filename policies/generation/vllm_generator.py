@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory_env.shadowing import project_packages_first
+from cory_env.tokenizer import split_revision
 from policies.compat.vllm import (
     engine_is_dead,
     fail_pending_calls,
@@ -22,6 +23,7 @@ from policies.compat.vllm import (
 )
 from policies.generation import vllm_device, vllm_lora
 from policies.generation.generator import GenerationError, LoadedWeights, OnFinished, Request, Response, Sampling
+from policies.generation.vllm_device import EngineStartError
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, attention_head_dim, load_config, num_kv_heads
@@ -40,10 +42,6 @@ _DEATH_SECONDS = 10.0
 """Longest time between a call's failure and the engine's death, if the engine lost a worker."""
 _SHARED_ENGINE = "all adapters"
 """Name of the engine that serves all adapters. Without adapters, and for frozen models, it is the policy id."""
-
-
-class EngineStartError(RuntimeError):
-    """A generation engine cannot start."""
 
 
 class VLLMGenerator:
@@ -151,7 +149,8 @@ class VLLMGenerator:
         else:
             self._arguments |= vllm_device.cpu_arguments(tensor_parallel_size)
             self._arguments["block_size"] = BLOCK_TOKENS
-            self._check_memory(sum(self._cache_bytes.values()) * tensor_parallel_size, max_sequences)
+            cache_bytes = sum(self._cache_bytes.values()) * tensor_parallel_size
+            vllm_device.check_memory(cache_bytes, max_sequences, int(self._arguments["max_model_len"]))
         self.engines: dict[str, LLM] = {name: self._start(name) for name in self._paths}
 
     def _start(self, name: str) -> LLM:
@@ -160,8 +159,9 @@ class VLLMGenerator:
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
         classes = preserve_model_classes() if self._arguments.get("enforce_eager") else nullcontext()
         with errors, preserve_num_threads(), classes, project_packages_first():
-            arguments = self._arguments | (self._adapter_arguments if name == _SHARED_ENGINE else {})
-            engine = LLM(self._paths[name], kv_cache_memory_bytes=self._cache_bytes.get(name), **arguments)
+            hub_id, revision = split_revision(self._paths[name])
+            arguments = self._arguments | revision | (self._adapter_arguments if name == _SHARED_ENGINE else {})
+            engine = LLM(hub_id, kv_cache_memory_bytes=self._cache_bytes.get(name), **arguments)
         if self.in_process:
             keep_process_groups(engine)
         return engine
@@ -177,22 +177,6 @@ class VLLMGenerator:
         size = 2 if self._arguments["dtype"] == "bfloat16" else 4
         blocks = max_sequences * -(-int(self._arguments["max_model_len"]) // BLOCK_TOKENS) + 16
         return int(blocks * BLOCK_TOKENS * 2 * config.num_hidden_layers * heads * width * size)
-
-    def _check_memory(self, needed: int, max_sequences: int) -> None:
-        """Checks that KV caches fit into the free memory. Otherwise the system would kill the process during the run.
-
-        Raises:
-            EngineStartError: they do not fit.
-        """
-        import psutil  # a dependency of vLLM
-
-        free = psutil.virtual_memory().available
-        if needed > free:
-            raise EngineStartError(
-                f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} "
-                f"responses at once, {self._arguments['max_model_len']} tokens each), but only {free / 2**30:.1f} GiB "
-                f"of memory are free. {vllm_device.memory_advice(self.device).capitalize()}."
-            )
 
     def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
         """See `Generator.generate`."""

@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cory_env.tokenizer import split_revision
+
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_AND_CODE_FILES = ("config.json", "generation_config.json", "*.py")
 """The other files that `from_pretrained` reads from a folder, besides the tokenizer."""
@@ -29,7 +31,7 @@ def model_files(path: str) -> dict[str, str]:
     """Returns a digest of each weight, configuration and code file of a model.
 
     Args:
-        path: a folder or hub id.
+        path: from `policies.models.model_names.model_path`.
 
     Returns:
         For a folder, digests by file name; for a hub id, the id under `HUB_KEY` and the cached commit under
@@ -42,8 +44,9 @@ def model_files(path: str) -> dict[str, str]:
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        file = try_to_load_from_cache(path, "config.json")
-        return {HUB_KEY: path, COMMIT_KEY: Path(file).parent.name if isinstance(file, str) else ""}
+        hub_id, revision = split_revision(path)
+        file = try_to_load_from_cache(hub_id, "config.json", **revision)
+        return {HUB_KEY: hub_id, COMMIT_KEY: Path(file).parent.name if isinstance(file, str) else ""}
     files = sorted({file for pattern in (*WEIGHT_FILES, *CONFIG_AND_CODE_FILES) for file in folder.glob(pattern)})
     return {file.name: _digest(file) for file in files}
 

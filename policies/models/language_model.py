@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from cory_env.tokenizer import split_revision
 from policies.models.families import needed_attention
 from policies.models.model_check import ModelError, first_line, load_config
 
@@ -37,11 +38,12 @@ def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
         ModelError: no such model.
     """
     config = load_config(path, trust_remote_code)
+    hub_id, revision = split_revision(path)
     try:
-        entries = [GenerationConfig.from_pretrained(path).eos_token_id]
+        entries = [GenerationConfig.from_pretrained(hub_id, **revision).eos_token_id]
     except OSError:  # many models come without a generation_config.json
         entries = []
-    raw_config, _ = PreTrainedConfig.get_config_dict(path, trust_remote_code=trust_remote_code)
+    raw_config, _ = PreTrainedConfig.get_config_dict(hub_id, **revision, trust_remote_code=trust_remote_code)
     entries += [part.get("eos_token_id") for part in (raw_config, raw_config.get("text_config") or {})]
     if all(entry is None for entry in entries):
         entries = [config.get_text_config().eos_token_id]  # the family's default applies only if no file has one
@@ -70,9 +72,11 @@ def load_language_model(
         ModelError: no such model, or its weights do not fit its configuration.
     """
     config = _config_without_dropout(path, trust_remote_code)
+    hub_id, revision = split_revision(path)
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
-            path,
+            hub_id,
+            **revision,
             config=config,
             dtype=dtype,
             **_attention_kwargs(config, trust_remote_code),
@@ -107,9 +111,9 @@ def init_empty(path: str, trust_remote_code: bool = False, dtype: torch.dtype = 
     from accelerate import init_empty_weights
 
     config = _config_without_dropout(path, trust_remote_code)
-    attention = _attention_kwargs(config, trust_remote_code)
+    arguments = _from_config_kwargs(path, config, trust_remote_code)
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=dtype, **attention)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **arguments)
     model.tie_weights()
     zeros: dict[int, nn.Parameter] = {}  # the system allocates a page of zeros only when it is written to
     for module in model.modules():
@@ -145,9 +149,9 @@ def meta_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
         ModelError: no such model.
     """
     config = load_config(path, trust_remote_code)
-    attention = _attention_kwargs(config, trust_remote_code)
+    arguments = _from_config_kwargs(path, config, trust_remote_code)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **attention)
+        model = AutoModelForCausalLM.from_config(config, **arguments)
     return cast(PreTrainedModel, model.requires_grad_(False))
 
 
@@ -264,6 +268,14 @@ def _attention_kwargs(config: PreTrainedConfig, trust_remote_code: bool) -> dict
     """Arguments of a model class for the attention implementation that the model requires."""
     attention = needed_attention(config)
     return {} if attention is None else {"attn_implementation": attention}
+
+
+def _from_config_kwargs(path: str, config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, Any]:
+    """Arguments of `from_config`: the attention implementation, and the revision of the model's own code."""
+    _, revision = split_revision(path)
+    own_code = trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", ())
+    code_revision = {"code_revision": revision.get("revision")} if own_code else {}
+    return {"trust_remote_code": trust_remote_code, **code_revision, **_attention_kwargs(config, trust_remote_code)}
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

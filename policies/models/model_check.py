@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from cory_env.tokenizer import split_revision
 from policies.models.families import LOGPROB_TOLERANCE, read_family_table
 
 
@@ -121,8 +122,9 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
     Raises:
         ModelError: not found, or the model is not a causal LM.
     """
+    hub_id, revision = split_revision(path)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(hub_id, **revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise ModelError(f"`{path}` contains Python code. If you trust it, set trust_remote_code=true.") from error

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from cory_env.tokenizer import split_revision
 from policies.compat.transformers import ignored_weights
 
 
@@ -22,16 +23,19 @@ class StoredWeights:
         """Locates the files, and downloads those of a hub id; there may be none.
 
         Args:
-            path: folder or hub id.
+            path: from `policies.models.model_names.model_path`.
         """
+        path, revision = split_revision(path)
         self._files: dict[str, str] = {}
         """Path of the file of each tensor, by its name in the files."""
-        if index := cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False):
-            files, _ = get_checkpoint_shard_files(path, index)
+        if index := cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **revision, _raise_exceptions_for_missing_entries=False):
+            files, _ = get_checkpoint_shard_files(path, index, **revision)
             weight_map = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
             paths = {Path(file).name: file for file in files}
             self._files = {name: paths[file] for name, file in weight_map.items()}
-        elif single_file := cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False):
+        elif single_file := cached_file(
+            path, SAFE_WEIGHTS_NAME, **revision, _raise_exceptions_for_missing_entries=False
+        ):
             with safe_open(single_file, framework="pt") as file:
                 self._files = dict.fromkeys(file.keys(), single_file)
 

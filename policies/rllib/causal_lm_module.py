@@ -22,6 +22,7 @@ def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
         # A name, not a path: each process resolves it, since folders differ between machines.
         "model": settings.models[policy_id],
         "reference": settings.evaluates_with_reference,
+        "revision": settings.revisions[settings.policy_ids.index(policy_id)],
         "critic": settings.critic,
         "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
         "temperature": settings.temperature,
@@ -42,7 +43,7 @@ class CausalLMModule(TorchRLModule):
     def setup(self) -> None:
         """Builds the model."""
         config = {**self.model_config}
-        path, mesh = model_path(config.pop("model")), config.pop("mesh", None)
+        path, mesh = model_path(config.pop("model"), config.pop("revision", None)), config.pop("mesh", None)
         mesh = learner_mesh(*mesh, config["device"])["shard"] if mesh else None
         self.policy = PolicyModel(path, **config, mesh=mesh)
 

@@ -123,7 +123,8 @@ def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
 def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
     """Returns a finished chain as text: the query, and each response with its reward and signs of collapse.
 
-    A response on which there is feedback has it as `feedback`: a text, or None if nothing is to be corrected.
+    A response with a thought before its text has it as `reasoning`. A response on which there is feedback has it as
+    `feedback`: a text, or None if nothing is to be corrected.
     """
     return {
         "query": episode.query.text,
@@ -132,6 +133,7 @@ def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "role": role,
                 "policy": mapping(role),
                 "text": text,
+                **episode.thought_entry(position),
                 "task_reward": float(reward),
                 **({"rewards": dict(reward.parts)} if isinstance(reward, Reward) else {}),
                 **episode.feedback_entry(position),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from cory_env.chain_settings import Role, make_positions
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
+from policies.models.model_names import is_bundled
 from policies.settings.derived import DerivedSettings
 from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 from policies.settings.processes import named_resources
@@ -44,6 +45,7 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
             f"model is a list of length {len(s.model)}, not {policies}, the number of LLMs. List one model per LLM, or "
             "name a single one for all."
         )
+    yield from _revisions(s)
     if len(set(s.models.values())) > 1 and s.weights == "lora":
         yield f"weights=lora requires a single base model, not {s.model_names}. Set weights=full, or one model."
     if s.num_siblings > 1 and (agents == 1 or not s.knowledge_transfer):
@@ -51,6 +53,8 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
             f"num_siblings={s.num_siblings} requires num_agents of 2 or more, and knowledge_transfer=true. "
             "Set these, or num_siblings=1."
         )
+    if s.stop is not None and s.thinking is not None:
+        yield f"stop={s.stop!r} conflicts with thinking, as it would end thoughts too. Remove one."
     weight = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
     if weight is None and ":" not in s.credit:
         yield f"credit={s.credit} is unknown. Set it to sum, chain, or your own function as module:function."
@@ -69,6 +73,22 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
         yield (
             f"reward_scaling={s.reward_scaling} conflicts with credit=chain, which adds LLMs' rewards. Set it to none."
         )
+
+
+def _revisions(s: DerivedSettings) -> Iterator[str]:
+    """Revisions of the initial models."""
+    if s.model_revision is None:
+        return
+    names = list(s.models.values())
+    if isinstance(s.model_revision, str) and len(set(names)) > 1:
+        yield f"model_revision={s.model_revision} requires a single model. Or set a list with one revision per LLM."
+    if len(s.revisions) != len(names):
+        yield f"model_revision is a list of length {len(s.revisions)}, not {len(names)}. List one revision per LLM."
+    for name, revision in zip(names, s.revisions, strict=True):
+        if revision is not None and is_bundled(name):
+            yield f"model_revision={revision} requires a model on the hub, but {name} is bundled. Remove one."
+        if revision != s.revisions[names.index(name)]:
+            yield f"model_revision has several revisions of {name}. Set the same one for all its LLMs."
 
 
 def _roles(s: DerivedSettings) -> Iterator[str]:

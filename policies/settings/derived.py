@@ -106,6 +106,12 @@ class DerivedSettings(Fields):
         return dict(zip(self.policy_ids, names, strict=True))
 
     @property
+    def revisions(self) -> list[str | None]:
+        """By LLM, the revision of its initial model on the hub; None: the default branch, or no hub model."""
+        revision = self.model_revision
+        return revision if isinstance(revision, list) else [revision] * len(self.policy_ids)
+
+    @property
     def model_names(self) -> str:
         """Names of the initial models for texts: one, or one per LLM if they differ."""
         names = list(self.models.values())

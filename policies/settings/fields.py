@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cory_env.chain_settings import ObservedResponses, StopWhen
+from cory_env.chain_settings import ObservedResponses, StopWhen, Thinking
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import (
@@ -76,6 +76,9 @@ class Fields(BaseModel):
     model: str | list[str] = policy_setting(BUNDLED_LM, content=True)
     """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id; or a list with
     one per LLM, `[small, large]` (docs/chains.md)."""
+    model_revision: str | list[str | None] | None = policy_setting(None, search=False)
+    """Commit, tag or branch of `model` on the hub, for its weights, its tokenizer and the reference; or a list with one
+    per LLM, null for those whose model is a folder or bundled. Null: the hub's default branch."""
     start_from: str | None = policy_setting(None)
     """Start from the policies of another run (a folder or URI; its best checkpoint) or of a checkpoint's folder.
     `model` stays the reference, and optimizers start fresh."""
@@ -88,6 +91,13 @@ class Fields(BaseModel):
     chat_date: str | None = sampling_setting(None, pattern=r"^\d{4}-\d\d-\d\d$")
     """Current date for chat templates that contain one, YYYY-MM-DD (requires `chat`); null: the day on which the run
     started, also when it resumes."""
+    chat_template_kwargs: dict[str, Any] | None = sampling_setting(None, search=False)
+    """Further arguments of the chat template, such as `{enable_thinking: false}` (requires `chat`, docs/models.md). The
+    template must read each of them."""
+    thinking: Thinking | None = sampling_setting(None, search=False)
+    """Tags of the thought that a reasoning model writes before its answer, `{start: <think>, end: </think>}`
+    (docs/models.md). It is trained as part of the response, but later agents, the feedback and the reward see only the
+    text after it, unless `in_prompts`, `in_feedback` or `in_reward` is true. Null: responses have no thoughts."""
     stop: str | None = task_setting(None, min_length=1)
     """Text that ends a response, such as a line break; rewards and later agents see only the text before it. If no
     single token contains it, generation continues to the limit, and the rest is dropped."""

@@ -1,6 +1,7 @@
 """Settings in YAML files: bundled presets and the user's files."""
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import get_args, get_origin
@@ -60,6 +61,12 @@ def takes_lists(key: str) -> bool:
     return any(get_origin(kind) is list for kind in get_args(Settings.model_fields[key].annotation))
 
 
+def takes_mappings(key: str) -> bool:
+    """Whether a setting accepts a mapping."""
+    kinds = get_args(Settings.model_fields[key].annotation)
+    return any(get_origin(kind) is dict or is_dataclass(kind) for kind in kinds)
+
+
 def _parse(text: str, source: str, extra_keys: tuple[str, ...] = ()) -> dict[str, Value]:
     content = read_yaml(text, source) or {}
     if not isinstance(content, Mapping):
@@ -67,7 +74,7 @@ def _parse(text: str, source: str, extra_keys: tuple[str, ...] = ()) -> dict[str
     for key, value in content.items():
         if key not in extra_keys:
             reject_unknown_settings([str(key)], f" in {source}")
-        if key == "roles":  # the only setting with nested values; pydantic checks them
+        if key == "roles" or (isinstance(value, Mapping) and takes_mappings(str(key))):  # pydantic checks these
             continue
         values = value if isinstance(value, list) and takes_lists(str(key)) else [value]
         if not all(isinstance(item, Scalar) for item in values):

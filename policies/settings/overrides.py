@@ -58,7 +58,7 @@ REQUIREMENTS = (
     ),
     Requirement(("stop_when",), lambda s: s.feedback is not None and s.num_agents != 1, "feedback"),
     Requirement(("stop_in_training",), lambda s: s.stop_when is not None, "stop_when"),
-    Requirement(("system_prompt", "chat_date"), lambda s: s.chat, "chat=true"),
+    Requirement(("system_prompt", "chat_date", "chat_template_kwargs"), lambda s: s.chat, "chat=true"),
     Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
     Requirement(("gamma",), lambda s: s.advantage not in GROUP_ESTIMATORS, "advantage=gae or reinforce"),
     Requirement(

@@ -135,11 +135,11 @@ class Settings(DerivedSettings):
         Raises:
             ValueError: one cannot be loaded.
         """
-        by_model: Tokenizers = {}
-        for name in dict.fromkeys(self.all_models.values()):
-            tokenizer = load_tokenizer(model_path(name), trust_remote_code=self.trust_remote_code)
-            by_model[name] = next((t for t in by_model.values() if same_tokenizer(tokenizer, t, self.chat)), tokenizer)
-        return {policy_id: by_model[name] for policy_id, name in self.all_models.items()}
+        by_path: Tokenizers = {}
+        for path in dict.fromkeys(self.model_paths.values()):
+            tokenizer = load_tokenizer(path, trust_remote_code=self.trust_remote_code)
+            by_path[path] = next((t for t in by_path.values() if same_tokenizer(tokenizer, t, self.chat)), tokenizer)
+        return {policy_id: by_path[path] for policy_id, path in self.model_paths.items()}
 
     def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatTemplate]:
         """Policy id → its tokenizer's chat template, checked; empty without `chat`.
@@ -149,7 +149,8 @@ class Settings(DerivedSettings):
         """
         if not self.chat:
             return {}
-        formats = {id(t): ChatTemplate(t, self.system_prompt, self.chat_date) for t in tokenizers.values()}
+        arguments = (self.system_prompt, self.chat_date, self.chat_template_kwargs)
+        formats = {id(tokenizer): ChatTemplate(tokenizer, *arguments) for tokenizer in tokenizers.values()}
         return {policy_id: formats[id(tokenizer)] for policy_id, tokenizer in tokenizers.items()}
 
     def with_chat_date(self) -> Self:
@@ -272,13 +273,15 @@ class Settings(DerivedSettings):
 
     @property
     def model_paths(self) -> dict[str, str]:
-        """Policy id → path or hub id of its model, trained or frozen, for `from_pretrained` in this process.
+        """Policy id → path or hub id of its model in this process, trained or frozen, with its revision (`model_path`).
 
         Raises:
+            RevisionError: a model with a revision is a folder.
             SmolLM2Error: the model is `smollm2`, but its package is not installed.
             CacheError: `smollm2` is used for the first time, and the cache cannot be written.
         """
-        return {policy_id: model_path(name) for policy_id, name in self.all_models.items()}
+        trained = dict(zip(self.policy_ids, map(model_path, self.models.values(), self.revisions), strict=True))
+        return trained | {policy_id: model_path(name) for policy_id, name in self.frozen_models.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -368,9 +371,10 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         reason = str(first["msg"]).removeprefix("Value error, ")
         if not first["loc"]:
             raise SettingsError(reason) from None
+        setting = ".".join(map(str, first["loc"][: 2 if first["loc"][0] == "thinking" else 1]))
         value = repr(first["input"])
         value = value if len(value) <= 100 else f"{value[:97]}..."
-        raise SettingsError(f"Setting `{first['loc'][0]}`={value}: {reason.rstrip('.')}.") from None
+        raise SettingsError(f"Setting `{setting}`={value}: {reason.rstrip('.')}.") from None
 
 
 def changed_settings(recorded: Settings, requested: Settings) -> list[str]:

@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from policies.settings.error import SettingsError
 
 Scalar = str | int | float | bool | None
-Value = Scalar | list[str] | list[float] | list[dict[str, Scalar]]
+Value = Scalar | list[str] | list[float] | list[dict[str, Scalar]] | dict[str, Any]
 QUOTES = ("'", '"')
 
 
@@ -65,12 +65,13 @@ def read_yaml(text: str, source: str) -> Any:
         raise SettingsError(f"{source} is not valid YAML: {' '.join(reason.split())}.") from error
 
 
-def parse_scalar(text: str, lists: bool = False) -> Value:
+def parse_scalar(text: str, lists: bool = False, mappings: bool = False) -> Value:
     """Parses a YAML scalar: a number, true, false, null or quoted text; returns anything else as text.
 
     Args:
         text: a word of a command line.
         lists: whether to parse lists in brackets too.
+        mappings: whether to parse mappings in braces too.
     """
     try:
         value = _load(text)
@@ -80,6 +81,8 @@ def parse_scalar(text: str, lists: bool = False) -> Value:
         return value if text.lstrip().startswith(QUOTES) else text
     if isinstance(value, list):
         return value if lists else text
+    if isinstance(value, dict):
+        return value if mappings else text
     return value if isinstance(value, bool | int | float | None) else text
 
 
@@ -90,7 +93,7 @@ def to_yaml(value: Value) -> str:
 
 def to_cli(value: Value) -> str:
     """Returns a value as a word of a command line, quoted only if necessary; `scalar` is the inverse."""
-    if isinstance(value, list):
+    if isinstance(value, list | dict):
         return to_yaml(value)
     if not isinstance(value, str):
         return json.dumps(value)

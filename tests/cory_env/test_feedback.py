@@ -10,11 +10,10 @@ from pettingzoo.test import api_test
 from cory_env import cory_v0
 from cory_env.chain import Chain, EarlierResponse
 from cory_env.episode import ChainEpisode
-from cory_env.feedback import SKIPPED
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import TASKS, Query, Task, make_task
-from cory_env.tasks.turns import SeenResponse, Turn
+from cory_env.tasks.turns import SKIPPED, SeenResponse, Turn
 from cory_env.validate import validate
 from tests.cory_env.sample_rewards import BAD
 from tests.cory_env.sample_tasks import LENGTH, QUERIES, chain, response, reviews, tokenizer, tokens_of

@@ -11,12 +11,12 @@ from cory_env import cory_v0
 from cory_env.chain import Chain
 from cory_env.chain_settings import ChainSettings, Role, make_positions
 from cory_env.episode import ChainEpisode
-from cory_env.feedback import NO_ANSWER
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens, shown_positions
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query, Task, make_task
 from cory_env.tasks.task import TemplateError
+from cory_env.tasks.turns import NO_ANSWER
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer, tokens_of
 

@@ -52,7 +52,9 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     base = tmp_path / "base"
     tokenizer = load_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-    template = "{{ strftime_now('%Y') }}{% for message in messages %}<{{ message.content }}<|end|>{% endfor %}"
+    template = (
+        "{{ strftime_now('%Y') }}{{ mark }}{% for message in messages %}<{{ message.content }}<|end|>{% endfor %}"
+    )
     template += "{% if add_generation_prompt %}<{% endif %}"
     tokenizer.chat_template = {"default": template, "other": "{{ messages }}"}
     tokenizer.save_pretrained(base)
@@ -64,7 +66,7 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     settings = Settings(
         model=str(base), num_agents=1, temperature=1.5, chat=True, system_prompt="Be kind.", num_runners=1
     )
-    settings = settings.model_copy(update={"chat_date": "2019-05-01"})
+    settings = settings.model_copy(update={"chat_date": "2019-05-01", "chat_template_kwargs": {"mark": "'!'"}})
     settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```"})
     run = record_test_run(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
@@ -89,7 +91,8 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     assert code
     namespace: dict[str, Any] = {}
     exec(code[1].replace("FOLDER", str(out)), namespace)
-    assert chat.decode(namespace["inputs"]["input_ids"][0]) == "2019<Be kind.<|end|><PROMPT<|end|><"
+    assert chat.decode(namespace["inputs"]["input_ids"][0]) == "2019'!'<Be kind.<|end|><PROMPT<|end|><"
+    assert """`--default-chat-template-kwargs '{"mark": "\\u0027!\\u0027"}'`""" in card
     assert "As pioneer:\n````\nWrite\n```python\n{query}\n```\n````\n" in card
 
 

@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from launch.console.errors import describe_error, is_bug
-from policies.generation.vllm_generator import EngineStartError
+from policies.generation.vllm_device import EngineStartError
 from policies.models.model_check import ModelError
 
 

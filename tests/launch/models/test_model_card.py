@@ -2,11 +2,21 @@
 
 from dataclasses import replace
 
+from cory_env.chain_settings import Thinking
 from cory_env.tokenizer import token_ids_containing
 from launch.models.export import generation_config
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
+
+
+def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(policies_run: Run) -> None:
+    plain = open_trained(policies_run.path)
+    changes = {"thinking": Thinking("<think>", "</think>"), "model": "owner/absent", "model_revision": "v2"}
+    card = model_card(replace(plain, settings=plain.settings.model_copy(update=changes)), "llm_1", [], adapter=False)
+    assert "`owner/absent` (revision `v2`), trained by" in card and "base_model: owner/absent" in card
+    assert "It thinks between `<think>` and `</think>`; its answer is the text after that." in card
+    assert "thinks between" not in model_card(plain, "llm_1", [])
 
 
 def test_every_token_with_the_stop_text_is_an_end_token_and_the_card_names_the_stop_text(policies_run: Run) -> None:

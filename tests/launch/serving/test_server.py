@@ -1,5 +1,6 @@
 """`cory serve` with OpenAI's client: the same responses as `cory generate`, drafts, streams, and errors."""
 
+import contextlib
 import http.client
 import io
 import os
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def make_client(address: str, key: str = KEY) -> Any:
     return openai.OpenAI(base_url=address, api_key=key, max_retries=0, timeout=100)
 
 
+@contextlib.contextmanager
+def running_server(queue: RequestQueue, models: Mapping[str, ServedModel]) -> Iterator[Any]:
+    """Serves models in this process, and gives a client."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    app = server.make_app(queue, models, 0.7, KEY)
+    http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
+    thread = threading.Thread(target=http_server.run, args=([sock],))
+    thread.start()
+    yield make_client(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")
+    http_server.should_exit = True
+    thread.join()
+    queue.close()
+
+
 @pytest.fixture(scope="module")
 def client(policies_run: Run) -> Iterator[Any]:
     """A client of a server in this process, for the run's best checkpoint with transformers."""
@@ -61,15 +76,8 @@ def client(policies_run: Run) -> Iterator[Any]:
     }
     models["chain"] = ServedModel("chain", CHAIN, make_env_chain(trained, CHAIN))
     models["stopping"] = ServedModel("stopping", ("llm_1",), make_env_chain(with_stop_text(trained), ["llm_1"]))
-    sock = socket.create_server(("127.0.0.1", 0))
-    app = server.make_app(queue, models, 0.7, KEY)
-    http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
-    thread = threading.Thread(target=http_server.run, args=([sock],))
-    thread.start()
-    yield make_client(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")
-    http_server.should_exit = True
-    thread.join()
-    queue.close()
+    with running_server(queue, models) as running_client:
+        yield running_client
 
 
 def responses(run: Run, policy_ids: tuple[str, ...], temperature: float, seed: int = 0, count: int = 1) -> list[Any]:

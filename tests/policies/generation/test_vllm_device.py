@@ -12,7 +12,8 @@ import torch
 from policies.generation import installed
 from policies.generation.cuda import DeviceError
 from policies.generation.installed import vllm_installed
-from policies.generation.vllm_generator import BLOCK_TOKENS, EngineStartError, VLLMGenerator
+from policies.generation.vllm_device import EngineStartError
+from policies.generation.vllm_generator import BLOCK_TOKENS, VLLMGenerator
 from policies.models.lora import Lora
 from policies.models.model_names import BUNDLED_LM, model_path
 

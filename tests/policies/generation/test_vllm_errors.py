@@ -12,7 +12,8 @@ import torch
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.generation.installed import vllm_installed
-from policies.generation.vllm_generator import EngineStartError, VLLMGenerator
+from policies.generation.vllm_device import EngineStartError
+from policies.generation.vllm_generator import VLLMGenerator
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
 from tests.policies.generation.test_model_families import save_model

@@ -18,7 +18,8 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
 from policies.generation.generator import LoadedWeights, Request, Response, Sampling, sampling_seed
 from policies.generation.installed import vllm_installed
-from policies.generation.vllm_generator import EngineStartError, VLLMGenerator
+from policies.generation.vllm_device import EngineStartError
+from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora

@@ -1,0 +1,197 @@
+"""Reads responses: where one ends, its text, and the thought that a reasoning model writes before its answer."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from cory_env.chain_settings import Thinking
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ThinkingError(ValueError):
+    """The tags of `thinking` do not suit a tokenizer."""
+
+
+class ThinkingTags:
+    """The tags of a thought as tokens. Decoding may drop them, so thoughts are found by token ids.
+
+    Attributes:
+        start, end: The tags' texts.
+        start_id, end_id: Their token ids.
+    """
+
+    def __init__(self, thinking: Thinking, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+        """Looks up the tags.
+
+        Args:
+            thinking: The tags.
+            tokenizer: The tokenizer of the model that responds.
+            vocab_size: Upper bound of token ids (exclusive).
+
+        Raises:
+            ThinkingError: A tag is not a token of the model.
+        """
+        self.start, self.end = thinking.start, thinking.end
+        vocab = tokenizer.get_vocab()
+        for name, tag in (("start", self.start), ("end", self.end)):
+            if vocab.get(tag, vocab_size) >= vocab_size:
+                raise ThinkingError(
+                    f"thinking.{name}={tag!r} is not a token of {tokenizer.name_or_path}. Set the tags that the model "
+                    "was trained with, or set thinking=null."
+                )
+        self.start_id, self.end_id = vocab[self.start], vocab[self.end]
+        self._tokenizer = tokenizer
+
+    def opened_by(self, prompt: Sequence[int]) -> bool:
+        """Returns whether a prompt begins the thought: it ends with the start tag, with nothing but space after it."""
+        if self.start_id not in prompt:
+            return False
+        start = max(index for index, token in enumerate(prompt) if token == self.start_id)
+        return not str(self._tokenizer.decode(list(prompt[start + 1 :]))).strip()
+
+    def answer_start(self, prompt: Sequence[int], response: Sequence[int]) -> int | None:
+        """Returns the index of the first token of the answer in a response.
+
+        Args:
+            prompt: The prompt's token ids.
+            response: The response's token ids.
+
+        Returns:
+            The index after the first end tag in a thought; 0 if there is no thought; None if the thought was cut off.
+        """
+        inside = self.opened_by(prompt)
+        for index, token in enumerate(response):
+            if token == self.end_id and inside:
+                return index + 1
+            inside = inside or token == self.start_id
+        return None if inside else 0
+
+    def thought(self, prompt: Sequence[int], response: Sequence[int]) -> list[int] | None:
+        """Returns the tokens of the thought without its tags; None if there is none."""
+        stream = ThoughtStream(self, prompt)
+        thought, _ = stream.add(response)
+        return thought if stream.has_thought else None
+
+    def split(self, tokens: Sequence[int]) -> Iterator[str | list[int]]:
+        """Yields the parts of a response: its tags as text, and the tokens between them."""
+        part: list[int] = []
+        for token in tokens:
+            if token in (self.start_id, self.end_id):
+                yield from filter(None, [part])
+                yield self.start if token == self.start_id else self.end
+                part = []
+            else:
+                part.append(token)
+        yield from filter(None, [part])
+
+
+class ThoughtStream:
+    """Splits a response into thought and answer while it is generated.
+
+    The answer is the one after `ThinkingTags.answer_start`. Tokens before a start tag count as the answer too, because
+    they are streamed before the tag appears.
+    """
+
+    def __init__(self, tags: ThinkingTags, prompt: Sequence[int]) -> None:
+        """Starts at the end of a prompt."""
+        self._tags = tags
+        self._inside = self.has_thought = tags.opened_by(prompt)
+        self._ended = False
+
+    def add(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns the new tokens of the thought and those of the answer, without the tags around the thought."""
+        thought, answer = list[int](), list[int]()
+        for token in tokens:
+            if not self._ended and token == self._tags.start_id:
+                self._inside = self.has_thought = True
+            elif self._inside and token == self._tags.end_id:
+                self._inside, self._ended = False, True
+            else:
+                (thought if self._inside else answer).append(token)
+        return thought, answer
+
+
+class ResponseDecoder:
+    """Reads the responses of a model with one tokenizer. A base of `Chain`, which sets the attributes.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        end_token_ids: Ids of the tokens that end a response.
+        stop: A text that ends a response, too; None: there is none.
+        tags: The tags around thoughts; None: responses contain no thoughts.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    end_token_ids: frozenset[int]
+    stop: str | None
+    tags: ThinkingTags | None
+    _hidden_ids: frozenset[int]
+    _tokenizer_vocab_size: int
+
+    def truncate_response(self, tokens: list[int]) -> tuple[list[int], bool]:
+        """Truncates a response after the token that ends it: an end token, or the one that completes the stop string.
+
+        Returns:
+            The response's tokens, and whether it is complete; if not, it reached the maximum length.
+        """
+        first_end = next((i for i, token in enumerate(tokens, start=1) if token in self.end_token_ids), None)
+        tokens = tokens[:first_end]
+        ended = tokens[-1] in self.end_token_ids
+        if self.stop is None or self.stop not in self.decode_untruncated(tokens if not ended else tokens[:-1]):
+            return tokens, ended
+        # The stop string spans several tokens; no single token contains it.
+        stop = self.stop
+        length = bisect_left(range(len(tokens)), True, key=lambda end: stop in self.decode_untruncated(tokens[:end]))
+        return tokens[:length], True
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns a response as rewards and later agents see it: `decode_untruncated` up to the stop string."""
+        text = self.decode_untruncated(tokens)
+        return text if self.stop is None else text.partition(self.stop)[0]
+
+    def decode_untruncated(self, tokens: Sequence[int]) -> str:
+        """Returns a response as text, without end tokens, with its leading space so that prompt + text reads right.
+
+        The tags around a thought are part of the text, also if they are special tokens.
+        """
+        parts = [tokens] if self.tags is None else self.tags.split(tokens)
+        return "".join(part if isinstance(part, str) else self._decode_part(part) for part in parts)
+
+    def answer_start(self, prompt: Sequence[int], response: Sequence[int]) -> int | None:
+        """Returns the index of the answer's first token; 0 without a thought, None if the thought was cut off."""
+        return 0 if self.tags is None else self.tags.answer_start(prompt, response)
+
+    def thought_text(self, prompt: Sequence[int], response: Sequence[int]) -> str | None:
+        """Returns the thought in a response to a prompt, without its tags; None if there is none."""
+        thought = None if self.tags is None else self.tags.thought(prompt, response)
+        return None if thought is None else self.decode_untruncated(thought)
+
+    def _decode_part(self, tokens: Sequence[int]) -> str:
+        """Decodes tokens without tags.
+
+        Some tokenizers drop the first space of decoded text. So the tokens are decoded after a fixed anchor token, and
+        the anchor's text is removed.
+        """
+        tokens = [token for token in tokens if token not in self._hidden_ids]  # some are not special tokens
+        text = self._decode([*self._anchor, *tokens])
+        return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        return list(self.tokenizer("a", add_special_tokens=False)["input_ids"])
+
+    @cached_property
+    def _anchor_text(self) -> str:
+        return self._decode(self._anchor)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        # Some tokenizers raise on the ids of a padded vocabulary.
+        tokens = [token for token in tokens if token < self._tokenizer_vocab_size]
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)  # a list of texts comes back only for a batch
+        return text
