@@ -98,8 +98,8 @@ def check_memory(needed: int, max_sequences: int, length: int) -> None:
     free = psutil.virtual_memory().available
     if needed > free:
         raise EngineStartError(
-            f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} responses "
-            f"at once, {length} tokens each), but only {free / 2**30:.1f} GiB of memory are free. "
+            f"vLLM needs {needed / 2**30:.1f} GiB for the KV caches of this runner's engines ({max_sequences} "
+            f"responses at once, {length} tokens each), but only {free / 2**30:.1f} GiB of memory are free. "
             f"{memory_advice(torch.device('cpu')).capitalize()}."
         )
 
