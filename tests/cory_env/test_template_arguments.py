@@ -58,8 +58,8 @@ def test_a_chain_with_a_request_s_arguments_keeps_its_other_ones() -> None:
     texts = [tokenizer.decode(prompt) for prompt in prompts]
     assert texts == ["<|user|>Hi<|assistant|>low", "[user]Hi[assistant]low"]
     assert tokenizer.decode(one.encode_pioneer_prompts([Query(0, "Hi")])[0]).endswith("</think>\n\n")  # unchanged
-    kept = one.with_chat_template_kwargs({"level": "low"})
-    assert tokenizer.decode(kept.encode_pioneer_prompts(QUERIES[:1])[0]).endswith("</think>\n\nlow")
-    assert kept.by_position == (kept, kept)
+    extended = one.with_chat_template_kwargs({"level": "low"})
+    assert tokenizer.decode(extended.encode_pioneer_prompts(QUERIES[:1])[0]).endswith("</think>\n\nlow")
+    assert extended.by_position == (extended, extended)
     with pytest.raises(ChatError, match="chat=false"):
         Chain(reviews(), tokenizer).with_chat_template_kwargs({"level": "low"})
