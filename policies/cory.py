@@ -26,7 +26,7 @@ from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import warn_if_vllm_missing
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import assign_credit, check_custom_credit
+from policies.learning.credit import assign_credit, assign_part_credit, check_custom_credit
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.metrics import compute_metrics
 from policies.learning.rows import Rows
@@ -165,8 +165,11 @@ class Cory(TemporaryLogdir, Algorithm):
             policy_metrics = {policy_id: compute_metrics(r, s.report_kl_coef) for policy_id, r in rows.items()}
             self.sync_check.check_update(rows, rollout, update)
             train_columns: dict[str, Rows] = {}
-            for policy_id, rewards in assign_credit(rows, s.credit_assignment, self.estimators).items():
-                columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | {"rewards": rewards})
+            credit = s.credit_assignment
+            parts = assign_part_credit(rows, credit, self.estimators) if s.advantage == "gdpo" else {}
+            for policy_id, rewards in assign_credit(rows, credit, self.estimators).items():
+                credited = {"rewards": rewards, **({"reward_parts": parts[policy_id]} if parts else {})}
+                columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | credited)
                 train_columns[policy_id] = columns
                 rows[policy_id] |= columns
                 policy_metrics[policy_id] |= estimator_metrics

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from policies.learning.advantages import has_nonzero_std
-from policies.learning.credit import assign_credit
+from policies.learning.credit import assign_credit, assign_part_credit
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit
 from policies.rllib.token_batch import rows_from_episodes
@@ -39,7 +39,9 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
     rows = rows_from_episodes(rollout.episodes)  # not scored, so there is no KL
     queries = [prompt_ref.query for prompt_ref in rollout.prompt_refs]
     kept: set[int] = set()
-    for policy_id, rewards in assign_credit(rows, credit, estimators).items():
+    is_apart = any(estimator.hyperparameters.advantage == "gdpo" for estimator in estimators.values())
+    assign = assign_part_credit if is_apart else assign_credit
+    for policy_id, rewards in assign(rows, credit, estimators).items():
         is_kept = has_nonzero_std(rewards, rows[policy_id]["groups"])
         kept |= {queries[chain] for chain in rows[policy_id]["chains"][is_kept].tolist()}
     return set(queries) - kept
