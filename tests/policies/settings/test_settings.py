@@ -210,20 +210,6 @@ def test_a_config_rejects_unknown_settings_immediately() -> None:
         CoryConfig().cory(exchange_periods=3)
 
 
-def test_the_reference_is_needed_if_any_kl_coef_is_above_zero() -> None:
-    roles = [{"name": "solver"}, {"name": "critic", "kl_coef": 0.1}]
-    for values, needed in (
-        ({"kl_coef": 0.2}, (True, True)),
-        ({"kl_coef": 0.2, "eval_kl_coef": 0.0}, (True, True)),
-        ({"kl_coef": 0.0}, (False, False)),
-        ({"kl_coef": 0.0, "eval_kl_coef": 0.1}, (False, True)),
-        ({"kl_coef": 0.0, "roles": roles}, (True, True)),
-        ({"kl_coef": 0.0, "roles": roles, "num_agents": 1}, (False, False)),
-    ):
-        s = make_settings(values)
-        assert (s.trains_with_reference, s.evaluates_with_reference) == needed, values
-
-
 def test_eval_kl_coef_defaults_to_the_initial_kl_coef() -> None:
     assert make_settings({"kl_coef": 0.2}).report_kl_coef == 0.2
     assert make_settings({"kl_coef": 0.2, "eval_kl_coef": 0.1}).report_kl_coef == 0.1
