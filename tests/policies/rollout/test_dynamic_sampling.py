@@ -117,8 +117,8 @@ def test_rounds_continue_until_no_query_is_left_and_the_next_update_starts_after
     used = int(first.counters["replaced_queries"])
     assert scheduler.used_queries == used + second.counters["replaced_queries"]
     unique = [query_at(0, index, scheduler.num_queries) for index in range(8 + used, 16 + used)]
-    kept = {prompt_ref.query for prompt_ref in second.prompt_refs} & set(unique)
-    assert kept and not kept & {prompt_ref.query for prompt_ref in first.prompt_refs}
+    common = {prompt_ref.query for prompt_ref in second.prompt_refs} & set(unique)
+    assert common and not common & {prompt_ref.query for prompt_ref in first.prompt_refs}
 
 
 def test_queries_stay_if_the_data_has_no_others(tmp_path: Path) -> None:
