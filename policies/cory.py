@@ -26,7 +26,7 @@ from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import warn_if_vllm_missing
 from policies.health import COLLAPSE, Health
-from policies.learning.credit import assign_credit, check_custom_credit
+from policies.learning.credit import assign_credit, assign_part_credit, check_custom_credit
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.metrics import compute_metrics
 from policies.learning.rows import Rows
@@ -166,10 +166,13 @@ class Cory(TemporaryLogdir, Algorithm):
             policy_metrics = {policy_id: compute_metrics(rows[policy_id], s.report_kl_coef) for policy_id in trained}
             self.sync_check.check_update(rows, rollout, update)
             train_columns: dict[str, Rows] = {}
-            credited = assign_credit(rows, s.credit_assignment, self.estimators)
+            credit = s.credit_assignment
+            credited = assign_credit(rows, credit, self.estimators)
+            parts = assign_part_credit(rows, credit, self.estimators) if s.advantage == "gdpo" else {}
             for policy_id in trained:
-                rewards = credited[policy_id]
-                columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | {"rewards": rewards})
+                rewards = {"rewards": credited[policy_id]}
+                rewards |= {"reward_parts": parts[policy_id]} if parts else {}
+                columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | rewards)
                 train_columns[policy_id] = columns
                 rows[policy_id] |= columns
                 policy_metrics[policy_id] |= estimator_metrics

@@ -24,7 +24,7 @@ METRIC_DOCS = {
     "`reward_scaling`.",
     "explained_variance": "Share of the variance of returns that the critic explains (`advantage=gae`).",
     "frac_zero_std": "Share of responses in zero-variance groups, which contribute only their KL (`rloo`, `grpo`, "
-    "`dr_grpo`).",
+    "`dr_grpo`, `gdpo`).",
     "overlong_penalty": "Mean penalty added to the reward of a response near the length limit (`overlong=penalty`).",
     "policy_loss": "Mean policy loss per response token, over all epochs of the update. With `loss=gspo`, here and in "
     "the following shares, the mean over responses of their means.",

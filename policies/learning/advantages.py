@@ -6,7 +6,7 @@ answer the same query in the same role. Groups may differ in size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -74,9 +74,31 @@ def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
 
     The standard deviation is unbiased.
     """
-    centred, size, group = _center_by_group(rewards, groups)
-    squares = torch.zeros_like(centred).index_add(0, group, centred**2)[group]
-    return (centred / ((squares / (size - 1).clamp(min=1)).sqrt() + STD_EPSILON)).float()
+    return _normalize_by_group(rewards, groups, STD_EPSILON).float()
+
+
+def gdpo(
+    rewards: Tensor, groups: Tensor, weights: Sequence[float], mask: Tensor, epsilon: float = STD_EPSILON
+) -> Tensor:
+    """GDPO (Liu et al. 2026, arXiv 2601.05242): A_i = whiten(Σ_k w_k · (r_ik - mean(r_k)) / (std(r_k) + ε)).
+
+    Each reward is normalized in the group by itself, so that none drowns the others; in the sum of the rewards, as in
+    `grpo`, those with a larger spread do. The weighted sum is whitened over the tokens of the batch.
+
+    Args:
+        rewards: `[B, K]`, K rewards of each response.
+        groups: `[B]`, int64.
+        weights: K numbers.
+        mask: `[B, T]`.
+        epsilon: added to a group's standard deviations.
+
+    Returns:
+        `[B, T]`, zero outside the mask, and in groups in which all K rewards have zero variance.
+    """
+    normalized = [weight * _normalize_by_group(rewards[:, k], groups, epsilon) for k, weight in enumerate(weights)]
+    totals = torch.stack(normalized).sum(0).to(mask.dtype).unsqueeze(1) * mask
+    whitened = token_ppo.whiten(totals, mask, token_ppo.masked_moments(totals, mask))
+    return whitened * has_nonzero_std(rewards, groups).unsqueeze(1)
 
 
 GROUP_ESTIMATORS: dict[str, GroupEstimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
@@ -84,7 +106,12 @@ GROUP_ESTIMATORS: dict[str, GroupEstimator] = {"rloo": rloo, "grpo": grpo, "dr_g
 
 
 def has_nonzero_std(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Whether the rewards of each response's group differ, by more than `ZERO_STD_TOLERANCE`; `[B]`, bool."""
+    """Whether the rewards of each response's group differ, by more than `ZERO_STD_TOLERANCE`; `[B]`, bool.
+
+    Of several rewards `[B, K]`, whether any differs.
+    """
+    if rewards.dim() == 2:
+        return torch.stack([has_nonzero_std(column, groups) for column in rewards.unbind(1)]).any(0)
     centred, _, group = _center_by_group(rewards, groups)
     return _group_max(centred.abs(), group) > 0
 
@@ -100,6 +127,13 @@ def _center_by_group(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, T
     centred = rewards - means[group]
     limit = (ZERO_STD_TOLERANCE * _group_max(rewards.abs(), group)).clamp(min=ZERO_STD_ABSOLUTE_TOLERANCE)
     return centred * (_group_max(centred.abs(), group) > limit), sizes[group].double(), group
+
+
+def _normalize_by_group(rewards: Tensor, groups: Tensor, epsilon: float) -> Tensor:
+    """Returns rewards minus their group's mean, over its standard deviation plus epsilon; `[B]`, float64."""
+    centred, size, group = _center_by_group(rewards, groups)
+    squares = torch.zeros_like(centred).index_add(0, group, centred**2)[group]
+    return centred / ((squares / (size - 1).clamp(min=1)).sqrt() + epsilon)
 
 
 def _group_max(values: Tensor, group: Tensor) -> Tensor:

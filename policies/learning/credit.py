@@ -152,6 +152,33 @@ def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bo
         custom_rewards(credit, rewards, has_response)
 
 
+def assign_part_credit(
+    rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator]
+) -> dict[str, Tensor]:
+    """Assigns the credit of each of several reward functions; see `assign_credit`.
+
+    Args:
+        rows: with the column `task_reward_parts`, `[B, K]`; a policy whose roles have no reward lacks it.
+        credit: the credit settings.
+        estimators: advantage estimators by policy id.
+
+    Returns:
+        By policy id the credited rewards of each function, `[B, K]`, fp32.
+    """
+    count = max(columns["task_reward_parts"].shape[1] for columns in rows.values() if "task_reward_parts" in columns)
+    no_rewards = {
+        name: torch.full((len(columns["chains"]), count), torch.nan).double() for name, columns in rows.items()
+    }
+    parts = {name: columns.get("task_reward_parts", no_rewards[name]) for name, columns in rows.items()}
+    credited = [
+        assign_credit(
+            {name: columns | {"task_rewards": parts[name][:, k]} for name, columns in rows.items()}, credit, estimators
+        )
+        for k in range(count)
+    ]
+    return {name: torch.stack([rewards[name] for rewards in credited], dim=1) for name in rows}
+
+
 def assign_credit(
     rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator]
 ) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.advantages import GROUP_ESTIMATORS, has_nonzero_std, leave_one_out_mean, reinforce
+from policies.learning.advantages import GROUP_ESTIMATORS, gdpo, has_nonzero_std, leave_one_out_mean, reinforce
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import Rows, kl_coefs, select_rows
 
@@ -64,7 +64,12 @@ def ended(rows: Rows) -> Rows:
 
 def nonzero_std(rows: Rows) -> Rows:
     """Drops the rows of zero-variance groups, whose rewards are all equal."""
-    return select_rows(rows, has_nonzero_std(rows["rewards"], rows["groups"]).nonzero().squeeze(1))
+    return select_rows(rows, has_nonzero_std(compared_rewards(rows), rows["groups"]).nonzero().squeeze(1))
+
+
+def compared_rewards(rows: Rows) -> Tensor:
+    """The credited rewards that are compared within groups: `[B]`, with `gdpo` `[B, K]` of K reward functions."""
+    return rows.get("reward_parts", rows["rewards"])
 
 
 class AdvantageEstimator:
@@ -127,7 +132,7 @@ class AdvantageEstimator:
             group estimator `frac_zero_std`, the share of responses in zero-variance groups; with `overlong=penalty` the
             mean `overlong_penalty`.
         """
-        columns, metrics = {"rewards": rows["rewards"]}, {}
+        columns, metrics = {name: rows[name] for name in ("rewards", "reward_parts") if name in rows}, {}
         if self.hyperparameters.overlong == "penalty":
             penalties = self._overlong_penalties(rows)
             columns["rewards"] = rows["rewards"] + penalties
@@ -157,7 +162,10 @@ class AdvantageEstimator:
             return {"kl": kl, "advantages": advantages, "returns": returns}, metrics
         if h.advantage == "reinforce":
             return {"kl": kl, "advantages": reinforce(token_rewards, mask, h.gamma)}, metrics
-        metrics["frac_zero_std"] = 1.0 - float(has_nonzero_std(rows["rewards"], rows["groups"]).float().mean())
+        metrics["frac_zero_std"] = 1.0 - float(has_nonzero_std(compared_rewards(rows), rows["groups"]).float().mean())
+        if h.advantage == "gdpo":
+            advantages = gdpo(rows["reward_parts"], rows["groups"], h.gdpo_weights, mask)
+            return {"kl": kl, "advantages": advantages}, metrics
         advantages = GROUP_ESTIMATORS[h.advantage](rewards if h.kl_in_loss else token_rewards.sum(1), rows["groups"])
         return {"kl": kl, "advantages": advantages.unsqueeze(1) * mask}, metrics
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce"]
+Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "gdpo", "reinforce"]
 RewardScope = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
 Loss = Literal["ppo", "gspo", "cispo"]
@@ -69,6 +69,8 @@ class Hyperparameters:
     kl_target: float = 6.0
     kl_horizon: int = 10000
     reward_scaling: Literal["none", "scale", "normalize"] = "none"
+    gdpo_weights: tuple[float, ...] = ()
+    """With `gdpo`, the weight of each reward function."""
     overlong: Overlong = "keep"
     overlong_buffer: int | None = None
     overlong_penalty: float = 1.0
@@ -101,7 +103,7 @@ class Hyperparameters:
     @property
     def kl_in_loss(self) -> bool:
         """Whether the KL penalty is a term of the loss instead of the reward."""
-        return self.advantage in ("grpo", "dr_grpo")
+        return self.advantage in ("grpo", "dr_grpo", "gdpo")
 
     @property
     def clip_range(self) -> tuple[float, float]:

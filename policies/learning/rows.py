@@ -28,19 +28,21 @@ From rollouts (`make_rows`):
     forks             int64 [B], the first of the chains that fork from the same pioneer response
     positions         int64 [B], position in the chain, 0 for the pioneer
     earlier_rewards   fp32 [B, n - 1], task rewards of the earlier responses in its chain of n, then zeros
+    task_reward_parts fp64 [B, K], with K > 1 reward functions the value of each, NaN without a reward
 
 Scored with the weights before the update (`PolicyLearner.score`):
     logprobs, reference_logprobs, entropy, full_kl, with a critic values: fp32 [B, R]
 
 Credited (`credit.assign_credit`):
     rewards           fp32 [B], the reward that the response trains on, before `reward_scaling`
+    reward_parts      fp32 [B, K], with `gdpo` the same for each reward function
 
 Estimated (`AdvantageEstimator.estimate`):
     kl, advantages, with a critic returns: fp32 [B, R]
 """
 
-CHAIN_COLUMNS = ("earlier_rewards",)
-"""Columns whose second dimension is positions, not tokens."""
+CHAIN_COLUMNS = ("earlier_rewards", "task_reward_parts", "reward_parts")
+"""Columns whose second dimension is positions or reward functions, not tokens."""
 
 
 def make_rows(
@@ -54,6 +56,7 @@ def make_rows(
     forks: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
     earlier_rewards: Sequence[Sequence[float]] | None = None,
+    task_reward_parts: Sequence[Sequence[float]] = (),
 ) -> Rows:
     """Pads ragged lists into tensors, prompts on the left and responses on the right.
 
@@ -65,6 +68,7 @@ def make_rows(
         ended: whether the response ends with a stop token.
         groups, chains, forks, positions, earlier_rewards: see `Rows`. By default every response is a chain and a group
             of its own.
+        task_reward_parts: see `Rows`; without any numbers, there is no such column.
     """
     prompt_tokens, prompt_mask = left_padded(prompts)
     width = max(len(response) for response in responses)
@@ -76,6 +80,10 @@ def make_rows(
         sampled[row, : len(response)] = logprob
         mask[row, : len(response)] = 1.0
     indices = range(len(responses))
+    parts = {}
+    if count := max(map(len, task_reward_parts), default=0):
+        values = [[*part, *[float("nan")] * (count - len(part))] for part in task_reward_parts]
+        parts["task_reward_parts"] = torch.as_tensor(values, dtype=torch.float64)
     return Rows(
         prompts=prompt_tokens,
         prompt_mask=prompt_mask,
@@ -89,18 +97,21 @@ def make_rows(
         forks=torch.as_tensor(indices if forks is None else forks, dtype=torch.int64),
         positions=torch.as_tensor([0] * len(responses) if positions is None else positions, dtype=torch.int64),
         earlier_rewards=torch.as_tensor([[]] * len(responses) if earlier_rewards is None else earlier_rewards).float(),
+        **parts,
     )
 
 
-def frozen_scores(rows: Rows) -> Rows:
+def frozen_scores(rows: Rows, reference: bool = True) -> Rows:
     """Returns the scores of a frozen model's rows: its sampler's log-probabilities, and no KL, as it is its reference.
 
     Args:
         rows: from rollouts.
+        reference: whether other models' rows are scored by a reference.
     """
     zeros = torch.zeros_like(rows["mask"])
     logprobs = rows["sampler_logprobs"]
-    return {"logprobs": logprobs, "reference_logprobs": logprobs, "entropy": zeros, "full_kl": zeros}
+    scores = {"logprobs": logprobs, "entropy": zeros}
+    return scores | ({"reference_logprobs": logprobs, "full_kl": zeros} if reference else {})
 
 
 def select_rows(rows: Rows, index: Tensor) -> Rows:

@@ -55,7 +55,7 @@ def sampled_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal[
 
 
 def overlong_penalty(lengths: Tensor, limits: Tensor, buffer: int, penalty: float = 1.0) -> Tensor:
-    """Soft penalty for responses near the length limit (DAPO, Yu et al. 2025, arXiv 2503.14476, eq. 13).
+    """Soft penalty for responses near the length limit (DAPO, Yu et al. 2025, arXiv 2503.14476, §3.4).
 
     With L the limit and c the buffer: 0 up to L - c tokens, then falling linearly to -penalty at L tokens.
 

@@ -131,14 +131,10 @@ class Learners(LearnerGroup):
             LearnerError: see `foreach_learner`.
         """
         policy_ids = self.config.settings.policy_ids
-        trained = {policy_id: part for policy_id, part in rows.items() if policy_id in policy_ids}
-        frozen = {policy_id: frozen_scores(part) for policy_id, part in rows.items() if policy_id not in policy_ids}
+        trained = {name: part for name, part in rows.items() if name in policy_ids}
+        frozen = {name: frozen_scores(part, reference) for name, part in rows.items() if name not in policy_ids}
         shared = self._shared(trained)
-        results = (
-            self.call_all(lambda learner: learner.score(fetch(shared), keep=keep, reference=reference))
-            if trained
-            else []
-        )
+        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep, reference=reference))
         return {policy_id: scores for result in results for policy_id, scores in result.items()} | frozen
 
     def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:

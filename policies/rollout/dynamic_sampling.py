@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from policies.learning.advantages import has_nonzero_std
-from policies.learning.credit import assign_credit
+from policies.learning.credit import assign_credit, assign_part_credit
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit
 from policies.rllib.token_batch import rows_from_episodes
@@ -38,11 +38,13 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
         return set()
     rows = rows_from_episodes(rollout.episodes)  # not scored, so there is no KL
     queries = [prompt_ref.query for prompt_ref in rollout.prompt_refs]
-    kept: set[int] = set()
-    for policy_id, rewards in assign_credit(rows, credit, estimators).items():
+    useful_queries: set[int] = set()
+    is_apart = any(estimator.hyperparameters.advantage == "gdpo" for estimator in estimators.values())
+    assign = assign_part_credit if is_apart else assign_credit
+    for policy_id, rewards in assign(rows, credit, estimators).items():
         is_kept = has_nonzero_std(rewards, rows[policy_id]["groups"])
-        kept |= {queries[chain] for chain in rows[policy_id]["chains"][is_kept].tolist()}
-    return set(queries) - kept
+        useful_queries |= {queries[chain] for chain in rows[policy_id]["chains"][is_kept].tolist()}
+    return set(queries) - useful_queries
 
 
 def replace_queries(
@@ -74,9 +76,9 @@ def replace_queries(
     combined = concat_rollouts([rollout, new])
     refs_of_episodes = [prompt_ref._replace(sibling=0) for prompt_ref in combined.prompt_refs]
     episodes = list(zip(refs_of_episodes, combined.episodes, strict=True))
-    kept = sorted(((ref, episode) for ref, episode in episodes if ref in index_of), key=lambda pair: index_of[pair[0]])
+    pairs = sorted(((ref, episode) for ref, episode in episodes if ref in index_of), key=lambda pair: index_of[pair[0]])
     discarded = [episode for ref, episode in episodes if ref in removed]
-    return Rollout([episode for _, episode in kept], combined.counters), order, discarded
+    return Rollout([episode for _, episode in pairs], combined.counters), order, discarded
 
 
 def count_tokens(episodes: Sequence[MultiAgentEpisode]) -> int:

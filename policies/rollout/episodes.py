@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
@@ -14,7 +15,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.process import Reward
 from policies.generation.generator import Response
 from policies.learning.metrics import repetition
-from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, STAGE, TASK_REWARD
+from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, STAGE, TASK_REWARD, TASK_REWARD_PARTS
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
@@ -105,6 +106,7 @@ def to_rllib_episode(
                 role: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: float(task_rewards[position]),
+                    TASK_REWARD_PARTS: np.array([*getattr(task_rewards[position], "parts", {}).values()], np.float64),
                     ENDED: episode.ended[position],
                     STAGE: chain.positions[position].stage,
                 }

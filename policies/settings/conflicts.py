@@ -197,6 +197,15 @@ def _objective(s: DerivedSettings) -> Iterator[str]:
         )
     if s.kl_control == "adaptive" and s.kl_coef == 0:
         yield "kl_control=adaptive multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_control=fixed."
+    if s.advantage == "gdpo":
+        if not isinstance(s.reward, list) or len(s.reward) < 2:
+            yield "advantage=gdpo requires reward to be a list of two or more functions. Set it, or advantage=grpo."
+        if any(position.role.own_reward is not None for position in s.positions):
+            yield "advantage=gdpo requires the same reward functions in all roles. Remove those of roles."
+        if s.reward_scaling != "none":
+            yield f"advantage=gdpo conflicts with reward_scaling={s.reward_scaling}. Set reward_scaling=none."
+        if s.overlong == "penalty":
+            yield "advantage=gdpo conflicts with overlong=penalty. Set overlong=keep; a reward function can do it."
     if s.overlong == "penalty":
         limit = min(s.response_limits)
         if s.overlong_buffer is None:

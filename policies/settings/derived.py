@@ -165,6 +165,13 @@ class DerivedSettings(Fields):
         return tuple(role.loss_weight for role in self.chain_roles)
 
     @property
+    def gdpo_weights(self) -> tuple[float, ...]:
+        """With `advantage=gdpo`, the weight of each reward function."""
+        if self.advantage != "gdpo" or not isinstance(self.reward, list):
+            return ()
+        return tuple(self.reward_weights or [1.0] * len(self.reward))
+
+    @property
     def response_limits(self) -> tuple[int, ...]:
         """By position, the maximum length of a response in tokens."""
         return tuple(role.max_response_tokens or self.max_response_tokens for role in self.chain_roles)

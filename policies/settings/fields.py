@@ -244,14 +244,15 @@ class Fields(BaseModel):
     # The objective.
     advantage: Advantage = policy_setting("gae")
     """Advantage estimator (docs/estimators.md): `gae` with a value head (PPO); `rloo`, `grpo` or `dr_grpo`, relative to
-    the policy's other responses to the query in the same role; `reinforce`, relative to all its responses."""
+    the policy's other responses to the query in the same role; `gdpo`, as `grpo` but each of several reward functions
+    apart; `reinforce`, relative to all its responses."""
     kl_coef: float = learning_setting(0.3, ge=0, clone=True)
     """Weight of the KL penalty to the reference policy (eta); 0: no reference is loaded and no KL is measured, unless
     a role's `kl_coef` or `eval_kl_coef` is above 0."""
     kl_estimator: KLEstimator = learning_setting("k1")
-    """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo` and
-    `dr_grpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not depend
-    on the sampled token, so a token is penalized only through the KL at later positions."""
+    """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo`,
+    `dr_grpo` and `gdpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not
+    depend on the sampled token, so a token is penalized only through the KL at later positions."""
     kl_control: Literal["fixed", "adaptive"] = learning_setting("fixed")
     """Keep `kl_coef` fixed, or adapt it towards `kl_target`."""
     kl_target: float = learning_setting(6.0, gt=0, clone=True)
@@ -298,7 +299,8 @@ class Fields(BaseModel):
     importance_sampling_clip_min: float | None = learning_setting(None, gt=0, le=1)
     """Smallest importance sampling weight; null: no lower bound."""
     drop_zero_std_groups: bool = learning_setting(False)
-    """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`); they would only contribute their KL."""
+    """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`, `gdpo`); they would only contribute their
+    KL."""
     dynamic_sampling: int | None = learning_setting(None, ge=1)
     """Replace queries whose groups have equal rewards in all roles by the next queries (DAPO), in at most this many
     rounds per update; those left then stay. Discarded tokens count in `tokens`. Null: no replacements."""

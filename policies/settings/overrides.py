@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from policies.settings.fields import Fields
 from policies.settings.yaml12 import to_cli
 
-GROUP_ESTIMATORS = ("rloo", "grpo", "dr_grpo")
+GROUP_ESTIMATORS = ("rloo", "grpo", "dr_grpo", "gdpo")
 """Estimators that compare the responses of a group."""
 RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag", "runner_resources")
 """Settings of runner processes."""
@@ -82,7 +82,7 @@ REQUIREMENTS = (
     Requirement(
         ("drop_zero_std_groups", "dynamic_sampling"),
         lambda s: s.advantage in GROUP_ESTIMATORS,
-        "advantage=rloo, grpo or dr_grpo",
+        "advantage=rloo, grpo, dr_grpo or gdpo",
     ),
     Requirement(
         ("group_baseline",),

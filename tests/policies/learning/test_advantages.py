@@ -47,6 +47,22 @@ def test_a_constant_added_to_all_rewards_of_a_query_changes_no_advantage(estimat
     torch.testing.assert_close(estimator(easier, QUERIES), estimator(SCORES, QUERIES))
 
 
+def test_gdpo_normalizes_each_reward_apart_and_whitens_their_sum() -> None:
+    rewards = torch.tensor([[0.0, 100.0], [1.0, 100.0], [2.0, 400.0], [5.0, 7.0], [5.0, 7.0]])
+    groups, lengths = torch.tensor([1, 1, 1, 2, 2]), torch.tensor([2, 1, 2, 1, 1])
+    mask = (torch.arange(2) < lengths.unsqueeze(1)).float()
+    # the first reward: -1, 0, 1 over std 1; the second: -100, -100, 200 over std 173.2, times 0.5; then 0, 0
+    second = 100 / 30000**0.5
+    totals = [-1 - 0.5 * second, -0.5 * second, 1 + second]
+    tokens = torch.tensor([totals[0], totals[0], totals[1], totals[2], totals[2], 0.0, 0.0])
+    whitened = ((tokens - tokens.mean()) / tokens.std()).tolist()
+    expected = [[whitened[0]] * 2, [whitened[2], 0.0], [whitened[3]] * 2, [0.0, 0.0], [0.0, 0.0]]
+    result = advantages.gdpo(rewards, groups, [1.0, 0.5], mask)
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=2e-4, atol=2e-4)
+    assert not result[3:].any()  # exactly, though the batch's mean is not 0
+    assert advantages.has_nonzero_std(rewards, groups).tolist() == [True] * 3 + [False] * 2
+
+
 def test_reinforce_whitens_the_reward_to_go_over_all_tokens_of_the_batch() -> None:
     rewards, mask = torch.tensor([[1.0, 2.0], [3.0, 9.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     result = advantages.reinforce(rewards, mask, gamma=0.5)

@@ -1,5 +1,6 @@
 """The rewards that agents train on, against numbers computed by hand."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,14 @@ import pytest
 import torch
 
 from cory_env.functions import SpecError
-from policies.learning.credit import CreditError, assign_credit, chain_rewards, check_custom_credit, collective_rewards
+from policies.learning.credit import (
+    CreditError,
+    assign_credit,
+    assign_part_credit,
+    chain_rewards,
+    check_custom_credit,
+    collective_rewards,
+)
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows
@@ -66,6 +74,16 @@ def test_a_pioneer_response_gets_the_mean_reward_of_the_chains_that_fork_from_it
     assert rewards["llm_2"].tolist() == [10.5, 20.5, 3.5, 4.5, 8.5]
     rewards = assign_credit(by_policy, Credit(reward_scope="last"), {})
     assert rewards["llm_1"].tolist() == [15, 3] and rewards["llm_2"].tolist() == [10, 20, 1, 2, 6]
+
+
+def test_credit_of_several_reward_functions_is_assigned_to_each_apart() -> None:
+    pioneers = rows([0, 1], [0, 0], [8.0, 13.0]) | {
+        "task_reward_parts": torch.tensor([[1.0, 7.0], [5.0, 8.0]]).double()
+    }
+    observers = rows([0, 1], [1, 1], [math.nan] * 2)  # a role without a reward
+    rewards = assign_part_credit({"llm_1": pioneers, "llm_2": observers}, Credit(partner_reward=0.5), {})
+    assert rewards["llm_1"].tolist() == [[1.0, 7.0], [5.0, 8.0]]
+    assert rewards["llm_2"].tolist() == [[0.5, 3.5], [2.5, 4.0]]
 
 
 def rewards_of_two_chains(chain_gamma: float, chain_lam: float) -> list[list[float]]:

@@ -55,3 +55,12 @@ def test_the_overlong_penalty_agrees_at_every_length() -> None:
     lengths = torch.tensor(numbers["lengths"])
     penalty = token_ppo.overlong_penalty(lengths, torch.full_like(lengths, numbers["limit"]), numbers["buffer"])
     torch.testing.assert_close(penalty.double(), column("overlong_penalty", "penalty"), rtol=0, atol=1e-7)
+
+
+def test_gdpo_agrees() -> None:
+    numbers = golden("gdpo")
+    rewards = torch.stack([column("gdpo", "rewards_x"), column("gdpo", "rewards_y")], dim=1).float()
+    mask = torch.ones(8, 8, dtype=torch.float64)  # the unbiased variance depends on the number of tokens
+    result = advantages.gdpo(rewards, groups("gdpo"), numbers["weights"], mask, epsilon=1e-6)
+    expected = column("gdpo", "advantages_equal_lengths").unsqueeze(1).expand(8, 8)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-7)

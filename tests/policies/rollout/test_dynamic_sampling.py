@@ -117,14 +117,15 @@ def test_rounds_continue_until_no_query_is_left_and_the_next_update_starts_after
     used = int(first.counters["replaced_queries"])
     assert scheduler.used_queries == used + second.counters["replaced_queries"]
     unique = [query_at(0, index, scheduler.num_queries) for index in range(8 + used, 16 + used)]
-    kept = {prompt_ref.query for prompt_ref in second.prompt_refs} & set(unique)
-    assert kept and not kept & {prompt_ref.query for prompt_ref in first.prompt_refs}
+    common = {prompt_ref.query for prompt_ref in second.prompt_refs} & set(unique)
+    assert common and not common & {prompt_ref.query for prompt_ref in first.prompt_refs}
 
 
 def test_queries_stay_if_the_data_has_no_others(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"query": "This film, number {number},"}}\n' for number in range(8)))
-    settings = {"reward": "tests.policies.sample_rewards:constant", "data": str(data), "eval_data": str(data)}
+    reward = "tests.policies.sample_rewards:constant"
+    settings: dict[str, Any] = {"reward": reward, "data": str(data), "eval_data": str(data)}
     (rollout,), scheduler = generate(dynamic_sampling=3, **settings)
     assert scheduler.num_queries == 8 and scheduler.used_queries == 0 and len(rollout.episodes) == 16
     assert rollout.counters["replaced_queries"] == rollout.counters["discarded_tokens"] == 0
@@ -138,7 +139,7 @@ def test_a_new_query_whose_reward_fails_replaces_nothing(tmp_path: Path) -> None
     ]
     data.write_text("\n".join(rows))
     reward = {"reward": "tests.policies.sample_rewards:constant_if_not_broken", "on_reward_error": "skip"}
-    settings = {**reward, "data": str(data), "eval_data": str(data), "dynamic_sampling": 1}
+    settings: dict[str, Any] = {**reward, "data": str(data), "eval_data": str(data), "dynamic_sampling": 1}
     for seed in range(20):  # the broken query is one of the two that the update does not contain at first
         if 9 in {query_at(seed, index, 10) for index in range(8, 10)}:
             break

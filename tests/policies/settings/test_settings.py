@@ -19,6 +19,11 @@ from policies.models.model_check import ModelError, check_model, check_tensor_pa
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.settings import SettingsError, changed_settings, make_settings
 
+GDPO: dict[str, Any] = {
+    **{"advantage": "gdpo", "num_generations": 2, "queries_per_update": 128, "kl_estimator": "k3"},
+    "reward": ["own:right", "own:short"],
+}
+
 
 def test_defaults_are_those_of_the_paper() -> None:
     s = make_settings({})
@@ -81,8 +86,11 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"feedback": "task", "knowledge_transfer": False}, "feedback=task requires num_agents of 2 or more, and know"),
         ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires num_agents of 2 or more, and"),
         ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 is not below num_updates=5. Set warmup_updates"),
-        ({"drop_zero_std_groups": True}, "drop_zero_std_groups=true requires advantage=rloo, grpo or dr_grpo. Set"),
-        ({"dynamic_sampling": 3}, "dynamic_sampling=3 requires advantage=rloo, grpo or dr_grpo. Set that, or dynamic_"),
+        (
+            {"drop_zero_std_groups": True},
+            "drop_zero_std_groups=true requires advantage=rloo, grpo, dr_grpo or gdpo. Set",
+        ),
+        ({"dynamic_sampling": 3}, "dynamic_sampling=3 requires advantage=rloo, grpo, dr_grpo or gdpo. Set that"),
         ({"dynamic_sampling": 0}, "Setting `dynamic_sampling`=0: Input should be greater than or equal to 1."),
         ({"overlong_buffer": 4}, "overlong_buffer=4 requires overlong=penalty. Set that, or overlong_buffer=null."),
         ({"overlong": "penalty"}, "overlong=penalty requires overlong_buffer, in tokens. A fifth of max_response_to"),
@@ -90,6 +98,17 @@ def test_defaults_are_those_of_the_paper() -> None:
         (
             {"overlong": "penalty", "overlong_buffer": 2, "min_response_tokens": 4},
             "overlong=penalty conflicts with min_response_tokens, which varies the length limit. Remove one.",
+        ),
+        (
+            {"advantage": "gdpo", "num_generations": 2, "kl_estimator": "k3"},
+            "advantage=gdpo requires reward to be a list",
+        ),
+        ({**GDPO, "reward_scaling": "scale"}, "advantage=gdpo conflicts with reward_scaling=scale. Set"),
+        ({**GDPO, "overlong": "penalty", "overlong_buffer": 2}, "advantage=gdpo conflicts with overlong=penalty. Set"),
+        ({**GDPO, "num_generations": 1}, "advantage=gdpo requires num_generations of 2 or more (4 or 8 are usual)"),
+        (
+            {**GDPO, "roles": [{"name": "solver"}, {"name": "critic", "reward": "own:critic"}]},
+            "advantage=gdpo requires the same reward functions in all roles. Remove those of roles.",
         ),
         ({"num_agents": 1, "critic_inputs": "chain"}, "critic_inputs=chain requires advantage=gae, and num_agents of"),
         ({"advantage": "rloo"}, "advantage=rloo requires num_generations of 2 or more (4 or 8 are usual), not 1."),
@@ -215,20 +234,6 @@ def test_the_message_of_an_invalid_setting_names_it_and_a_fix(values: dict[str, 
 def test_a_config_rejects_unknown_settings_immediately() -> None:
     with pytest.raises(SettingsError, match="Did you mean `exchange_period`"):
         CoryConfig().cory(exchange_periods=3)
-
-
-def test_the_reference_is_needed_if_any_kl_coef_is_above_zero() -> None:
-    roles = [{"name": "solver"}, {"name": "critic", "kl_coef": 0.1}]
-    for values, needed in (
-        ({"kl_coef": 0.2}, (True, True)),
-        ({"kl_coef": 0.2, "eval_kl_coef": 0.0}, (True, True)),
-        ({"kl_coef": 0.0}, (False, False)),
-        ({"kl_coef": 0.0, "eval_kl_coef": 0.1}, (False, True)),
-        ({"kl_coef": 0.0, "roles": roles}, (True, True)),
-        ({"kl_coef": 0.0, "roles": roles, "num_agents": 1}, (False, False)),
-    ):
-        s = make_settings(values)
-        assert (s.trains_with_reference, s.evaluates_with_reference) == needed, values
 
 
 def test_eval_kl_coef_defaults_to_the_initial_kl_coef() -> None:
