@@ -1,0 +1,207 @@
+"""Conflicts between settings: every message names the setting and a fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.settings.settings import SettingsError, make_settings
+
+GDPO: dict[str, Any] = {
+    **{"advantage": "gdpo", "num_generations": 2, "queries_per_update": 128, "kl_estimator": "k3"},
+    "reward": ["own:right", "own:short"],
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kl_coeff": 0.1}, "Unknown setting `kl_coeff`. Did you mean `kl_coef`?"),
+        ({"lr": -1}, "Setting `lr`=-1: Input should be greater than 0."),
+        ({"num_updates": "many"}, "Setting `num_updates`='many'"),
+        ({"lr": float("inf")}, "Setting `lr`=inf: Input should be a finite number."),
+        ({"backend": "triton"}, "'vllm' or 'transformers'"),
+        ({"queries_per_update": 12, "minibatch_size": 8}, "(queries_per_update=12). Valid sizes: 1, 2, 3, 4, 6, 12."),
+        (
+            {"queries_per_update": 3, "num_generations": 2, "minibatch_size": 4},
+            "does not divide the 6 responses per policy and update",
+        ),
+        (
+            {"queries_per_update": 3, "num_generations": 2, "minibatch_size": 4},
+            "(queries_per_update=3). Valid sizes: 1, 2, 3, 6.",
+        ),
+        ({"num_agents": 4, "num_policies": 3}, "num_policies=3 is neither a divisor nor a multiple of num_agents=4."),
+        (
+            {"num_policies": 8, "queries_per_update": 6, "minibatch_size": 1},
+            "queries_per_update=6 is not divisible by the 4 teams. Set a multiple of 4.",
+        ),
+        (
+            {"num_policies": 8, "queries_per_update": 32, "num_generations": 2, "minibatch_size": 3},
+            "does not divide the 16 responses",
+        ),
+        ({"num_policies": 1, "queries_per_update": 3, "minibatch_size": 4}, "does not divide the 6 responses"),
+        ({"credit": "chain", "partner_reward": 0.5}, "partner_reward=0.5 requires credit=sum. Set that, or partner"),
+        ({"credit": "own"}, "credit=own is unknown. Set it to sum, chain, or your own function"),
+        ({"credit": "own:scheme", "chain_gamma": 0.5}, "chain_gamma=0.5 requires credit=chain. Set that, or"),
+        (
+            {"credit": "own:scheme", "reward_scope": "last", "knowledge_transfer": False},
+            "reward_scope=last requires knowledge_transfer=true.",
+        ),
+        ({"chain_lam": 0.5}, "chain_lam=0.5 requires credit=chain. Set that, or chain_lam=1.0."),
+        ({"credit": "chain", "knowledge_transfer": False}, "credit=chain with chain_gamma above 0 requires"),
+        ({"reward_scope": "last", "partner_reward": 0}, "with partner_reward=0 gives earlier agents no reward. Set"),
+        ({"reward_scope": "last", "credit": "chain", "chain_gamma": 0}, "with chain_gamma=0 gives"),
+        ({"reward_scope": "last", "knowledge_transfer": False}, "reward_scope=last requires knowledge_transfer=true."),
+        ({"credit": "chain", "reward_scaling": "scale"}, "reward_scaling=scale conflicts with credit=chain"),
+        (
+            {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},
+            "chain_lam=0.5 requires advantage=gae. Set that, or chain_lam=1.0.",
+        ),
+        ({"select_by": "mean"}, "select_by=mean requires eval_average=true. Set that, or select_by=bare."),
+        ({"feedback": "task", "knowledge_transfer": False}, "feedback=task requires num_agents of 2 or more, and know"),
+        ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires num_agents of 2 or more, and"),
+        ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 is not below num_updates=5. Set warmup_updates"),
+        (
+            {"drop_zero_std_groups": True},
+            "drop_zero_std_groups=true requires advantage=rloo, grpo, dr_grpo or gdpo. Set",
+        ),
+        ({"dynamic_sampling": 3}, "dynamic_sampling=3 requires advantage=rloo, grpo, dr_grpo or gdpo. Set that"),
+        ({"dynamic_sampling": 0}, "Setting `dynamic_sampling`=0: Input should be greater than or equal to 1."),
+        ({"overlong_buffer": 4}, "overlong_buffer=4 requires overlong=penalty. Set that, or overlong_buffer=null."),
+        ({"overlong": "penalty"}, "overlong=penalty requires overlong_buffer, in tokens. A fifth of max_response_to"),
+        ({"overlong": "penalty", "overlong_buffer": 15}, "overlong_buffer=15 is not below the limit of 15 response"),
+        (
+            {"overlong": "penalty", "overlong_buffer": 2, "min_response_tokens": 4},
+            "overlong=penalty conflicts with min_response_tokens, which varies the length limit. Remove one.",
+        ),
+        (
+            {"advantage": "gdpo", "num_generations": 2, "kl_estimator": "k3"},
+            "advantage=gdpo requires reward to be a list",
+        ),
+        ({**GDPO, "reward_scaling": "scale"}, "advantage=gdpo conflicts with reward_scaling=scale. Set"),
+        ({**GDPO, "overlong": "penalty", "overlong_buffer": 2}, "advantage=gdpo conflicts with overlong=penalty. Set"),
+        ({**GDPO, "num_generations": 1}, "advantage=gdpo requires num_generations of 2 or more (4 or 8 are usual)"),
+        (
+            {**GDPO, "roles": [{"name": "solver"}, {"name": "critic", "reward": "own:critic"}]},
+            "advantage=gdpo requires the same reward functions in all roles. Remove those of roles.",
+        ),
+        ({"num_agents": 1, "critic_inputs": "chain"}, "critic_inputs=chain requires advantage=gae, and num_agents of"),
+        ({"advantage": "rloo"}, "advantage=rloo requires num_generations of 2 or more (4 or 8 are usual), not 1."),
+        ({"advantage": "grpo", "num_generations": 2}, "advantage=grpo has the KL in its loss and requires"),
+        ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "requires kl_estimator=k3, not full."),
+        ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 requires advantage=gae or reinfo"),
+        ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
+        ({"max_lag": 2}, "Setting `max_lag`=2: Input should be less than or equal to 1."),
+        ({"max_lag": 1, "num_runners": 0, "backend": "transformers"}, "max_lag=1 requires num_runners of 1 or more."),
+        ({"max_lag": 1, "importance_sampling_clip_max": None}, "max_lag=1 requires importance_sampling_clip_max. Set"),
+        (
+            {"max_lag": 1, "importance_sampling_mode": "none"},
+            "max_lag=1 conflicts with importance_sampling_mode=none, as its responses are from older weights. Set",
+        ),
+        (
+            {"importance_sampling_mode": "none", "importance_sampling_clip_max": 3},
+            "importance_sampling_clip_max=3.0 requires an importance_sampling_mode other than none. Set that, or",
+        ),
+        (
+            {"importance_sampling_mode": "token_mask", "importance_sampling_clip_max": None},
+            "importance_sampling_mode=token_mask requires importance_sampling_clip_max. Set that, or",
+        ),
+        ({"importance_sampling_clip_min": 2}, "Setting `importance_sampling_clip_min`=2: Input should be less than or"),
+        (
+            {"loss": "gspo"},
+            "loss=gspo clips whole responses and conflicts with the advantages per token of advantage=gae. Set",
+        ),
+        ({"loss": "gspo", "advantage": "reinforce"}, "of advantage=reinforce. Set advantage=rloo, grpo or dr_grpo,"),
+        ({"loss": "cispo", "dual_clip": 3}, "dual_clip=3.0 requires loss=ppo. Set that, or dual_clip=null."),
+        ({"dual_clip": 1}, "Setting `dual_clip`=1: Input should be greater than 1."),
+        ({"cispo_clip_max": 3}, "cispo_clip_max=3.0 requires loss=cispo. Set that, or cispo_clip_max=5.0."),
+        ({"loss": "cispo", "clip_ratio": 0.1}, "clip_ratio=0.1 requires loss=ppo or gspo (cispo has cispo_clip_max)."),
+        (
+            {"loss": "cispo", "cispo_clip_max": 0.5, "cispo_clip_min": 0.8},
+            "cispo_clip_min=0.8 exceeds cispo_clip_max=0.5. Set cispo_clip_max to 0.8 or more.",
+        ),
+        ({"min_response_tokens": 9, "max_response_tokens": 8}, "min_response_tokens=9 exceeds max_response_tokens=8."),
+        ({"temperature": 0.005, "backend": "vllm"}, "backend=vllm requires temperature of 0.01 or more, not 0.005."),
+        ({"kl_control": "adaptive", "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
+        ({"kl_control": "adaptive", "kl_coef": 0}, "Set kl_coef above 0, or kl_control=fixed."),
+        ({"min_query_tokens": 2}, "min_query_tokens=2 requires max_query_tokens. Set that, or min_query_tokens=null."),
+        ({"system_prompt": "Be kind."}, "system_prompt=Be kind. requires chat=true. Set that, or system_prompt=null."),
+        ({"stop": ""}, "Setting `stop`='': String should have at least 1 character."),
+        ({"quantization": "nf4", "backend": "transformers"}, "quantization=nf4 requires weights=lora."),
+        ({"quantization": "nf4", "weights": "lora"}, "vLLM 0.32 does not support quantization=nf4. Set"),
+        (
+            {"quantization": "nf4", "weights": "lora", "backend": "transformers"},
+            "quantization=nf4 requires gpus_per_learner and gpus_per_runner",
+        ),
+        ({"lr": True}, "Setting `lr`=True: should be a number, not true or false."),
+        ({"exchange_period": False}, "should be a number, not true or false"),
+        ({"prompt": "half \ud83d"}, "Setting `prompt`='half \\ud83d': should be text in UTF-8"),
+        ({"model": ["a", "\ud83d"]}, "should be text in UTF-8"),
+        ({"chat": True, "chat_date": "2026-99-99"}, "Setting `chat_date`='2026-99-99': month must be in 1..12."),
+        ({"average_period": 5, "num_agents": 1}, "average_period=5 requires two or more LLMs with the same model."),
+        ({"average_period": 5, "num_policies": 1, "minibatch_size": 512}, "Set that, or average_period=null."),
+        ({"eval_average": True, "num_agents": 1}, "eval_average=true requires two or more LLMs with"),
+        ({"average_tau": 0.5}, "average_tau=0.5 requires average_period. Set that, or average_tau=1.0."),
+        ({"lora_rank": 8}, "lora_rank=8 requires weights=lora. Set that, or lora_rank=16."),
+        ({"average_period": 2, "average_tau": 0}, "Setting `average_tau`=0: Input should be greater than 0"),
+        ({"model": ["a", "b"], "num_agents": 3}, "model is a list of length 2, not 3, the number of LLMs. List one"),
+        ({"model": [], "num_agents": 1}, "model is a list of length 0, not 1"),
+        ({"model": ["a", 1]}, "Setting `model`=['a', 1]: Input should be a valid string."),
+        ({"model": ["a", "b"], "weights": "lora"}, "weights=lora requires a single base model, not a, b. Set"),
+        ({"model": ["a", "b"], "average_period": 2}, "average_period=2 requires two or more LLMs with the same model"),
+        (
+            {"model": ["a", "b"], "eval_average": True, "select_by": "mean"},
+            "eval_average=true requires two or more LLMs with the same model.",
+        ),
+        ({"num_learners": 3, "queries_per_update": 8, "minibatch_size": 8}, "not divisible by num_learners=3"),
+        ({"offload_optimizer": True}, "offload_optimizer=true requires gpus_per_learner."),
+        ({"num_learners": 2, "gpus_per_learner": 0.5}, "gpus_per_learner=0.5 conflicts with num_learners=2"),
+        ({"shards_per_policy": 2, "num_learners": 3}, "shards_per_policy=2 requires num_learners=4, 2 per LLM, not 3."),
+        ({"shards_per_policy": 1, "num_policies": 1}, "requires num_learners=1, 1 per LLM, not 0."),
+        (
+            {
+                **{"shards_per_policy": 2, "num_learners": 4, "quantization": "nf4", "weights": "lora"},
+                "backend": "transformers",
+            },
+            "quantization=nf4 requires shards_per_policy=1. Or set quantization=none.",
+        ),
+        ({"runner_resources": "sampling"}, "`sampling` is not a custom resource with an amount"),
+        ({"runner_resources": "GPU=1"}, "have their own settings"),
+        ({"learner_resources": "big=1"}, "learner_resources=big=1 requires num_learners of 1 or more"),
+        ({"tensor_parallel_size": 2, "backend": "transformers"}, "tensor_parallel_size=2 requires backend=vllm. Set"),
+        ({"weight_transfer": "gloo", "weights": "lora"}, "weight_transfer=gloo requires weights=full. Set that, or"),
+        ({"weight_transfer": "gloo", "backend": "transformers"}, "weight_transfer=gloo requires backend=vllm"),
+        (
+            {"weight_transfer": "nccl", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5},
+            "requires whole GPUs for learners and runners. Or set weight_transfer=gloo.",
+        ),
+        (
+            {"weight_transfer": "ipc", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5, "num_runners": 2},
+            "weight_transfer=ipc requires one learner and one engine",
+        ),
+        (
+            {"tensor_parallel_size": 2, "num_runners": 0, "gpus_per_runner": 2},
+            "tensor_parallel_size=2 requires num_runners of 1 or more",
+        ),
+        (
+            {"num_runners": 0, "gpus_per_runner": 1, "gpus_per_learner": 0.5},
+            "num_runners=0 generates in the driver, which uses one GPU, not 1.5. Set num_runners=1.",
+        ),
+        (
+            {"num_runners": 0, "gpus_per_runner": 2, "num_learners": 1, "gpus_per_learner": 1},
+            "which uses one GPU, not 2.",
+        ),
+        (
+            {"weights": "lora", "gpus_per_runner": 0.5, "dtype": "fp32", "backend": "vllm"},
+            "vLLM 0.32 does not support weights=lora dtype=fp32 on a GPU. Set dtype=bf16, or backend=transformers.",
+        ),
+        ({"tensor_parallel_size": 2, "gpus_per_runner": 0.5}, "tensor_parallel_size=2 requires gpus_per_runner=2 (or"),
+        ({"tensor_parallel_size": 2, "gpus_per_runner": 4}, "requires gpus_per_runner=2 (or 0), not 4. Set that, or"),
+        ({"tensor_parallel_size": 2}, "without GPUs requires runner_threads of 2 or more, not 1. Set that"),
+    ],
+)
+def test_the_message_of_an_invalid_setting_names_it_and_a_fix(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        make_settings(values)
+    assert message in str(raised.value)
