@@ -81,7 +81,10 @@ GDPO: dict[str, Any] = {
         ),
         ({**GDPO, "reward_scaling": "scale"}, "advantage=gdpo conflicts with reward_scaling=scale. Set"),
         ({**GDPO, "overlong": "penalty", "overlong_buffer": 2}, "advantage=gdpo conflicts with overlong=penalty. Set"),
-        ({**GDPO, "num_generations": 1}, "advantage=gdpo requires num_generations of 2 or more (4 or 8 are usual)"),
+        (
+            {**GDPO, "num_generations": 1, "queries_per_update": 256},
+            "advantage=gdpo requires num_generations of 2 or more (4 or 8 are usual)",
+        ),
         (
             {**GDPO, "roles": [{"name": "solver"}, {"name": "critic", "reward": "own:critic"}]},
             "advantage=gdpo requires the same reward functions in all roles. Remove those of roles.",
