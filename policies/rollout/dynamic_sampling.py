@@ -41,8 +41,9 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
     useful_queries: set[int] = set()
     is_apart = any(estimator.hyperparameters.advantage == "gdpo" for estimator in estimators.values())
     assign = assign_part_credit if is_apart else assign_credit
-    for policy_id, rewards in assign(rows, credit, estimators).items():
-        is_kept = has_nonzero_std(rewards, rows[policy_id]["groups"])
+    credited = assign(rows, credit, estimators)
+    for policy_id in estimators.keys() & rows.keys():  # frozen models learn nothing
+        is_kept = has_nonzero_std(credited[policy_id], rows[policy_id]["groups"])
         useful_queries |= {queries[chain] for chain in rows[policy_id]["chains"][is_kept].tolist()}
     return set(queries) - useful_queries
 
