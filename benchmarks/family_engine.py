@@ -62,11 +62,12 @@ def _in_short(error: Exception) -> str:
 def make_learner(path: str, settings: Mapping[str, Any]) -> Any:
     """One LLM as a learner holds it."""
     from policies.learning.policy_model import PolicyModel
+    from policies.models.model_names import model_path
     from policies.rllib.causal_lm_module import module_config
     from policies.settings.settings import make_settings
 
     config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}), "llm_1")
-    return PolicyModel(config.pop("model"), **config)
+    return PolicyModel(model_path(config.pop("model"), config.pop("revision")), **config)
 
 
 def moved(learner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
