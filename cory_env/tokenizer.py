@@ -52,7 +52,7 @@ def load_tokenizer(
         else:
             from transformers import AutoTokenizer
 
-            hub_id, revision = split_revision(name)
+            hub_id, revision = _split_revision(name)
             loaded = AutoTokenizer.from_pretrained(hub_id, **revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
@@ -65,17 +65,10 @@ def load_tokenizer(
     return loaded
 
 
-def split_revision(path: str) -> tuple[str, dict[str, str]]:
-    """Splits the revision off a hub id.
-
-    Args:
-        path: A folder or hub id; `ID@REVISION` for a commit, tag or branch. Hub ids contain no `@`.
-
-    Returns:
-        The folder or hub id, and `from_pretrained`'s argument `revision`; empty for the default branch.
-    """
-    hub_id, at, revision = path.partition("@")
-    return (hub_id, {"revision": revision}) if at and not Path(path).exists() else (path, {})
+def _split_revision(name: str) -> tuple[str, dict[str, str]]:
+    """Splits `ID@REVISION`, as `policies.models.revision.split_revision` does for models."""
+    hub_id, at, revision = name.partition("@")
+    return (hub_id, {"revision": revision}) if at and not Path(name).exists() else (name, {})
 
 
 def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> bool:

@@ -17,7 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from cory_env.tokenizer import load_tokenizer, split_revision
+from cory_env.tokenizer import load_tokenizer
 from launch.console.errors import CommandError, make_folder
 from launch.models.model_card import base_model, model_card
 from launch.models.trained import PolicySet, trainable
@@ -26,6 +26,7 @@ from policies.compat.transformers import unsaved_weights
 from policies.models.adapters import add_lora, lora_delta, peft_config, peft_names
 from policies.models.atomic import atomic_dir
 from policies.models.language_model import load_language_model, meta_model
+from policies.models.revision import split_revision
 from policies.models.stored_weights import StoredWeights
 from policies.settings.settings import Settings, Tokenizers
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 import torch
 
-from cory_env.tokenizer import split_revision
 from launch.console.errors import CommandError
 from launch.display.tables import new_table
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.models.export import export_policy
 from launch.models.trained import PolicySet
+from policies.models.revision import split_revision
 
 if TYPE_CHECKING:
     from rich.table import Table

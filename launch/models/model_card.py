@@ -11,7 +11,6 @@ from transformers.utils import cached_file
 
 from cory_env.pickled import display_name
 from cory_env.tasks import Task
-from cory_env.tokenizer import split_revision
 from launch.display.tables import format_metric, metric_format
 from launch.models.trained import PolicySet
 from launch.run_folder.manifest import own_version
@@ -20,6 +19,7 @@ from launch.run_folder.sources import restore_task
 from launch.training.summary import SUMMARY_METRICS
 from policies.generation.vllm_lora import MAX_LORA_RANK, vllm_max_rank
 from policies.models.model_names import AVERAGE_POLICY, is_bundled
+from policies.models.revision import split_revision
 from policies.settings.settings import Settings, settings_in_categories
 from policies.settings.yaml12 import write_yaml
 

@@ -222,8 +222,13 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
 
 
 def _next_policy_ids(settings: Settings, line: Update) -> tuple[str, ...]:
-    exchanges = line.get("exchanges", 0)  # absent before the first update
-    return tuple(make_mapping(settings, exchanges).as_dict().values())
+    mapping = make_mapping(settings)
+    if "roles" in line:  # not before the first update
+        (agent, first), *_ = [(agent, name) for agent, name in mapping.as_dict().items() if name in settings.policy_ids]
+        rotation = settings.policy_ids.index(line["roles"][agent]) - settings.policy_ids.index(first)
+        mapping = make_mapping(settings, rotation)
+        mapping = mapping.rotated() if line["exchanged"] else mapping
+    return tuple(mapping.as_dict().values())
 
 
 def _read_weights(checkpoint: Path, policy_id: str) -> Weights:

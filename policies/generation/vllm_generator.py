@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory_env.shadowing import project_packages_first
-from cory_env.tokenizer import split_revision
 from policies.compat.vllm import (
     engine_is_dead,
     fail_pending_calls,
@@ -27,6 +26,7 @@ from policies.generation.vllm_device import EngineStartError
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError, attention_head_dim, load_config, num_kv_heads
+from policies.models.revision import split_revision
 from policies.models.weights import Weights, shared_memory_file
 
 if TYPE_CHECKING:

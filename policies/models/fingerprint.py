@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cory_env.tokenizer import split_revision
+from policies.models.revision import split_revision
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_AND_CODE_FILES = ("config.json", "generation_config.json", "*.py")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cory_env.tokenizer import split_revision
 from policies.models.families import needed_attention
 from policies.models.model_check import ModelError, first_line, load_config
+from policies.models.revision import split_revision
 
 _SHORT_ROW_TOKENS = 128
 _loaded_bases: weakref.WeakValueDictionary[tuple[object, ...], PreTrainedModel] = weakref.WeakValueDictionary()

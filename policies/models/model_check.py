@@ -12,8 +12,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from cory_env.tokenizer import split_revision
 from policies.models.families import LOGPROB_TOLERANCE, read_family_table
+from policies.models.revision import split_revision
 
 
 class ModelError(ValueError):

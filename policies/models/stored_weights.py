@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
-from cory_env.tokenizer import split_revision
 from policies.compat.transformers import ignored_weights
+from policies.models.revision import split_revision
 
 
 class StoredWeights:

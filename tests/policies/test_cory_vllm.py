@@ -57,6 +57,7 @@ def test_vllm_and_transformers_sample_from_the_same_policy(make_cory: MakeCory) 
         assert metrics["vllm"][name] == pytest.approx(metrics["transformers"][name], abs=0.5)
 
 
+@pytest.mark.slow
 def test_an_engine_in_the_driver_matches_one_in_a_runner_and_leaves_torchs_threads_unchanged(
     make_cory: MakeCory,
 ) -> None:

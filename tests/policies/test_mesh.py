@@ -102,7 +102,7 @@ def assert_close(one: RunResult, other: RunResult) -> None:
 @pytest.mark.parametrize(
     ("settings", "shapes"),
     [
-        pytest.param({}, [(None, 0), (1, 2)], id="two policies"),
+        pytest.param({}, [(None, 0), (1, 2)], id="two policies", marks=pytest.mark.slow),
         pytest.param({}, [(None, 0), (None, 2), (2, 4)], id="unsharded to sharded", marks=pytest.mark.slow),
         pytest.param({}, [(None, 0), (4, 8)], id="other meshes", marks=pytest.mark.slow),
         pytest.param(

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cory_env.chain_settings import Thinking
 from cory_env.tokenizer import token_ids_containing
 from launch.models.export import generation_config
@@ -10,6 +12,7 @@ from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 
 
+@pytest.mark.slow
 def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(policies_run: Run) -> None:
     plain = open_trained(policies_run.path)
     changes = {"thinking": Thinking("<think>", "</think>"), "model": "owner/absent", "model_revision": "v2"}

@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from cory_env.tokenizer import TokenizerError, load_tokenizer, split_revision
+from cory_env.tokenizer import TokenizerError, load_tokenizer
 from launch.console.errors import CommandError
 from launch.run_folder.sources import collect_sources
 from launch.training.preflight import load_task
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
 from policies.models.language_model import init_empty, load_language_model, meta_model, shared_base, stop_token_ids
 from policies.models.model_names import RevisionError, model_path
+from policies.models.revision import split_revision
 from policies.models.stored_weights import StoredWeights
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
 from policies.settings.error import SettingsError

@@ -158,6 +158,7 @@ def trace(algorithm: Cory, updates: int) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_replaces_the_same_queries(make_cory: MakeCory, tmp_path: Path) -> None:
     algorithm = make_cory(**DYNAMIC, dynamic_sampling=2)
     first = trace(algorithm, 2)
