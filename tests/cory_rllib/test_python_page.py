@@ -28,6 +28,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_code_of_the_page_runs_unchanged(script: Path) -> None:
     process = subprocess.run(

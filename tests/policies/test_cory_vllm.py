@@ -22,7 +22,9 @@ pytestmark = [
     "settings",
     [
         pytest.param({"weights": "full", "num_runners": 1}, marks=pytest.mark.slow),
-        {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 1},
+        pytest.param(
+            {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 1}, marks=pytest.mark.slow
+        ),
         pytest.param(
             {"weights": "full", "num_runners": 1, "weight_transfer": "gloo", "num_learners": 2}, marks=pytest.mark.slow
         ),

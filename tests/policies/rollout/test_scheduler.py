@@ -75,6 +75,7 @@ def test_a_prefetched_update_uses_the_weights_before_the_last_update_and_its_own
     )  # no update follows the last one
 
 
+@pytest.mark.slow
 def test_prefetched_rollouts_are_discarded_after_a_restore_or_a_role_exchange(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_queries_of_a_runner_that_is_killed_while_prefetching_are_not_lost(
         assert faulty.train()["cory"]["weight_version_lag"] == 1
 
 
+@pytest.mark.slow
 def test_prefetch_errors_are_raised_by_the_update_that_needs_it_which_can_be_retried(
     make_cory: MakeCory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
