@@ -177,8 +177,7 @@ class Evaluator:
             for policy_id, scores in self.learners.score(rows, reference=reference).items()
         }
         for policy_id, scored_rows in scored.items():
-            if policy_id in self.settings.policy_ids:
-                self.sync_check.check_rows(policy_id, scored_rows)
+            self.sync_check.check_rows(policy_id, scored_rows)
         role_metrics = {}
         lengths = torch.tensor([len(episode.agent_episodes) for episode in rollout.episodes])
         for position, role in enumerate(mapping.roles) if scored else ():

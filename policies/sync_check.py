@@ -105,8 +105,7 @@ class SyncCheck:
         """
         if rollout.counters["version"] == update:
             for policy_id, policy_rows in rows.items():
-                if policy_id in self.settings.policy_ids:
-                    self.check_rows(policy_id, policy_rows)
+                self.check_rows(policy_id, policy_rows)
 
     def check_trained_weights(self) -> None:
         """Checks the first trained weights with `max_lag`, when no update's responses are sampled with them.
@@ -124,7 +123,8 @@ class SyncCheck:
     def check_rows(self, policy_id: str, rows: Rows) -> None:
         """Checks rows that were sampled and scored with the same weights.
 
-        Skips rows with non-finite log-probabilities of the learner, for which the update raises `NonFiniteUpdate`.
+        Skips frozen models, which no learner has, and rows with non-finite log-probabilities of the learner, for which
+        the update raises `NonFiniteUpdate`.
 
         Args:
             policy_id: the LLM.
@@ -133,7 +133,7 @@ class SyncCheck:
         Raises:
             WeightSyncError: mean |sampler - learner| log-probability per token is above the limit.
         """
-        if not rows["logprobs"].isfinite().all():
+        if policy_id in self.settings.frozen_models or not rows["logprobs"].isfinite().all():
             return
         diff = _mean_diff(rows, rows["logprobs"])
         limit = self.settings.max_logprob_diff or default_max_diff(self._dtype(policy_id), self.settings)

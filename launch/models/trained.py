@@ -224,9 +224,8 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
 def _next_policy_ids(settings: Settings, line: Update) -> tuple[str, ...]:
     mapping = make_mapping(settings)
     if "roles" in line:  # not before the first update
-        (agent, first), *_ = [(agent, name) for agent, name in mapping.as_dict().items() if name in settings.policy_ids]
-        rotation = settings.policy_ids.index(line["roles"][agent]) - settings.policy_ids.index(first)
-        mapping = make_mapping(settings, rotation)
+        role = next(role for role, policy_id in mapping.as_dict().items() if policy_id in settings.policy_ids)
+        mapping = mapping.with_policy(role, line["roles"][role])
         mapping = mapping.rotated() if line["exchanged"] else mapping
     return tuple(mapping.as_dict().values())
 

@@ -36,7 +36,11 @@ class RoleMapping:
 
     def with_pioneer(self, policy_id: str) -> RoleMapping:
         """Returns the mapping in which a policy is the pioneer of the first team."""
-        first = self.policy_ids.index(self.assignment[0]) if self.assignment else 0
+        return self.with_policy(self.roles[0], policy_id)
+
+    def with_policy(self, role: str, policy_id: str) -> RoleMapping:
+        """Returns the mapping in which a policy has a role in the first team; no frozen model may have the role."""
+        first = self.policy_ids.index(replace(self, rotation=0)(role))
         return replace(self, rotation=(self.policy_ids.index(policy_id) - first) % len(self.policy_ids))
 
     def teams(self) -> list[RoleMapping]:

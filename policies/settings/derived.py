@@ -82,7 +82,7 @@ class DerivedSettings(Fields):
     def pioneers(self) -> tuple[str, ...]:
         """Trained LLMs that respond first in some update: all, or with `roles` and no role exchange a single one.
 
-        None if a frozen model responds first.
+        Empty if a frozen model responds first.
         """
         first = self.assignment[0]
         if first in self.frozen_models:
