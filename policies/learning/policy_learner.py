@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from policies.learning import losses, stored_policy, token_ppo
+from policies.learning.forward.prefix_tree import Layout, Paths
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import REFERENCE_SCORES, SCORES, VALUE_HEAD, PolicyModel
-from policies.learning.prefix_tree import Layout, Paths
 from policies.learning.ranks import Ranks
 from policies.learning.rows import (
     NonFiniteUpdate,
@@ -122,7 +122,9 @@ class PolicyLearner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
         weight, norms = 0.0, []
-        totals = torch.zeros(len(self._sum_names), dtype=torch.float64, device=self.model.device)  # over this rank's tokens
+        totals = torch.zeros(
+            len(self._sum_names), dtype=torch.float64, device=self.model.device
+        )  # over this rank's tokens
         self.model.train()
         for epoch in range(self.hyperparameters.num_epochs):
             for index in self._minibatches(rows, update, epoch):

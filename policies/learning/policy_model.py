@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -10,16 +11,16 @@ from typing import Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from policies.compat.transformers import adapters_disabled, attn_implementation
-from policies.learning.logits import score_logits, token_logprobs
-from policies.learning.prefix_tree import Cost, Layout, Paths
-from policies.learning.rows import Rows, make_rows, trim_padding
+from policies.learning.forward.logits import score_logits, token_logprobs
+from policies.learning.forward.prefix_tree import PACK_LIMITS, Cost, Layout, Paths, supports_trees
+from policies.learning.forward.value_head import ValueHead, head_width
+from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
 from policies.models.adapters import add_lora
 from policies.models.families import LOGPROB_TOLERANCE
@@ -42,48 +43,6 @@ REFERENCE_SCORES = ("reference_logprobs", "full_kl")
 """Its results with the reference."""
 VALUE_HEAD = "value_head."
 _BF16_TOLERANCE = 0.1  # nats by which bf16 may change the log-probability of a token on average
-
-
-class ValueHead(nn.Linear):
-    """The critic: linear in the last hidden state, initialised to zero.
-
-    A centralised critic (`critic_inputs=chain`; used in training only, the policy does not see its inputs) also has,
-    for each role, a bias and a weight for the task reward of each earlier response.
-    """
-
-    def __init__(self, hidden: int, agents: int) -> None:
-        """Creates the head.
-
-        Args:
-            hidden: width of the hidden states.
-            agents: number of agents in the chain, for a centralised critic; 0: the critic sees only tokens.
-        """
-        super().__init__(hidden, 1)
-        self.agents = agents
-        if agents:
-            self.of_role = nn.Parameter(torch.zeros(agents))
-            self.of_earlier = nn.Parameter(torch.zeros(agents, agents - 1))
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def values(self, hidden: Tensor, rows: Rows, of_row: Tensor) -> Tensor:
-        """The value before each response token.
-
-        Args:
-            hidden: `[E, H]`, fp32.
-            rows: the responses; a centralised critic uses their `positions` and `earlier_rewards`.
-            of_row: int64 `[E]`, the row of each token.
-
-        Returns:
-            `[E]`.
-        """
-        values = F.linear(hidden, self.weight, self.bias).squeeze(-1)  # with FSDP, self(hidden) would free the weights
-        if not self.agents:
-            return values
-        positions, earlier = rows["positions"], rows["earlier_rewards"]
-        earlier = F.pad(earlier, (0, self.agents - 1 - earlier.shape[1]))  # evaluations may have fewer agents
-        chain_values = self.of_role[positions] + (self.of_earlier[positions] * earlier).sum(1)
-        return values + chain_values[of_row]
 
 
 class PolicyModel(nn.Module):
@@ -164,7 +123,7 @@ class PolicyModel(nn.Module):
         """To choose how rows that share prefixes are packed; None: plain rows. Set by `check_forward`."""
         self._supports_logits_to_keep = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
-            self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
+            self.value_head = ValueHead(head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
             self._shard(mesh, forward_dtype, reference)
 
@@ -285,14 +244,18 @@ class PolicyModel(nn.Module):
         return {name: _spread(column, layout, rows["mask"]) for name, column in scored.items()}
 
     @torch.no_grad()
-    def check_forward(self) -> None:
-        """Checks a batch's log-probabilities against those of a single row, and against eager attention.
+    def check_forward(self, prefix_sharing: bool = True) -> None:
+        """Checks a batch's log-probabilities against those of a single row, with eager attention, and in a prefix tree.
 
         A family's code may ignore padding, and an attention kernel may omit parts of the model's definition, such as
-        soft caps. fp32 weights are compared in fp32, since bf16 rounding would hide errors. All ranks must call it.
+        soft caps. If log-probabilities differ in a prefix tree, rows are forwarded as plain rows. fp32 weights are
+        compared in fp32, since bf16 rounding would hide errors. All ranks must call it.
+
+        Args:
+            prefix_sharing: whether rows may be forwarded in prefix trees.
 
         Raises:
-            ModelError: they differ by more than rounding.
+            ModelError: they differ by more than rounding from those of a single row or with eager attention.
         """
         size = self.lm.config.get_text_config().vocab_size
         longer = 24 if self._max_length is None else max(min(24, self._max_length - 8), 4)
@@ -309,6 +272,10 @@ class PolicyModel(nn.Module):
             single = self(trim_padding(rows, torch.tensor([0], device=self.device)))[0]
             self.lm.set_attn_implementation("eager")
             eager = self(rows)[0] if attention != "eager" else batch
+            self.lm.set_attn_implementation(attention)
+            tries = prefix_sharing and supports_trees(self.lm.config, self._max_length)
+            if tries and (self._max_length or 16) >= 16 and self._tree_difference() <= limit:
+                self.cost = Cost.from_config(self.lm.config)
         finally:
             self._dtype = dtype
             self.lm.set_attn_implementation(attention)
@@ -325,6 +292,24 @@ class PolicyModel(nn.Module):
                 f'(allowed: {limit:g}) from eager attention, its definition. Set "attn_implementation": "eager" in its '
                 "config.json."
             )
+
+    def _tree_difference(self) -> float:
+        """The largest difference of a log-probability in a prefix tree from that in a plain row."""
+        size = self.lm.config.get_text_config().vocab_size
+        fork = _tokens(3, size) + _tokens(4, size) + _tokens(5, size)  # its prompt goes on after the first response
+        prompts = [_tokens(3, size), _tokens(3, size), fork]
+        responses = [_tokens(4, size), _tokens(2, size) + _tokens(3, size), _tokens(4, size)]
+        rows = make_rows(prompts, responses, [[0.0] * len(r) for r in responses], [0.0] * 3, [False] * 3)
+        paths = Paths(rows)
+        packs = paths.packs(PACK_LIMITS[0], len(prompts))
+        tree_rows = select_rows(rows, paths.index(packs))
+        tree_rows = {name: column.to(self.device) for name, column in tree_rows.items()}
+        plain = self(tree_rows)[0]
+        try:
+            tree = self(tree_rows, paths.layout(packs).to(self.device))[0]
+        except Exception:  # whatever a family's code raises for a mask with four dimensions
+            return math.inf
+        return float((tree - plain).abs().max())
 
     def _layout(self, rows: Rows) -> Layout:
         """Plain rows."""
@@ -399,14 +384,11 @@ class PolicyModel(nn.Module):
 
 def _spread(values: Tensor, layout: Layout, like: Tensor) -> Tensor:
     """Values of response tokens `[E]` as a matrix like the rows' mask `[B, R]`, 0 elsewhere."""
-    return values.new_zeros(like.numel()).index_put((layout.targets,), values).view(like.shape)
+    width = like.shape[1]
+    # FSDP puts its hooks on the returned tensors; a view would bypass them.
+    return values.new_zeros(like.shape).index_put((layout.targets // width, layout.targets % width), values)
 
 
 def _tokens(count: int, vocabulary: int) -> list[int]:
     """Arbitrary tokens, for `check_forward`."""
     return [(11 * count + 7 * index) % vocabulary for index in range(count)]
-
-
-def _head_width(lm: PreTrainedModel) -> int:
-    """Width of the hidden states at the LM's output head; OPT-350m projects them down before it."""
-    return int(lm.get_output_embeddings().weight.shape[1])

@@ -17,7 +17,8 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from policies.generation.vllm_generator import BLOCK_TOKENS
-from policies.learning import logits, offloaded_adam
+from policies.learning import offloaded_adam
+from policies.learning.forward import logits
 from policies.learning.sharding import transformer_blocks
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, meta_model

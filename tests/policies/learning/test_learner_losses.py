@@ -120,7 +120,9 @@ def test_importance_sampling_weights_multiply_the_policy_loss_once(path: str, lo
 def test_the_entropy_bonus_is_the_gradient_of_the_mean_entropy(path: str) -> None:
     learner = make_learner(path, "full", advantage="rloo", entropy_coef=0.5)
     rows = ready(learner, make_batch()) | {"advantages": torch.zeros_like(make_batch()["mask"])}
-    logits, _ = learner.model._forward_rows(learner.model.lm, rows, with_values=False)
+    tokens = torch.cat([rows["prompts"], rows["responses"]], dim=1)
+    mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], dim=1)
+    logits = learner.model.lm(tokens, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
     entropy = plain_formulas.entropy(logits[:, -rows["mask"].shape[1] - 1 : -1])
     objective = (entropy * rows["mask"]).sum() / rows["mask"].sum()
     (-0.5 * objective).backward()

@@ -75,6 +75,23 @@ class Layout(NamedTuple):
         return additive or _additive(visible, dtype)
 
 
+def supports_trees(config: PreTrainedConfig, max_length: int | None) -> bool:
+    """Whether the attention of a model's layers can be that of a prefix tree, as far as its configuration says.
+
+    Log-probabilities of short rows do not tell: they are within any window.
+
+    Args:
+        config: the model's.
+        max_length: maximum number of tokens of a row; None: unknown.
+    """
+    config = config.get_text_config()
+    if layer_types := getattr(config, "layer_types", None):
+        return set(layer_types) <= {"full_attention", "sliding_attention"}
+    windows = {name: value for name, value in config.to_dict().items() if "window" in name and type(value) is int}
+    # Some families ignore their `sliding_window`, and other windows count positions in the sequence, not depths.
+    return all(name == "sliding_window" and max_length is not None and max_length <= windows[name] for name in windows)
+
+
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
