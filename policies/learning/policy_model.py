@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from policies.compat.transformers import adapters_disabled, attn_implementation
 from policies.learning.forward.logits import score_logits, token_logprobs
-from policies.learning.forward.prefix_tree import PACK_LIMITS, Cost, Layout, Paths, supports_trees
+from policies.learning.forward.prefix_tree import PACK_LIMITS, Cost, Layout, Paths
 from policies.learning.forward.value_head import ValueHead, head_width
 from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
 from policies.models.adapters import add_lora
-from policies.models.families import LOGPROB_TOLERANCE
+from policies.models.families import LOGPROB_TOLERANCE, supports_prefix_trees
 from policies.models.language_model import (
     Quantization,
     base_dtype,
@@ -273,9 +273,9 @@ class PolicyModel(nn.Module):
             self.lm.set_attn_implementation("eager")
             eager = self(rows)[0] if attention != "eager" else batch
             self.lm.set_attn_implementation(attention)
-            tries = prefix_sharing and supports_trees(self.lm.config, self._max_length)
-            if tries and (self._max_length or 16) >= 16 and self._tree_difference() <= limit:
-                self.cost = Cost.from_config(self.lm.config)
+            tries = prefix_sharing and supports_prefix_trees(self.lm.config, self._max_length)
+            if tries and (self._max_length or 16) >= 16 and self.tree_difference() <= limit:
+                self.cost = Cost.from_config(self.lm.config, attention)
         finally:
             self._dtype = dtype
             self.lm.set_attn_implementation(attention)
@@ -293,8 +293,8 @@ class PolicyModel(nn.Module):
                 "config.json."
             )
 
-    def _tree_difference(self) -> float:
-        """The largest difference of a log-probability in a prefix tree from that in a plain row."""
+    def tree_difference(self) -> float:
+        """The largest difference of a log-probability in a prefix tree from a plain row's; infinite if it fails."""
         size = self.lm.config.get_text_config().vocab_size
         fork = _tokens(3, size) + _tokens(4, size) + _tokens(5, size)  # its prompt goes on after the first response
         prompts = [_tokens(3, size), _tokens(3, size), fork]

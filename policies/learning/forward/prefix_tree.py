@@ -23,7 +23,7 @@ from policies.learning.rows import Rows
 
 PACK_LIMITS = (64, 128, 256, 512, 1024, 2048, 4096)
 """Maximum numbers of nodes of a pack that are tried."""
-ATTENTION_COST = 3.0
+ATTENTION_COST = 1.5
 """Time per operation of masked attention, relative to that of matrix products."""
 
 
@@ -75,23 +75,6 @@ class Layout(NamedTuple):
         return additive or _additive(visible, dtype)
 
 
-def supports_trees(config: PreTrainedConfig, max_length: int | None) -> bool:
-    """Whether the attention of a model's layers can be that of a prefix tree, as far as its configuration says.
-
-    Log-probabilities of short rows do not tell: they are within any window.
-
-    Args:
-        config: the model's.
-        max_length: maximum number of tokens of a row; None: unknown.
-    """
-    config = config.get_text_config()
-    if layer_types := getattr(config, "layer_types", None):
-        return set(layer_types) <= {"full_attention", "sliding_attention"}
-    windows = {name: value for name, value in config.to_dict().items() if "window" in name and type(value) is int}
-    # Some families ignore their `sliding_window`, and other windows count positions in the sequence, not depths.
-    return all(name == "sliding_window" and max_length is not None and max_length <= windows[name] for name in windows)
-
-
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
@@ -115,18 +98,25 @@ class Cost(NamedTuple):
     """Per token and token of the pack, of all blocks."""
     head: float
     """Per token whose logits are computed."""
+    longest: int = PACK_LIMITS[-1]
+    """Maximum number of nodes of a pack."""
 
     @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> Self:
-        """The costs of a model, by its configuration."""
+    def from_config(cls, config: PreTrainedConfig, attention: str) -> Self:
+        """The costs of a model, by its configuration and attention implementation."""
         config = config.get_text_config()
         head = config.vocab_size / (12 * config.hidden_size * config.num_hidden_layers)
-        return cls(ATTENTION_COST / (6 * config.hidden_size), head)
+        return cls(ATTENTION_COST / (6 * config.hidden_size), head, longest_pack(attention == "eager"))
 
     def of(self, packs: Sequence[Pack]) -> float:
         """The cost of a micro-batch."""
         nodes, predicting = max(pack.nodes for pack in packs), max(pack.predicting for pack in packs)
         return len(packs) * (nodes * (1 + self.attention * nodes) + self.head * predicting)
+
+
+def longest_pack(eager: bool) -> int:
+    """The maximum number of nodes of a pack; smaller with eager attention, which keeps its scores for the backward pass."""
+    return 128 if eager else PACK_LIMITS[-1]
 
 
 class Paths:
@@ -182,7 +172,9 @@ class Paths:
         Returns:
             The packs of each micro-batch of each rank.
         """
-        limits = [0, *(min(limit, tokens or limit) for limit in PACK_LIMITS)] if cost is not None else [0]
+        limits = [0]
+        if cost is not None:
+            limits += [min(limit, tokens or limit) for limit in PACK_LIMITS if limit <= cost.longest]
         choices = []
         for limit in dict.fromkeys(limits):
             packs = sorted(self.packs(limit, size), key=lambda pack: (pack.predicting, pack.nodes))
