@@ -115,7 +115,7 @@ class Cost(NamedTuple):
 
 
 def longest_pack(eager: bool) -> int:
-    """The maximum number of nodes of a pack; smaller with eager attention, which keeps its scores for the backward pass."""
+    """The maximum number of nodes of a pack: few with eager attention, which keeps all scores for the backward pass."""
     return 128 if eager else PACK_LIMITS[-1]
 
 
