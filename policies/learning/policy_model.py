@@ -207,7 +207,7 @@ class PolicyModel(nn.Module):
         """
         layout = self._layout(rows) if layout is None else layout
         logits, values = self._forward_layout(self.lm, layout, rows if self.critic else None)
-        tokens = rows["responses"].flatten()[layout.targets]
+        tokens = rows["responses"][layout.rows, layout.positions]
         logprobs, entropy = token_logprobs(logits, layout.sources, tokens, self.temperature, with_entropy)
         spread = partial(_spread, layout=layout, like=rows["mask"])
         return (
@@ -237,7 +237,7 @@ class PolicyModel(nn.Module):
             lm = self.reference()
             with adapters_disabled(self.lm) if lm is self.lm else nullcontext():
                 reference_logits, _ = self._forward_layout(lm, layout)
-        tokens = rows["responses"].flatten()[layout.targets]
+        tokens = rows["responses"][layout.rows, layout.positions]
         scores = score_logits(policy, reference_logits, layout.sources, tokens, self.temperature)
         scored = dict(zip((*SCORES, *REFERENCE_SCORES)[: len(scores)], scores, strict=True))
         scored |= {} if values is None else {"values": values}
@@ -340,8 +340,7 @@ class PolicyModel(nn.Module):
         if rows is None:
             return logits, None
         states = hidden[0][:, -layout.kept :].flatten(0, 1)[layout.sources].to(self.value_head.weight.dtype)
-        of_row = layout.targets // rows["responses"].shape[1]
-        return logits, self.value_head.values(states, rows, of_row)
+        return logits, self.value_head.values(states, rows, layout.rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The trainable weights, with their names."""
@@ -384,9 +383,7 @@ class PolicyModel(nn.Module):
 
 def _spread(values: Tensor, layout: Layout, like: Tensor) -> Tensor:
     """Values of response tokens `[E]` as a matrix like the rows' mask `[B, R]`, 0 elsewhere."""
-    width = like.shape[1]
-    # FSDP puts its hooks on the returned tensors; a view would bypass them.
-    return values.new_zeros(like.shape).index_put((layout.targets // width, layout.targets % width), values)
+    return values.new_zeros(like.shape).index_put((layout.rows, layout.positions), values)
 
 
 def _tokens(count: int, vocabulary: int) -> list[int]:

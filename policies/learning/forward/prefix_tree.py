@@ -45,8 +45,10 @@ class Layout(NamedTuple):
     """Only the last `kept` nodes of each pack predict response tokens."""
     sources: Tensor
     """int64 `[E]`, for each response token the node that predicts it, an index into `[K, kept]`."""
-    targets: Tensor
-    """int64 `[E]`, for each response token its index into `[B, R]`."""
+    rows: Tensor
+    """int64 `[E]`, each response token's row."""
+    positions: Tensor
+    """int64 `[E]`, its position in the response."""
     shared: bool
     """Whether packs have more than one row."""
 
@@ -222,8 +224,8 @@ class Paths:
         bases = starts[:-1][is_first]
         sizes = np.diff(np.append(bases, starts[-1]))
         row_of_token = np.repeat(np.arange(count), responses)
-        response_positions = np.arange(len(row_of_token)) - np.repeat(np.cumsum(responses) - responses, responses)
-        sources = nodes[row_of_token, prompts[row_of_token] - 1 + response_positions]
+        positions = np.arange(len(row_of_token)) - np.repeat(np.cumsum(responses) - responses, responses)
+        sources = nodes[row_of_token, prompts[row_of_token] - 1 + positions]
         predicts = np.zeros(starts[-1], bool)
         predicts[sources] = True
         order = np.lexsort((predicts, pack_of_node))
@@ -244,7 +246,8 @@ class Paths:
             ends=padded(starts[next_branch[is_new]] - bases[pack_of_node], 0),
             kept=max(kept, 1),
             sources=torch.from_numpy(pack_of_node[sources] * kept + slots[sources] - (width - kept)),
-            targets=torch.from_numpy(row_of_token * responses.max(initial=0) + response_positions),
+            rows=torch.from_numpy(row_of_token),
+            positions=torch.from_numpy(positions),
             shared=len(packs) < count,
         )
 

