@@ -20,14 +20,13 @@ from benchmarks.family_engine import FORK
 from benchmarks.learner import learn
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record, median
-from policies.config import CoryConfig
 from policies.learning.forward.prefix_tree import Paths
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows, select_rows
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import module_config
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, make_settings
 
 CLAIM = "learning on groups of 8 with prompts of 200 tokens is ≥ 2.2 × as fast with shared prefixes, few-shot ≥ 5 ×"
 
@@ -81,7 +80,7 @@ def settings(folder: Path, case: Case, dtype: str, quick: bool) -> Settings:
         **{"minibatch_size": case.rows // 2, "num_epochs": 1, "lr": 1e-6},
         **{"max_prompt_tokens": case.prompt, "max_response_tokens": case.response},
     }
-    return CoryConfig().cory(**values).settings
+    return make_settings(values)
 
 
 def measure(name: str, case: Case, s: Settings, rounds: int, record: Record) -> None:

@@ -54,7 +54,9 @@ class Layout(NamedTuple):
 
     def to(self, device: torch.device) -> Layout:
         """Copies the tensors to a device; does not wait for it."""
-        return Layout(*(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self))
+        parts = self._asdict().items()
+        sent = {name: part.to(device, non_blocking=True) for name, part in parts if isinstance(part, Tensor)}
+        return self._replace(**sent)
 
     def attention_mask(self, config: PreTrainedConfig, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """The attention mask of the packs.
