@@ -76,7 +76,11 @@ def settings(folder: Path, case: Case, dtype: str, quick: bool) -> Settings:
     """One agent that learns by RLOO, in two mini-batches and one epoch."""
     values: dict[str, Any] = {
         **{"task": "imdb", "model": make_model("test" if quick else "5M", folder), "dtype": dtype, "num_agents": 1},
-        **{"advantage": "rloo", "num_generations": case.group, "queries_per_update": case.rows // case.group},
+        **{
+            "advantage": "rloo" if case.group > 1 else "reinforce",
+            "num_generations": case.group,
+            "queries_per_update": case.rows // case.group,
+        },
         **{"minibatch_size": case.rows // 2, "num_epochs": 1, "lr": 1e-6},
         **{"max_prompt_tokens": case.prompt, "max_response_tokens": case.response},
     }

@@ -11,7 +11,7 @@ subtree, so two numbers per node give the attention mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -54,9 +54,11 @@ class Layout(NamedTuple):
 
     def to(self, device: torch.device) -> Layout:
         """Copies the tensors to a device; does not wait for it."""
-        parts = self._asdict().items()
-        sent = {name: part.to(device, non_blocking=True) for name, part in parts if isinstance(part, Tensor)}
-        return self._replace(**sent)
+        sent: dict[str, Any] = self._asdict()
+        for name, part in sent.items():
+            if isinstance(part, Tensor):
+                sent[name] = part.to(device, non_blocking=True)
+        return Layout(**sent)
 
     def attention_mask(self, config: PreTrainedConfig, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """The attention mask of the packs.

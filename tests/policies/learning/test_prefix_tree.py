@@ -240,7 +240,9 @@ def test_a_window_that_no_row_exceeds_allows_trees() -> None:
         and not supports_prefix_trees(config, None)
     )
     assert supports_prefix_trees(CONFIG_MAPPING["mistral"](sliding_window=None), None)
-    assert not supports_prefix_trees(CONFIG_MAPPING["lfm2"](layer_types=["conv", "full_attention"]), 16)
+    assert not supports_prefix_trees(
+        CONFIG_MAPPING["lfm2"](num_hidden_layers=2, layer_types=["conv", "full_attention"]), 16
+    )
     for model_type in ("llama4_text", "qwen3_next"):  # attention in chunks, recurrent layers
         assert not supports_prefix_trees(CONFIG_MAPPING[model_type](), 16)
 
