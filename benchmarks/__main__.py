@@ -21,6 +21,7 @@ NAMES = (
     "overhead",
     "generation",
     "learner",
+    "shared_prefix",
     "role_exchange",
     "adapters",
     "sharding",

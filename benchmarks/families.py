@@ -9,6 +9,7 @@ Measured are, as the largest difference of a response token's log-probability in
 
 - rows of unequal prompts in one batch, against each row alone (`padding`);
 - the attention that transformers chooses, against eager (`attention_difference`);
+- rows in a prefix tree, against plain rows (`prefix_tree`; null: the family's code does not take a tree);
 - an exported model, loaded again, against the policy (`export`; with adapters merged `lora_export`);
 - vLLM's sampler against the learner, at first (`before`), and after an update was loaded (`after`, and `stale`, which
   would be the difference had the engine kept the old weights); with LoRA `lora_before` and `lora_after`.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -167,11 +169,21 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
         model.config.bos_token_id = model.config.eos_token_id = 0
         model.generation_config.eos_token_id = 0
         model.save_pretrained(path)
+        row["prefix_tree"] = tree_difference(path)
         row |= record_error("export", lambda: {"export": export_difference(path, {}, f"{folder}/full")})
         row |= record_error("lora", lambda: {"lora_export": export_difference(path, LORA, f"{folder}/lora")})
         if engine:
             row["vllm"] = engine_figures(path, row["lora_layers"])
     return row
+
+
+def tree_difference(path: str) -> float | None:
+    """The difference within a prefix tree; without kinds of layers, within the window of all layers."""
+    from policies.learning.policy_model import PolicyModel
+
+    model = PolicyModel(path, critic=False, dtype="fp32")
+    difference = model.tree_difference()
+    return _rounded(difference) if math.isfinite(difference) else None
 
 
 def _rounded(value: float | None) -> float | None:

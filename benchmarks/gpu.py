@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
 
-from policies.learning import logits
+from policies.learning.forward import logits
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -52,8 +51,6 @@ def run(folder: Path, quick: bool) -> Record:
         ):
             ratios = turns.ratios(bare, "ours", "cpu")
             record.figures.append(median(f"{size} {dtype}: of a {name}", ratios, "×", at_least=target))
-        ratios = turns.ratios("earlier", "ours", "cpu")
-        record.figures.append(median(f"{size} {dtype}: of rows sorted by prompts, and Adam as a loop", ratios, "×"))
         seconds = turns.seconds("ours", "cpu")
         products = product_speed(s)
         record.figures.append(Figure(f"{size} {dtype}: bare matrix products", products, "GFLOP/CPU-s"))
@@ -80,7 +77,7 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
     """Times updates on one batch of responses.
 
     Returns:
-        The turns of `ours`, `earlier`, `bare` and `lean`; response tokens, and matrix products in GFLOP, of an update.
+        The turns of `ours`, `bare` and `lean`; response tokens, and matrix products in GFLOP, of an update.
     """
     learners = build(s)
     rows_by_policy, samples = play(s)
@@ -95,7 +92,6 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
     turns = alternate(
         {
             "ours": lambda: learn(learners, rows_by_policy, s, next(updates)),
-            "earlier": lambda: update_as_before(learners, rows_by_policy, s, next(updates)),
             "bare": lambda: plain(True),
             "lean": lambda: plain(False),
         },
@@ -110,23 +106,6 @@ def measure(s: Settings, rounds: int) -> tuple[Any, int, float]:
         2 + 3 * s.num_epochs
     )  # policy and reference score once; each epoch goes forward and, twice as dear, backward
     return turns, responses, 2e-9 * passes * (body * tokens + head * responses)
-
-
-def update_as_before(
-    learners: Mapping[str, PolicyLearner], rows_by_policy: Mapping[str, Rows], s: Settings, update: int
-) -> None:
-    """One update as in an earlier version: rows sorted by their prompts first, and Adam as a loop over tensors."""
-
-    def by_prompts(rows: Rows) -> torch.Tensor:
-        return torch.from_numpy(np.lexsort((rows["mask"].sum(1).numpy(), rows["prompt_mask"].sum(1).numpy())))
-
-    groups = [group for learner in learners.values() for group in learner.optimizer.param_groups]
-    for group in groups:
-        group.update(fused=False, foreach=False)
-    with patch("policies.learning.rows.by_length", by_prompts):
-        learn(learners, rows_by_policy, s, update)
-    for group in groups:
-        group.update(fused=True, foreach=None)
 
 
 def product_speed(s: Settings) -> float:

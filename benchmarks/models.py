@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 
-POSITIONS = 512
+POSITIONS = 1024
 
 
 @dataclass(frozen=True)

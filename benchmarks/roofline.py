@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from launch.console.configuration import resolve_settings
-from policies.learning.rows import make_rows, select_rows, split_micro_batches, trim_padding
+from policies.learning.forward.prefix_tree import Paths
+from policies.learning.rows import make_rows
 from policies.settings import memory
 from policies.settings.memory import ModelShape, model_shapes
 from policies.settings.settings import Settings
@@ -213,15 +213,8 @@ def uneven(s: Settings) -> float:
         for length in random.integers(s.max_prompt_tokens // 4, 3 * s.max_prompt_tokens // 4, s.minibatch_size)
     ]
     rows = make_rows(prompts, some, [[0.0] * length for length in lengths], lengths, [True] * s.minibatch_size)
-    order = np.lexsort((rows["prompt_mask"].sum(1).numpy(), rows["mask"].sum(1).numpy()))
-    costs = []
-    for rank in range(ranks):
-        rank_rows = select_rows(rows, torch.from_numpy(order[rank::ranks].copy()))
-        micro = (
-            trim_padding(rank_rows, index)
-            for index in split_micro_batches(rank_rows, s.micro_batch_size, s.micro_batch_tokens)
-        )
-        costs.append([float(part["prompts"].numel() + part["responses"].numel()) for part in micro])
+    shares = Paths(rows).micro_batches(s.micro_batch_size, s.micro_batch_tokens, cost=None, ranks=ranks)
+    costs = [[float(len(packs) * max(pack.nodes for pack in packs)) for packs in share] for share in shares]
     steps = max(map(len, costs))
     slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))
     return slowest * ranks / float(rows["mask"].sum() + rows["prompt_mask"].sum())

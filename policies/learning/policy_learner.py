@@ -1,7 +1,7 @@
 """One policy's learner: it scores the policy's rows, trains on them, and provides its weights. Plain PyTorch.
 
 It knows nothing about other policies. If several processes (ranks) train one policy, they share the work, not the data:
-every rank holds the whole batch (token ids are small), forwards every n-th row in order of length, and receives the
+every rank holds the whole batch (token ids are small), forwards every n-th pack in order of length, and receives the
 scores of the other ranks. So batch statistics are the same on all ranks without communication, mini-batches hold the
 same rows, and the gradient is the same with one process or several.
 """
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from policies.learning import losses, stored_policy, token_ppo
+from policies.learning.forward.prefix_tree import Layout, Paths
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import REFERENCE_SCORES, SCORES, VALUE_HEAD, PolicyModel
@@ -23,11 +24,9 @@ from policies.learning.ranks import Ranks
 from policies.learning.rows import (
     NonFiniteUpdate,
     Rows,
-    by_length,
     kl_coefs,
     loss_weights,
     select_rows,
-    split_micro_batches,
     trim_padding,
 )
 from policies.learning.sharding import full_tensor
@@ -63,6 +62,7 @@ class PolicyLearner:
         self.hyperparameters = hyperparameters
         self.name = name
         self.policy_index = policy_index
+        self._sum_names = (*hyperparameters.loss_metrics, "loss")
         self.ranks = Ranks(group if model.mesh is None else model.mesh.get_group())
         self.parameters = [parameter for _, parameter in model.trainable()]
         adam = OffloadedAdamW if hyperparameters.offload_optimizer else torch.optim.AdamW
@@ -80,17 +80,16 @@ class PolicyLearner:
         Returns:
             `[B, R]` each, zero outside the mask.
         """
-        rows = self._to_device(rows)
         names = (*SCORES, *(REFERENCE_SCORES if reference else ()), *(("values",) if self.model.critic else ()))
         scores = torch.zeros(
             len(names), *rows["mask"].shape, dtype=master_dtype(self.model.dtype), device=self.model.device
         )
-        for index, micro_batch in self._micro_batches(rows):
-            scored = self.model.score(micro_batch, reference=reference)
+        for index, micro_batch, layout in self._micro_batches(rows):
+            scored = self.model.score(micro_batch, layout, reference=reference)
             for i, name in enumerate(names):
                 scores[i, index, : scored[name].shape[1]] = scored[name][: len(index)]
         self.ranks.sum(scores)  # rows of other ranks are zero here
-        return dict(zip(names, scores * rows["mask"], strict=True))
+        return dict(zip(names, scores, strict=True))
 
     def score_under(self, weights: Mapping[str, np.ndarray], rows: Rows) -> Rows:
         """Scores rows with other weights, without the reference, and restores the current ones.
@@ -122,68 +121,71 @@ class PolicyLearner:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
-        rows, weight, norms = self._to_device(rows), 0.0, []
-        totals = dict.fromkeys((*self.hyperparameters.loss_metrics, "loss"), 0.0)  # sums over this rank's tokens
+        weight, norms = 0.0, []
+        totals = torch.zeros(
+            len(self._sum_names), dtype=torch.float64, device=self.model.device
+        )  # over this rank's tokens
         self.model.train()
         for epoch in range(self.hyperparameters.num_epochs):
-            for index in self._minibatches(len(rows["mask"]), update, epoch):
+            for index in self._minibatches(rows, update, epoch):
                 minibatch = select_rows(rows, index)
                 if not len(minibatch["mask"]):  # rows were dropped, and fewer are left than there are mini-batches
                     continue
                 weight += self._accumulate(minibatch, kl_coef, totals)
                 norm = self._clip_gradients()
                 if not np.isfinite(norm):
-                    raise NonFiniteUpdate(self.name, update + 1, {name: c.cpu() for name, c in rows.items()})
+                    raise NonFiniteUpdate(self.name, update + 1, rows)
                 norms.append(norm)
                 self.optimizer.step()
-        sums = torch.tensor(list(totals.values()), dtype=torch.float64, device=self.model.device)
-        means = (self.ranks.sum(sums) / max(weight, 1.0)).tolist()
+        means = (self.ranks.sum(totals) / max(weight, 1.0)).tolist()
         step_metrics = {"grad_norm": sum(norms) / max(len(norms), 1), "lr": self.hyperparameters.lr_at(update)}
-        return {**dict(zip(totals, means, strict=True)), **step_metrics}
+        return {**dict(zip(self._sum_names, means, strict=True)), **step_metrics}
 
-    def _minibatches(self, count: int, update: int, epoch: int) -> Iterator[Tensor]:
-        """Yields the row indices of each mini-batch: a random permutation, split evenly; the same on all ranks."""
-        h = self.hyperparameters
-        random = np.random.default_rng([h.seed, update, epoch, self.policy_index])
-        for part in np.array_split(random.permutation(count), h.steps):
-            yield torch.from_numpy(part).to(self.model.device)
+    def _minibatches(self, rows: Rows, update: int, epoch: int) -> Iterator[Tensor]:
+        """Yields the row indices of each mini-batch, the same on all ranks.
 
-    def _micro_batches(self, rows: Rows) -> Iterator[tuple[Tensor, Rows]]:
-        """Yields this rank's micro-batches and their row indices.
-
-        All ranks of a sharded model must forward equally often, as each forward pass gathers weights from all. A rank
-        with fewer micro-batches repeats a row with an empty index.
+        They are a random permutation, split evenly, in which rows with the same prompt stay together.
         """
         h = self.hyperparameters
-        shares = self.ranks.shares(rows)
-        micro_batches = [
-            split_micro_batches(select_rows(rows, share), h.micro_batch_size, h.micro_batch_tokens) for share in shares
-        ]
-        indices, share = micro_batches[self.ranks.rank], shares[self.ranks.rank]
-        for index in indices:
-            yield share[index], trim_padding(rows, share[index])
-        if self.model.mesh is not None:
-            row = by_length(rows)[:1]
-            for _ in range(max(map(len, micro_batches)) - len(indices)):
-                yield row[:0], trim_padding(rows, row)
+        random = np.random.default_rng([h.seed, update, epoch, self.policy_index])
+        prompts, prompt_of_row = np.unique(rows["prompts"].numpy(), axis=0, return_inverse=True)
+        order = random.permutation(len(prompt_of_row))
+        order = order[np.argsort(random.permutation(len(prompts))[prompt_of_row[order]], kind="stable")]
+        return (torch.from_numpy(part) for part in np.array_split(order, h.steps))
 
-    def _accumulate(self, minibatch: Rows, kl_coef: float, totals: dict[str, float]) -> float:
+    def _micro_batches(self, rows: Rows) -> Iterator[tuple[Tensor, Rows, Layout]]:
+        """Yields this rank's micro-batches on its device, with their row indices.
+
+        All ranks of a sharded model must forward equally often, as each forward pass gathers weights from all. A rank
+        with fewer micro-batches repeats one with an empty index.
+        """
+        h, device, paths = self.hyperparameters, self.model.device, Paths(rows)
+        shares = paths.micro_batches(h.micro_batch_size, h.micro_batch_tokens, self.model.cost, self.ranks.count)
+        own = shares[self.ranks.rank]
+        missing = max(map(len, shares)) - len(own) if self.model.mesh is not None else 0
+        for number, packs in enumerate([*own, *[shares[0][0]] * missing]):
+            index = paths.index(packs)
+            micro_batch = {name: _send(column, device) for name, column in trim_padding(rows, index).items()}
+            index = index if number < len(own) else index[:0]
+            yield _send(index, device), micro_batch, paths.layout(packs).to(device)
+
+    def _accumulate(self, minibatch: Rows, kl_coef: float, totals: Tensor) -> float:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.
 
         Adds this rank's sums from `loss` to `totals`. Returns the weight of the mini-batch's tokens.
         """
-        weight = losses.token_weights(minibatch["mask"], self.hyperparameters).sum()
+        weight = float(losses.token_weights(minibatch["mask"], self.hyperparameters).sum())
         self.optimizer.zero_grad(set_to_none=True)
-        for index, micro_batch in self._micro_batches(minibatch):
-            loss, sums = self.loss(micro_batch, kl_coef)
-            (loss / weight * bool(len(index))).backward()
-            for name, value in sums.items() if len(index) else ():
-                totals[name] += value
+        for index, micro_batch, layout in self._micro_batches(minibatch):
+            loss, sums = self.loss(micro_batch, kl_coef, layout)
+            counts = bool(len(index))
+            (loss / weight * counts).backward()
+            totals += torch.stack([sums[name] for name in self._sum_names]) * counts
         if self.model.mesh is None:  # FSDP sums gradients in every backward pass
             self.ranks.sum_gradients(self.parameters)
-        return float(weight)
+        return weight
 
-    def loss(self, rows: Rows, kl_coef: float = 0.0) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, rows: Rows, kl_coef: float = 0.0, layout: Layout | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, *summed* over response tokens with their weights (`losses.token_weights`).
 
             w · L_policy                           without a critic
@@ -195,10 +197,11 @@ class PolicyLearner:
         multiplied by its `loss_weight`, and its own `kl_coef` replaces the policy's.
 
         Returns:
-            The loss, a scalar; and the sums over tokens of each of its terms.
+            The loss, a scalar; and the sums over tokens of each of `Hyperparameters.loss_metrics` and of the loss,
+            detached.
         """
         h, mask = self.hyperparameters, rows["mask"]
-        logprobs, values, entropy = self.model(rows, with_entropy=h.entropy_coef > 0)
+        logprobs, values, entropy = self.model(rows, layout, with_entropy=h.entropy_coef > 0)
         policy_losses, clipped = losses.policy_loss(logprobs, rows, h)
         weights, out_of_bounds = losses.importance_sampling_weights(
             rows["logprobs"],
@@ -211,28 +214,25 @@ class PolicyLearner:
         token_weights = losses.token_weights(mask, h)
         weighted_mask = token_weights * loss_weights(rows, h)
         loss = (policy_losses * weights * weighted_mask).sum()
-        shares = {name: (tokens * token_weights).sum().item() for name, tokens in {**clipped, **out_of_bounds}.items()}
-        sums = {"policy_loss": loss.item(), **shares}
+        shares = {name: (tokens * token_weights).sum() for name, tokens in {**clipped, **out_of_bounds}.items()}
+        sums = {"policy_loss": loss.detach(), **shares}
         if values is not None:
             errors = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
             value_loss = (errors * weighted_mask).sum()
-            sums["value_loss"] = value_loss.item()
+            sums["value_loss"] = value_loss.detach()
             loss = loss + h.value_coef * value_loss
         if h.kl_in_loss and "reference_logprobs" in rows:
             kl = token_ppo.sampled_kl(logprobs, rows["reference_logprobs"], "k3")
             loss = loss + (kl_coefs(rows, h, kl_coef) * kl * weighted_mask).sum()
         if entropy is not None:
             loss = loss - h.entropy_coef * (entropy * weighted_mask).sum()
-        return loss, {**sums, "loss": loss.item()}
+        return loss, {**sums, "loss": loss.detach()}
 
     def _clip_gradients(self) -> float:
         """Clips the gradients to `grad_clip` by their global norm; returns the norm before clipping."""
         limit = self.hyperparameters.grad_clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
         return float(full_tensor(norm))
-
-    def _to_device(self, rows: Rows) -> Rows:
-        return {name: column.to(self.model.device) for name, column in rows.items()}
 
     # Weights and state.
 
@@ -295,3 +295,8 @@ class PolicyLearner:
             stored_policy.init_moments(parameters, self.optimizer, stored_policy.stored_shapes(moments))
             if adam := stored_policy.adam_moments(parameters, self.optimizer):
                 stored_policy.restore(adam, moments, self.ranks.group)
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor to a device; does not wait for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

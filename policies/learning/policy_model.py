@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
 from policies.compat.transformers import adapters_disabled, attn_implementation
-from policies.learning.logits import score_logits, token_logprobs
-from policies.learning.rows import Rows, make_rows, trim_padding
+from policies.learning.forward.logits import score_logits, token_logprobs
+from policies.learning.forward.prefix_tree import PACK_LIMITS, Cost, Layout, Paths
+from policies.learning.forward.value_head import ValueHead, head_width
+from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
 from policies.models.adapters import add_lora
-from policies.models.families import LOGPROB_TOLERANCE
+from policies.models.families import LOGPROB_TOLERANCE, supports_prefix_trees
 from policies.models.language_model import (
     Quantization,
     base_dtype,
@@ -40,47 +43,6 @@ REFERENCE_SCORES = ("reference_logprobs", "full_kl")
 """Its results with the reference."""
 VALUE_HEAD = "value_head."
 _BF16_TOLERANCE = 0.1  # nats by which bf16 may change the log-probability of a token on average
-
-
-class ValueHead(nn.Linear):
-    """The critic: linear in the last hidden state, initialised to zero.
-
-    A centralised critic (`critic_inputs=chain`; used in training only, the policy does not see its inputs) also has,
-    for each role, a bias and a weight for the task reward of each earlier response.
-    """
-
-    def __init__(self, hidden: int, agents: int) -> None:
-        """Creates the head.
-
-        Args:
-            hidden: width of the hidden states.
-            agents: number of agents in the chain, for a centralised critic; 0: the critic sees only tokens.
-        """
-        super().__init__(hidden, 1)
-        self.agents = agents
-        if agents:
-            self.of_role = nn.Parameter(torch.zeros(agents))
-            self.of_earlier = nn.Parameter(torch.zeros(agents, agents - 1))
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def values(self, hidden: Tensor, rows: Rows) -> Tensor:
-        """The value before each response token.
-
-        Args:
-            hidden: `[B, R, H]`, fp32.
-            rows: the same responses; a centralised critic uses their `positions` and `earlier_rewards`.
-
-        Returns:
-            `[B, R]`.
-        """
-        values = F.linear(hidden, self.weight, self.bias).squeeze(-1)  # with FSDP, self(hidden) would free the weights
-        if not self.agents:
-            return values
-        positions, earlier = rows["positions"], rows["earlier_rewards"]
-        earlier = F.pad(earlier, (0, self.agents - 1 - earlier.shape[1]))  # evaluations may have fewer agents
-        chain_values = self.of_role[positions] + (self.of_earlier[positions] * earlier).sum(1)
-        return values + chain_values.unsqueeze(1)
 
 
 class PolicyModel(nn.Module):
@@ -157,9 +119,11 @@ class PolicyModel(nn.Module):
             self.lm.set_attn_implementation("eager")
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        self.cost: Cost | None = None
+        """To choose how rows that share prefixes are packed; None: plain rows. Set by `check_forward`."""
         self._supports_logits_to_keep = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
-            self.value_head = ValueHead(_head_width(self.lm), critic_agents).to(master)
+            self.value_head = ValueHead(head_width(self.lm), critic_agents).to(master)
         if mesh is not None:
             self._shard(mesh, forward_dtype, reference)
 
@@ -228,52 +192,70 @@ class PolicyModel(nn.Module):
             ]
         return self._reference[0]
 
-    def forward(self, rows: Rows, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def forward(
+        self, rows: Rows, layout: Layout | None = None, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities of the responses, the value before each response token, and the entropy there.
 
         Args:
             rows: the rows.
+            layout: how they are forwarded; None: as plain rows.
             with_entropy: compute the entropy, for a loss that has it as a term.
 
         Returns:
-            `[B, R]` each, fp32; undefined outside the response mask. Values are None without a critic.
+            `[B, R]` each, fp32; 0 outside the response mask. Values are None without a critic.
         """
-        logits, values = self._forward_rows(self.lm, rows, self.critic)
-        logprobs, entropy = token_logprobs(logits, rows["responses"], self.temperature, with_entropy)
-        # FSDP puts its hooks on the returned tensors; a view would bypass them.
-        return logprobs, None if values is None else values.clone(), entropy
+        layout = self._layout(rows) if layout is None else layout
+        logits, values = self._forward_layout(self.lm, layout, rows if self.critic else None)
+        tokens = rows["responses"][layout.rows, layout.positions]
+        logprobs, entropy = token_logprobs(logits, layout.sources, tokens, self.temperature, with_entropy)
+        spread = partial(_spread, layout=layout, like=rows["mask"])
+        return (
+            spread(logprobs),
+            None if values is None else spread(values),
+            None if entropy is None else spread(entropy),
+        )
 
     @torch.no_grad()
-    def score(self, rows: Rows, *, reference: bool = True) -> dict[str, Tensor]:
+    def score(self, rows: Rows, layout: Layout | None = None, *, reference: bool = True) -> dict[str, Tensor]:
         """Everything about a batch that stays constant while PPO trains on it.
 
         Args:
             rows: the batch.
+            layout: how they are forwarded; None: as plain rows.
             reference: whether to score it under the reference too.
 
         Returns:
-            `[B, R]` each, fp32: `logprobs` and `entropy`; with the reference also `reference_logprobs`, and `full_kl`,
-            the KL to the reference over the whole vocabulary; with a critic also `values`. The logits are freed here.
+            `[B, R]` each, fp32, 0 outside the response mask: `logprobs` and `entropy`; with the reference also
+            `reference_logprobs`, and `full_kl`, the KL to the reference over the whole vocabulary; with a critic also
+            `values`. The logits are freed here.
         """
-        policy, values = self._forward_rows(self.lm, rows, self.critic)
+        layout = self._layout(rows) if layout is None else layout
+        policy, values = self._forward_layout(self.lm, layout, rows if self.critic else None)
         reference_logits = None
         if reference:
             lm = self.reference()
             with adapters_disabled(self.lm) if lm is self.lm else nullcontext():
-                reference_logits, _ = self._forward_rows(lm, rows, with_values=False)
-        scores = score_logits(policy, reference_logits, rows["responses"], self.temperature)
+                reference_logits, _ = self._forward_layout(lm, layout)
+        tokens = rows["responses"][layout.rows, layout.positions]
+        scores = score_logits(policy, reference_logits, layout.sources, tokens, self.temperature)
         scored = dict(zip((*SCORES, *REFERENCE_SCORES)[: len(scores)], scores, strict=True))
-        return scored if values is None else scored | {"values": values}
+        scored |= {} if values is None else {"values": values}
+        return {name: _spread(column, layout, rows["mask"]) for name, column in scored.items()}
 
     @torch.no_grad()
-    def check_forward(self) -> None:
-        """Checks a batch's log-probabilities against those of a single row, and against eager attention.
+    def check_forward(self, prefix_sharing: bool = True) -> None:
+        """Checks a batch's log-probabilities against those of a single row, with eager attention, and in a prefix tree.
 
         A family's code may ignore padding, and an attention kernel may omit parts of the model's definition, such as
-        soft caps. fp32 weights are compared in fp32, since bf16 rounding would hide errors. All ranks must call it.
+        soft caps. If log-probabilities differ in a prefix tree, rows are forwarded as plain rows. fp32 weights are
+        compared in fp32, since bf16 rounding would hide errors. All ranks must call it.
+
+        Args:
+            prefix_sharing: whether rows may be forwarded in prefix trees.
 
         Raises:
-            ModelError: they differ by more than rounding.
+            ModelError: they differ by more than rounding from those of a single row or with eager attention.
         """
         size = self.lm.config.get_text_config().vocab_size
         longer = 24 if self._max_length is None else max(min(24, self._max_length - 8), 4)
@@ -290,6 +272,10 @@ class PolicyModel(nn.Module):
             single = self(trim_padding(rows, torch.tensor([0], device=self.device)))[0]
             self.lm.set_attn_implementation("eager")
             eager = self(rows)[0] if attention != "eager" else batch
+            self.lm.set_attn_implementation(attention)
+            tries = prefix_sharing and supports_prefix_trees(self.lm.config, self._max_length)
+            if tries and (self._max_length or 16) >= 16 and self.tree_difference() <= limit:
+                self.cost = Cost.from_config(self.lm.config, attention)
         finally:
             self._dtype = dtype
             self.lm.set_attn_implementation(attention)
@@ -307,34 +293,54 @@ class PolicyModel(nn.Module):
                 "config.json."
             )
 
-    def _forward_rows(self, lm: PreTrainedModel, rows: Rows, with_values: bool) -> tuple[Tensor, Tensor | None]:
-        """Logits `[B, S, V]` in the compute type, and the values `[B, R]` before each response token.
+    def tree_difference(self) -> float:
+        """The largest difference of a log-probability in a prefix tree from a plain row's; infinite if it fails."""
+        size = self.lm.config.get_text_config().vocab_size
+        fork = _tokens(3, size) + _tokens(4, size) + _tokens(5, size)  # its prompt goes on after the first response
+        prompts = [_tokens(3, size), _tokens(3, size), fork]
+        responses = [_tokens(4, size), _tokens(2, size) + _tokens(3, size), _tokens(4, size)]
+        rows = make_rows(prompts, responses, [[0.0] * len(r) for r in responses], [0.0] * 3, [False] * 3)
+        paths = Paths(rows)
+        packs = paths.packs(PACK_LIMITS[0], len(prompts))
+        tree_rows = select_rows(rows, paths.index(packs))
+        tree_rows = {name: column.to(self.device) for name, column in tree_rows.items()}
+        plain = self(tree_rows)[0]
+        try:
+            tree = self(tree_rows, paths.layout(packs).to(self.device))[0]
+        except Exception:  # whatever a family's code raises for a mask with four dimensions
+            return math.inf
+        return float((tree - plain).abs().max())
 
-        The last R + 1 of the S positions predict the R response tokens and the token after them.
+    def _layout(self, rows: Rows) -> Layout:
+        """Plain rows."""
+        paths = Paths({name: rows[name].cpu() for name in ("prompts", "prompt_mask", "responses", "mask")})
+        return paths.layout(paths.plain()).to(self.device)
 
-        Position ids are counted from the mask, because prompts are padded on the left; GPT-2's absolute positions would
-        be wrong otherwise. `logits_to_keep` leaves the logit scaling of each family to the model.
+    def _forward_layout(
+        self, lm: PreTrainedModel, layout: Layout, rows: Rows | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The logits `[K * kept, V]` in the compute type; and of `rows` the value before each response token, `[E]`.
+
+        Position ids are a node's depth, because packs are padded on the left; GPT-2's absolute positions would be
+        wrong otherwise. `logits_to_keep` leaves the logit scaling of each family to the model.
         """
-        responses = rows["responses"]
-        length = responses.shape[1]
-        tokens = torch.cat([rows["prompts"], responses], dim=1)  # (B, P + R)
-        mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], dim=1)
-        keep = {"logits_to_keep": length + 1} if self._supports_logits_to_keep else {}
+        keep = {"logits_to_keep": layout.kept} if self._supports_logits_to_keep else {}
         hidden: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
         head = lm.get_output_embeddings()
         with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
             out = lm(
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                input_ids=layout.tokens,
+                attention_mask=layout.attention_mask(lm.config, self.dtype),
+                position_ids=layout.depths,
                 use_cache=False,
                 **keep,
             )
-        # Without `logits_to_keep`, the clone lets the logits of the prompts be freed.
-        logits = out.logits if self._supports_logits_to_keep else out.logits[:, -length - 1 :].clone()
-        if not with_values:
+        # Without `logits_to_keep`, the copy lets the logits of the prompts be freed.
+        logits = out.logits[:, -layout.kept :].flatten(0, 1)
+        if rows is None:
             return logits, None
-        return logits, self.value_head.values(hidden[0][:, -length - 1 : -1].to(self.value_head.weight.dtype), rows)
+        states = hidden[0][:, -layout.kept :].flatten(0, 1)[layout.sources].to(self.value_head.weight.dtype)
+        return logits, self.value_head.values(states, rows, layout.rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The trainable weights, with their names."""
@@ -375,11 +381,11 @@ class PolicyModel(nn.Module):
                     copy_full(parameter, torch.from_numpy(np.array(state[name])))
 
 
+def _spread(values: Tensor, layout: Layout, like: Tensor) -> Tensor:
+    """Values of response tokens `[E]` as a matrix like the rows' mask `[B, R]`, 0 elsewhere."""
+    return values.new_zeros(like.shape).index_put((layout.rows, layout.positions), values)
+
+
 def _tokens(count: int, vocabulary: int) -> list[int]:
     """Arbitrary tokens, for `check_forward`."""
     return [(11 * count + 7 * index) % vocabulary for index in range(count)]
-
-
-def _head_width(lm: PreTrainedModel) -> int:
-    """Width of the hidden states at the LM's output head; OPT-350m projects them down before it."""
-    return int(lm.get_output_embeddings().weight.shape[1])

@@ -12,22 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from policies.learning.rows import Rows, by_length
-
 
 class Ranks:
-    """The processes that train one policy: each forwards a part of the rows, and results are summed over all."""
+    """The processes that train one policy: each forwards a part of the packs, and results are summed over all."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         """Wraps a process group; None: this process alone."""
         self.group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.count = 1 if group is None else dist.get_world_size(group)
-
-    def shares(self, rows: Rows) -> list[Tensor]:
-        """The indices of the rows that each rank forwards: every n-th row in order of length."""
-        order = by_length(rows)
-        return [order[rank :: self.count] for rank in range(self.count)]
 
     def sum(self, x: Tensor) -> Tensor:
         """All-reduces a tensor in place, and returns it."""

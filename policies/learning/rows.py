@@ -1,8 +1,8 @@
-"""Rows of padded token tensors, and their split into micro-batches."""
+"""Rows of padded token tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -140,30 +140,6 @@ def _by_position(rows: Rows, values: Sequence[float]) -> Tensor:
     return torch.tensor(values, device=rows["positions"].device)[rows["positions"]].unsqueeze(1)
 
 
-def by_length(rows: Rows) -> Tensor:
-    """Row indices sorted by response length, then by prompt length; int64 `[B]`.
-
-    Response length comes first because every response token, even padding, costs logits over the whole vocabulary.
-    """
-    prompt_lengths, response_lengths = rows["prompt_mask"].sum(1), rows["mask"].sum(1)
-    order = np.lexsort((prompt_lengths.cpu().numpy(), response_lengths.cpu().numpy()))
-    return torch.from_numpy(order).to(prompt_lengths.device)
-
-
-def split_micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[Tensor]:
-    """Splits rows into micro-batches of similar length; returns the row indices of each.
-
-    Args:
-        rows: columns of `Rows` and any other `[B]` or `[B, R]` columns.
-        size: maximal number of rows per micro-batch.
-        tokens: maximal number of tokens per micro-batch after `trim_padding`, including padding. A longer row is a
-            micro-batch of its own.
-    """
-    order = by_length(rows)
-    lengths = torch.stack([rows["prompt_mask"].sum(1), rows["mask"].sum(1).long()])[:, order].tolist()
-    return [order[start:end] for start, end in _spans(lengths, size, tokens)]
-
-
 def trim_padding(rows: Rows, index: Tensor) -> Rows:
     """Selects rows by index from every column, and drops positions that are padding in all rows."""
     prompt, response = (int(rows[mask][index].sum(1).max()) for mask in ("prompt_mask", "mask"))
@@ -175,20 +151,6 @@ def trim_padding(rows: Rows, index: Tensor) -> Rows:
         else column[index]
         for name, column in rows.items()
     }
-
-
-def _spans(lengths: Sequence[Sequence[int]], size: int, tokens: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of each micro-batch, given the prompt lengths and response lengths of sorted rows."""
-    start, width = 0, (0, 0)
-    for row, (prompt, response) in enumerate(zip(*lengths, strict=True)):
-        new_width = max(width[0], prompt), max(width[1], response)
-        count = row - start
-        if count and (count == size or (tokens is not None and (count + 1) * sum(new_width) > tokens)):
-            yield start, row
-            start, new_width = row, (prompt, response)
-        width = new_width
-    if lengths[0]:
-        yield start, len(lengths[0])
 
 
 class NonFiniteUpdate(RuntimeError):

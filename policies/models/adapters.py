@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from policies.compat.transformers import attn_implementation
-from policies.models.families import read_family_table
+from policies.models.families import read_family_table, supports_prefix_trees
 from policies.models.language_model import master_dtype, meta_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -114,16 +114,21 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
     return sorted(usable - excluded)
 
 
-def describe_family(path: str, trust_remote_code: bool = False) -> str:
-    """Describes a model's family in one line: its attention implementation and the layers that LoRA can adapt.
+def describe_family(path: str, max_length: int, trust_remote_code: bool = False) -> str:
+    """Describes a model's family in one line: attention, layers that LoRA can adapt, prefix sharing.
+
+    Args:
+        path: folder or hub id.
+        max_length: maximum number of tokens of a row.
+        trust_remote_code: run code that comes with the model.
 
     Raises:
         ModelError: no such model.
     """
     model = meta_model(path, trust_remote_code)
-    return (
-        f"{model.config.model_type}: {attn_implementation(model)} attention; LoRA on {', '.join(linear_layers(model))}"
-    )
+    sharing = "shared prefixes are learned once" if supports_prefix_trees(model.config, max_length) else "plain rows"
+    attention = f"{model.config.model_type}: {attn_implementation(model)} attention"
+    return f"{attention}; LoRA on {', '.join(linear_layers(model))}; {sharing}"
 
 
 def _is_mamba(block: nn.Module) -> bool:

@@ -218,8 +218,11 @@ class Fields(BaseModel):
     micro_batch_size: int = computing_setting(64, ge=1)
     """Maximum responses per forward and backward pass."""
     micro_batch_tokens: int | None = computing_setting(None, ge=1)
-    """Maximum tokens per forward and backward pass, including prompts and padding; a longer row is processed alone.
-    Null: no limit."""
+    """Maximum tokens per forward and backward pass, including prompts and padding, shared prefixes counted once; a
+    longer row is processed alone. Null: no limit."""
+    prefix_sharing: Literal["auto", "off"] = computing_setting("auto")
+    """`auto`: learners compute a prefix that several rows share only once, where that is cheaper and the model's family
+    allows it (docs/prefix-sharing.md). `off`: every row is computed by itself."""
     num_epochs: int = learning_setting(4, ge=1, clone=True)
     """PPO epochs: passes over each update's responses."""
     lr: float = learning_setting(1.41e-5, gt=0, clone=True)

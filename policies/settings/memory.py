@@ -17,7 +17,9 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from policies.generation.vllm_generator import BLOCK_TOKENS
-from policies.learning import logits, offloaded_adam
+from policies.learning import offloaded_adam
+from policies.learning.forward import logits
+from policies.learning.forward.prefix_tree import longest_pack
 from policies.learning.sharding import transformer_blocks
 from policies.models.adapters import linear_layers
 from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, meta_model
@@ -213,11 +215,15 @@ def _activations(settings: Settings, model: ModelShape, device: torch.device) ->
     autocast = size == 2 and not stored
     saved = model.saved + (3 * model.layers * model.hidden + 2 * model.experts if autocast else 0)  # 16-bit copies
     block = (size * saved + (FROZEN_NORM if settings.lora else NORM) * model.norms) / model.layers
-    if eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length):
-        block += 6.0 * model.queries * length  # attention scores in fp32, and in bf16 for the product with the values
+    eager = eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length)
+    longest = longest_pack(eager) if settings.prefix_sharing == "auto" else 0
+    if eager:  # attention scores in fp32, and in bf16 for the product with the values
+        block += 6.0 * model.queries * max(length, longest)
     residual = float(model.hidden * (size if stored else 4))
     layers = model.layers * residual + block if settings.gradient_checkpointing else model.layers * block
-    return _rows(settings) * length * layers
+    tokens = _rows(settings) * length
+    mask = float(size * min(longest, tokens))  # of a prefix tree
+    return tokens * (layers + mask)
 
 
 def _rows(settings: Settings) -> int:

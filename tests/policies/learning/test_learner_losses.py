@@ -111,7 +111,9 @@ def test_importance_sampling_weights_multiply_the_policy_loss_once(path: str, lo
     rows = moved(learner)
     same = rows | {"sampler_logprobs": rows["logprobs"]}
     twice = rows | {"sampler_logprobs": rows["logprobs"] - np.log(2.0) * rows["mask"]}
-    plain, weighted = (learner.loss(case, kl_coef=0.5)[1] for case in (same, twice))
+    plain, weighted = (
+        {name: value.item() for name, value in learner.loss(case, kl_coef=0.5)[1].items()} for case in (same, twice)
+    )
     assert weighted["policy_loss"] == pytest.approx(2 * plain["policy_loss"], rel=1e-5)
     rest = plain["loss"] - plain["policy_loss"]
     assert weighted["loss"] - weighted["policy_loss"] == pytest.approx(rest, rel=1e-4) and abs(rest) > 0.1
@@ -120,7 +122,9 @@ def test_importance_sampling_weights_multiply_the_policy_loss_once(path: str, lo
 def test_the_entropy_bonus_is_the_gradient_of_the_mean_entropy(path: str) -> None:
     learner = make_learner(path, "full", advantage="rloo", entropy_coef=0.5)
     rows = ready(learner, make_batch()) | {"advantages": torch.zeros_like(make_batch()["mask"])}
-    logits, _ = learner.model._forward_rows(learner.model.lm, rows, with_values=False)
+    tokens = torch.cat([rows["prompts"], rows["responses"]], dim=1)
+    mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], dim=1)
+    logits = learner.model.lm(tokens, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
     entropy = plain_formulas.entropy(logits[:, -rows["mask"].shape[1] - 1 : -1])
     objective = (entropy * rows["mask"]).sum() / rows["mask"].sum()
     (-0.5 * objective).backward()

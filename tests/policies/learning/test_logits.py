@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.learning import logits, token_ppo
+from policies.learning import token_ppo
+from policies.learning.forward import logits
 from tests.policies.learning import plain_formulas
 from tests.policies.learning.plain_formulas import token_logprobs
 
@@ -27,14 +28,24 @@ def plain(model_output: Tensor) -> Tensor:
     return model_output[:, -LENGTH - 1 : -1].float() / TEMPERATURE
 
 
+SOURCES = (torch.arange(BATCH)[:, None] * POSITIONS + POSITIONS - LENGTH - 1 + torch.arange(LENGTH)).flatten()
+"""The positions of the flattened logits that predict the tokens."""
 TOKENS = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
 GRADIENT = torch.randn(BATCH, LENGTH, generator=torch.Generator().manual_seed(2))
+
+
+def logprobs_and_entropy(model_output: Tensor, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Of all tokens, `[BATCH, LENGTH]`."""
+    logprobs, entropy = logits.token_logprobs(
+        model_output.flatten(0, 1), SOURCES, TOKENS.flatten(), TEMPERATURE, with_entropy
+    )
+    return logprobs.view_as(TOKENS), None if entropy is None else entropy.view_as(TOKENS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_log_probabilities_and_gradients_are_exactly_those_of_the_formula(chunk_size: None, dtype: torch.dtype) -> None:
     ours, theirs = model_logits(dtype), model_logits(dtype)
-    logprobs, entropy = logits.token_logprobs(ours, TOKENS, TEMPERATURE)
+    logprobs, entropy = logprobs_and_entropy(ours)
     assert entropy is None
     expected = token_logprobs(plain(theirs), TOKENS)
     assert logprobs.dtype == torch.float32
@@ -49,7 +60,7 @@ def test_log_probabilities_and_gradients_are_exactly_those_of_the_formula(chunk_
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_entropy_and_its_gradient_are_those_of_the_formula(chunk_size: None, dtype: torch.dtype) -> None:
     ours, theirs = model_logits(dtype), model_logits(dtype)
-    logprobs, entropy = logits.token_logprobs(ours, TOKENS, TEMPERATURE, with_entropy=True)
+    logprobs, entropy = logprobs_and_entropy(ours, with_entropy=True)
     assert entropy is not None
     predicting = theirs[:, -LENGTH - 1 : -1].to(logprobs.dtype) / TEMPERATURE
     expected_logprobs, expected = token_logprobs(predicting, TOKENS), plain_formulas.entropy(predicting)
@@ -65,10 +76,10 @@ def test_the_entropy_and_its_gradient_are_those_of_the_formula(chunk_size: None,
 @torch.no_grad()
 def test_scores_are_those_of_the_formulas(chunk_size: None) -> None:
     policy, reference = model_logits(torch.float32), model_logits(torch.float32, seed=3)
-    scores = logits.score_logits(policy, reference, TOKENS, TEMPERATURE)
+    scores = logits.score_logits(policy.flatten(0, 1), reference.flatten(0, 1), SOURCES, TOKENS.flatten(), TEMPERATURE)
     expected = token_ppo.score_tokens(plain(policy).log_softmax(-1), plain(reference).log_softmax(-1), TOKENS)
     for ours, theirs in zip(scores, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        torch.testing.assert_close(ours.view_as(theirs), theirs, rtol=0, atol=0)
 
 
 def test_autograd_saves_no_large_tensor_but_the_logits() -> None:
@@ -80,6 +91,6 @@ def test_autograd_saves_no_large_tensor_but_the_logits() -> None:
 
     model_output = model_logits(torch.bfloat16)
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        logits.token_logprobs(model_output, TOKENS, TEMPERATURE, with_entropy=True)
+        logprobs_and_entropy(model_output, with_entropy=True)
     large = [tensor for tensor in saved if tensor.numel() > BATCH * POSITIONS]
     assert [tensor.data_ptr() for tensor in large] == [model_output.data_ptr()]

@@ -84,7 +84,7 @@ def learner_loss(
     weight = losses.token_weights(rows["mask"], h).sum()
     (total / weight).backward()
     assert logprobs.grad is not None
-    return (total / weight).detach(), logprobs.grad, {name: value / weight.item() for name, value in sums.items()}
+    return (total / weight).detach(), logprobs.grad, {name: (value / weight).item() for name, value in sums.items()}
 
 
 def assert_agrees(ours: tuple[Tensor, Tensor, dict[str, float]], *path: str) -> dict[str, float]:

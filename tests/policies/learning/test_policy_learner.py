@@ -104,8 +104,8 @@ def mean_loss(learner: PolicyLearner, rows: Rows) -> Tensor:
 
 def minibatches(learner: PolicyLearner, update: int, count: int = 6) -> list[list[int]]:
     """The row indices of an update's mini-batches."""
-    epochs = range(learner.hyperparameters.num_epochs)
-    return [part.tolist() for epoch in epochs for part in learner._minibatches(count, update, epoch)]
+    epochs, rows = range(learner.hyperparameters.num_epochs), make_row_batch(count)
+    return [part.tolist() for epoch in epochs for part in learner._minibatches(rows, update, epoch)]
 
 
 def test_the_learning_rate_warms_up_and_then_follows_the_schedule() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.learning.rows import Rows, make_rows, select_rows, split_micro_batches, trim_padding
+from policies.learning.forward.prefix_tree import Paths
+from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 
 PROMPTS = [[11, 12, 13], [21], [31, 32, 33, 34, 35], [41, 42], [51]]
 RESPONSES = [[1], [2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12]]
@@ -72,7 +73,9 @@ def test_take_selects_the_same_rows_of_every_column() -> None:
 
 
 def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[tuple[torch.Tensor, Rows]]:
-    return [(index, trim_padding(rows, index)) for index in split_micro_batches(rows, size, tokens)]
+    paths = Paths(rows)
+    indices = [paths.index(packs) for packs in paths.micro_batches(size, tokens, cost=None)[0]]
+    return [(index, trim_padding(rows, index)) for index in indices]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
@@ -106,10 +109,11 @@ def test_a_micro_batch_respects_the_token_limit_or_has_one_row(tokens: int) -> N
     batches = list(micro_batches(columns(), 64, tokens))
     indices = torch.cat([index for index, _ in batches])
     assert sorted(indices.tolist()) == [0, 1, 2, 3, 4]
-    sizes = [len(index) * (micro["prompts"].shape[1] + micro["responses"].shape[1]) for index, micro in batches]
+    lengths = [len(prompt) + len(response) - 1 for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+    sizes = [len(index) * max(lengths[row] for row in index.tolist()) for index, _ in batches]
     assert all(size <= tokens or len(index) == 1 for size, (index, _) in zip(sizes, batches, strict=True))
-    if tokens == 12:  # response + prompt in order of length: 1 + 3, 2 + 2, 2 + 5, 3 + 1, 4 + 1; three rows take 3 * 7
-        assert [index.tolist() for index, _ in batches] == [[0, 3], [2], [1, 4]]
+    if tokens == 12:  # in order of length, without the last token: 3, 3, 6, 3, 4; three rows take 3 * 6
+        assert [index.tolist() for index, _ in batches] == [[0, 3], [2, 1], [4]]
 
 
 def test_a_micro_batch_respects_the_row_limit_whatever_its_tokens() -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.learning import logits as learner_logits
 from policies.learning import losses, token_ppo
 from policies.learning.estimation import RewardMoments
+from policies.learning.forward import logits as learner_logits
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "token_ppo.json"
 pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden numbers are not beside this checkout")
@@ -96,8 +96,9 @@ WHITENED = {"f64": 5e-7, "f32": 5e-6}  # the official code rounds n / (n - 1) to
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Calls the learner's function, whose logits include the position after the last token."""
-    return learner_logits.token_logprobs(torch.cat([logits, logits[:, -1:]], 1), tokens, temperature=1.0)[0]
+    """Calls the learner's function, which takes flat tensors."""
+    sources = torch.arange(tokens.numel())
+    return learner_logits.token_logprobs(logits.flatten(0, 1), sources, tokens.flatten(), 1.0)[0].view_as(tokens)
 
 
 def score_tokens(policy: Tensor, reference: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:

@@ -126,8 +126,8 @@ def test_the_table_agrees_with_measurements_of_the_installed_code() -> None:
 
 def test_a_layer_that_vllm_cannot_adapt_is_not_a_default(tmp_path: Path) -> None:
     CONFIG_MAPPING["glm4"]().save_pretrained(tmp_path)
-    assert "gate_up_proj" not in describe_family(str(tmp_path))
-    assert "glm4: sdpa attention; LoRA on down_proj, k_proj, " in describe_family(str(tmp_path))
+    assert "gate_up_proj" not in describe_family(str(tmp_path), 80)
+    assert "glm4: sdpa attention; LoRA on down_proj, k_proj, " in describe_family(str(tmp_path), 80)
 
 
 def test_the_error_for_a_model_with_custom_code_names_the_setting(tmp_path: Path) -> None:
