@@ -25,8 +25,8 @@ from policies.settings.settings import Settings
 NUM_SAMPLES = 4
 _COUNTERS = ("truncated_prompts", "dropped_chains", "skipped_batches", "replaced_queries", "discarded_tokens")
 """Counters of a rollout that are reported unchanged."""
-ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "explained_variance")
-"""Reported metrics of a role; `explained_variance` only with a critic."""
+ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "thought_cut_rate", "explained_variance")
+"""Reported metrics of a role; `thought_cut_rate` only with `thinking`, `explained_variance` only with a critic."""
 
 
 class Report(TypedDict):
