@@ -39,7 +39,8 @@ class Report(TypedDict):
     policy: dict[str, dict[str, float]]
     """Policy id → means over its responses: `task_reward`, `kl` (to the reference, in nats per response),
     `combined_reward` (task reward minus `eval_kl_coef` times KL), `response_length` (tokens), `eos_rate`, `repetition`;
-    with `thinking` also `thought_cut_rate`; and training metrics such as `policy_loss`, `clip_fraction`, `grad_norm`, `kl_coef`."""
+    with `thinking` also `thought_cut_rate`; and training metrics such as `policy_loss`, `clip_fraction`, `grad_norm`,
+    `kl_coef`."""
     role: dict[str, dict[str, float]]
     """Role → the same means over its responses; several reward functions also as `reward/NAME`."""
     exchanged: bool
