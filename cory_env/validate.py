@@ -82,7 +82,7 @@ class ValidationReport:
         lines = [f"Task {self.task}"]
         lines += [f"  {fact}" for fact in self.facts]
         for role, (prompt, length) in self.prompts.items():
-            lines += ["", f"Prompt of the {role}, {length} tokens:"] + [f"  | {line}" for line in prompt.split("\n")]
+            lines += ["", f"Prompt of {role}, {length} tokens:"] + [f"  | {line}" for line in prompt.split("\n")]
         if self.rewards:
             lines += ["", "Rewards:"]
             for role, query, text, value in self.rewards:
@@ -345,7 +345,7 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
         report.prompts[name] = (chain.tokenizer.decode(prompt), len(prompt))
         if episode.truncated[-1]:
             report.warnings.append(
-                f"The prompt of the {name} is truncated. Raise max_prompt_tokens, or shorten the feedback."
+                f"The prompt of {name} is truncated. Raise max_prompt_tokens, or shorten the feedback."
             )
 
 

@@ -8,6 +8,7 @@
 | `kl`            | policy  | KL to the reference per token above its limit: the language of the base model is lost  |
 | `dragged_down`  | role    | a later role has lower rewards than the pioneer: the reference misleads it             |
 | `one_sided`     | role    | one role has far higher rewards than another                                           |
+| `all_masked`    | policy  | all responses were cut at the length limit, and `overlong=mask` drops such responses   |
 
 The first three mean collapse. A signature that lasts for `health_patience` consecutive updates is a warning until it
 ends.
@@ -80,6 +81,13 @@ class Health:
         for policy_id, metrics in report["policy"].items():
             first = self.state["first_eos_rate"].get(policy_id, math.nan)
             yield from collapse_signs(s, policy_id, metrics, first, responses)
+            if s.overlong == "mask" and metrics["eos_rate"] == 0.0:
+                yield HealthSign(
+                    "all_masked",
+                    policy_id,
+                    f"{policy_id} learns nothing: all its responses were cut at the length limit, and overlong=mask "
+                    "leaves such responses out of the loss. Raise max_response_tokens, or set overlong=keep.",
+                )
         yield from self._role_signs(report["role"])
 
     def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[HealthSign]:

@@ -25,8 +25,8 @@ from policies.settings.settings import Settings
 NUM_SAMPLES = 4
 _COUNTERS = ("truncated_prompts", "dropped_chains", "skipped_batches", "replaced_queries", "discarded_tokens")
 """Counters of a rollout that are reported unchanged."""
-ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "explained_variance")
-"""Reported metrics of a role; `explained_variance` only with a critic."""
+ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "thought_cut_rate", "explained_variance")
+"""Reported metrics of a role; `thought_cut_rate` only with `thinking`, `explained_variance` only with a critic."""
 
 
 class Report(TypedDict):
@@ -39,7 +39,8 @@ class Report(TypedDict):
     policy: dict[str, dict[str, float]]
     """Policy id → means over its responses: `task_reward`, `kl` (to the reference, in nats per response),
     `combined_reward` (task reward minus `eval_kl_coef` times KL), `response_length` (tokens), `eos_rate`, `repetition`;
-    and training metrics such as `policy_loss`, `clip_fraction`, `grad_norm`, `kl_coef`."""
+    with `thinking` also `thought_cut_rate`; and training metrics such as `policy_loss`, `clip_fraction`, `grad_norm`,
+    `kl_coef`."""
     role: dict[str, dict[str, float]]
     """Role → the same means over its responses; several reward functions also as `reward/NAME`."""
     exchanged: bool

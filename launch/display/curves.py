@@ -32,8 +32,8 @@ PANELS: tuple[MetricPanel, ...] = (
     ("kl", "KL to the initial policy", "nats per response"),
     ("combined_reward", "Combined reward", "task reward − {} · KL"),
 )
-KL_METRICS = ("kl", TOKEN_KL)
-"""Metrics without a panel if no run measured them."""
+OPTIONAL_METRICS = ("kl", TOKEN_KL, "thought_cut_rate")
+"""Metrics without a panel if no run measured them: KL without a reference, thoughts without `thinking`."""
 POINT_OFFSET = 0.012
 """Horizontal offset between the points of two curves at the same update, as a share of the panel's width, so that
 their error bars do not overlap."""
@@ -115,7 +115,7 @@ def plot_over_updates(
             kinds |= {kind for kind, frame in (("training", train), ("held out", validation)) if not frame.empty}
             if len(last := (train if validation.empty else validation)["mean"].dropna()):  # NaN: without responses
                 last_values.append(f"{label} ends at {last.iloc[-1]:.2f}")
-        if metric in KL_METRICS and not last_values:  # the runs have no reference
+        if metric in OPTIONAL_METRICS and not last_values:
             continue
         limit = None
         if metric in COLLAPSE_LIMITS:

@@ -30,30 +30,38 @@ def algorithm_name(settings: Settings) -> str:
 
 def chain_text(sample: Sample, indent: int) -> Text:
     """Returns a query and its responses, a line each, with their thoughts and the feedback between them."""
-    margin = " " * indent
+    margin, widths = " " * indent, _column_widths(sample)
     text = Text(margin).append(one_line(sample["query"]), style="italic")
     for response in sample["responses"]:
-        text.append("\n").append_text(response_text(response, margin)).append_text(_extra_lines(response, margin))
+        text.append("\n").append_text(_response_text(response, margin, widths))
     return text
 
 
 def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, later_label: str) -> Text:
     """Returns a query and the chain's responses to it from two updates."""
-    width = max(len(earlier_label), len(later_label)) + 3
+    width, widths = max(len(earlier_label), len(later_label)) + 3, _column_widths(earlier, later)
     text = Text(f"  {one_line(earlier['query'])}", style="italic")
     for sample, label in ((earlier, earlier_label), (later, later_label)):
         for response in sample["responses"]:
-            text.append("\n").append_text(response_text(response, f"    {label:<{width}}"))
-            text.append_text(_extra_lines(response, " " * (4 + width)))
+            text.append("\n").append_text(_response_text(response, f"    {label:<{width}}", widths))
             label = ""
     return text
 
 
-def response_text(response: ScoredResponse, margin: str) -> Text:
-    """Returns a response as one line: role, policy, task reward, text."""
+def _column_widths(*samples: Sample) -> tuple[int, int]:
+    """Returns the widths of the columns of roles and of policies."""
+    responses = [response for sample in samples for response in sample["responses"]]
+    roles, policies = ({response[name] for response in responses} for name in ("role", "policy"))
+    return max([10, *map(len, roles)]), max(map(len, policies), default=0)
+
+
+def _response_text(response: ScoredResponse, margin: str, widths: tuple[int, int]) -> Text:
+    """Returns a response as one line: role, policy, task reward, text; then its thought and the feedback on it."""
+    role, policy = f"{response['role']:<{widths[0]}}", f"{response['policy']:<{widths[1]}}"
     reward = format_metric("task_reward", response["task_reward"])
-    text = Text().append(f"{margin}{response['role']:<10} {response['policy']} {reward:>6}  ", style="dim")
-    return text.append(one_line(response["text"]) or "(empty)")
+    text = Text().append(f"{margin}{role} {policy} {reward:>6}  ", style="dim")
+    text.append(one_line(response["text"]) or "(empty)")
+    return text.append_text(_extra_lines(response, " " * len(margin), widths[0]))
 
 
 def feedback_text(feedback: str | None) -> str:
@@ -61,14 +69,14 @@ def feedback_text(feedback: str | None) -> str:
     return NOTHING_TO_CORRECT if feedback is None else shorten(feedback, MAX_FEEDBACK, placeholder=" …") or "(empty)"
 
 
-def _extra_lines(response: ScoredResponse, margin: str) -> Text:
+def _extra_lines(response: ScoredResponse, margin: str, width: int) -> Text:
     """Returns a line each, beginning with a line break, for a response's thought and the feedback on it."""
     lines = {}
     if "reasoning" in response:
         lines["thought"] = shorten(response["reasoning"], MAX_THOUGHT, placeholder=" …") or "(empty)"
     if "feedback" in response:
         lines["feedback"] = feedback_text(response["feedback"])
-    return Text("".join(f"\n{margin}{label:<10} {line}" for label, line in lines.items()), style="dim")
+    return Text("".join(f"\n{margin}{label:<{width}} {line}" for label, line in lines.items()), style="dim")
 
 
 def one_line(text: str) -> str:

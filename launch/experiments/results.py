@@ -24,7 +24,7 @@ SIGNIFICANT_DIGITS, SECONDS_DIGITS = 5, 3
 MACHINE_SETTINGS = settings_in_categories("computing", "output") | {"max_logprob_diff"}
 """Settings that may differ between runs of an arm: they do not change the results of a run that ends normally."""
 _POLICY_METRICS = (
-    *("task_reward", "kl", "response_length", "eos_rate", "repetition"),
+    *("task_reward", "kl", "response_length", "eos_rate", "repetition", "thought_cut_rate"),
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
 """Training metrics to store per policy, if present. The combined reward is derived from them."""

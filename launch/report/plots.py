@@ -27,6 +27,7 @@ ARMS_PER_PLOT = 6
 HEALTH_PANELS: tuple[MetricPanel, ...] = (
     ("repetition", "Repetition", "share of token pairs"),
     ("eos_rate", "EOS rate", "share of responses"),
+    ("thought_cut_rate", "Thoughts cut off", "share of responses"),
     (TOKEN_KL, "KL to the initial policy", "nats per token"),
     ("response_length", "Response length", "tokens"),
 )

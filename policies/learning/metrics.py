@@ -46,6 +46,7 @@ def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
 
     Returns:
         Means over responses (with a task reward) of the metrics of `compute_response_metrics`, and `task_reward_std`.
+        With thoughts, `thought_cut_rate`, the share of responses whose thought was cut off.
         Means over tokens of `entropy`, `logprob_diff_mean` (|sampler - learner| log-probability; its maximum is
         `logprob_diff_max`), and `importance_sampling_ratio` (learner's / sampler's probability, before clipping). If
         the rows have `returns`, `explained_variance`.
@@ -61,10 +62,11 @@ def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
         "logprob_diff_max": logprob_diff.max(),
         "importance_sampling_ratio": ((rows["logprobs"] - rows["sampler_logprobs"]).exp() * mask).sum() / tokens,
     }
-    explained = {}
+    if "thought_cut" in rows:
+        metrics["thought_cut_rate"] = rows["thought_cut"].mean()
     if "returns" in rows:
-        explained["explained_variance"] = token_ppo.explained_variance(rows["values"], rows["returns"], mask)
-    return {name: float(value) for name, value in metrics.items()} | explained
+        metrics["explained_variance"] = token_ppo.explained_variance(rows["values"], rows["returns"], mask)
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -29,6 +29,7 @@ From rollouts (`make_rows`):
     positions         int64 [B], position in the chain, 0 for the pioneer
     earlier_rewards   fp32 [B, n - 1], task rewards of the earlier responses in its chain of n, then zeros
     task_reward_parts fp64 [B, K], with K > 1 reward functions the value of each, NaN without a reward
+    thought_cut       fp32 [B], with `thinking` 1 if the response ends within its thought, else 0
 
 Scored with the weights before the update (`PolicyLearner.score`):
     logprobs, reference_logprobs, entropy, full_kl, with a critic values: fp32 [B, R]
@@ -57,6 +58,7 @@ def make_rows(
     positions: Sequence[int] | None = None,
     earlier_rewards: Sequence[Sequence[float]] | None = None,
     task_reward_parts: Sequence[Sequence[float]] = (),
+    thought_cut: Sequence[bool | None] = (),
 ) -> Rows:
     """Pads ragged lists into tensors, prompts on the left and responses on the right.
 
@@ -69,6 +71,7 @@ def make_rows(
         groups, chains, forks, positions, earlier_rewards: see `Rows`. By default every response is a chain and a group
             of its own.
         task_reward_parts: see `Rows`; without any numbers, there is no such column.
+        thought_cut: whether the response ends within its thought; with None, there is no such column.
     """
     prompt_tokens, prompt_mask = left_padded(prompts)
     width = max(len(response) for response in responses)
@@ -80,10 +83,12 @@ def make_rows(
         sampled[row, : len(response)] = logprob
         mask[row, : len(response)] = 1.0
     indices = range(len(responses))
-    parts = {}
+    optional = {}
     if count := max(map(len, task_reward_parts), default=0):
         values = [[*part, *[float("nan")] * (count - len(part))] for part in task_reward_parts]
-        parts["task_reward_parts"] = torch.as_tensor(values, dtype=torch.float64)
+        optional["task_reward_parts"] = torch.as_tensor(values, dtype=torch.float64)
+    if thought_cut and None not in thought_cut:
+        optional["thought_cut"] = torch.as_tensor(thought_cut, dtype=torch.float32)
     return Rows(
         prompts=prompt_tokens,
         prompt_mask=prompt_mask,
@@ -97,7 +102,7 @@ def make_rows(
         forks=torch.as_tensor(indices if forks is None else forks, dtype=torch.int64),
         positions=torch.as_tensor([0] * len(responses) if positions is None else positions, dtype=torch.int64),
         earlier_rewards=torch.as_tensor([[]] * len(responses) if earlier_rewards is None else earlier_rewards).float(),
-        **parts,
+        **optional,
     )
 
 

@@ -15,6 +15,8 @@ TASK_REWARD = "task_reward"
 TASK_REWARD_PARTS = "task_reward_parts"
 """The value of each of several reward functions; empty without a reward, and with a single function."""
 ENDED = "ended"
+THOUGHT_CUT = "thought_cut"
+"""Whether the response ends within its thought; absent without `thinking`."""
 STAGE = "stage"
 """The first position of the agents that respond without seeing each other (`Position.stage`)."""
 PROMPT_REF = "prompt_ref"
@@ -66,6 +68,7 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
                     position,
                     [known_rewards[i] if i < position else 0.0 for i in range(num_positions - 1)],
                     agent.extra_model_outputs[TASK_REWARD_PARTS][0],
+                    agent.extra_model_outputs.get(THOUGHT_CUT, [None])[0],
                 )
             )
     return {policy_id: make_rows(*zip(*rows[policy_id], strict=True)) for policy_id in sorted(rows)}

@@ -15,7 +15,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.process import Reward
 from policies.generation.generator import Response
 from policies.learning.metrics import repetition
-from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, STAGE, TASK_REWARD, TASK_REWARD_PARTS
+from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, STAGE, TASK_REWARD, TASK_REWARD_PARTS, THOUGHT_CUT
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
@@ -109,6 +109,7 @@ def to_rllib_episode(
                     TASK_REWARD_PARTS: np.array([*getattr(task_rewards[position], "parts", {}).values()], np.float64),
                     ENDED: episode.ended[position],
                     STAGE: chain.positions[position].stage,
+                    **({THOUGHT_CUT: episode.answer_starts[position] is None} if chain.thinking is not None else {}),
                 }
             },
         )

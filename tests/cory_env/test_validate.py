@@ -36,7 +36,7 @@ def test_the_report_of_a_valid_task_has_prompts_and_rewards() -> None:
     assert ("pioneer", "This movie was", " This movie was", 15.0) in report.rewards
     assert ("observer_2", "This movie was", "", 0.0) in report.rewards  # a model may respond with nothing
     text = str(report)
-    assert "train: 3 queries" in text and "Prompt of the observer_1" in text and text.endswith("The task is sound.")
+    assert "train: 3 queries" in text and "Prompt of observer_1" in text and text.endswith("The task is sound.")
 
 
 def test_gold_answers_must_have_reward_one() -> None:

@@ -28,7 +28,8 @@ def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypa
     shutil.copytree(MODEL, tmp_path / "my-model")
     (tmp_path / "my-model" / "chat_template.jinja").write_text(TEMPLATE)
     rows = [json.loads(line) for line in code_block("json").splitlines()] * 10
-    Dataset.from_list(rows).to_parquet(tmp_path / "train.parquet")
+    for split in ("train", "test"):
+        Dataset.from_list(rows).to_parquet(tmp_path / f"{split}.parquet")
     (tmp_path / "my_reward.py").write_text(code_block("python"))
     (tmp_path / "mine.yaml").write_text(code_block("yaml"))
     settings = split_arguments(["mine.yaml"]).settings()

@@ -134,6 +134,17 @@ def test_an_end_of_sequence_rate_may_fall_within_three_standard_errors(
     assert not list(collapse_signs(settings, "llm_1", figures, first, responses=8))
 
 
+@pytest.mark.parametrize(
+    ("overlong", "eos_rate", "has_sign"), [("mask", 0.0, True), ("mask", 0.01, False), ("keep", 0.0, False)]
+)
+def test_an_llm_whose_responses_are_all_masked_learns_nothing(overlong: str, eos_rate: float, has_sign: bool) -> None:
+    metrics = {"repetition": 0.0, "eos_rate": eos_rate, "kl": 0.0, "response_length": 12.0}
+    health = Health(make_settings({"num_agents": 1, "health_patience": 1, "overlong": overlong}))
+    warnings = health.observe({"update": 1, "policy": {"llm_1": metrics}, "role": {"agent": metrics}})
+    assert signs({"health": warnings}) == ({("all_masked", "llm_1")} if has_sign else set())
+    assert not has_sign or warnings[0]["text"].startswith("llm_1 learns nothing: all its responses were cut")
+
+
 def test_an_observer_without_knowledge_transfer_is_not_dragged_down() -> None:
     better = {"task_reward": 1.0, "task_reward_std": 0.5}
     report = {"update": 1, "policy": {}, "role": {"pioneer": better, "observer": {**better, "task_reward": 0.0}}}

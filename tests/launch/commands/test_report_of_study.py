@@ -157,6 +157,10 @@ def test_signs_of_collapse_are_plotted_with_their_limits(tmp_path: Path) -> None
     panel = Figure().subplots()
     plot.panels[2].draw(panel)
     assert panel.lines[0].get_ydata() == [2.0, 2.0]  # max_token_kl
+    run.metrics[0]["policy"]["llm_1"] |= {"thought_cut_rate": 0.25}
+    write_runs(tmp_path, run)
+    (plot,) = health_plots(group_arms(read_runs([tmp_path])))
+    assert plot.panels[2].alt == "Thoughts cut off. ppo ends at 0.25"
 
 
 def test_studies_and_runs_can_be_combined(study: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_validate_and_plan_know_roles(cory_in_process: Cory, tmp_path: Path) -> 
     (tmp_path / "team.yaml").write_text(TEAM)
     validated = cory_in_process("validate", "team.yaml")
     assert validated.returncode == 0, validated.stderr
-    assert all(f"Prompt of the {agent}, " in validated.stdout for agent in AGENTS)
+    assert all(f"Prompt of {agent}, " in validated.stdout for agent in AGENTS)
     assert "critic: " not in validated.stdout and "reviser_2: " in validated.stdout  # rewards
     planned = cory_in_process("plan", "team.yaml")
     assert planned.returncode == 0 and "It fits" in planned.stdout, planned.stderr

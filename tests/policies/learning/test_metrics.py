@@ -40,6 +40,14 @@ def test_explained_variance_requires_estimated_returns() -> None:
     )
 
 
+def test_the_share_of_thoughts_that_were_cut_off_requires_thoughts() -> None:
+    assert "thought_cut_rate" not in compute_metrics(scored(), eval_kl_coef=0.5)
+    thoughts = make_rows(
+        [[1], [2]], [[5, 6, 7], [8]], [[-1.0] * 3, [-4.0]], [2.0, 6.0], [True, False], thought_cut=[False, True]
+    )
+    assert compute_metrics(scored() | thoughts, eval_kl_coef=0.5)["thought_cut_rate"] == 0.5
+
+
 def test_repetition_counts_bigrams_that_occur_earlier_in_the_response() -> None:
     tokens = torch.tensor([[7, 8, 7, 8, 7, 0], [1, 2, 3, 4, 5, 6], [5, 5, 5, 9, 9, 9], [3, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[1.0] * 5 + [0.0], [1.0] * 6, [1.0] * 3 + [0.0] * 3, [1.0] + [0.0] * 5])

@@ -15,6 +15,8 @@ from policies.rollout.episodes import to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping, make_mapping
 from policies.settings.settings import make_settings
+from tests.cory_env.test_thinking import make_chain as make_thinking_chain
+from tests.cory_env.test_thinking import thinker
 
 
 def make_chain(num_agents: int, **others: Any) -> tuple[Chain, RoleMapping]:
@@ -126,3 +128,13 @@ def test_a_policy_without_episodes_has_no_rows() -> None:
     _, episode = make_episode(chain, RoleMapping(("pioneer",), ("llm_2",)), 0, [[5, 6]], [1.0])
     assert list(rows_from_episodes([episode])) == ["llm_2"]
     assert rows_from_episodes([]) == {}
+
+
+def test_thoughts_that_were_cut_off_are_a_column_of_models_that_think() -> None:
+    chain, mapping = make_thinking_chain(num_agents=1), RoleMapping(("pioneer",), ("llm_1",))
+    texts = ("<think> a</think> b", "<think> a b c", " b c d")
+    responses = [thinker()(text, add_special_tokens=False)["input_ids"] for text in texts]
+    episodes = [make_episode(chain, mapping, 0, [tokens], [1.0], sample=n)[1] for n, tokens in enumerate(responses)]
+    assert rows_from_episodes(episodes)["llm_1"]["thought_cut"].tolist() == [0.0, 1.0, 0.0]
+    plain, mapping = make_chain(1)
+    assert "thought_cut" not in rows_from_episodes([make_episode(plain, mapping, 0, [[5]], [1.0])[1]])["llm_1"]
