@@ -66,6 +66,7 @@ def families() -> str:
         "family",
         "padding",
         "attention",
+        "prefix tree",
         "export",
         "LoRA on",
         "vLLM's model",
@@ -83,6 +84,7 @@ def families() -> str:
 def _learner_cells(row: dict[str, Any]) -> Iterator[str]:
     yield _nats(row["padding"], LOGPROB_TOLERANCE)
     yield "eager" if row["attention"] == "eager" else "any"
+    yield "fails" if row["prefix_tree"] is None else _nats(row["prefix_tree"], LOGPROB_TOLERANCE)
     yield _nats(row["export"], LOGPROB_TOLERANCE) if isinstance(row["export"], float) else "fails"
     yield ", ".join(f"`{layer}`" for layer in row["lora_layers"] if layer not in row["vllm"].get("lora_barred", {}))
 

@@ -27,6 +27,7 @@ from policies.learning.rows import (
     kl_coefs,
     loss_weights,
     select_rows,
+    send,
     trim_padding,
 )
 from policies.learning.sharding import full_tensor
@@ -165,9 +166,9 @@ class PolicyLearner:
         missing = max(map(len, shares)) - len(own) if self.model.mesh is not None else 0
         for number, packs in enumerate([*own, *[shares[0][0]] * missing]):
             index = paths.index(packs)
-            micro_batch = {name: _send(column, device) for name, column in trim_padding(rows, index).items()}
+            micro_batch = {name: send(column, device) for name, column in trim_padding(rows, index).items()}
             index = index if number < len(own) else index[:0]
-            yield _send(index, device), micro_batch, paths.layout(packs).to(device)
+            yield send(index, device), micro_batch, paths.layout(packs).to(device)
 
     def _accumulate(self, minibatch: Rows, kl_coef: float, totals: Tensor) -> float:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.
@@ -295,8 +296,3 @@ class PolicyLearner:
             stored_policy.init_moments(parameters, self.optimizer, stored_policy.stored_shapes(moments))
             if adam := stored_policy.adam_moments(parameters, self.optimizer):
                 stored_policy.restore(adam, moments, self.ranks.group)
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor to a device; does not wait for it."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -158,6 +158,11 @@ def trim_padding(rows: Rows, index: Tensor) -> Rows:
     }
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor from the host to a device; the host does not wait for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
 class NonFiniteUpdate(RuntimeError):
     """A gradient is NaN or infinite; the optimizer step was skipped.
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from policies.learning.rows import Rows
+from policies.learning.rows import Rows, send
 
 PACK_LIMITS = (64, 128, 256, 512, 1024, 2048, 4096)
 """Maximum numbers of nodes of a pack that are tried."""
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
         sent: dict[str, Any] = self._asdict()
         for name, part in sent.items():
             if isinstance(part, Tensor):
-                sent[name] = part.to(device, non_blocking=True)
+                sent[name] = send(part, device)
         return Layout(**sent)
 
     def attention_mask(self, config: PreTrainedConfig, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
