@@ -1,7 +1,8 @@
 """Time until a run reaches a held-out combined reward, compared with TRL's `RLOOTrainer` and `GRPOTrainer`.
 
-All sides learn from 256 responses an update, with the same model, queries, reward function, KL penalty, mini-batches
-and epochs, on the same cores. The clock starts with the command and stands still while held-out queries are measured.
+All sides learn from 256 responses an update, with the same model, queries, reward function, KL penalty and
+mini-batches, on the same cores; learning rate and epochs are each side's own. The clock starts with the command and
+stands still while held-out queries are measured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from launch.console.configuration import read_preset
 CLAIM = "the recommended preset reaches TRL's rewards ≥ 3 × as soon as TRL's best; RLOO ≥ 2 × (fp32), ≥ 2.5 × (bf16)"
 TRL = Path(os.environ.get("CORY_BENCHMARK_TRL_1", Path(__file__).parent / ".trl-1"))
 CORES = 2
-ROUNDS = 3
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Contest:
     single: str
     """The preset of runs with one agent, overridden by `values` and `settings`."""
     settings: dict[str, Any]
-    """What makes it a single agent with as many responses an update; a learning rate is each trainer's own."""
+    """What makes it a single agent with as many responses an update."""
     values: dict[str, Any]
     """Settings of all runs."""
     ours: dict[str, list[str]]
     """Settings of `cory train` by side. `RLOO` is compared with TRL's, the others with its best."""
-    rates: tuple[float, ...]
-    """Learning rates to try for TRL, on a seed that no figure uses."""
+    choices: tuple[dict[str, Any], ...]
+    """Settings to try for TRL, on a seed that no figure uses; the one that is first at the highest level is taken."""
     levels: tuple[float, ...]
     """Held-out combined rewards; the time to reach each is measured."""
     trainers: tuple[str, ...] = ("rloo", "grpo")
@@ -52,6 +53,11 @@ class Contest:
 def _words(values: Mapping[str, Any]) -> list[str]:
     """Settings, as the command line takes them."""
     return [f"{name}={value}" for name, value in values.items()]
+
+
+def choices(epochs: Sequence[int], rates: Sequence[float]) -> tuple[dict[str, Any], ...]:
+    """All pairs of epochs and a learning rate."""
+    return tuple({"num_epochs": epoch, "lr": rate} for epoch in epochs for rate in rates)
 
 
 RLOO: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries_per_update": 64}
@@ -64,7 +70,7 @@ FILMS = Contest(
         "RLOO": ["imdb-tiny-ppo", *_words(RLOO)],
         "PPO": ["imdb-tiny-ppo", "queries_per_update=256"],
     },
-    (1e-4, 2e-4, 4e-4),
+    choices(epochs=(1, 2), rates=(2e-4, 4e-4, 8e-4)),
     (0.2, 0.3, 0.4),  # the bundled model starts at about 0
     goals={"imdb-tiny": 3.0, "RLOO": 2.0},
 )
@@ -75,7 +81,6 @@ CONTESTS = {
         FILMS,
         values=FILMS.values | {"dtype": "bf16"},
         ours={"RLOO": FILMS.ours["RLOO"]},
-        rates=(2e-4, 4e-4),
         trainers=("rloo",),
         goals={"RLOO": 2.5},
     ),
@@ -84,7 +89,7 @@ CONTESTS = {
         SUMS,
         {"dtype": "fp32", "num_updates": 40, "eval_every": 5, "eval_queries": 256},
         {"drafts-tiny-team": ["drafts-tiny-team"]},
-        (5e-4, 1e-3, 2e-3),
+        choices(epochs=(1, 2), rates=(5e-4, 1e-3, 2e-3)),
         (0.4, 0.5, 0.6, 0.8),
         trainers=("rloo",),
         goals={"drafts-tiny-team": 3.0},
@@ -114,7 +119,7 @@ Side = Callable[[int, Path], Curve]
 
 
 def run(folder: Path, quick: bool, only: str = "") -> Record:
-    """Tries TRL's learning rates, then lets its best take turns with ours, in each contest.
+    """Tries TRL's settings, then lets its best take turns with ours, in each contest.
 
     Args:
         folder: for the runs.
@@ -139,24 +144,30 @@ def hold(name: str, folder: Path, quick: bool, record: Record) -> None:
     contest = CONTESTS[name]
     if quick:
         values = contest.values | {"num_updates": 1, "warmup_updates": 0, "eval_every": 1, "eval_queries": 8}
-        contest = replace(contest, values=values, rates=contest.rates[:1])
-    tried = {
-        (trainer, rate): theirs(contest, trainer, rate, 100, folder / f"{trainer}-{rate}")
+        contest = replace(contest, values=values, choices=contest.choices[:1])
+    tried: dict[str, list[tuple[Curve, dict[str, Any]]]] = {
+        trainer: [
+            (theirs(contest, trainer, choice, 100, folder / f"{trainer}-{number}"), choice)
+            for number, choice in enumerate(contest.choices)
+        ]
         for trainer in contest.trainers
-        for rate in contest.rates
     }
-    best = {trainer: max(contest.rates, key=lambda rate: _late(tried[trainer, rate])) for trainer in contest.trainers}
+
+    def rank(entry: tuple[Curve, dict[str, Any]]) -> tuple[float, float]:
+        return entry[0].seconds_to(contest.levels[-1]), -_late(entry[0])
+
+    best = {trainer: min(entries, key=rank)[1] for trainer, entries in tried.items()}
     sides: dict[str, Side] = {
-        **{f"TRL {trainer.upper()}": partial(theirs, contest, trainer, rate) for trainer, rate in best.items()},
+        **{f"TRL {trainer.upper()}": partial(theirs, contest, trainer, choice) for trainer, choice in best.items()},
         **{f"ours, {side}": partial(ours, words, contest.values) for side, words in contest.ours.items()},
     }
     curves: dict[str, list[Curve]] = {side: [] for side in sides}
     for number in range(1 if quick else ROUNDS):
         for side in list(sides) if number % 2 else reversed(list(sides)):
             curves[side].append(sides[side](number, folder / f"{side}-{number}"))
-    record.settings[name] = {**contest.values, "TRL's learning rates": best}
+    record.settings[name] = {**contest.values, "TRL's settings": best}
     record.detail[name] = {
-        "sweep": {f"{trainer} {rate}": curve.points for (trainer, rate), curve in tried.items()},
+        "sweep": {trainer: [(choice, vars(curve)) for curve, choice in entries] for trainer, entries in tried.items()},
         "curves": {side: [vars(curve) for curve in of_side] for side, of_side in curves.items()},
     }
     record.figures += [replace(figure, label=f"{name}: {figure.label}") for figure in compare(contest, curves)]
@@ -184,13 +195,13 @@ def compare(contest: Contest, curves: Mapping[str, list[Curve]]) -> list[Figure]
     return match
 
 
-def theirs(contest: Contest, trainer: str, rate: float, seed: int, folder: Path) -> Curve:
+def theirs(contest: Contest, trainer: str, choice: dict[str, Any], seed: int, folder: Path) -> Curve:
     """A run of one of TRL's trainers.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
-    settings = read_preset(contest.single) | contest.settings | contest.values | {"seed": seed, "lr": rate}
+    settings = read_preset(contest.single) | contest.settings | contest.values | choice | {"seed": seed}
     began = time.time()
     work = {"settings": settings, "trainer": trainer, "folder": str(folder), "began": began}
     paths = f"{TRL}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}"
