@@ -10,6 +10,7 @@ subtree, so two numbers per node give the attention mask.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -146,24 +147,33 @@ class Paths:
         self.common[1:] = np.logical_and.accumulate(same, axis=1).sum(1)
 
     def packs(self, limit: int, size: int) -> list[Pack]:
-        """Cuts the rows into packs of at most `limit` nodes and `size` rows; a longer row is a pack of its own."""
-        first_predicting = self.prompts - 1
-        whole = self.lengths.tolist(), self.responses.tolist()
-        added = (
-            (self.lengths - self.common).tolist(),
-            (self.lengths - np.maximum(self.common, first_predicting)).tolist(),
-        )
+        """Cuts the rows into packs of at most `limit` nodes and `size` rows, if possible between groups.
+
+        A group is rows with the same prompt. A longer row is a pack of its own.
+        """
+        added = (self.lengths - self.common).tolist()
+        predicting = np.minimum(self.lengths - self.common, self.responses).tolist()
+        groups = np.append(np.flatnonzero(self.common < self.prompts), len(self.order)).tolist()
         packs: list[Pack] = []
-        start, nodes, predicting = 0, 0, 0
-        for row in range(len(self.order)):
-            if row > start and (row - start == size or nodes + added[0][row] > limit):
-                packs.append(Pack(start, row, nodes, predicting))
-                start = row
-            if row == start:
-                nodes, predicting = whole[0][row], whole[1][row]
-            else:
-                nodes, predicting = nodes + added[0][row], predicting + max(added[1][row], 0)
-        return [*packs, Pack(start, len(self.order), nodes, predicting)] if len(self.order) else []
+
+        def add(start: int, end: int) -> bool:
+            """Adds rows to the last pack, if they fit."""
+            if not packs:
+                return False
+            last = packs[-1]
+            nodes = last.nodes + sum(added[start:end])
+            if nodes > limit or end - last.start > size:
+                return False
+            packs[-1] = Pack(last.start, end, nodes, last.predicting + sum(predicting[start:end]))
+            return True
+
+        for start, end in itertools.pairwise(groups):
+            if add(start, end):
+                continue
+            for row in range(start, end):
+                if row == start or not add(row, row + 1):
+                    packs.append(Pack(row, row + 1, int(self.lengths[row]), int(self.responses[row])))
+        return packs
 
     def micro_batches(self, size: int, tokens: int | None, cost: Cost | None, ranks: int = 1) -> list[list[list[Pack]]]:
         """Chooses how long packs are, and shares them out.
