@@ -49,6 +49,7 @@ LAYERS = {
         "tokenizer",
         "functions",
         "shadowing",
+        "imports",
         "pickled",
         "home",
     ),

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from cory_env.imports import gc_paused
 from cory_env.tasks import Task
 from launch.cluster import session
 from launch.cluster.placement import count_noun
@@ -178,7 +179,8 @@ class Trainer:
 
     def _build(self, is_new: bool) -> "Cory":
         """Builds the algorithm; policies of a resumed run are restored from its checkpoint later."""
-        from policies.cory import CoryConfig
+        with gc_paused():
+            from policies.cory import CoryConfig
 
         start = starting_policies(self.settings) if is_new else None
         return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()
