@@ -49,7 +49,6 @@ LAYERS = {
         "tokenizer",
         "functions",
         "shadowing",
-        "imports",
         "pickled",
         "home",
     ),

@@ -3,7 +3,6 @@
 import os
 import sys
 
-from cory_env.imports import gc_paused
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
 from launch.console.errors import IN_JOB, CommandError
@@ -57,8 +56,7 @@ def train_run(
         located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))
-    with gc_paused():  # imports transformers
-        task, tokenizers = preflight.check_run_settings(located_settings)
+    task, tokenizers = preflight.check_run_settings(located_settings)
     sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
         last_update = run.latest_checkpoint()

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from cory_env.imports import gc_paused
 from cory_env.tasks import Task
 from launch.cluster import session
 from launch.cluster.placement import count_noun
@@ -25,6 +24,7 @@ from launch.run_folder.storage import StorageError
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, latest_valid_checkpoint, starting_policies
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
+from policies.compat.imports import gc_paused
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cory_env.imports import gc_paused
 from cory_env.shadowing import project_packages_first
+from policies.compat.imports import gc_paused
 from policies.compat.vllm import (
     engine_is_dead,
     fail_pending_calls,
