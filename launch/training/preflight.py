@@ -7,6 +7,7 @@ from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import ValidationReport, check_chat, check_columns, check_lengths
 from launch.console.errors import CommandError
+from policies.compat.imports import gc_paused
 from policies.generation.installed import vllm_installed
 from policies.settings.settings import Settings, Tokenizers
 
@@ -22,7 +23,8 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         CommandError: The task is unknown, or a setting, file or template cannot be used.
         ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
     """
-    from policies.models.model_check import check_model_folder  # imports transformers
+    with gc_paused():
+        from policies.models.model_check import check_model_folder  # imports transformers
 
     for path in settings.model_paths.values():
         check_model_folder(path)

@@ -24,6 +24,7 @@ from launch.run_folder.storage import StorageError
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, latest_valid_checkpoint, starting_policies
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
+from policies.compat.imports import gc_paused
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
@@ -178,7 +179,8 @@ class Trainer:
 
     def _build(self, is_new: bool) -> "Cory":
         """Builds the algorithm; policies of a resumed run are restored from its checkpoint later."""
-        from policies.cory import CoryConfig
+        with gc_paused():
+            from policies.cory import CoryConfig
 
         start = starting_policies(self.settings) if is_new else None
         return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory_env.shadowing import project_packages_first
+from policies.compat.imports import gc_paused
 from policies.compat.vllm import (
     engine_is_dead,
     fail_pending_calls,
@@ -154,7 +155,8 @@ class VLLMGenerator:
         self.engines: dict[str, LLM] = {name: self._start(name) for name in self._paths}
 
     def _start(self, name: str) -> LLM:
-        from vllm import LLM
+        with gc_paused():
+            from vllm import LLM
 
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
         classes = preserve_model_classes() if self._arguments.get("enforce_eager") else nullcontext()
