@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from policies.compat.transformers import adapters_disabled, attn_implementation
 from policies.learning.forward.logits import score_logits, token_logprobs
-from policies.learning.forward.prefix_tree import PACK_LIMITS, Cost, Layout, Paths
+from policies.learning.forward.prefix_tree import Cost, Layout, Paths
 from policies.learning.forward.value_head import ValueHead, head_width
 from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
@@ -301,7 +301,7 @@ class PolicyModel(nn.Module):
         responses = [_tokens(4, size), _tokens(2, size) + _tokens(3, size), _tokens(4, size)]
         rows = make_rows(prompts, responses, [[0.0] * len(r) for r in responses], [0.0] * 3, [False] * 3)
         paths = Paths(rows)
-        packs = paths.packs(PACK_LIMITS[0], len(prompts))
+        packs = paths.packs(size, len(prompts))
         tree_rows = select_rows(rows, paths.index(packs))
         tree_rows = {name: column.to(self.device) for name, column in tree_rows.items()}
         plain = self(tree_rows)[0]

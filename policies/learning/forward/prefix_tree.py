@@ -11,7 +11,7 @@ subtree, so two numbers per node give the attention mask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig
 
 from policies.learning.rows import Rows, send
 
-PACK_LIMITS = (64, 128, 256, 512, 1024, 2048, 4096)
-"""Maximum numbers of nodes of a pack that are tried."""
+LONGEST_PACK, LONGEST_EAGER_PACK = 4096, 128
+"""Maximum number of nodes of a pack; with eager attention, which keeps all scores for the backward pass, few."""
 ATTENTION_COST = 1.5
 """Time per operation of masked attention, relative to that of matrix products."""
 
@@ -105,7 +105,7 @@ class Cost(NamedTuple):
     """Per token and token of the pack, of all blocks."""
     head: float
     """Per token whose logits are computed."""
-    longest: int = PACK_LIMITS[-1]
+    longest: int = LONGEST_PACK
     """Maximum number of nodes of a pack."""
 
     @classmethod
@@ -122,8 +122,8 @@ class Cost(NamedTuple):
 
 
 def longest_pack(eager: bool) -> int:
-    """The maximum number of nodes of a pack: few with eager attention, which keeps all scores for the backward pass."""
-    return 128 if eager else PACK_LIMITS[-1]
+    """The maximum number of nodes of a pack."""
+    return LONGEST_EAGER_PACK if eager else LONGEST_PACK
 
 
 class Paths:
@@ -145,6 +145,8 @@ class Paths:
         self.common = np.zeros(len(order), np.int64)
         """Tokens that each row shares with the one before it."""
         self.common[1:] = np.logical_and.accumulate(same, axis=1).sum(1)
+        self.groups = np.append(np.flatnonzero(self.common < self.prompts), len(order))
+        """The starts of the groups of rows with the same prompt, and the end of the last one."""
 
     def packs(self, limit: int, size: int) -> list[Pack]:
         """Cuts the rows into packs of at most `limit` nodes and `size` rows, if possible between groups.
@@ -153,7 +155,6 @@ class Paths:
         """
         added = (self.lengths - self.common).tolist()
         predicting = np.minimum(self.lengths - self.common, self.responses).tolist()
-        groups = np.append(np.flatnonzero(self.common < self.prompts), len(self.order)).tolist()
         packs: list[Pack] = []
 
         def add(start: int, end: int) -> bool:
@@ -167,7 +168,7 @@ class Paths:
             packs[-1] = Pack(last.start, end, nodes, last.predicting + sum(predicting[start:end]))
             return True
 
-        for start, end in itertools.pairwise(groups):
+        for start, end in itertools.pairwise(self.groups.tolist()):
             if add(start, end):
                 continue
             for row in range(start, end):
@@ -188,11 +189,8 @@ class Paths:
         Returns:
             The packs of each micro-batch of each rank.
         """
-        limits = [0]
-        if cost is not None:
-            limits += [min(limit, tokens or limit) for limit in PACK_LIMITS if limit <= cost.longest]
         choices = []
-        for limit in dict.fromkeys(limits):
+        for limit in [0] if cost is None else [0, *self._limits(min(cost.longest, tokens or cost.longest))]:
             packs = sorted(self.packs(limit, size), key=lambda pack: (pack.predicting, pack.nodes))
             choices.append([_split(packs[rank::ranks], size, tokens) for rank in range(ranks)])
             if len(packs) == 1:
@@ -200,6 +198,16 @@ class Paths:
         if cost is None:
             return choices[0]
         return min(choices, key=lambda shares: sum(cost.of(packs) for share in shares for packs in share))
+
+    def _limits(self, longest: int) -> Iterator[int]:
+        """Lengths of packs to try: parts and multiples of the largest group, up to `longest`."""
+        ends = np.append(0, np.cumsum(self.lengths - self.common))[self.groups]
+        largest = int((np.diff(ends) + self.common[self.groups[:-1]]).max(initial=1))
+        limit = -(-largest // 4)
+        while limit < longest:
+            yield limit
+            limit *= 2
+        yield longest
 
     def plain(self) -> list[Pack]:
         """Every row as a pack, in the order of the batch."""
