@@ -55,9 +55,9 @@ def _words(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
 
-def choices(epochs: Sequence[int], rates: Sequence[float]) -> tuple[dict[str, Any], ...]:
-    """All pairs of epochs and a learning rate."""
-    return tuple({"num_epochs": epoch, "lr": rate} for epoch in epochs for rate in rates)
+def choices(rate: float) -> tuple[dict[str, Any], ...]:
+    """One epoch and two, each with two learning rates: with two epochs `rate` and twice as high."""
+    return tuple({"num_epochs": 3 - factor, "lr": rate * factor * times} for factor in (1, 2) for times in (1, 2))
 
 
 RLOO: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries_per_update": 64}
@@ -70,7 +70,7 @@ FILMS = Contest(
         "RLOO": ["imdb-tiny-ppo", *_words(RLOO)],
         "PPO": ["imdb-tiny-ppo", "queries_per_update=256"],
     },
-    choices(epochs=(1, 2), rates=(2e-4, 4e-4, 8e-4)),
+    choices(2e-4),
     (0.2, 0.3, 0.4),  # the bundled model starts at about 0
     goals={"imdb-tiny": 3.0, "RLOO": 2.0},
 )
@@ -80,16 +80,16 @@ CONTESTS = {
     "films-bf16": replace(
         FILMS,
         values=FILMS.values | {"dtype": "bf16"},
-        ours={"RLOO": FILMS.ours["RLOO"]},
+        ours={side: FILMS.ours[side] for side in ("imdb-tiny", "RLOO")},
         trainers=("rloo",),
-        goals={"RLOO": 2.5},
+        goals={"imdb-tiny": 3.0, "RLOO": 2.5},
     ),
     "sums": Contest(
         "drafts-tiny",
         SUMS,
         {"dtype": "fp32", "num_updates": 40, "eval_every": 5, "eval_queries": 256},
         {"drafts-tiny-team": ["drafts-tiny-team"]},
-        choices(epochs=(1, 2), rates=(5e-4, 1e-3, 2e-3)),
+        choices(5e-4),
         (0.4, 0.5, 0.6, 0.8),
         trainers=("rloo",),
         goals={"drafts-tiny-team": 3.0},
