@@ -166,6 +166,7 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
             mesh=learner_mesh(1, 1, device)["shard"] if case.fsdp else None,
         ).to(device)
         learner = PolicyLearner(model, replace(s.hyperparameters, offload_optimizer=case.offload), name="llm_1")
+        learner.check_forward(s.prefix_sharing == "auto")
         rows = play(o, config.vocab_size)
         scored, learned = [], []
         for update in range(o.updates + 1):

@@ -73,6 +73,13 @@ class PolicyLearner:
         if model.mesh is None:
             self.ranks.broadcast(self.parameters)
 
+    def check_forward(self, prefix_sharing: bool = True) -> None:
+        """Checks the model (`PolicyModel.check_forward`); rows share prefixes if they can on all ranks."""
+        self.model.check_forward(prefix_sharing)
+        cannot = torch.tensor(float(self.model.cost is None), device=self.model.device)
+        if self.ranks.sum(cannot).item():
+            self.model.cost = None
+
     # Scoring, once per batch, before training.
 
     def score(self, rows: Rows, *, reference: bool = True) -> Rows:
@@ -81,6 +88,7 @@ class PolicyLearner:
         Returns:
             `[B, R]` each, zero outside the mask.
         """
+        rows = _to_host(rows)
         names = (*SCORES, *(REFERENCE_SCORES if reference else ()), *(("values",) if self.model.critic else ()))
         scores = torch.zeros(
             len(names), *rows["mask"].shape, dtype=master_dtype(self.model.dtype), device=self.model.device
@@ -122,7 +130,7 @@ class PolicyLearner:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
-        weight, norms = 0.0, []
+        rows, weight, norms = _to_host(rows), 0.0, []
         totals = torch.zeros(
             len(self._sum_names), dtype=torch.float64, device=self.model.device
         )  # over this rank's tokens
@@ -158,7 +166,7 @@ class PolicyLearner:
         """Yields this rank's micro-batches on its device, with their row indices.
 
         All ranks of a sharded model must forward equally often, as each forward pass gathers weights from all. A rank
-        with fewer micro-batches repeats one with an empty index.
+        with fewer micro-batches repeats the first one with an empty index.
         """
         h, device, paths = self.hyperparameters, self.model.device, Paths(rows)
         shares = paths.micro_batches(h.micro_batch_size, h.micro_batch_tokens, self.model.cost, self.ranks.count)
@@ -296,3 +304,8 @@ class PolicyLearner:
             stored_policy.init_moments(parameters, self.optimizer, stored_policy.stored_shapes(moments))
             if adam := stored_policy.adam_moments(parameters, self.optimizer):
                 stored_policy.restore(adam, moments, self.ranks.group)
+
+
+def _to_host(rows: Rows) -> Rows:
+    """Rows in the host's memory, where mini-batches are planned."""
+    return {name: column.cpu() for name, column in rows.items()}

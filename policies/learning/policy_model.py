@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from policies.compat.transformers import adapters_disabled, attn_implementation
 from policies.learning.forward.logits import score_logits, token_logprobs
-from policies.learning.forward.prefix_tree import Cost, Layout, Paths
+from policies.learning.forward.prefix_tree import LONGEST_PACK, Cost, Layout, Paths, longest_pack
 from policies.learning.forward.value_head import ValueHead, head_width
 from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
@@ -273,9 +273,11 @@ class PolicyModel(nn.Module):
             self.lm.set_attn_implementation("eager")
             eager = self(rows)[0] if attention != "eager" else batch
             self.lm.set_attn_implementation(attention)
-            tries = prefix_sharing and supports_prefix_trees(self.lm.config, self._max_length)
-            if tries and (self._max_length or 16) >= 16 and self.tree_difference() <= limit:
-                self.cost = Cost.from_config(self.lm.config, attention)
+            self.cost = None
+            shares = prefix_sharing and supports_prefix_trees(self.lm.config, self._max_length)
+            if shares and self.tree_difference() <= limit:
+                longest = longest_pack(attention == "eager", self._max_length)
+                self.cost = Cost.from_config(self.lm.config, longest)
         finally:
             self._dtype = dtype
             self.lm.set_attn_implementation(attention)
@@ -294,22 +296,24 @@ class PolicyModel(nn.Module):
             )
 
     def tree_difference(self) -> float:
-        """The largest difference of a log-probability in a prefix tree from a plain row's; infinite if it fails."""
+        """The mean difference of log-probabilities in a prefix tree from plain rows'; infinite if a tree fails."""
         size = self.lm.config.get_text_config().vocab_size
-        fork = _tokens(3, size) + _tokens(4, size) + _tokens(5, size)  # its prompt goes on after the first response
+        fork = _tokens(3, size) + _tokens(4, size) + _tokens(5, size)  # its prompt continues the first response
         prompts = [_tokens(3, size), _tokens(3, size), fork]
         responses = [_tokens(4, size), _tokens(2, size) + _tokens(3, size), _tokens(4, size)]
         rows = make_rows(prompts, responses, [[0.0] * len(r) for r in responses], [0.0] * 3, [False] * 3)
         paths = Paths(rows)
-        packs = paths.packs(size, len(prompts))
+        packs = paths.packs(LONGEST_PACK, len(prompts))
         tree_rows = select_rows(rows, paths.index(packs))
         tree_rows = {name: column.to(self.device) for name, column in tree_rows.items()}
         plain = self(tree_rows)[0]
         try:
             tree = self(tree_rows, paths.layout(packs).to(self.device))[0]
-        except Exception:  # whatever a family's code raises for a mask with four dimensions
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, TypeError, RuntimeError, LookupError, AttributeError):  # for a mask with four dimensions
             return math.inf
-        return float((tree - plain).abs().max())
+        return float((tree - plain).abs()[tree_rows["mask"].bool()].mean())
 
     def _layout(self, rows: Rows) -> Layout:
         """Plain rows."""
@@ -335,11 +339,14 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **keep,
             )
-        # Without `logits_to_keep`, the copy lets the logits of the prompts be freed.
-        logits = out.logits[:, -layout.kept :].flatten(0, 1)
+        logits = out.logits[:, -layout.kept :]
+        if not self._supports_logits_to_keep:
+            logits = logits.clone()  # lets the logits of the prompts be freed
+        logits = logits.flatten(0, 1)
         if rows is None:
             return logits, None
-        states = hidden[0][:, -layout.kept :].flatten(0, 1)[layout.sources].to(self.value_head.weight.dtype)
+        states = hidden[0][:, -layout.kept :].flatten(0, 1)
+        states = states.index_select(0, layout.sources).to(self.value_head.weight.dtype)
         return logits, self.value_head.values(states, rows, layout.rows)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:

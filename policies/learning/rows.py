@@ -142,7 +142,7 @@ def kl_coefs(rows: Rows, h: Hyperparameters, kl_coef: float) -> Tensor | float:
 
 
 def _by_position(rows: Rows, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, device=rows["positions"].device)[rows["positions"]].unsqueeze(1)
+    return send(torch.tensor(values), rows["positions"].device)[rows["positions"]].unsqueeze(1)
 
 
 def trim_padding(rows: Rows, index: Tensor) -> Rows:

@@ -114,19 +114,21 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
     return sorted(usable - excluded)
 
 
-def describe_family(path: str, max_length: int, trust_remote_code: bool = False) -> str:
+def describe_family(path: str, max_length: int, prefix_sharing: bool = True, trust_remote_code: bool = False) -> str:
     """Describes a model's family in one line: attention, layers that LoRA can adapt, prefix sharing.
 
     Args:
         path: folder or hub id.
         max_length: maximum number of tokens of a row.
+        prefix_sharing: whether it is on.
         trust_remote_code: run code that comes with the model.
 
     Raises:
         ModelError: no such model.
     """
     model = meta_model(path, trust_remote_code)
-    sharing = "shared prefixes are learned once" if supports_prefix_trees(model.config, max_length) else "plain rows"
+    shares = prefix_sharing and supports_prefix_trees(model.config, max_length)
+    sharing = "shared prefixes are learned once" if shares else "plain rows"
     attention = f"{model.config.model_type}: {attn_implementation(model)} attention"
     return f"{attention}; LoRA on {', '.join(linear_layers(model))}; {sharing}"
 

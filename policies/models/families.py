@@ -55,7 +55,7 @@ def has_soft_cap(config: PreTrainedConfig) -> bool:
 def supports_prefix_trees(config: PreTrainedConfig, max_length: int | None) -> bool:
     """Whether a model computes the same for rows in a prefix tree, by its configuration and the table.
 
-    `PolicyModel.check_forward` also tries it, but with rows that are within any window.
+    `PolicyModel.check_forward` also tries it, but with rows of 16 tokens, which are within most windows.
 
     Args:
         config: the model's.
@@ -64,9 +64,12 @@ def supports_prefix_trees(config: PreTrainedConfig, max_length: int | None) -> b
     difference = read_family_table().families.get(config.model_type, {}).get("prefix_tree", 0.0)
     if difference is None or not difference < LOGPROB_TOLERANCE:
         return False
+    if max_length is not None and max_length < 16:
+        return False
     config = config.get_text_config()
     if layer_types := getattr(config, "layer_types", None):
         return set(layer_types) <= {"full_attention", "sliding_attention"}
     windows = {name: value for name, value in config.to_dict().items() if "window" in name and type(value) is int}
+    windows.pop("max_window_layers", None)  # without `sliding_window` it has no effect
     # Some families ignore their `sliding_window`, and other windows count positions in the sequence, not depths.
     return all(name == "sliding_window" and max_length is not None and max_length <= windows[name] for name in windows)

@@ -61,7 +61,7 @@ class TokenPPOLearner(TorchLearner):
         self._saving: Future[None] | None = None
         super().build()
         for policy in self.policies.values():
-            policy.model.check_forward(self.settings.prefix_sharing == "auto")
+            policy.check_forward(self.settings.prefix_sharing == "auto")
         shards = None if self.mesh is None else self.mesh.get_group("shard")
         self._checkpoint_group = checkpoint_group(shards) if shards is not None and self._saves_in_background else None
 

@@ -65,6 +65,8 @@ class ModelShape(NamedTuple):
     """Number of key and value heads."""
     head: int
     """Keys and values per token and head, over all layers."""
+    masks: int = 1
+    """Kinds of attention masks."""
 
 
 class Memory(NamedTuple):
@@ -120,6 +122,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
         queries=getattr(config, "num_attention_heads", 0),
         heads=num_kv_heads(config),
         head=2 * config.num_hidden_layers * attention_head_dim(config),
+        masks=len(set(getattr(config, "layer_types", None) or [""])),
     )
 
 
@@ -216,13 +219,13 @@ def _activations(settings: Settings, model: ModelShape, device: torch.device) ->
     saved = model.saved + (3 * model.layers * model.hidden + 2 * model.experts if autocast else 0)  # 16-bit copies
     block = (size * saved + (FROZEN_NORM if settings.lora else NORM) * model.norms) / model.layers
     eager = eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length)
-    longest = longest_pack(eager) if settings.prefix_sharing == "auto" else 0
+    longest = longest_pack(eager, length) if settings.prefix_sharing == "auto" else 0
     if eager:  # attention scores in fp32, and in bf16 for the product with the values
         block += 6.0 * model.queries * max(length, longest)
     residual = float(model.hidden * (size if stored else 4))
     layers = model.layers * residual + block if settings.gradient_checkpointing else model.layers * block
     tokens = _rows(settings) * length
-    mask = float(size * min(longest, tokens))  # of a prefix tree
+    mask = float(size * min(longest, tokens) * model.masks)  # of a prefix tree
     return tokens * (layers + mask)
 
 
@@ -240,7 +243,10 @@ def _logits(settings: Settings, model: ModelShape, size: int, shards: int) -> fl
     The latter is added to that of earlier micro-batches.
     """
     rows = _rows(settings)
-    count = float(rows * (settings.max_response_tokens + 1) * model.vocabulary)
+    positions = rows * (settings.max_response_tokens + 1)
+    if settings.prefix_sharing == "auto" and settings.micro_batch_tokens is not None:  # of which all may predict
+        positions = max(positions, min(settings.micro_batch_tokens, settings.micro_batch_size * positions // rows))
+    count = float(positions * model.vocabulary)
     part = 4.0 * min(count, max(logits.CHUNK_LOGITS, rows * model.vocabulary))
     head = 0.0 if settings.lora or shards > 1 else (4.0 + 2.0 * (size == 2)) * model.vocabulary * model.hidden
     return 2.0 * size * count + max(part, head)

@@ -246,8 +246,12 @@ class Settings(DerivedSettings):
         """
         from policies.models.adapters import describe_family  # imports torch
 
-        length, code = self.max_prompt_tokens + self.max_response_tokens, self.trust_remote_code
-        return {name: describe_family(path, length, code) for name, path in self.model_paths.items()}
+        facts = (
+            self.max_prompt_tokens + self.max_response_tokens,
+            self.prefix_sharing == "auto",
+            self.trust_remote_code,
+        )
+        return {name: describe_family(path, *facts) for name, path in self.model_paths.items()}
 
     def stop_token_ids(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
         """Ids of tokens that end an LLM's response besides its tokenizer's end of sequence.

@@ -98,7 +98,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, sources, tokens, norms, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)
-        position_grads = [None if g is None else torch.zeros_like(norms).index_add_(0, sources, g) for g in gradients]
+        position_grads = [None if g is None else _add_at(torch.zeros_like(norms), sources, g) for g in gradients]
         output_grad, entropy_grad = position_grads
         for chunk in _chunks(*logits.shape):
             part = _scale_logits(logits[chunk], ctx.temperature).sub_(norms[chunk, None])
@@ -110,9 +110,16 @@ class _TokenLogprobs(torch.autograd.Function):
                 part = part.neg_().mul_(probabilities)
             within = (sources >= chunk.start) & (sources < chunk.stop)
             positions = (sources - chunk.start).clamp(0, len(part) - 1)
-            part.index_put_((positions, tokens), gradients[0] * within, accumulate=True)
+            _add_at(part.view(-1), positions * part.shape[1] + tokens, gradients[0] * within)
             grad[chunk] = part.div_(ctx.temperature)
         return grad, None, None, None, None
+
+
+def _add_at(target: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """Adds values `[E]` to a vector in place, in an order that does not vary from call to call."""
+    if target.is_cuda:  # there `index_add_` is atomic; on a CPU, `index_put_` is not deterministic
+        return target.index_put_((index,), values, accumulate=True)
+    return target.index_add_(0, index, values)
 
 
 def _chunks(count: int, vocabulary: int) -> Iterator[slice]:

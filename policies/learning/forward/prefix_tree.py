@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig
 
 from policies.learning.rows import Rows, send
 
-LONGEST_PACK, LONGEST_EAGER_PACK = 4096, 128
-"""Maximum number of nodes of a pack; with eager attention, which keeps all scores for the backward pass, few."""
+LONGEST_PACK = 4096
+"""Maximum number of nodes of a pack."""
 ATTENTION_COST = 1.5
 """Time per operation of masked attention, relative to that of matrix products."""
 
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
     positions: Tensor
     """int64 `[E]`, its position in the response."""
     shared: bool
-    """Whether packs have more than one row."""
+    """Whether any pack has more than one row."""
 
     def to(self, device: torch.device) -> Layout:
         """Copies the tensors to a device; does not wait for it."""
@@ -76,8 +76,8 @@ class Layout(NamedTuple):
         layer_types = set(getattr(config, "layer_types", None) or ())
         masks = dict.fromkeys(layer_types, visible)
         if "sliding_attention" in masks:
-            distances = self.depths.unsqueeze(2) - self.depths.unsqueeze(1)
-            masks["sliding_attention"] = visible & (distances < config.sliding_window)
+            first_visible = self.depths.unsqueeze(2) - config.sliding_window + 1
+            masks["sliding_attention"] = visible & (self.depths.unsqueeze(1) >= first_visible)
         additive = {name: _additive(mask, dtype) for name, mask in masks.items()}
         return additive or _additive(visible, dtype)
 
@@ -95,7 +95,7 @@ class Pack(NamedTuple):
     nodes: int
     """Distinct tokens."""
     predicting: int
-    """Those that predict response tokens."""
+    """At least how many of them predict response tokens; a shared one may do so only in a later row."""
 
 
 class Cost(NamedTuple):
@@ -109,11 +109,11 @@ class Cost(NamedTuple):
     """Maximum number of nodes of a pack."""
 
     @classmethod
-    def from_config(cls, config: PreTrainedConfig, attention: str) -> Self:
-        """The costs of a model, by its configuration and attention implementation."""
+    def from_config(cls, config: PreTrainedConfig, longest: int) -> Self:
+        """The costs of a model, by its configuration."""
         config = config.get_text_config()
         head = config.vocab_size / (12 * config.hidden_size * config.num_hidden_layers)
-        return cls(ATTENTION_COST / (6 * config.hidden_size), head, longest_pack(attention == "eager"))
+        return cls(ATTENTION_COST / (6 * config.hidden_size), head, longest)
 
     def of(self, packs: Sequence[Pack]) -> float:
         """The cost of a micro-batch."""
@@ -121,9 +121,9 @@ class Cost(NamedTuple):
         return len(packs) * (nodes * (1 + self.attention * nodes) + self.head * predicting)
 
 
-def longest_pack(eager: bool) -> int:
-    """The maximum number of nodes of a pack."""
-    return LONGEST_EAGER_PACK if eager else LONGEST_PACK
+def longest_pack(eager: bool, max_length: int | None) -> int:
+    """The maximum number of nodes of a pack; with eager attention, which keeps all scores, that of two long rows."""
+    return min(max(128, 2 * (max_length or 0)), LONGEST_PACK) if eager else LONGEST_PACK
 
 
 class Paths:
@@ -138,7 +138,8 @@ class Paths:
         columns = rows["prompts"].shape[1] - prompts[:, None] + depths
         tokens = np.take_along_axis(both, np.minimum(columns, both.shape[1] - 1), axis=1)
         tokens = np.where(depths < lengths[:, None], tokens, -1)
-        order = np.lexsort(tokens.T[::-1])  # a row comes directly after its longest prefix
+        keys = np.ascontiguousarray((tokens + 1).astype(">u4"))  # bytes that sort like tokens; padding first
+        order = np.argsort(keys.view(np.dtype((np.void, keys.shape[1] * 4))).ravel(), kind="stable")
         self.order, self.tokens, self.lengths = order, tokens[order], lengths[order]
         self.prompts, self.responses = prompts[order], responses[order]
         same = (self.tokens[1:] == self.tokens[:-1]) & (self.tokens[1:] >= 0)
@@ -151,7 +152,7 @@ class Paths:
     def packs(self, limit: int, size: int) -> list[Pack]:
         """Cuts the rows into packs of at most `limit` nodes and `size` rows, if possible between groups.
 
-        A group is rows with the same prompt. A longer row is a pack of its own.
+        A group is rows with the same prompt. A row longer than `limit` is a pack of its own.
         """
         added = (self.lengths - self.common).tolist()
         predicting = np.minimum(self.lengths - self.common, self.responses).tolist()
@@ -197,7 +198,7 @@ class Paths:
                 break
         if cost is None:
             return choices[0]
-        return min(choices, key=lambda shares: sum(cost.of(packs) for share in shares for packs in share))
+        return min(choices, key=lambda shares: max(sum(map(cost.of, share)) for share in shares))  # the slowest rank
 
     def _limits(self, longest: int) -> Iterator[int]:
         """Lengths of packs to try: parts and multiples of the largest group, up to `longest`."""
@@ -252,6 +253,8 @@ class Paths:
         predicts[sources] = True
         order = np.lexsort((predicts, pack_of_node))
         width = sizes.max()
+        if len(packs) < count:
+            width = -(-width // 8) * 8  # else CUDA kernels would copy the mask in every layer, to align it
         slots = np.empty_like(order)
         slots[order] = np.arange(len(order)) + (width - sizes - bases)[pack_of_node]
         kept = int(np.bincount(pack_of_node[predicts], minlength=1).max())

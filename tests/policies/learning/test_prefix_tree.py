@@ -78,8 +78,8 @@ def test_a_tree_of_three_rows_by_hand() -> None:
     assert pack == Pack(start=0, end=3, nodes=4, predicting=3)
     assert paths.index([pack]).tolist() == [1, 0, 2]  # 1 2 | 1 2 3 | 1 2 3 6, without the last tokens
     layout = paths.layout([pack])
-    assert layout.tokens.tolist() == [[1, 2, 3, 6]] and layout.depths.tolist() == [[0, 1, 2, 3]]
-    assert layout.preorder.tolist() == [[0, 1, 2, 3]] and layout.ends.tolist() == [[4, 4, 4, 4]]
+    assert layout.tokens.tolist() == [[0, 0, 0, 0, 1, 2, 3, 6]] and layout.depths.tolist() == [[0] * 4 + [0, 1, 2, 3]]
+    assert layout.preorder.tolist() == [[-1] * 4 + [0, 1, 2, 3]] and layout.ends.tolist() == [[0] * 4 + [4] * 4]
     assert layout.kept == 3 and layout.shared
     # 5 and 3 follow 2; 4 and 6 follow 3; 7 follows 6.
     assert layout.sources.tolist() == [0, 0, 1, 1, 2]
@@ -142,22 +142,30 @@ def test_rows_that_share_little_stay_plain_if_attention_costs_more() -> None:
     assert len(share[0]) == 1
 
 
+def test_every_rank_gets_a_share_rather_than_one_all_of_the_work() -> None:
+    rows = rows_of([([1, group], [1, 2]) for group in range(2, 6) for _ in range(4)])
+    shares = Paths(rows).micro_batches(64, None, FREE, ranks=4)
+    assert [len(Paths(rows).index(packs)) for share in shares for packs in share] == [4, 4, 4, 4]
+
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("full", {}),
     ("lora", {"advantage": "rloo", "entropy_coef": 0.1}),
     ("full", {"advantage": "grpo", "kl_estimator": "k3", "loss": "gspo"}),
+    ("lora", {"offload_optimizer": True}),
 ]
 
 
-@pytest.mark.parametrize(("weights", "others"), CASES, ids=["critic", "lora", "gspo"])
+@pytest.mark.parametrize(("weights", "others"), CASES, ids=["critic", "lora", "gspo", "offload"])
 def test_scores_metrics_and_gradients_are_those_of_plain_rows(
     path: str,  # noqa: F811
     weights: str,
     others: dict[str, Any],
 ) -> None:
-    learners = [make_learner(path, weights, steps=2, num_epochs=2, micro_batch_size=8, **others) for _ in range(2)]
+    learners = [make_learner(path, weights, micro_batch_size=8, **others) for _ in range(2)]
     shared, plain = learners
     shared.model.cost = FREE
+    shared.model.lm.gradient_checkpointing_enable({"use_reentrant": False})
     rows = [ready(learner, chain_rows()) for learner in learners]
     for name, column in rows[0].items():
         torch.testing.assert_close(column, rows[1][name], rtol=0, atol=1e-5)
@@ -165,7 +173,7 @@ def test_scores_metrics_and_gradients_are_those_of_plain_rows(
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-6)
     for name, gradient in gradients(shared).items():
         expected = gradients(plain)[name]
-        assert float((gradient - expected).norm()) <= 1e-4 * float(expected.norm()) + 1e-7
+        assert float((gradient - expected).norm()) <= 1e-5 * float(expected.norm()) + 1e-8
 
 
 def test_a_critic_that_sees_the_chain_values_each_row_by_itself(path: str) -> None:  # noqa: F811
@@ -243,6 +251,7 @@ def test_a_window_that_no_row_exceeds_allows_trees() -> None:
     assert not supports_prefix_trees(
         CONFIG_MAPPING["lfm2"](num_hidden_layers=2, layer_types=["conv", "full_attention"]), 16
     )
+    assert supports_prefix_trees(CONFIG_MAPPING["qwen3_moe"](max_window_layers=48, sliding_window=None), 64)
     for model_type in ("llama4_text", "qwen3_next"):  # attention in chunks, recurrent layers
         assert not supports_prefix_trees(CONFIG_MAPPING[model_type](), 16)
 
