@@ -97,7 +97,7 @@ def start_generator(
         "frozen": settings.frozen_models,
     }
     if backend == "transformers":
-        max_length = settings.max_prompt_tokens + settings.max_response_tokens
+        max_length = settings.max_length
         return TransformersGenerator(models, **common, quantization=settings.quantization, max_length=max_length)
     from policies.generation.vllm_generator import VLLMGenerator
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from policies.compat.transformers import adapters_disabled, attn_implementation
 from policies.learning.forward.logits import score_logits, token_logprobs
-from policies.learning.forward.prefix_tree import LONGEST_PACK, Cost, Layout, Paths, longest_pack
+from policies.learning.forward.prefix_tree import LONGEST_PACK, ForwardCost, Layout, Paths, longest_pack
 from policies.learning.forward.value_head import ValueHead, head_width
 from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
@@ -119,7 +119,7 @@ class PolicyModel(nn.Module):
             self.lm.set_attn_implementation("eager")
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
-        self.cost: Cost | None = None
+        self.cost: ForwardCost | None = None
         """To choose how rows that share prefixes are packed; None: plain rows. Set by `check_forward`."""
         self._supports_logits_to_keep = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
@@ -277,7 +277,7 @@ class PolicyModel(nn.Module):
             shares = prefix_sharing and supports_prefix_trees(self.lm.config, self._max_length)
             if shares and self.tree_difference() <= limit:
                 longest = longest_pack(attention == "eager", self._max_length)
-                self.cost = Cost.from_config(self.lm.config, longest)
+                self.cost = ForwardCost.from_config(self.lm.config, longest)
         finally:
             self._dtype = dtype
             self.lm.set_attn_implementation(attention)
@@ -323,12 +323,12 @@ class PolicyModel(nn.Module):
     def _forward_layout(
         self, lm: PreTrainedModel, layout: Layout, rows: Rows | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The logits `[K * kept, V]` in the compute type; and of `rows` the value before each response token, `[E]`.
+        """The logits `[K * num_kept, V]` in the compute type; and the value before each token, `[E]`.
 
         Position ids are a node's depth, because packs are padded on the left; GPT-2's absolute positions would be
         wrong otherwise. `logits_to_keep` leaves the logit scaling of each family to the model.
         """
-        keep = {"logits_to_keep": layout.kept} if self._supports_logits_to_keep else {}
+        keep = {"logits_to_keep": layout.num_kept} if self._supports_logits_to_keep else {}
         hidden: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
         head = lm.get_output_embeddings()
         with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
@@ -339,13 +339,13 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **keep,
             )
-        logits = out.logits[:, -layout.kept :]
+        logits = out.logits[:, -layout.num_kept :]
         if not self._supports_logits_to_keep:
             logits = logits.clone()  # lets the logits of the prompts be freed
         logits = logits.flatten(0, 1)
         if rows is None:
             return logits, None
-        states = hidden[0][:, -layout.kept :].flatten(0, 1)
+        states = hidden[0][:, -layout.num_kept :].flatten(0, 1)
         states = states.index_select(0, layout.sources).to(self.value_head.weight.dtype)
         return logits, self.value_head.values(states, rows, layout.rows)
 

@@ -32,7 +32,7 @@ def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
         "quantization": settings.quantization,
         "gradient_checkpointing": settings.gradient_checkpointing,
         "trust_remote_code": settings.trust_remote_code,
-        "max_length": settings.max_prompt_tokens + settings.max_response_tokens,
+        "max_length": settings.max_length,
         **({"mesh": (len(settings.policy_ids), shards)} if shards > 1 else {}),
     }
 

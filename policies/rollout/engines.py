@@ -48,5 +48,5 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
         )
     from policies.generation.transformers_generator import TransformersGenerator
 
-    max_length = s.max_prompt_tokens + s.max_response_tokens
+    max_length = s.max_length
     return TransformersGenerator(s.model_paths, **common_arguments, quantization=s.quantization, max_length=max_length)

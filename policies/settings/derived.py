@@ -46,6 +46,11 @@ class DerivedSettings(Fields):
         return tuple(position.agent for position in self.positions)
 
     @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a prompt and its response."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
     def chain_roles(self) -> list[RoleSettings]:
         """The role at each position."""
         by_name = {role.name: role for role in self.roles or ()}

@@ -198,6 +198,7 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
     elif size == 2 and (settings.lora is None or device.type == "cpu"):
         parts["bf16 copy"] = 2.0 * max(model.cast for model in models)  # autocast's, of the policy that is learning
     parts["activations"] = max(_activations(settings, model, device) for model in models)
+    parts["attention mask"] = max(_tree_mask(settings, model, device) for model in models)
     parts["logits"] = max(_logits(settings, model, size, shards) for model in models)
     memory = _with_overhead(parts, device, LIBRARIES["learner"])
     if device.type == "cpu":
@@ -213,20 +214,28 @@ def _activations(settings: Settings, model: ModelShape, device: torch.device) ->
     These are the activations of every block; with `gradient_checkpointing`, the inputs of all blocks and the
     activations of one.
     """
-    length, size = settings.max_prompt_tokens + settings.max_response_tokens, _bytes(settings, device)
+    length, size = settings.max_length, _bytes(settings, device)
     stored = device.type == "cuda" if settings.lora else (settings.shards_per_policy or 1) > 1  # in the compute type
     autocast = size == 2 and not stored
     saved = model.saved + (3 * model.layers * model.hidden + 2 * model.experts if autocast else 0)  # 16-bit copies
     block = (size * saved + (FROZEN_NORM if settings.lora else NORM) * model.norms) / model.layers
     eager = eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length)
-    longest = longest_pack(eager, length) if settings.prefix_sharing == "auto" else 0
     if eager:  # attention scores in fp32, and in bf16 for the product with the values
-        block += 6.0 * model.queries * max(length, longest)
+        longest = longest_pack(eager, length) if settings.prefix_sharing == "auto" else length
+        block += 6.0 * model.queries * min(longest, _rows(settings) * length)
     residual = float(model.hidden * (size if stored else 4))
     layers = model.layers * residual + block if settings.gradient_checkpointing else model.layers * block
+    return _rows(settings) * length * layers
+
+
+def _tree_mask(settings: Settings, model: ModelShape, device: torch.device) -> float:
+    """Bytes of the attention mask of prefix trees at its largest, with as many tokens as plain rows have."""
+    if settings.prefix_sharing == "off":
+        return 0.0
+    length, size = settings.max_length, _bytes(settings, device)
+    eager = eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length)
     tokens = _rows(settings) * length
-    mask = float(size * min(longest, tokens) * model.masks)  # of a prefix tree
-    return tokens * (layers + mask)
+    return float(size * model.masks * tokens * min(longest_pack(eager, length), tokens))
 
 
 def _rows(settings: Settings) -> int:
@@ -234,7 +243,7 @@ def _rows(settings: Settings) -> int:
     rows = min(settings.micro_batch_size, -(-settings.minibatch_size // settings.ranks))
     if settings.micro_batch_tokens is None:
         return rows
-    return min(rows, max(settings.micro_batch_tokens // (settings.max_prompt_tokens + settings.max_response_tokens), 1))
+    return min(rows, max(settings.micro_batch_tokens // (settings.max_length), 1))
 
 
 def _logits(settings: Settings, model: ModelShape, size: int, shards: int) -> float:
@@ -268,7 +277,7 @@ def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
     engines = models if settings.lora is None else [*trained[:1], *frozen]
     adapters = 4.0 * sum(model.adapter for model in trained)  # upper bound per device
     concurrent = min(settings.chains, 256)
-    context = settings.max_prompt_tokens + settings.max_response_tokens
+    context = settings.max_length
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     if settings.num_runners == 0:
         libraries -= LIBRARIES["learner"]  # counted for the driver already

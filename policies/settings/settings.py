@@ -235,8 +235,8 @@ class Settings(DerivedSettings):
     def _embeddings(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
         from policies.models.model_check import check_model  # imports torch
 
-        length, paths = self.max_prompt_tokens + self.max_response_tokens, self._sharing(tokenizers, policy_id)
-        return [check_model(path, length, self.trust_remote_code, self.tensor_parallel_size) for path in paths]
+        paths = self._sharing(tokenizers, policy_id)
+        return [check_model(path, self.max_length, self.trust_remote_code, self.tensor_parallel_size) for path in paths]
 
     def families(self) -> dict[str, str]:
         """Policy id → description of its model's family.
@@ -246,11 +246,7 @@ class Settings(DerivedSettings):
         """
         from policies.models.adapters import describe_family  # imports torch
 
-        facts = (
-            self.max_prompt_tokens + self.max_response_tokens,
-            self.prefix_sharing == "auto",
-            self.trust_remote_code,
-        )
+        facts = self.max_length, self.prefix_sharing == "auto", self.trust_remote_code
         return {name: describe_family(path, *facts) for name, path in self.model_paths.items()}
 
     def stop_token_ids(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:

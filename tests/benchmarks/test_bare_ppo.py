@@ -35,6 +35,6 @@ def test_one_update_of_the_bare_loop_ends_at_the_learners_weights(tmp_path: Path
     for policy_id, policy in bare.items():
         trained = dict(ours[policy_id].model.lm.named_parameters())
         for name, parameter in policy.lm.named_parameters():
-            torch.testing.assert_close(parameter, trained[name], atol=4e-5, rtol=0)
+            torch.testing.assert_close(parameter, trained[name], atol=1e-4, rtol=0)
     moved = max(float((p - start[name]).detach().abs().max()) for name, p in bare["llm_1"].lm.named_parameters())
     assert moved > 1e-3

@@ -42,10 +42,10 @@ class Layout(NamedTuple):
     """int64 `[K, T]`, -1 on padding."""
     ends: Tensor
     """int64 `[K, T]`, the end of each node's subtree: a is b or above it if preorder[a] <= preorder[b] < ends[a]."""
-    kept: int
-    """Only the last `kept` nodes of each pack predict response tokens."""
+    num_kept: int
+    """Only the last `num_kept` nodes of each pack predict response tokens."""
     sources: Tensor
-    """int64 `[E]`, for each response token the node that predicts it, an index into `[K, kept]`."""
+    """int64 `[E]`, for each response token the node that predicts it, an index into `[K, num_kept]`."""
     rows: Tensor
     """int64 `[E]`, each response token's row."""
     positions: Tensor
@@ -98,7 +98,7 @@ class Pack(NamedTuple):
     """At least how many of them predict response tokens; a shared one may do so only in a later row."""
 
 
-class Cost(NamedTuple):
+class ForwardCost(NamedTuple):
     """Cost of a forward pass relative to the matrix products of a transformer block (12 H² weights) per token."""
 
     attention: float
@@ -115,7 +115,7 @@ class Cost(NamedTuple):
         head = config.vocab_size / (12 * config.hidden_size * config.num_hidden_layers)
         return cls(ATTENTION_COST / (6 * config.hidden_size), head, longest)
 
-    def of(self, packs: Sequence[Pack]) -> float:
+    def estimate(self, packs: Sequence[Pack]) -> float:
         """The cost of a micro-batch."""
         nodes, predicting = max(pack.nodes for pack in packs), max(pack.predicting for pack in packs)
         return len(packs) * (nodes * (1 + self.attention * nodes) + self.head * predicting)
@@ -177,7 +177,9 @@ class Paths:
                     packs.append(Pack(row, row + 1, int(self.lengths[row]), int(self.responses[row])))
         return packs
 
-    def micro_batches(self, size: int, tokens: int | None, cost: Cost | None, ranks: int = 1) -> list[list[list[Pack]]]:
+    def micro_batches(
+        self, size: int, tokens: int | None, cost: ForwardCost | None, ranks: int = 1
+    ) -> list[list[list[Pack]]]:
         """Chooses how long packs are, and shares them out.
 
         Args:
@@ -198,7 +200,9 @@ class Paths:
                 break
         if cost is None:
             return choices[0]
-        return min(choices, key=lambda shares: max(sum(map(cost.of, share)) for share in shares))  # the slowest rank
+        return min(
+            choices, key=lambda shares: max(sum(map(cost.estimate, share)) for share in shares)
+        )  # the slowest rank
 
     def _limits(self, longest: int) -> Iterator[int]:
         """Lengths of packs to try: parts and multiples of the largest group, up to `longest`."""
@@ -257,7 +261,7 @@ class Paths:
             width = -(-width // 8) * 8  # else CUDA kernels would copy the mask in every layer, to align it
         slots = np.empty_like(order)
         slots[order] = np.arange(len(order)) + (width - sizes - bases)[pack_of_node]
-        kept = int(np.bincount(pack_of_node[predicts], minlength=1).max())
+        num_kept = int(np.bincount(pack_of_node[predicts], minlength=1).max())
 
         def padded(values: NDArray[np.int64], padding: int) -> Tensor:
             matrix = np.full((len(packs), width), padding)
@@ -269,8 +273,8 @@ class Paths:
             depths=padded(depth_of_node, 0),
             preorder=padded(np.arange(len(order)) - bases[pack_of_node], -1),
             ends=padded(starts[next_branch[is_new]] - bases[pack_of_node], 0),
-            kept=max(kept, 1),
-            sources=torch.from_numpy(pack_of_node[sources] * kept + slots[sources] - (width - kept)),
+            num_kept=max(num_kept, 1),
+            sources=torch.from_numpy(pack_of_node[sources] * num_kept + slots[sources] - (width - num_kept)),
             rows=torch.from_numpy(row_of_token),
             positions=torch.from_numpy(positions),
             shared=len(packs) < count,

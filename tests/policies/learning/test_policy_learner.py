@@ -68,6 +68,10 @@ def make_row_batch(count: int = 6) -> Rows:
         [random.integers(1, VOCAB, length).tolist() for length in lengths[:count]]
         for lengths in (PROMPT_LENGTHS, LENGTHS)
     )
+    for row, other in ((1, 0), (3, 0), (5, 3)):  # shared prefixes: of a prompt, and of a whole prompt
+        if row < count:
+            shared = min(PROMPT_LENGTHS[row], PROMPT_LENGTHS[other])
+            prompts[row][:shared] = prompts[other][:shared]
     logprobs = [[-4.0] * length for length in LENGTHS[:count]]
     rows = make_rows(prompts, responses, logprobs, REWARDS[:count], [False] * count)
     return {**rows, "rewards": rows["task_rewards"].float()}
@@ -329,6 +333,7 @@ def rank(number: int, ranks: int, path: str, weights: str, store: str, out: str)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=ranks)
     learner = make_learner(path, weights, group=dist.group.WORLD, seed=number, steps=2, num_epochs=2, lr=1e-4)
+    learner.check_forward()
     metrics = []
     for update, count in enumerate((6, 6, 1)):  # with a single row, all ranks but one get none
         metrics.append(learner.update(ready(learner, make_row_batch(count)), update))

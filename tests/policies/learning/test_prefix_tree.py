@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING
 
-from policies.learning.forward.prefix_tree import Cost, Layout, Pack, Paths
+from policies.learning.forward.prefix_tree import ForwardCost, Layout, Pack, Paths
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
@@ -22,7 +22,7 @@ from policies.models.families import supports_prefix_trees
 from tests.policies.learning.test_policy_learner import VOCAB, gradients, make_learner, path, ready  # noqa: F401
 from tests.policies.models.test_families import save_model
 
-FREE = Cost(attention=0.0, head=0.0)
+FREE = ForwardCost(attention=0.0, head=0.0)
 """Only tokens cost something, so that prefixes are shared wherever there are any."""
 
 
@@ -57,18 +57,18 @@ def chain_rows(seed: int = 0) -> Rows:
 
 def read(rows: Rows, layout: Layout) -> list[list[tuple[list[int], int]]]:
     """For each row what the model sees where each response token is predicted, in order of depth, and the token."""
-    found: list[list[tuple[list[int], int]]] = [[] for _ in rows["mask"]]
+    contexts: list[list[tuple[list[int], int]]] = [[] for _ in rows["mask"]]
     count = layout.tokens.shape[1]
     mask = layout.attention_mask(CONFIG_MAPPING["gpt2"](), torch.float32)
     assert isinstance(mask, Tensor)
     for source, row, position in torch.stack([layout.sources, layout.rows, layout.positions], dim=1).tolist():
-        pack, node = source // layout.kept, count - layout.kept + source % layout.kept
+        pack, node = source // layout.num_kept, count - layout.num_kept + source % layout.num_kept
         visible = (mask[pack, 0, node] == 0).nonzero()[:, 0]
         depths = layout.depths[pack, visible]
         assert sorted(depths.tolist()) == list(range(len(visible)))
         seen = layout.tokens[pack, visible[depths.argsort()]].tolist()
-        found[row].append((seen, int(rows["responses"][row, position])))
-    return found
+        contexts[row].append((seen, int(rows["responses"][row, position])))
+    return contexts
 
 
 def test_a_tree_of_three_rows_by_hand() -> None:
@@ -80,7 +80,7 @@ def test_a_tree_of_three_rows_by_hand() -> None:
     layout = paths.layout([pack])
     assert layout.tokens.tolist() == [[0, 0, 0, 0, 1, 2, 3, 6]] and layout.depths.tolist() == [[0] * 4 + [0, 1, 2, 3]]
     assert layout.preorder.tolist() == [[-1] * 4 + [0, 1, 2, 3]] and layout.ends.tolist() == [[0] * 4 + [4] * 4]
-    assert layout.kept == 3 and layout.shared
+    assert layout.num_kept == 3 and layout.shared
     # 5 and 3 follow 2; 4 and 6 follow 3; 7 follows 6.
     assert layout.sources.tolist() == [0, 0, 1, 1, 2]
     assert layout.rows.tolist() == [0, 1, 1, 2, 2] and layout.positions.tolist() == [0, 0, 1, 0, 1]
@@ -136,7 +136,7 @@ def test_rows_that_share_little_stay_plain_if_attention_costs_more() -> None:
     start = random.integers(1, VOCAB, 3).tolist()
     rows = rows_of([([*start, *random.integers(1, VOCAB, 9).tolist()], [1, 2]) for _ in range(16)])
     paths = Paths(rows)
-    (share,) = paths.micro_batches(64, None, Cost(attention=0.02, head=0.0))
+    (share,) = paths.micro_batches(64, None, ForwardCost(attention=0.02, head=0.0))
     assert all(pack.end - pack.start == 1 for packs in share for pack in packs)
     (share,) = paths.micro_batches(64, None, FREE)
     assert len(share[0]) == 1

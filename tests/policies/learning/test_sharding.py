@@ -93,7 +93,8 @@ def rank(number: int, cases: list[tuple[str, str, dict[str, Any]]], out: str) ->
     mesh = learner_mesh(1, RANKS, "cpu")["shard"]
     for case, (model, weights, others) in enumerate(cases):
         learner = make_learner(model, weights, mesh, **others)
-        learner.model.check_forward()
+        learner.check_forward()
+        assert learner.model.cost is not None
         assert all(isinstance(parameter, DTensor) for parameter in learner.model.parameters())
         size = sum(tensor.numel() for tensor in learner.model.local_weights())
         metrics = learn(learner, range(2))

@@ -71,6 +71,7 @@ def settings_of(path: Path, config: PreTrainedConfig, **values: Any) -> Settings
         "queries_per_update": ROWS,
         "minibatch_size": ROWS,
         "micro_batch_size": ROWS,
+        "prefix_sharing": "off",
     }
     return make_settings({**defaults, "max_prompt_tokens": PROMPT, "max_response_tokens": RESPONSE, **values})
 
@@ -121,6 +122,29 @@ def test_gradient_checkpointing_saves_the_inputs_of_blocks_and_one_block(tmp_pat
     models = model_shapes(plain)
     plain_bytes, checkpointed_bytes = (estimate_learner(s, models).parts["activations"] for s in (plain, checkpointed))
     assert checkpointed_bytes == plain_bytes / 4 + 4 * ROWS * (PROMPT + RESPONSE) * 128 * 4  # four blocks, in fp32
+
+
+def test_prefix_trees_add_their_mask_and_longer_attention_scores(tmp_path: Path) -> None:
+    rows = {"micro_batch_size": 64, "minibatch_size": 64, "queries_per_update": 64}
+    plain, shared = (
+        settings_of(tmp_path, LLAMA, dtype="bf16", **rows, prefix_sharing=sharing) for sharing in ("off", "auto")
+    )
+    plain_parts, shared_parts = (estimate_learner(s, model_shapes(s)).parts for s in (plain, shared))
+    tokens = 64 * (PROMPT + RESPONSE)
+    assert "attention mask" not in plain_parts
+    assert shared_parts["attention mask"] == 2 * tokens * 128  # packs of at most 128 tokens with eager attention
+    scores = 6 * 4 * tokens * 4  # bytes per key, heads, and layers
+    assert shared_parts["activations"] - plain_parts["activations"] == scores * (128 - PROMPT - RESPONSE)
+
+
+def test_with_a_limit_of_tokens_all_of_them_may_need_logits_if_prefixes_are_shared(tmp_path: Path) -> None:
+    rows = {"micro_batch_size": 8, "minibatch_size": 8, "queries_per_update": 8, "micro_batch_tokens": 40}
+    plain, shared = (
+        settings_of(tmp_path, LLAMA, dtype="fp32", **rows, prefix_sharing=sharing) for sharing in ("off", "auto")
+    )
+    plain_bytes, shared_bytes = (estimate_learner(s, model_shapes(s)).parts["logits"] for s in (plain, shared))
+    positions = 2 * (RESPONSE + 1), 40  # two rows fit into 40 tokens
+    assert shared_bytes - plain_bytes == pytest.approx(2 * 4 * 64 * (positions[1] - positions[0]))
 
 
 def test_a_model_without_attention_has_an_estimate(tmp_path: Path) -> None:
