@@ -56,8 +56,9 @@ def _words(values: Mapping[str, Any]) -> list[str]:
 
 
 def choices(rate: float) -> tuple[dict[str, Any], ...]:
-    """One epoch and two, each with two learning rates: with two epochs `rate` and twice as high."""
-    return tuple({"num_epochs": 3 - factor, "lr": rate * factor * times} for factor in (1, 2) for times in (1, 2))
+    """Settings for TRL to try: two epochs with `rate` and twice as high, one epoch with rates twice as high again."""
+    pairs = (2, rate), (2, 2 * rate), (1, 2 * rate), (1, 4 * rate)
+    return tuple({"num_epochs": epochs, "lr": lr} for epochs, lr in pairs)
 
 
 RLOO: dict[str, Any] = {"num_agents": 1, "advantage": "rloo", "num_generations": 4, "queries_per_update": 64}

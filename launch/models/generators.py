@@ -97,8 +97,8 @@ def start_generator(
         "frozen": settings.frozen_models,
     }
     if backend == "transformers":
-        max_length = settings.max_length
-        return TransformersGenerator(models, **common, quantization=settings.quantization, max_length=max_length)
+        quantization, max_length = settings.quantization, settings.max_length
+        return TransformersGenerator(models, **common, quantization=quantization, max_length=max_length)
     from policies.generation.vllm_generator import VLLMGenerator
 
     return VLLMGenerator(

@@ -323,12 +323,12 @@ class PolicyModel(nn.Module):
     def _forward_layout(
         self, lm: PreTrainedModel, layout: Layout, rows: Rows | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The logits `[K * num_kept, V]` in the compute type; and the value before each token, `[E]`.
+        """The logits `[K * num_logits, V]` in the compute type; and the value before each token, `[E]`.
 
         Position ids are a node's depth, because packs are padded on the left; GPT-2's absolute positions would be
         wrong otherwise. `logits_to_keep` leaves the logit scaling of each family to the model.
         """
-        keep = {"logits_to_keep": layout.num_kept} if self._supports_logits_to_keep else {}
+        keep = {"logits_to_keep": layout.num_logits} if self._supports_logits_to_keep else {}
         hidden: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
         head = lm.get_output_embeddings()
         with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
@@ -339,13 +339,13 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **keep,
             )
-        logits = out.logits[:, -layout.num_kept :]
+        logits = out.logits[:, -layout.num_logits :]
         if not self._supports_logits_to_keep:
             logits = logits.clone()  # lets the logits of the prompts be freed
         logits = logits.flatten(0, 1)
         if rows is None:
             return logits, None
-        states = hidden[0][:, -layout.num_kept :].flatten(0, 1)
+        states = hidden[0][:, -layout.num_logits :].flatten(0, 1)
         states = states.index_select(0, layout.sources).to(self.value_head.weight.dtype)
         return logits, self.value_head.values(states, rows, layout.rows)
 

@@ -48,5 +48,6 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
         )
     from policies.generation.transformers_generator import TransformersGenerator
 
-    max_length = s.max_length
-    return TransformersGenerator(s.model_paths, **common_arguments, quantization=s.quantization, max_length=max_length)
+    return TransformersGenerator(
+        s.model_paths, **common_arguments, quantization=s.quantization, max_length=s.max_length
+    )

@@ -22,6 +22,7 @@ from policies.learning.forward import logits
 from policies.learning.forward.prefix_tree import longest_pack
 from policies.learning.sharding import transformer_blocks
 from policies.models.adapters import linear_layers
+from policies.models.families import supports_prefix_trees
 from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, meta_model
 from policies.models.model_check import ModelError, attention_head_dim, check_tensor_parallel, num_kv_heads
 from policies.settings.settings import Settings
@@ -65,8 +66,8 @@ class ModelShape(NamedTuple):
     """Number of key and value heads."""
     head: int
     """Keys and values per token and head, over all layers."""
-    masks: int = 1
-    """Kinds of attention masks."""
+    tree_masks: int = 0
+    """Kinds of attention masks of prefix trees; 0: every row is computed by itself."""
 
 
 class Memory(NamedTuple):
@@ -101,6 +102,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
     config = model.config.get_text_config()
     check_tensor_parallel(config, settings.tensor_parallel_size)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
+    shares_prefixes = settings.prefix_sharing == "auto" and supports_prefix_trees(model.config, settings.max_length)
     adapter = 0
     if settings.lora is not None:
         targets, head = settings.lora.targets or linear_layers(model), model.get_output_embeddings()
@@ -122,7 +124,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
         queries=getattr(config, "num_attention_heads", 0),
         heads=num_kv_heads(config),
         head=2 * config.num_hidden_layers * attention_head_dim(config),
-        masks=len(set(getattr(config, "layer_types", None) or [""])),
+        tree_masks=len(set(getattr(config, "layer_types", None) or [""])) if shares_prefixes else 0,
     )
 
 
@@ -221,7 +223,7 @@ def _activations(settings: Settings, model: ModelShape, device: torch.device) ->
     block = (size * saved + (FROZEN_NORM if settings.lora else NORM) * model.norms) / model.layers
     eager = eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length)
     if eager:  # attention scores in fp32, and in bf16 for the product with the values
-        longest = longest_pack(eager, length) if settings.prefix_sharing == "auto" else length
+        longest = longest_pack(eager, length) if model.tree_masks else length
         block += 6.0 * model.queries * min(longest, _rows(settings) * length)
     residual = float(model.hidden * (size if stored else 4))
     layers = model.layers * residual + block if settings.gradient_checkpointing else model.layers * block
@@ -230,12 +232,10 @@ def _activations(settings: Settings, model: ModelShape, device: torch.device) ->
 
 def _tree_mask(settings: Settings, model: ModelShape, device: torch.device) -> float:
     """Bytes of the attention mask of prefix trees at its largest, with as many tokens as plain rows have."""
-    if settings.prefix_sharing == "off":
-        return 0.0
     length, size = settings.max_length, _bytes(settings, device)
     eager = eager_is_faster(torch.bfloat16 if size == 2 else torch.float32, device, length)
     tokens = _rows(settings) * length
-    return float(size * model.masks * tokens * min(longest_pack(eager, length), tokens))
+    return float(size * model.tree_masks * tokens * min(longest_pack(eager, length), tokens))
 
 
 def _rows(settings: Settings) -> int:
@@ -243,7 +243,7 @@ def _rows(settings: Settings) -> int:
     rows = min(settings.micro_batch_size, -(-settings.minibatch_size // settings.ranks))
     if settings.micro_batch_tokens is None:
         return rows
-    return min(rows, max(settings.micro_batch_tokens // (settings.max_length), 1))
+    return min(rows, max(settings.micro_batch_tokens // settings.max_length, 1))
 
 
 def _logits(settings: Settings, model: ModelShape, size: int, shards: int) -> float:
@@ -253,7 +253,7 @@ def _logits(settings: Settings, model: ModelShape, size: int, shards: int) -> fl
     """
     rows = _rows(settings)
     positions = rows * (settings.max_response_tokens + 1)
-    if settings.prefix_sharing == "auto" and settings.micro_batch_tokens is not None:  # of which all may predict
+    if model.tree_masks and settings.micro_batch_tokens is not None:  # all of these may predict response tokens
         positions = max(positions, min(settings.micro_batch_tokens, settings.micro_batch_size * positions // rows))
     count = float(positions * model.vocabulary)
     part = 4.0 * min(count, max(logits.CHUNK_LOGITS, rows * model.vocabulary))
@@ -277,7 +277,6 @@ def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
     engines = models if settings.lora is None else [*trained[:1], *frozen]
     adapters = 4.0 * sum(model.adapter for model in trained)  # upper bound per device
     concurrent = min(settings.chains, 256)
-    context = settings.max_length
     libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
     if settings.num_runners == 0:
         libraries -= LIBRARIES["learner"]  # counted for the driver already
@@ -287,10 +286,12 @@ def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
         parts = {
             "weights": base + 4.0 * sum(model.parameters for model in full),
             "adapters": adapters,
-            "KV cache": float(concurrent * context * max(model.heads * model.head for model in models) * size),
+            "KV cache": float(
+                concurrent * settings.max_length * max(model.heads * model.head for model in models) * size
+            ),
         }
         return _with_overhead(parts, device, libraries)
-    blocks = concurrent * -(-context // BLOCK_TOKENS) + 16
+    blocks = concurrent * -(-settings.max_length // BLOCK_TOKENS) + 16
     parts = {
         "weights": float(size) * sum(model.parameters for model in engines) / devices,
         "adapters": adapters,

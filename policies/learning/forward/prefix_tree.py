@@ -42,10 +42,10 @@ class Layout(NamedTuple):
     """int64 `[K, T]`, -1 on padding."""
     ends: Tensor
     """int64 `[K, T]`, the end of each node's subtree: a is b or above it if preorder[a] <= preorder[b] < ends[a]."""
-    num_kept: int
-    """Only the last `num_kept` nodes of each pack predict response tokens."""
+    num_logits: int
+    """The last nodes of each pack, which need logits: all that predict response tokens are among them."""
     sources: Tensor
-    """int64 `[E]`, for each response token the node that predicts it, an index into `[K, num_kept]`."""
+    """int64 `[E]`, for each response token the node that predicts it, an index into `[K, num_logits]`."""
     rows: Tensor
     """int64 `[E]`, each response token's row."""
     positions: Tensor
@@ -261,7 +261,7 @@ class Paths:
             width = -(-width // 8) * 8  # else CUDA kernels would copy the mask in every layer, to align it
         slots = np.empty_like(order)
         slots[order] = np.arange(len(order)) + (width - sizes - bases)[pack_of_node]
-        num_kept = int(np.bincount(pack_of_node[predicts], minlength=1).max())
+        num_logits = int(np.bincount(pack_of_node[predicts], minlength=1).max())
 
         def padded(values: NDArray[np.int64], padding: int) -> Tensor:
             matrix = np.full((len(packs), width), padding)
@@ -273,8 +273,8 @@ class Paths:
             depths=padded(depth_of_node, 0),
             preorder=padded(np.arange(len(order)) - bases[pack_of_node], -1),
             ends=padded(starts[next_branch[is_new]] - bases[pack_of_node], 0),
-            num_kept=max(num_kept, 1),
-            sources=torch.from_numpy(pack_of_node[sources] * num_kept + slots[sources] - (width - num_kept)),
+            num_logits=max(num_logits, 1),
+            sources=torch.from_numpy(pack_of_node[sources] * num_logits + slots[sources] - (width - num_logits)),
             rows=torch.from_numpy(row_of_token),
             positions=torch.from_numpy(positions),
             shared=len(packs) < count,

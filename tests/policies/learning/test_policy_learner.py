@@ -359,7 +359,9 @@ def test_ranks_share_the_work_and_compute_the_same_as_a_single_process(path: str
 
 def test_learning_needs_neither_ray_nor_vllm_nor_an_environment() -> None:
     folder = Path(sys.modules[PolicyLearner.__module__].__file__ or "").parent
-    modules = [f"policies.learning.{file.stem}" for file in folder.glob("*.py") if file.stem != "__init__"]
+    files = [file.relative_to(folder).with_suffix("") for file in folder.rglob("*.py") if file.stem != "__init__"]
+    modules = [".".join(("policies.learning", *file.parts)) for file in files]
+    assert "policies.learning.forward.prefix_tree" in modules
     code = (
         "import sys\nfor name in ('ray', 'vllm', 'pettingzoo', 'gymnasium', 'pydantic'): sys.modules[name] = None\n"
         f"for name in {modules}: __import__(name)\n"

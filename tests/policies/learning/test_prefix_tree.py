@@ -62,7 +62,7 @@ def read(rows: Rows, layout: Layout) -> list[list[tuple[list[int], int]]]:
     mask = layout.attention_mask(CONFIG_MAPPING["gpt2"](), torch.float32)
     assert isinstance(mask, Tensor)
     for source, row, position in torch.stack([layout.sources, layout.rows, layout.positions], dim=1).tolist():
-        pack, node = source // layout.num_kept, count - layout.num_kept + source % layout.num_kept
+        pack, node = source // layout.num_logits, count - layout.num_logits + source % layout.num_logits
         visible = (mask[pack, 0, node] == 0).nonzero()[:, 0]
         depths = layout.depths[pack, visible]
         assert sorted(depths.tolist()) == list(range(len(visible)))
@@ -80,7 +80,7 @@ def test_a_tree_of_three_rows_by_hand() -> None:
     layout = paths.layout([pack])
     assert layout.tokens.tolist() == [[0, 0, 0, 0, 1, 2, 3, 6]] and layout.depths.tolist() == [[0] * 4 + [0, 1, 2, 3]]
     assert layout.preorder.tolist() == [[-1] * 4 + [0, 1, 2, 3]] and layout.ends.tolist() == [[0] * 4 + [4] * 4]
-    assert layout.num_kept == 3 and layout.shared
+    assert layout.num_logits == 3 and layout.shared
     # 5 and 3 follow 2; 4 and 6 follow 3; 7 follows 6.
     assert layout.sources.tolist() == [0, 0, 1, 1, 2]
     assert layout.rows.tolist() == [0, 1, 1, 2, 2] and layout.positions.tolist() == [0, 0, 1, 0, 1]
