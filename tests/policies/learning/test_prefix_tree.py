@@ -19,6 +19,8 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
 from policies.models.families import supports_prefix_trees
+from policies.models.lora import Lora
+from policies.sync_check import perturb
 from tests.policies.learning.test_policy_learner import VOCAB, gradients, make_learner, path, ready  # noqa: F401
 from tests.policies.models.test_families import save_model
 
@@ -174,6 +176,28 @@ def test_scores_metrics_and_gradients_are_those_of_plain_rows(
     for name, gradient in gradients(shared).items():
         expected = gradients(plain)[name]
         assert float((gradient - expected).norm()) <= 1e-5 * float(expected.norm()) + 1e-8
+
+
+def test_a_bf16_base_with_adapters_differs_by_rounding_only(
+    path: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU: a CPU would keep the base in fp32."""
+    monkeypatch.setattr("policies.learning.policy_model.base_dtype", lambda *_: torch.bfloat16)
+    models = [PolicyModel(path, dtype=dtype, critic=False, lora=Lora(4, 8.0)) for dtype in ("fp32", "bf16", "bf16")]
+    rows = chain_rows()
+    paths = Paths(rows)
+    packs = paths.packs(64, 64)
+    chosen = select_rows(rows, paths.index(packs))
+    logprobs, slopes = [], []
+    for model, layout in zip(models, (None, None, paths.layout(packs)), strict=True):
+        model.load(perturb(model.state(), 0))
+        logprobs.append(model.score(chosen, layout)["logprobs"])
+        model(chosen, layout)[0].sum().backward()
+        slopes.append(torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]))
+    assert {weight.dtype for weight in models[2].lm.parameters()} == {torch.bfloat16, torch.float32}
+    for exact, plain, tree in (logprobs, slopes):
+        assert 0 < float((tree - exact).norm()) <= 1.5 * float((plain - exact).norm())
 
 
 def test_a_critic_that_sees_the_chain_values_each_row_by_itself(path: str) -> None:  # noqa: F811
