@@ -1,9 +1,10 @@
 """`python -m benchmarks.gpu`: speed and memory of a `PolicyLearner` on one GPU, without Ray, RLlib or vLLM.
 
-For shapes of Qwen2.5's sizes with random weights, in bf16: seconds to score and to learn, the share of the GPU's
-arithmetic that learning uses (MFU; the aim is 40 %), and peak memory beside what `cory plan` estimates. On one of the
-shapes, these are switched one by one: FSDP2 over one rank (NCCL), logits in parts, `micro_batch_tokens`,
-`gradient_checkpointing`, `offload_optimizer`.
+One table, in four minutes on an H200. For shapes of Qwen2.5's sizes with random weights, in bf16: seconds to score and
+to learn, the share of the GPU's arithmetic that learning uses (MFU; the aim is 40 %), and peak memory beside what
+`cory plan` estimates. On one of the shapes, these are switched one by one: FSDP2 over one rank (NCCL), logits in parts,
+`micro_batch_size`, `micro_batch_tokens`, `gradient_checkpointing`, `offload_optimizer`; and prefix sharing, in groups
+of 8 with four times longer prompts and half as long responses.
 
 What an H200 reached is in docs/gpu.md. `--quick` shows that it runs: tiny shapes, on a CPU with gloo without a GPU.
 
@@ -48,7 +49,6 @@ SHAPES = {  # hidden, layers, heads, groups, inner, tied, vocabulary
 }
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """bf16 operations per second by data sheet, of what has this in its name."""
-AIM = 0.4
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,12 @@ class Case:
     again: bool = True
     """`gradient_checkpointing`."""
     offload: bool = False
+    rows: int | None = None
+    """`micro_batch_size`, if not that of the other cases."""
+    group: int = 1
+    """Responses to each prompt. In groups, prompts are four times longer and responses half as long."""
+    share: bool = True
+    """Share prefixes."""
 
     @property
     def name(self) -> str:
@@ -75,6 +81,9 @@ class Case:
             *([f"micro_batch_tokens={self.tokens}"] if self.tokens else []),
             *([] if self.again else ["activations kept"]),
             *(["offload_optimizer"] if self.offload else []),
+            *([f"micro_batch_size={self.rows}"] if self.rows else []),
+            *([f"groups of {self.group}"] if self.group > 1 else []),
+            *([] if self.share else ["prefix_sharing=off"]),
         ]
         return " ".join([self.size, self.weights, *([f"({', '.join(other)})"] if other else [])])
 
@@ -87,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=64, help="responses of an update")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--response", type=int, default=512, help="most tokens of a response")
-    parser.add_argument("--micro-batch-size", type=int, default=8)
+    parser.add_argument("--micro-batch-size", type=int, default=32)
     parser.add_argument("--updates", type=int, default=3, help="of which the median is taken, after one more")
     parser.add_argument("--folder", type=Path, help="where models are written (up to 31 GB); default: a temporary one")
     parser.add_argument("--out", type=Path, help="a JSON file")
@@ -106,6 +115,7 @@ def main(argv: list[str] | None = None) -> None:
         f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}: {peak / 1e12:.4g} T bf16 operations a second;"
         f" a product of large matrices reaches {achieved_speed / peak:.0%}"
     )
+    print(f"{'case':<46} {'score':>8} {'learn':>8} {'tokens/s':>9} {'MFU':>7} {'memory':>9} {'of plan':>8}")
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = o.folder or Path(temporary)
@@ -127,6 +137,9 @@ def cases(quick: bool) -> Iterator[Case]:
     else:
         yield from (Case("0.5B"), Case("1.5B"), Case("3B"), Case("1.5B", "lora"), Case("7B", "lora"))
     one = Case("tiny" if quick else "1.5B")
+    yield replace(one, rows=2 if quick else 8)
+    yield replace(one, group=8 // (1 + quick))
+    yield replace(one, group=8 // (1 + quick), share=False)
     yield replace(one, fsdp=True)
     yield replace(one, parts=False)
     yield replace(one, tokens=40 if quick else 4096)
@@ -142,18 +155,20 @@ def attempt(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
     try:
         return measure(case, o, folder, device, peak)
     except torch.OutOfMemoryError as error:
-        return {"case": case.name, "line": f"{case.name:<44} out of memory: {str(error).splitlines()[0]}"}
+        return {"case": case.name, "line": f"{case.name:<46} out of memory: {str(error).splitlines()[0]}"}
     except Exception as error:
         lines = "".join(traceback.format_exception(error)).splitlines()
-        return {"case": case.name, "line": f"{case.name:<44} failed: {lines[-1]}", "error": lines}
+        return {"case": case.name, "line": f"{case.name:<46} failed: {lines[-1]}", "error": lines}
 
 
 def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: float) -> dict[str, Any]:
     """Learns a few updates of one case."""
+    if case.group > 1:
+        o = argparse.Namespace(**{**vars(o), "prompt": 4 * o.prompt, "response": o.response // 2})
     s = settings(case, o, make_model(case.size, folder, device), device)
     config = config_of(case.size)
-    at_once = logits.CHUNK_LOGITS
-    logits.CHUNK_LOGITS = at_once if case.parts else 2**62
+    chunk = logits.CHUNK_LOGITS[device]
+    logits.CHUNK_LOGITS[device] = chunk if case.parts else 2**62
     clear(device)
     try:
         model = PolicyModel(
@@ -166,8 +181,8 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
             mesh=learner_mesh(1, 1, device)["shard"] if case.fsdp else None,
         ).to(device)
         learner = PolicyLearner(model, replace(s.hyperparameters, offload_optimizer=case.offload), name="llm_1")
-        learner.check_forward(s.prefix_sharing == "auto")
-        rows = play(o, config.vocab_size)
+        learner.check_forward(case.share)
+        rows = play(o, config.vocab_size, case.group)
         scored, learned = [], []
         for update in range(o.updates + 1):
             began = now(device)
@@ -180,20 +195,16 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
             scored.append(between - began)
             learned.append(now(device) - middle)
     finally:
-        logits.CHUNK_LOGITS = at_once
+        logits.CHUNK_LOGITS[device] = chunk
     score, learn = statistics.median(scored[1:]), statistics.median(learned[1:])
     mfu = operations(model, rows, config, case.weights) / learn / peak
     parts = memory.estimate_learner(s, memory.model_shapes(s)).parts
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
     peak_bytes = float(torch.cuda.max_memory_allocated()) if device == "cuda" else None
-    of_plan = (
-        f"{peak_bytes / 1e9:6.1f} GB, {peak_bytes / planned:.2f} of the plan's"
-        if peak_bytes
-        else f"the plan's {planned / 1e9:.3f} GB"
-    )
     tokens = int(rows["mask"].sum() + rows["prompt_mask"].sum())
-    line = f"{case.name:<44} score {score:6.2f} s, learn {learn:6.2f} s, {tokens / learn:8.0f} tokens/s, "
-    line += f"MFU {mfu:5.1%}{' (below the aim)' * (device == 'cuda' and mfu < AIM)}, {of_plan}"
+    line = f"{case.name:<46} {score:6.2f} s {learn:6.2f} s {tokens / learn:9.0f} {mfu:7.1%}"
+    if peak_bytes is not None:
+        line += f" {peak_bytes / 1e9:6.1f} GB {peak_bytes / planned:8.2f}"
     return {
         **{"case": case.name, "score_seconds": score, "learn_seconds": learn, "mfu": mfu, "line": line},
         **{"peak_bytes": peak_bytes, "planned_bytes": planned, "planned": parts},
@@ -209,7 +220,7 @@ def settings(case: Case, o: argparse.Namespace, path: str, device: str) -> Setti
                 "queries_per_update": o.rows // 4,
                 "num_generations": 4,
                 "minibatch_size": o.rows,
-                "micro_batch_size": o.micro_batch_size,
+                "micro_batch_size": case.rows or o.micro_batch_size,
             },
             **{"micro_batch_tokens": case.tokens, "gradient_checkpointing": case.again, "num_epochs": 1},
             **{"max_prompt_tokens": o.prompt, "max_response_tokens": o.response, "num_learners": 1},
@@ -218,19 +229,20 @@ def settings(case: Case, o: argparse.Namespace, path: str, device: str) -> Setti
     )
 
 
-def play(o: argparse.Namespace, vocabulary: int) -> Rows:
-    """Random responses; a quarter of them end early."""
+def play(o: argparse.Namespace, vocabulary: int, group: int = 1) -> Rows:
+    """Random responses, `group` to each prompt; a quarter of them end early."""
     random = np.random.default_rng(0)
     lengths = [o.response if random.random() > 0.25 else int(random.integers(1, o.response)) for _ in range(o.rows)]
     prompts, responses = (
         [random.integers(1, vocabulary, length).tolist() for length in limits]
-        for limits in ([o.prompt] * o.rows, lengths)
+        for limits in ([o.prompt] * (o.rows // group), lengths)
     )
+    prompts = [prompt for prompt in prompts for _ in range(group)]
     return make_rows(prompts, responses, [[-11.0] * length for length in lengths], [0.0] * o.rows, [False] * o.rows)
 
 
 def operations(model: PolicyModel, rows: Rows, config: PreTrainedConfig, weights: str) -> float:
-    """Of the products that learning from the rows once takes."""
+    """Of the products that learning from the rows once takes, each row by itself."""
     lengths = (rows["mask"].sum(1) + rows["prompt_mask"].sum(1)).double()
     head = config.vocab_size * config.hidden_size
     base_size = sum(parameter.numel() for name, parameter in model.lm.named_parameters() if ".lora_" not in name)

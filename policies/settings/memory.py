@@ -201,7 +201,7 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
         parts["bf16 copy"] = 2.0 * max(model.cast for model in models)  # autocast's, of the policy that is learning
     parts["activations"] = max(_activations(settings, model, device) for model in models)
     parts["attention mask"] = max(_tree_mask(settings, model, device) for model in models)
-    parts["logits"] = max(_logits(settings, model, size, shards) for model in models)
+    parts["logits"] = max(_logits(settings, model, device, shards) for model in models)
     memory = _with_overhead(parts, device, LIBRARIES["learner"])
     if device.type == "cpu":
         return memory
@@ -246,17 +246,17 @@ def _rows(settings: Settings) -> int:
     return min(rows, max(settings.micro_batch_tokens // settings.max_length, 1))
 
 
-def _logits(settings: Settings, model: ModelShape, size: int, shards: int) -> float:
+def _logits(settings: Settings, model: ModelShape, device: torch.device, shards: int) -> float:
     """Bytes of logits, their gradient, and the larger of a part of them in fp32 and the gradient of the head's weights.
 
     The latter is added to that of earlier micro-batches.
     """
-    rows = _rows(settings)
+    rows, size = _rows(settings), _bytes(settings, device)
     positions = rows * (settings.max_response_tokens + 1)
     if model.tree_masks and settings.micro_batch_tokens is not None:  # all of these may predict response tokens
         positions = max(positions, min(settings.micro_batch_tokens, settings.micro_batch_size * positions // rows))
     count = float(positions * model.vocabulary)
-    part = 4.0 * min(count, max(logits.CHUNK_LOGITS, rows * model.vocabulary))
+    part = 4.0 * min(count, max(logits.CHUNK_LOGITS[device.type], rows * model.vocabulary))
     head = 0.0 if settings.lora or shards > 1 else (4.0 + 2.0 * (size == 2)) * model.vocabulary * model.hidden
     return 2.0 * size * count + max(part, head)
 

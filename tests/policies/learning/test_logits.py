@@ -15,7 +15,7 @@ TEMPERATURE = 0.7
 
 @pytest.fixture(params=[1, BATCH * VOCABULARY * 2, 2**22], ids=["one position", "uneven chunks", "one chunk"])
 def chunk_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits, "CHUNK_LOGITS", request.param)
+    monkeypatch.setitem(logits.CHUNK_LOGITS, "cpu", request.param)
 
 
 def model_logits(dtype: torch.dtype, seed: int = 0) -> Tensor:
