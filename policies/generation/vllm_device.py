@@ -24,6 +24,10 @@ _CACHE_SHARE = 0.75
 """The part of an engine's memory for weights and KV cache. The rest is for activations and CUDA graphs."""
 
 
+_MAX_GRAPH_SEQUENCES = 1024
+"""Largest batch for which an engine captures a CUDA graph. A larger one keeps a GPU busy without."""
+
+
 class EngineStartError(RuntimeError):
     """A generation engine cannot start."""
 
@@ -61,6 +65,25 @@ def cpu_arguments(tensor_parallel_size: int) -> dict[str, Any]:
         os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // tensor_parallel_size, 1))
     # For a chunked prompt, vLLM 0.32 rewinds the request's random generator, which CPU generators do not support.
     return {"enforce_eager": True, "enable_chunked_prefill": False}
+
+
+def cuda_arguments(max_sequences: int) -> dict[str, Any]:
+    """Returns arguments for `vllm.LLM` of engines on GPUs.
+
+    Steps in which every response gets a token replay CUDA graphs, but nothing is compiled: on an H200, an engine of a
+    0.5B model then starts in 4 s instead of 63 s (32 s with vLLM's cache), and generates faster (docs/gpu.md).
+
+    Args:
+        max_sequences: number of responses generated at once.
+    """
+    largest = min(-(-max_sequences // 16) * 16, _MAX_GRAPH_SEQUENCES)  # vLLM captures multiples of 16
+    return {
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "max_cudagraph_capture_size": largest,
+        }
+    }
 
 
 def cache_fits(path: str, trust_remote_code: bool, cache: int, weight_bytes: float, share: float) -> bool:

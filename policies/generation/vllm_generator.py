@@ -142,7 +142,7 @@ class VLLMGenerator:
             self._cache_bytes[name] = self._compute_cache_bytes(path, max_sequences, trust_remote_code)
         if device.type == "cuda":
             share = vllm_device.GPU_SHARE * min(gpu_share, 1.0) / len(self._paths)
-            self._arguments["gpu_memory_utilization"] = share
+            self._arguments |= {"gpu_memory_utilization": share, **vllm_device.cuda_arguments(max_sequences)}
             weight_bytes = (2 if self._arguments["dtype"] == "bfloat16" else 4) / tensor_parallel_size
             for name, path in self._paths.items():
                 if not vllm_device.cache_fits(path, trust_remote_code, self._cache_bytes[name], weight_bytes, share):
@@ -268,7 +268,7 @@ class VLLMGenerator:
         errors = vllm_device.wrap_errors(action, ModelError, self.device)
         with shared_memory_file(weights) as path, self.watched(policy_id) as engine, errors:
             if self.lora is None:
-                results = engine.collective_rpc("load_safetensors", args=(path,))
+                results = engine.collective_rpc("load_weights", args=(path,))
             else:
                 arguments = (path, self._adapter_number(policy_id), self.lora.rank, self.lora.alpha)
                 results = engine.collective_rpc("load_adapter", args=arguments)

@@ -69,6 +69,18 @@ def test_an_engine_on_a_gpu_gets_a_cache_of_the_needed_size_within_its_share(mon
         assert not {"block_size", "enforce_eager", "enable_chunked_prefill"} & arguments.keys()
 
 
+@pytest.mark.parametrize(("sequences", "largest"), [(8, 16), (100, 112), (1000, 1008), (5000, 1024)])
+def test_an_engine_on_a_gpu_compiles_nothing_and_captures_a_graph_of_a_full_batch(
+    monkeypatch: pytest.MonkeyPatch, sequences: int, largest: int
+) -> None:
+    from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
+
+    for arguments in engine_arguments(monkeypatch, 80e9, max_sequences=sequences):
+        config = CompilationConfig(**arguments["compilation_config"])
+        assert config.mode == CompilationMode.NONE and config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
+        assert config.max_cudagraph_capture_size == largest
+
+
 def test_if_the_cache_does_not_fit_vllm_chooses_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [arguments["kv_cache_memory_bytes"] for arguments in engine_arguments(monkeypatch, 0.2e9)] == [None, None]
     engines = engine_arguments(monkeypatch, 80e9, max_prompt_tokens=4000, max_sequences=100_000)
