@@ -34,6 +34,9 @@ _MAX_DIFF = {torch.float32: 0.001, torch.bfloat16: 0.05}
 rounding."""
 _MAX_DIFF_TF32 = 0.005
 """The same for fp32 with vLLM on a GPU, whose attention multiplies in TF32 (up to 0.001 on an H200)."""
+_NOISE_LENGTH = 100_003
+"""Numbers of noise, which repeat: drawing one per weight would take 10 s per billion weights. A prime, so that the rows
+of a matrix get different noise."""
 _NUM_QUERIES = 16
 """Queries of a check without an update's responses."""
 
@@ -56,7 +59,7 @@ class SyncDiffs(NamedTuple):
 
 
 def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.ndarray]:
-    """Adds Gaussian noise to every weight.
+    """Adds Gaussian noise to every weight, the same numbers again and again.
 
     Args:
         weights: name → array.
@@ -67,10 +70,14 @@ def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.
         Name → perturbed array.
     """
     random = np.random.default_rng(seed)
+    numbers = random.standard_normal(_NOISE_LENGTH, dtype=np.float32)
 
     def perturb_array(array: np.ndarray) -> np.ndarray:
         std = noise * float(np.sqrt(np.mean(np.square(array))))
-        return array + np.float32(std or _ZERO_NOISE) * random.standard_normal(array.shape, dtype=np.float32)
+        perturbed = np.resize(np.roll(numbers, random.integers(_NOISE_LENGTH)), array.shape)
+        perturbed *= np.float32(std or _ZERO_NOISE)
+        perturbed += array
+        return perturbed
 
     return {name: perturb_array(array) for name, array in weights.items()}
 

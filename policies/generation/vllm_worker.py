@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
-from safetensors import safe_open
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
@@ -40,26 +41,22 @@ class WeightSync:
     _weight_update_active: bool
     _reloading: ExitStack | None = None
 
-    def load_safetensors(self, path: str) -> tuple[int, list[str]]:
-        """Loads a safetensors file with Hugging Face names into the running model.
+    def load_weights(self, path: str) -> tuple[int, list[str]]:
+        """Loads a file of `shared_memory_file` with Hugging Face names into the running model.
 
         Only the path crosses the RPC.
 
         Returns:
             `checksum` of the tensors as read, and vLLM's names of the model's weights that were not updated.
         """
-        import torch
-
         read = 0
 
-        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        def tensors() -> Iterator[tuple[str, Tensor]]:
             """Reads one tensor at a time, so that this process never holds them all."""
             nonlocal read
-            with safe_open(path, framework="pt") as file:
-                for name in sorted(file.keys()):
-                    tensor = file.get_tensor(name)
-                    read = extend_checksum(read, name, tensor.float().numpy())
-                    yield name, tensor
+            for name, tensor in sorted(_read(path).items()):
+                read = extend_checksum(read, name, tensor.float().numpy())
+                yield name, tensor
 
         model = self.model_runner.get_model()
         with torch.inference_mode(), _Reload(model, self._definition) as reload:
@@ -84,8 +81,6 @@ class WeightSync:
 
     def start_transfer(self, _: None) -> None:
         """Starts a weight update. Aborts an earlier one whose weights did not arrive."""
-        import torch
-
         self._digest = Digest()
         with torch.inference_mode():
             self._abort_update()
@@ -100,8 +95,6 @@ class WeightSync:
         Raises:
             RuntimeError: they did not arrive. The model's weights are then unusable until the next update.
         """
-        import torch
-
         with torch.inference_mode():
             try:
                 self.update_weights(update_info)
@@ -121,10 +114,8 @@ class WeightSync:
         """Finishes the weight update.
 
         Returns:
-            `Digest` of the received tensors, and the names of weights that were not updated, as `load_safetensors`.
+            `Digest` of the received tensors, and the names of weights that were not updated, as `load_weights`.
         """
-        import torch
-
         model = self.model_runner.get_model()
         with torch.inference_mode():
             self.finish_weight_update()
@@ -135,19 +126,23 @@ class WeightSync:
         return self._digest.value(), self._reload.stale()
 
     def load_adapter(self, path: str, number: int, rank: int, alpha: float) -> tuple[int, list[str]]:
-        """Replaces an adapter by the weights of a safetensors file with the learner's names.
+        """Replaces an adapter by the weights of a file of `shared_memory_file` with the learner's names.
 
         Returns:
-            As `load_safetensors`. The whole adapter is replaced, so no weight is stale.
+            As `load_weights`. The whole adapter is replaced, so no weight is stale.
 
         Raises:
             ModelError: vLLM does not support adapters on one of the layers.
         """
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a dict)
+        tensors = _read(path)
         read = checksum({name: tensor.numpy() for name, tensor in tensors.items()})  # before vLLM scales them
         vllm_lora.replace_adapter(self.model_runner, peft_names(tensors), number, rank, alpha)
         return read, []
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    """Maps the tensors of a file of `shared_memory_file` into memory."""
+    return cast(dict[str, Tensor], torch.load(path, mmap=True, weights_only=True))
 
 
 def _pack_heads(model: Any) -> None:

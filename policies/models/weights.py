@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from safetensors.numpy import save
 from torch import Tensor
 
 Weights = Mapping[str, np.ndarray]
@@ -97,11 +97,12 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 @contextmanager
 def shared_memory_file(weights: Weights) -> Iterator[str]:
-    """Yields the path of an anonymous safetensors file in memory (memfd), which disappears even if we are killed."""
+    """Yields the path of an anonymous file in memory (memfd) for `torch.load`. It disappears even if we are killed."""
     descriptor = os.memfd_create("weights")
     try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(save(dict(weights)))
+        with open(descriptor, "wb", closefd=False) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # arrays from Ray's object store are read-only
+            torch.save({name: torch.from_numpy(array) for name, array in weights.items()}, file)
         yield f"/proc/{os.getpid()}/fd/{descriptor}"
     finally:
         os.close(descriptor)

@@ -12,7 +12,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from policies.generation import vllm_lora
@@ -23,7 +22,7 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
-from policies.models.weights import Weights, checksum
+from policies.models.weights import Weights, checksum, shared_memory_file
 from policies.sync_check import SyncDiffs, WeightSyncCheckError, check_weight_sync, perturb
 from tests.policies.conftest import make_model, weights_of
 
@@ -235,11 +234,11 @@ def test_the_weight_sync_check_detects_a_stale_tied_head(
 
 
 def test_the_weight_sync_check_detects_a_stale_prefix_cache(
-    generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]], tmp_path: Path
+    generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
     def load_without_dropping_caches(new: Weights) -> None:
-        save_file(dict(new), tmp_path / "model.safetensors")
-        generator.engines["llm_1"].collective_rpc("load_safetensors", args=(str(tmp_path / "model.safetensors"),))
+        with shared_memory_file(new) as path:
+            generator.engines["llm_1"].collective_rpc("load_weights", args=(path,))
 
     with pytest.raises(WeightSyncCheckError):
         run_weight_sync_check(generator, learner, weights, prompts[-1:], load_without_dropping_caches)
