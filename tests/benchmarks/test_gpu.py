@@ -91,14 +91,18 @@ def test_operations_are_six_a_weight_and_token_and_less_where_weights_are_frozen
 @pytest.mark.parametrize(
     ("case", "micro_batch_size", "gigabytes"),
     [
+        (Case("0.5B"), 32, 22.1),
         (Case("0.5B"), 8, 12.6),
-        (Case("0.5B"), 32, 21.9),
-        (Case("1.5B"), 8, 33.9),
-        (Case("1.5B", tokens=4096), 8, 33.0),
+        (Case("1.5B"), 32, 43.6),
+        (Case("1.5B", rows=8), 32, 33.9),
+        (Case("1.5B", tokens=4096), 32, 33.0),
+        (Case("1.5B", again=False), 32, 123.8),
         (Case("1.5B", again=False), 8, 55.8),
         (Case("1.5B", offload=True), 8, 21.5),
+        (Case("1.5B", "lora"), 32, 16.0),
         (Case("1.5B", "lora"), 8, 6.6),
-        (Case("3B"), 8, 65.7),
+        (Case("3B"), 32, 75.3),
+        (Case("7B", "lora"), 32, 31.5),
     ],
     ids=str,
 )
