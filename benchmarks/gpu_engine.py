@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -64,16 +65,16 @@ def measure(name: str, arguments: dict[str, Any], model: str) -> None:
         starts.append(time.perf_counter() - began)
         return started
 
-    vllm.LLM = timed
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    generator = VLLMGenerator(
-        dict.fromkeys(("llm_1", "llm_2"), model),
-        dtype="bf16",
-        device=device,
-        max_prompt_tokens=PROMPT,
-        max_response_tokens=RESPONSE,
-        max_sequences=ROWS,
-    )
+    with mock.patch("vllm.LLM", timed):
+        generator = VLLMGenerator(
+            dict.fromkeys(("llm_1", "llm_2"), model),
+            dtype="bf16",
+            device=device,
+            max_prompt_tokens=PROMPT,
+            max_response_tokens=RESPONSE,
+            max_sequences=ROWS,
+        )
     prompts = [[(37 * row + 11 * position) % 500 + 1 for position in range(PROMPT)] for row in range(ROWS)]
     batches = []
     for batch in range(3):
