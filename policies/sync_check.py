@@ -74,10 +74,8 @@ def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.
 
     def perturb_array(array: np.ndarray) -> np.ndarray:
         std = noise * float(np.sqrt(np.mean(np.square(array))))
-        perturbed = np.resize(np.roll(numbers, random.integers(_NOISE_LENGTH)), array.shape)
-        perturbed *= np.float32(std or _ZERO_NOISE)
-        perturbed += array
-        return perturbed
+        repeated = np.resize(np.roll(numbers, random.integers(_NOISE_LENGTH)), array.shape)
+        return array + np.float32(std or _ZERO_NOISE) * repeated
 
     return {name: perturb_array(array) for name, array in weights.items()}
 

@@ -22,10 +22,8 @@ _MAX_ERROR_CHARACTERS = 300
 """Longest excerpt of vLLM's own error message."""
 _CACHE_SHARE = 0.75
 """The part of an engine's memory for weights and KV cache. The rest is for activations and CUDA graphs."""
-
-
 _MAX_GRAPH_SEQUENCES = 1024
-"""Largest batch for which an engine captures a CUDA graph. A larger one keeps a GPU busy without."""
+"""Largest batch for which an engine captures a CUDA graph; each graph takes time and memory. vLLM's default is 512."""
 
 
 class EngineStartError(RuntimeError):
@@ -71,7 +69,7 @@ def cuda_arguments(max_sequences: int) -> dict[str, Any]:
     """Returns arguments for `vllm.LLM` of engines on GPUs.
 
     Steps in which every response gets a token replay CUDA graphs, but nothing is compiled: on an H200, an engine of a
-    0.5B model then starts in 4 s instead of 63 s (32 s with vLLM's cache), and generates faster (docs/gpu.md).
+    0.36B model then starts in 4 s instead of 63 s (32 s with vLLM's cache), and generates faster (docs/gpu.md).
 
     Args:
         max_sequences: number of responses generated at once.
