@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -106,7 +105,7 @@ def serve(
         chain_text = " then ".join(policy_ids)
         print(f"Loading {chain_text}, after update {policies.update} of {run}.", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # imported libraries may swallow a KeyboardInterrupt
-        with contextlib.nullcontext() if debug else output.redirect_output(Path(os.devnull)):
+        with output.hide_libraries(debug):
             generator = load_generator(policies, names, engine, MAX_CONCURRENT)
             queue = RequestQueue(make_backend(generator, names, MAX_CONCURRENT))
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -117,6 +117,11 @@ def redirect_output(file: Path) -> Iterator[None]:
                 os.close(descriptor)
 
 
+def hide_libraries(debug: bool) -> contextlib.AbstractContextManager[None]:
+    """Discards the output of this process, such as vLLM's while it starts; with `debug` it stays."""
+    return contextlib.nullcontext() if debug else redirect_output(Path(os.devnull))
+
+
 def _redirect_descriptors(targets: Sequence[int]) -> None:
     for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr):
         if stream is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cory_env.pickled import display_name
 from cory_env.tasks import Query
+from launch.console import output
 from launch.console.errors import CommandError, make_folder
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
@@ -33,7 +34,13 @@ def check_output_free(out: Path) -> None:
 
 
 def write_answers(
-    trained: PolicySet, chain: TrainedChain, queries: Sequence[Query], out: Path, *, samples: int = 1, bar: bool = True
+    trained: PolicySet,
+    chain: TrainedChain,
+    queries: Sequence[Query],
+    out: Path,
+    *,
+    samples: int = 1,
+    debug: bool = False,
 ) -> None:
     """Answers queries and writes the answers to a file, one row per query and sample, in order.
 
@@ -45,7 +52,7 @@ def write_answers(
         queries: to answer.
         out: the file; it must not exist.
         samples: number of answers to each query.
-        bar: show a progress bar, if stderr is a terminal.
+        debug: libraries print to the terminal, so there is no progress bar.
 
     Raises:
         CommandError: another process writes the file, the folder cannot be created, or the policies cannot be loaded.
@@ -73,7 +80,10 @@ def write_answers(
         raise CommandError(f"Another process writes {out}. Wait for it, or choose another file with --out.")
     with lock:
         batches = Batches(part_file, identity, work, restart=True)
-        with ProgressPrinter(sys.stderr, len(work), done=batches.done, bar=bar) as progress:
+        with ProgressPrinter(sys.stderr, len(work), done=batches.done, bar=not debug) as progress:
+            progress.stage("Loading the models")
+            with output.hide_libraries(debug):
+                chain.load()
             progress.stage("Answering")
             batches.run(lambda batch: {"rows": _answer_rows(batch, chain)}, progress)
         rows = [row for batch in batches.results for row in batch["rows"]]

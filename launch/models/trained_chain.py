@@ -123,6 +123,10 @@ class TrainedChain:
             self._trained, tuple(dict.fromkeys(self.policy_ids)), self.backend, MAX_BATCH_SIZE[self.backend]
         )
 
+    def load(self) -> None:
+        """Loads the policies now rather than on first use; raises as `generator` does."""
+        _ = self.generator
+
     @property
     def columns(self) -> set[str]:
         """The data columns that the prompt templates contain, except the query, and those that feedback requires.

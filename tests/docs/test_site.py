@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,15 +14,12 @@ import pages
 import pytest
 import reference
 
-from launch.console.cli import COMMANDS, command, parse_command
-from launch.console.configuration import split_arguments
-from launch.experiments.study import bundled_studies, load_study
+from launch.console.cli import COMMANDS, command
 from policies.settings.files import presets
 from policies.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-COMMAND = re.compile(r"`((?:cory|python -m) [^`]+)`")
 
 
 class PageLinks(HTMLParser):
@@ -119,23 +115,6 @@ def test_the_search_index_has_settings_and_words_of_pages(site: dict[Path, PageL
     page_numbers = page_numbers if isinstance(page_numbers, list) else [page_numbers]
     assert index["docnames"].index("reference/metrics") in page_numbers
     assert "Settings" in index["titles"][page_number]
-
-
-def test_every_command_of_the_results_page_is_valid() -> None:
-    commands = COMMAND.findall((DOCS / "results.md").read_text(encoding="utf-8"))
-    assert len(commands) > 40
-    arms = {name: load_study(name).arms.keys() for name in bundled_studies()}
-    for program, name, *arguments in map(shlex.split, commands):
-        if program == "cory" and "…" not in arguments:
-            options = parse_command(name, arguments)
-            if name == "study":
-                study, *names = [word for word in options.words or () if "=" not in word]
-                assert set(names) <= arms[study], arguments
-            elif name in ("train", "tune"):
-                split_arguments(options.words or ()).settings()
-        elif program == "python":
-            module = ROOT / arguments[0].replace(".", "/")
-            assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
 
 
 def test_the_workflow_that_publishes_the_site_is_valid() -> None:
