@@ -103,6 +103,7 @@ def _bwrap_command(command: Sequence[str]) -> list[str]:
         *(f"--unshare-{namespace}" for namespace in namespaces),
         "--die-with-parent",
         "--as-pid-1",
+        *("--perms", "1777", "--size", str(TEMPORARY), "--tmpfs", "/tmp"),  # before the paths, which may be below it
     ]
     inside_paths = [*(inside for _, inside in _visible_paths()), *DEVICES]
     parents = dict.fromkeys(str(above) for inside in inside_paths for above in reversed(Path(inside).parents))
@@ -113,8 +114,7 @@ def _bwrap_command(command: Sequence[str]) -> list[str]:
         words += ["--symlink", os.readlink(outside), inside] if link else ["--ro-bind", outside, inside]
     for device in DEVICES:
         words += ["--dev-bind", device, device]
-    words += ["--perms", "1777", "--size", str(TEMPORARY), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
-    return [*words, "--", *command]
+    return [*words, "--remount-ro", "/", "--chdir", "/tmp", "--", *command]
 
 
 def _namespaces_command(command: Sequence[str]) -> list[str]:

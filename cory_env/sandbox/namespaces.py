@@ -52,6 +52,8 @@ def _build_root(paths: Sequence[tuple[str, str]], devices: Sequence[str], size: 
     """Builds a new root file system, makes it the root, and unmounts the old one."""
     _mount(None, "/", MS_REC | MS_PRIVATE)
     _mount("tmpfs", NEW_ROOT, MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    os.mkdir(f"{NEW_ROOT}/tmp")  # before the paths, some of which may be below /tmp
+    _mount("tmpfs", f"{NEW_ROOT}/tmp", MS_NOSUID | MS_NODEV, f"size={size},mode=1777")
     for outside, inside in [*paths, *((device, device) for device in devices)]:
         target = NEW_ROOT + inside
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -65,8 +67,6 @@ def _build_root(paths: Sequence[tuple[str, str]], devices: Sequence[str], size: 
         _mount(outside, target, MS_BIND)
         if outside not in devices:
             _mount(None, target, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-    os.mkdir(f"{NEW_ROOT}/tmp")
-    _mount("tmpfs", f"{NEW_ROOT}/tmp", MS_NOSUID | MS_NODEV, f"size={size},mode=1777")
     _mount(None, NEW_ROOT, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(NEW_ROOT)
     _call("pivot_root", b".", b".")

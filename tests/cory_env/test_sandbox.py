@@ -140,6 +140,23 @@ ENDLESS = {
 }
 
 
+def test_python_and_its_packages_may_be_below_the_temporary_folder(
+    require_working_sandbox: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tmp_path.is_relative_to("/tmp")
+    tmp_path.chmod(0o755)  # by default, only pytest's user can read it
+    (tmp_path / "package.py").write_text("print('found')")
+    monkeypatch.setattr(machine, "packages", lambda: str(tmp_path))
+    program = f"import runpy; runpy.run_path({str(tmp_path / 'package.py')!r}); open('x', 'w')"
+    command = machine.sandbox_command([machine.interpreter(), *machine.OPTIONS, "-c", program])
+    process = subprocess.run(command, capture_output=True, text=True, env=machine.environment())
+    assert (process.returncode, process.stdout) == (0, "found\n"), process.stderr
+    writing = f"open({str(tmp_path / 'y')!r}, 'w')"
+    command = machine.sandbox_command([machine.interpreter(), *machine.OPTIONS, "-c", writing])
+    assert b"Error" in subprocess.run(command, capture_output=True, env=machine.environment()).stderr
+    assert not (tmp_path / "y").exists()
+
+
 def test_programs_pass_only_by_returning_right_values(require_working_sandbox: None) -> None:
     tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))"]
     programs = [*FORGERIES.values(), "def f(x): return x + 1", "def f(x): return 2"]
