@@ -78,7 +78,7 @@ class RewardWorker:
         functions = {REWARD: spec, FEEDBACK: feedback}
         functions |= {role_reward(role): own_spec for role, own_spec in role_rewards.items()}
         specs = {name: function for name, function in functions.items() if function is not None}
-        self._names = {function: f"The {function} {display_name(name)}" for function, name in specs.items()}
+        self._names = {function: f"{function} {display_name(name)}" for function, name in specs.items()}
         self._process = RewardProcess(specs, timeout)
 
     def rewards(
@@ -131,7 +131,7 @@ class RewardWorker:
         for _ in range(MAX_ATTEMPTS - 1):
             if not reply.killed:
                 break
-            logger.warning("%s %s; retrying its %d samples.", self._names[batch.function], reply.error, len(batch))
+            logger.warning("The %s %s; retrying its %d samples.", self._names[batch.function], reply.error, len(batch))
             reply = self._call(batch)
         values = self._call_singly(batch, reply.error) if reply.error else reply.values
         faults = {index: value for index, value in enumerate(values) if isinstance(value, SampleError)}
@@ -160,7 +160,7 @@ class RewardWorker:
         """
         reply = self._process.start()
         if reply.error:
-            raise self._unusable(reply, " and ".join(self._names.values()))
+            raise self._unusable(reply, " and the ".join(self._names.values()))
         return self._process.needs
 
     def prepare(self) -> None:
@@ -190,7 +190,7 @@ class RewardWorker:
 
     def _unusable(self, reply: Reply, name: str) -> RewardError:
         kind = RewardKilled if reply.killed else RewardError
-        return kind(f"{name} cannot be used: {reply.error}")
+        return kind(f"The {name} cannot be used: {reply.error}")
 
     def _call_singly(self, batch: Batch, error: str) -> list[float | str | None]:
         """Calls the function on each sample separately after the whole call failed, for at most twice the time limit.
@@ -229,7 +229,7 @@ class RewardWorker:
             attempts = ""
             advice = "Correct the function or the data, or set on_reward_error=skip to drop such queries."
         end = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
-        return f"{self._names[batch.function]} failed{attempts} on {location}: it {reason}{end}{advice}"
+        return f"The {self._names[batch.function]} failed{attempts} on {location}: it {reason}{end}{advice}"
 
 
 def _describe_sample(batch: Batch, index: int) -> str:
