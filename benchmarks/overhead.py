@@ -159,7 +159,7 @@ def meter_driver() -> None:
     METER.wrap(torch.Tensor, "backward", "backward")
     METER.wrap(PolicyLearner, "_clip_gradients", "optimizer")
     METER.wrap(torch.optim.Adam, "step", "optimizer")
-    METER.wrap(Runners, "send", "sync")
+    METER.wrap(Runners, "sync_weights", "sync")
 
 
 def meter_runner(runner: ChainRunner) -> None:
