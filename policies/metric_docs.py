@@ -7,9 +7,9 @@ METRIC_DOCS = {
     "combined_reward": "Mean of task reward minus `eval_kl_coef` times KL. It selects the best checkpoint.",
     "response_length": "Mean response length, in tokens.",
     "eos_rate": "Share of responses that end with a stop token, not at the length limit.",
+    "repetition": "Share of a response's pairs of adjacent tokens that occur earlier in it.",
     "thought_cut_rate": "Share of responses that end within their thought, without an end tag, so they have no answer "
     "(`thinking`).",
-    "repetition": "Share of a response's pairs of adjacent tokens that occur earlier in it.",
     "in_chain_kl": "In `last_response`: KL if the reference is given the last agent's own prompt, as in training.",
     "chain_tokens": "In `final.json` and evaluations, if chains can stop: tokens that a chain generated for a query.",
     "task_reward_std": "Standard deviation of the task reward over responses.",

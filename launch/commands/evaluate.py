@@ -75,8 +75,8 @@ def evaluate(
     define the policies. `data=FILE` evaluates on all of FILE. Chains are generated in batches as large as those of an
     update; `seed` seeds the sampling of responses.
 
-    Repeat the command to continue a killed evaluation. Checkpoints are pickles, which can run code: evaluate only your
-    own runs.
+    Repeat the command to continue a killed evaluation. Only the policies' weights are read from the checkpoint, no
+    pickles. Rewards run code: those of the run, also one pickled in its config.yaml. Evaluate only your own runs.
 
     Examples:
       cory evaluate runs/NAME
