@@ -168,4 +168,4 @@ def meter_runner(runner: ChainRunner) -> None:
     for engine in runner.generator.engines.values():
         METER.wrap(engine, "enqueue", "generation")
         METER.wrap(engine.llm_engine, "step", "generation")
-    METER.wrap(runner, "load_weights", "sync")
+    METER.wrap(runner.generator, "load", "sync")
