@@ -119,7 +119,7 @@ def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_jso
         history = []
         print("Each query continues the conversation; /new starts another one.")
     chain.check_feedback([Query(0, query or "")])
-    chain.generator  # noqa: B018 - loads the policies before the first prompt
+    chain.load()
     for number, text in enumerate(_read_queries(is_interactive) if query is None else [query]):
         if history is not None and text.strip() == "/new":
             history = []

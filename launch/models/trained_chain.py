@@ -124,7 +124,7 @@ class TrainedChain:
         )
 
     def load(self) -> None:
-        """Loads the policies now rather than on first use; raises as `generator` does."""
+        """Loads the policies before the first query; raises as `generator` does."""
         _ = self.generator
 
     @property

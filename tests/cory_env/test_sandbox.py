@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -141,20 +142,19 @@ ENDLESS = {
 
 
 def test_python_and_its_packages_may_be_below_the_temporary_folder(
-    require_working_sandbox: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    require_working_sandbox: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tmp_path.is_relative_to("/tmp")
-    tmp_path.chmod(0o755)  # by default, only pytest's user can read it
-    (tmp_path / "package.py").write_text("print('found')")
-    monkeypatch.setattr(machine, "packages", lambda: str(tmp_path))
-    program = f"import runpy; runpy.run_path({str(tmp_path / 'package.py')!r}); open('x', 'w')"
-    command = machine.sandbox_command([machine.interpreter(), *machine.OPTIONS, "-c", program])
-    process = subprocess.run(command, capture_output=True, text=True, env=machine.environment())
-    assert (process.returncode, process.stdout) == (0, "found\n"), process.stderr
-    writing = f"open({str(tmp_path / 'y')!r}, 'w')"
-    command = machine.sandbox_command([machine.interpreter(), *machine.OPTIONS, "-c", writing])
-    assert b"Error" in subprocess.run(command, capture_output=True, env=machine.environment()).stderr
-    assert not (tmp_path / "y").exists()
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        command = machine.sandbox_command([machine.interpreter(), *machine.OPTIONS, "-c", program])
+        return subprocess.run(command, capture_output=True, text=True, env=machine.environment())
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)  # by default, other users cannot read it
+        Path(folder, "package.py").write_text("print('imported')")
+        monkeypatch.setattr(machine, "packages", lambda: folder)
+        process = run(f"import sys; sys.path.append({folder!r}); import package; open('x', 'w')")
+        assert (process.returncode, process.stdout) == (0, "imported\n"), process.stderr
+        assert "Error" in run(f"open('{folder}/y', 'w')").stderr and not Path(folder, "y").exists()
 
 
 def test_programs_pass_only_by_returning_right_values(require_working_sandbox: None) -> None:
