@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 MAX_TEXT = 300  # characters of each text
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+ENDED = "ended"  # the name of the exception, if a script's process ended without one
 RECORD = "<record>"  # a name that no test can use
 COMPARISONS = ("same_output", "same_value", "isclose", "allclose", "array_equal")
 """Functions that compare a value, their first argument, with the expected one."""
@@ -109,7 +110,7 @@ def describe_failure(
     error: BaseException,
     operands: Operands,
     raised: tuple[BaseException, Raised] | None,
-    last_call: tuple[Any, ...] | None,
+    last_call: tuple[tuple[Any, ...], dict[str, Any], object] | None,
 ) -> Failure:
     """Describes why a test ended with an exception.
 
@@ -117,10 +118,12 @@ def describe_failure(
         error: The exception.
         operands: The values that the test's assertions compared.
         raised: The program's last exception: the exception raised in the tester, and its details.
-        last_call: The last request that called the program and returned, and its result.
+        last_call: The arguments, by position and by name, and the result of the last call of the program that returned.
     """
     if raised is not None and raised[0] is error:
         details = raised[1]
+        if details.name == ENDED:
+            return Failure("ended")
         return Failure(
             "exception", error=printable_line(details.name), message=printable_line(details.message), line=details.line
         )
@@ -135,8 +138,7 @@ def describe_failure(
     )
 
 
-def _show_call(message: tuple[Any, ...], result: object) -> str:
-    positional, keywords = message[2:] if message[0] == "call" else (message[1:], {})
+def _show_call(positional: tuple[Any, ...], keywords: dict[str, Any], result: object) -> str:
     arguments = [*map(_repr, positional), *(f"{name}={_repr(value)}" for name, value in keywords.items())]
     return f"with ({printable_line(', '.join(arguments))}), returned {printable_line(_repr(result))}"
 

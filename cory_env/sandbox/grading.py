@@ -179,7 +179,8 @@ def _run(submission: Submission, limits: Limits, sandbox: str, explain: bool) ->
             stack.callback(process.wait)
             stack.callback(process.kill)
 
-        start("worker", submission.program, limits.memory, request_in, reply_out)
+        runs_as_script = any("run" in test for test in (submission.setup, *submission.tests))
+        start("worker", [submission.program, runs_as_script], limits.memory, request_in, reply_out)
         tests = [submission.setup, submission.entry, list(submission.tests), explain]
         start("tester", tests, TESTER_MEMORY, reply_in, request_out, results_out)
         for pipe in (request_in, request_out, reply_in, reply_out, results_out):

@@ -2,7 +2,7 @@
 
 In both, a process has its own read-only file system with the system's libraries, Python and its packages, but no home
 directories or user data; its own temporary folder in memory; no network; and it sees no other processes. It runs as an
-unprivileged user and dies with the process that started it. It sets its memory and time limits itself (`protocol`).
+unprivileged user and dies with the process that started it. It sets its memory and time limits itself (`confinement`).
 """
 
 import os
@@ -17,6 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+LINKS = {"/dev/stdin": "/tmp/.stdin", "/dev/stdout": "/tmp/.stdout"}  # the files of a script (`script`)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 CODE_ROOT = "/sandbox"
 CODE = f"{CODE_ROOT}/cory_env/sandbox"  # path of this folder in the sandbox
@@ -27,7 +28,7 @@ OPTIONS = ("-P", "-s", "-S")  # Python options: no current folder, user folder o
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROBE_SECONDS = 20.0
 PROBE = (
-    f"import sys; sys.path.insert(0, {CODE_ROOT!r}); import cory_env.sandbox.protocol; open('/dev/null'); print('in')"
+    f"import sys; sys.path.insert(0, {CODE_ROOT!r}); import cory_env.sandbox.confinement; open('/dev/null'); print('in')"
 )
 
 
@@ -114,11 +115,13 @@ def _bwrap_command(command: Sequence[str]) -> list[str]:
         words += ["--symlink", os.readlink(outside), inside] if link else ["--ro-bind", outside, inside]
     for device in DEVICES:
         words += ["--dev-bind", device, device]
+    for path, target in LINKS.items():
+        words += ["--symlink", target, path]
     return [*words, "--remount-ro", "/", "--chdir", "/tmp", "--", *command]
 
 
 def _namespaces_command(command: Sequence[str]) -> list[str]:
     uid = random.SystemRandom().choice(UNNAMED_UIDS)
-    arguments = (_visible_paths(), DEVICES, TEMPORARY, uid, list(command))
+    arguments = (_visible_paths(), DEVICES, LINKS, TEMPORARY, uid, list(command))
     enter = f"import sys; sys.path.insert(0, {str(HERE.parents[1])!r}); from cory_env.sandbox.namespaces import main; "
     return [interpreter(), *OPTIONS, "-c", f"{enter}main{arguments!r}"]

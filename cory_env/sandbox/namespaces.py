@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
@@ -21,13 +21,19 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(
-    paths: Sequence[tuple[str, str]], devices: Sequence[str], size: int, uid: int, command: Sequence[str]
+    paths: Sequence[tuple[str, str]],
+    devices: Sequence[str],
+    links: Mapping[str, str],
+    size: int,
+    uid: int,
+    command: Sequence[str],
 ) -> None:
     """Sandboxes this process, which then becomes the command; does not return.
 
     Args:
         paths: The paths visible inside, read-only: each as the path outside and the path inside.
         devices: Files that are visible and writable.
+        links: Symbolic links and what they lead to.
         size: Bytes of the temporary folder.
         uid: The user that root becomes.
         command: The command to run inside.
@@ -39,7 +45,7 @@ def enter(
     if child := os.fork():  # the first process of the new namespace; it dies with this one
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
-    _build_root(paths, devices, size)
+    _build_root(paths, devices, links, size)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -48,7 +54,9 @@ def enter(
     os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability
 
 
-def _build_root(paths: Sequence[tuple[str, str]], devices: Sequence[str], size: int) -> None:
+def _build_root(
+    paths: Sequence[tuple[str, str]], devices: Sequence[str], links: Mapping[str, str], size: int
+) -> None:
     """Builds a new root file system, makes it the root, and unmounts the old one."""
     _mount(None, "/", MS_REC | MS_PRIVATE)
     _mount("tmpfs", NEW_ROOT, MS_NOSUID | MS_NODEV, "size=1m,mode=755")
@@ -67,6 +75,8 @@ def _build_root(paths: Sequence[tuple[str, str]], devices: Sequence[str], size: 
         _mount(outside, target, MS_BIND)
         if outside not in devices:
             _mount(None, target, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    for path, destination in links.items():
+        os.symlink(destination, NEW_ROOT + path)
     _mount(None, NEW_ROOT, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(NEW_ROOT)
     _call("pivot_root", b".", b".")

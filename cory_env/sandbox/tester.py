@@ -1,4 +1,4 @@
-"""The process that runs the tests. The program runs in another process; the tests use it through `RemoteValue`s."""
+"""The process that runs the tests. The program runs in another process; the tests use it through proxies (`remote`)."""
 
 import ast
 import builtins
@@ -7,105 +7,205 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Sequence
 from typing import Any
 
+from cory_env.sandbox.confinement import read_and_confine
 from cory_env.sandbox.failures import RECORD, Operands, Raised, describe_failure
-from cory_env.sandbox.protocol import Channel, ChannelClosed, UnsupportedValue, read_and_confine
+from cory_env.sandbox.peer import Peer
+from cory_env.sandbox.protocol import ChannelClosed, take_standard_streams
+from cory_env.sandbox.remote import ARITHMETIC, COMPARISONS, NUMBERS, RemoteClass, RemoteObject, is_remote, plain_base
 
 RUN = "run"  # the tests' function that runs the program as a script: run(input) returns its output
 COMPILES = "__compiles__"  # the tests' function that only compiles the program
+TESTS = "tests"  # the tests' module
 # A program's StopIteration would end an iteration in the test, as in `all(map(f, …))`, but not the test.
 ITERATION_ENDS = (StopIteration, StopAsyncIteration)
+# Their attributes would lead a program to the tests' frames and global names.
+OPAQUE = (
+    *(types.FunctionType, types.MethodType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType),
+    *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, type),
+)
+READABLE = {
+    types.FunctionType: {"__name__", "__qualname__", "__doc__", "__code__", "__defaults__"},
+    types.CodeType: {"co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_varnames", "co_name", "co_flags"},
+    types.MethodType: {"__name__", "__qualname__", "__doc__"},
+    type: {"__name__", "__qualname__", "__doc__"},
+}
 
 
-class ProgramProxy:
-    """The program's names and values, requested from its process.
+class Program(Peer):
+    """The program, from whose process names and values are requested.
 
     Attributes:
         raised: The last exception of the program: the exception raised here, and its details.
-        last_call: The last request that called the program and returned, and its result.
+        last_call: The arguments of the last call that returned, by position and by name, and its result.
+        hidden: Whether `repr` of the program's objects must not ask the program.
     """
 
     def __init__(self) -> None:
+        super().__init__(*take_standard_streams(), first=1, trusting=False)
         self.raised: tuple[BaseException, Raised] | None = None
-        self.last_call: tuple[tuple[Any, ...], object] | None = None
-        self._channel = Channel(
-            os.fdopen(0, "rb"),
-            os.fdopen(1, "wb"),
-            self._number,
-            lambda content: RemoteValue(self, int(content[0]), str(content[1])[:40]),
-        )
+        self.last_call: tuple[tuple[Any, ...], dict[str, Any], object] | None = None
+        self.hidden = False
 
-    def _number(self, value: object) -> int:
-        if isinstance(value, RemoteValue):
-            return int(object.__getattribute__(value, "_number"))
-        raise UnsupportedValue(f"a {type(value).__name__} cannot be passed to the program")
+    def received(self, operation: str, error: BaseException, name: str, message: str, line: int | None) -> BaseException:
+        """Returns the program's exception, but ends of iterations only from iterators."""
+        next_item = operation == "operate" and isinstance(error, ITERATION_ENDS)
+        if isinstance(error, (*ITERATION_ENDS, ChannelClosed)) and not next_item:
+            error = RuntimeError(message)
+        self.raised = (error, Raised(name, message, line))
+        return error
 
-    def request(self, *message: object) -> Any:
-        """Sends a request and returns the value in the reply.
+    def show(self, printed: str) -> None:
+        """Prints what the program printed, as a test may redirect it."""
+        if printed:
+            with contextlib.suppress(ValueError):
+                sys.stdout.write(printed)
+
+    def get(self, name: str) -> tuple[bool, Any]:
+        """Returns whether the program has a global name, and its value."""
+        try:
+            return self.request("get", name)
+        except KeyError as error:  # of the program itself; it must not look as if the name were missing
+            assert self.raised
+            self.raised = (RuntimeError(str(error)), self.raised[1])
+            raise self.raised[0] from error
+
+    def call(self, target: object, positional: tuple[object, ...], keywords: dict[str, object]) -> Any:
+        """Calls a function or class of the program."""
+        result = super().call(target, positional, keywords)
+        self.last_call = (positional, keywords, result)
+        return result
+
+    def run(self, text: str) -> Any:
+        """Returns what the program prints as a script that reads the text."""
+        result = self.request(RUN, str(text))
+        self.last_call = ((text,), {}, result)
+        return result
+
+    def operate(self, name: str, target: Any, *operands: Any) -> Any:
+        """Applies an operator to an object of the program, unless that left the verdict to the program (`remote`)."""
+        ours = bool(operands) and not is_remote(operands[0])
+        if name in ("__str__", "__repr__", "__format__") and self.hidden:
+            base = plain_base(type(target))
+            return base.__repr__(target) if base else f"<{type(target).__name__} object>"
+        if name in ("__eq__", "__ne__") and ours:
+            content = self.request("content", target) if isinstance(operands[0], list | dict | set) else None
+            return (content is not None and content == operands[0]) is (name == "__eq__")
+        if name in COMPARISONS and ours:
+            return NotImplemented
+        if name == "__contains__" and ours:
+            return any(item is operands[0] or item == operands[0] for item in target)
+        result = super().operate(name, target, *operands)
+        informed = any(operand.__remote__.informed for operand in (target, *operands) if is_remote(operand))
+        if (name in ARITHMETIC and (ours or informed)) or (name in NUMBERS and informed):
+            if not isinstance(result, RemoteObject):
+                raise TypeError(f"{name} of the program's {type(target).__name__} would leave the verdict to the program")
+            result.__remote__.informed = True
+        return result
+
+    def execute(self, operation: str, target: Any, *arguments: Any) -> Any:
+        """Executes what the program requests of an object that a test passed to it, if that is harmless.
 
         Raises:
-            Exception: The exception that the program raised if it is a built-in one, otherwise a `RuntimeError`.
-            ChannelClosed: The program has ended.
+            AttributeError: It is not.
         """
-        self._channel.send(message)
-        reply = self._channel.receive()
-        if not isinstance(reply, tuple) or len(reply) not in (2, 4) or reply[0] is not (len(reply) == 2):
-            raise ChannelClosed
-        if reply[0]:
-            if message[0] in ("call", RUN):
-                self.last_call = (message, reply[1])
-            return reply[1]
-        raised = Raised(str(reply[1]), str(reply[2]), reply[3] if type(reply[3]) is int else None)
-        kind = vars(builtins).get(raised.name)
-        if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, ITERATION_ENDS):
-            kind = RuntimeError
-        try:
-            error: Exception = kind(raised.message)
-        except TypeError:  # a type that requires more arguments, such as UnicodeDecodeError
-            error = RuntimeError(raised.message)
-        self.raised = (error, raised)
-        raise error
+        allowed = False
+        if operation in ("attribute", "set", "delete"):
+            name = str(arguments[0])
+            allowed = not name.startswith("_") and not isinstance(target, OPAQUE)
+            allowed = allowed and (operation == "attribute" or type(target).__module__ == TESTS)
+            allowed = allowed or (operation == "attribute" and name in READABLE.get(type(target), ()))
+        elif operation == "call":
+            allowed = callable(target)
+        elif operation == "operate":
+            allowed = not isinstance(target, types.ModuleType | type)
+        elif operation == "signature":
+            allowed = isinstance(target, types.FunctionType | types.MethodType)
+        if not allowed:
+            raise AttributeError(f"{operation} {arguments[:1]} of a test's {type(target).__name__} is not possible")
+        return super().execute(operation, target, *arguments)
 
 
-class RemoteValue:
-    """A value of the program that is not plain data, such as a function. It is equal only to itself."""
+class Namespace(dict[str, Any]):
+    """The global names of a test. Those that it does not define are the program's, the library's, or Python's."""
 
-    def __init__(self, program: ProgramProxy, number: int, kind: str) -> None:
-        object.__setattr__(self, "_program", program)
-        object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_kind", kind)
+    def __init__(self, program: Program, program_names: frozenset[str]) -> None:
+        """Makes the namespace.
 
-    def __repr__(self) -> str:
-        return f"<{object.__getattribute__(self, '_kind')} object>"
+        Args:
+            program: The program under test.
+            program_names: Names that are the program's even if Python or its library has them, too.
+        """
+        super().__init__(__name__=TESTS)
+        self._program, self._program_names = program, program_names
 
-    def _request(self, operation: str, *arguments: object) -> Any:
-        program: ProgramProxy = object.__getattribute__(self, "_program")
-        return program.request(operation, self, *arguments)
+    def __missing__(self, name: str) -> Any:
+        if name == RUN:
+            return self._program.run
+        if name == "same_output":
+            return same_output
+        if name == COMPILES:
+            return lambda: self._program.request("compile", None)
+        known = name in sys.stdlib_module_names or hasattr(builtins, name)
+        if not known or name in self._program_names:
+            exists, value = self._program.get(name)
+            if exists:
+                if is_remote(value):
+                    self[name] = value  # others may be assigned anew
+                return value
+        if name in sys.stdlib_module_names and not hasattr(builtins, name):
+            return importlib.import_module(name)
+        raise KeyError(name)
 
-    def __call__(self, *arguments: object, **keywords: object) -> Any:
-        return object.__getattribute__(self, "_request")("call", arguments, keywords)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            return object.__getattribute__(self, name)
-        return object.__getattribute__(self, "_request")("attribute", name)
+def find_program_names(tests: Sequence[str], setup: str, entry: str) -> frozenset[str]:
+    """Returns the names that refer to the program although Python or its library defines them, too.
 
-    def __setattr__(self, name: str, value: object) -> None:  # MBPP's tests build lists and trees this way
-        object.__getattribute__(self, "_request")("set", name, value)
+    These are the entry; names of the library that are used otherwise than for what the library has under them, as in
+    `copy(x)`; and, if there is no entry, names of functions that a test calls although it uses nothing else of the program,
+    as in `assert sum(10, 15) == 6`.
+    """
+    names = {entry} - {""}
+    for test in tests:
+        trees = []
+        for code in (setup, test):
+            with contextlib.suppress(SyntaxError, ValueError):
+                trees += list(ast.walk(ast.parse(code)))
+        bases = {id(node.value): node.attr for node in trees if isinstance(node, ast.Attribute)}
+        called = {node.func.id for node in trees if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        defined = _defined_names(trees)
+        others = False
+        for node in trees:
+            if not isinstance(node, ast.Name) or node.id in defined:
+                continue
+            if node.id in sys.stdlib_module_names:
+                if id(node) not in bases or not hasattr(importlib.import_module(node.id), bases[id(node)]):
+                    names.add(node.id)
+                    others = True
+            elif not hasattr(builtins, node.id):
+                others = True
+        if not entry and not others:
+            names |= {name for name in called if hasattr(builtins, name)} - defined
+    return frozenset(names)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(object.__getattribute__(self, "_request")("iterate"))
+
+def _defined_names(nodes: Sequence[ast.AST]) -> set[str]:
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    return names | {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
 
 
-def run_test(program: ProgramProxy, setup: str, entry: str, test: str, operands: Operands | None) -> None:
+def run_test(namespace: Namespace, setup: str, entry: str, test: str, operands: Operands | None) -> None:
     """Runs one test. It passes if it ends without an exception.
 
     Args:
-        program: The program under test.
-        setup: Code from the data that the test requires. It runs in this process; names that it does not define refer
-            to the program.
+        namespace: The test's global names.
+        setup: Code from the data that the test requires. It runs in this process.
         entry: A name that refers to the program even if the setup defines it.
         test: The test's code.
         operands: Records the values that the test's assertions compare.
@@ -113,38 +213,14 @@ def run_test(program: ProgramProxy, setup: str, entry: str, test: str, operands:
     Raises:
         ChannelClosed: The program has ended.
     """
-    namespace: dict[str, Any] = {"__name__": "tests"}
     if setup:
-        _resolve_names(program, namespace, setup)
         exec(compile(setup, "<setup>", "exec"), namespace)
-    namespace.pop(entry, None)
-    _resolve_names(program, namespace, test)
+        namespace.pop(entry, None)
     tree = ast.parse(test)
     if operands:
         operands.instrument(tree)
         namespace[RECORD] = operands.record
-    program.last_call = None
     exec(compile(tree, "<test>", "exec"), namespace)
-
-
-def _resolve_names(program: ProgramProxy, namespace: dict[str, Any], code: str) -> None:
-    """Adds to the namespace the program's values for names in the code that are neither defined nor built in."""
-    names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    for name in sorted(names - set(namespace) - set(vars(builtins))):
-        if name == RUN:
-            namespace[RUN] = lambda text: program.request(RUN, text)
-            namespace["same_output"] = same_output
-        elif name == COMPILES:
-            namespace[COMPILES] = lambda: program.request("compile", None)
-        elif name in sys.stdlib_module_names:  # the program might replace `math`
-            namespace[name] = importlib.import_module(name)
-        elif name != "same_output":
-            try:
-                namespace[name] = program.request("get", name)
-            except KeyError:
-                if program.raised and program.raised[1].line is not None:  # the program's own exception
-                    raise
-                # Otherwise the code itself defines the name.
 
 
 def same_output(printed: object, expected: str) -> bool:
@@ -183,17 +259,21 @@ def main(files: Sequence[int], *limits: Any) -> None:
         limits: The other arguments of `read_and_confine`.
     """
     setup, entry, tests, explain = read_and_confine(files[0], *limits)
-    program = ProgramProxy()
+    program = Program()
+    names = find_program_names(tests, setup, entry)
     with os.fdopen(files[1], "wb") as results:
         for test in tests:
             operands = Operands() if explain else None
+            program.last_call = None
             result: object = True
             try:
-                run_test(program, setup, entry, test, operands)
+                run_test(Namespace(program, names), setup, entry, test, operands)
             except ChannelClosed:
                 return
             except BaseException as error:  # a failed assertion, an exception of the program, or an error in the test
+                program.hidden = True
                 result = operands is not None and describe_failure(error, operands, program.raised, program.last_call)
+                program.hidden = False
             results.write(json.dumps(result).encode() + b"\n")
             results.flush()
             if explain and result is not True:

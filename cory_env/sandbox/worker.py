@@ -4,120 +4,116 @@ It need not be protected from the program: it only computes values, and knows ne
 """
 
 import contextlib
-import itertools
-import os
+import io
+import site
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from cory_env.sandbox.protocol import MAX_MESSAGE_BYTES, Channel, ChannelClosed, UnsupportedValue, read_and_confine
+from cory_env.sandbox.confinement import forbid_processes, read_and_confine
+from cory_env.sandbox.peer import Peer
+from cory_env.sandbox.protocol import Channel, ChannelClosed, take_standard_streams
+from cory_env.sandbox.script import RECURSION_LIMIT, Program, Script, ScriptError, start_scripts
 
-MAX_ITEMS = 100_000  # of an iterable that the tester requests
-PROGRAM = "<program>"  # the program's file name in tracebacks
+MAX_PRINTED = 2**20  # bytes that functions may print per request; the rest is lost
+FRAMES = 10  # of this module and below, when a program's function is called
 
 
-class ProgramWorker:
-    """A program, and the values that the tester knows by number."""
+class ProgramWorker(Peer):
+    """A program, and the values that the tester uses."""
 
-    def __init__(self, program: str) -> None:
-        """Stores the program's source code without running it."""
-        self._program = program
-        self._values: list[Any] = []
-        # The program's output must not mix with the replies.
-        read, write = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-        devnull = os.open(os.devnull, os.O_RDWR)
-        os.dup2(devnull, 0)
-        os.dup2(devnull, 1)
-        os.close(devnull)
-        self._channel = Channel(read, write, self._number, lambda number: self._values[int(number)])
+    def __init__(self, program: Program, scripts: Channel | None) -> None:
+        """Stores the program without running it.
 
-    def _number(self, value: object) -> tuple[int, str]:
-        """Stores a value that is not plain data; returns its number and type."""
-        if type(value).__module__ == "numpy":
-            raise UnsupportedValue("the value is an array or scalar of numpy")
-        self._values.append(value)
-        return len(self._values) - 1, type(value).__name__
+        Args:
+            program: The program.
+            scripts: Runs the program as a script.
+        """
+        super().__init__(*take_standard_streams(), first=0, trusting=True)
+        self._program, self._scripts = program, scripts
+        self._printed = _Printed()
+        self._stdout = io.TextIOWrapper(self._printed, encoding="utf-8", errors="replace", write_through=True)
+        sys.stdout = self._stdout
+        self._error: BaseException | None = None
 
-    def serve(self) -> None:
-        """Replies until the tester is gone: `[True, value]`, or `[False, *exception_details(error)]`."""
-        while True:
-            request = self._channel.receive()
-            try:
-                reply = (True, self._execute(*request))  # type: ignore[misc]
-                self._channel.send(reply)
-            except BaseException as error:  # a program may raise anything
-                self._channel.send((False, *exception_details(error)))
-
-    def _execute(self, operation: str, target: Any, *arguments: Any) -> object:
+    def execute(self, operation: str, target: Any, *arguments: Any) -> object:
+        """Executes what the tester requests."""
         if operation == "run":
             return self._run(target)
         if operation == "compile":
-            compile(self._program, PROGRAM, "exec")
+            compile(self._program.source, self._program.path, "exec", dont_inherit=True)
             return None
         if operation == "get":
-            return self._namespace[target]
-        if operation == "call":
-            positional, keywords = arguments
-            return target(*positional, **keywords)
-        if operation == "attribute":
-            return getattr(target, *arguments)
-        if operation == "set":
-            setattr(target, *arguments)
-            return None
-        assert operation == "iterate"
-        items: Iterable[object] = target
-        return list(itertools.islice(items, MAX_ITEMS))
+            names = self._names
+            return (target in names, names.get(target))
+        return super().execute(operation, target, *arguments)
 
     @cached_property
-    def _namespace(self) -> dict[str, Any]:
-        """The program's global names; runs the program on first access."""
-        namespace: dict[str, Any] = {"__name__": "solution"}
-        exec(compile(self._program, PROGRAM, "exec"), namespace)
-        return namespace
+    def _names(self) -> dict[str, Any]:
+        """The program's global names; runs the program, once."""
+        if self._error is not None:
+            raise self._error
+        forbid_processes()
+        sys.setrecursionlimit(RECURSION_LIMIT + FRAMES)
+        try:
+            return vars(self._program.run("solution"))
+        except BaseException as error:
+            self._error = error
+            raise
 
-    def _run(self, text: str) -> str:
-        """Returns the output of the program as a script with `text` as its standard input."""
-        stdin, stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
-        os.write(stdin, text.encode())
-        os.lseek(stdin, 0, os.SEEK_SET)
-        os.dup2(stdin, 0)
-        os.dup2(stdout, 1)
-        sys.argv = ["program"]
-        sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-        with contextlib.suppress(SystemExit):
-            exec(compile(self._program, PROGRAM, "exec"), {"__name__": "__main__"})
-        sys.stdout.flush()
-        os.lseek(stdout, 0, os.SEEK_SET)
-        with open(stdout, "rb") as output:
-            os.close(stdin)
-            return output.read(MAX_MESSAGE_BYTES).decode(errors="replace")
+    def _run(self, text: str) -> object:
+        assert self._scripts is not None
+        self._scripts.send(text)
+        output, details = self._scripts.receive()  # type: ignore[misc]
+        if details:
+            raise ScriptError(*details)
+        return output
+
+    def describe(self, error: BaseException) -> tuple[str, str, int | None]:
+        """Returns an exception's type, its message, and the line of the program that raised it."""
+        return error.args if isinstance(error, ScriptError) else self._program.describe(error)  # type: ignore[return-value]
+
+    def printed(self) -> str:
+        """Returns what the program printed since the last call."""
+        with contextlib.suppress(ValueError):  # the program may have closed it
+            self._stdout.flush()
+        return self._printed.take().decode(errors="replace")
 
 
-def exception_details(error: BaseException) -> tuple[str, str, int | None]:
-    """Returns an exception's type, its message, and the line of the program that raised it.
+class _Printed(io.BufferedIOBase):
+    """Keeps the first bytes that are written."""
 
-    The line is None if the program did not raise it, for example if it does not define a name.
-    """
-    name = type(error).__name__
-    if isinstance(error, SyntaxError) and error.filename == PROGRAM:
-        return name, str(error.msg)[:1000], error.lineno
-    line, entry = None, error.__traceback__
-    while entry:
-        if entry.tb_frame.f_code.co_filename == PROGRAM:
-            line = entry.tb_lineno
-        entry = entry.tb_next
-    return name, str(error)[:1000], line
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._bytes += bytes(data)[: MAX_PRINTED - len(self._bytes)]
+        return len(data)
+
+    def take(self) -> bytes:
+        taken, self._bytes = bytes(self._bytes), bytearray()
+        return taken
 
 
 def main(files: Sequence[int], *limits: Any) -> None:
     """Limits this process, then serves.
 
     Args:
-        files: File descriptor of the program, as JSON.
+        files: File descriptor of the program and whether tests run it as a script, as JSON.
         limits: The other arguments of `read_and_confine`.
     """
-    program = read_and_confine(files[0], *limits)
-    with contextlib.suppress(ChannelClosed):
-        ProgramWorker(program).serve()
+    source, runs_as_script = read_and_confine(files[0], *limits)
+    site.setquit()  # Python itself imports `site`, from whose folders this process must not import
+    site.setcopyright()
+    site.sethelper()
+    program = Program(source)
+    scripts = start_scripts(program) if runs_as_script else None
+    if isinstance(scripts, Script):
+        scripts.run()
+    else:
+        with contextlib.suppress(ChannelClosed):
+            ProgramWorker(program, scripts).serve()

@@ -1,0 +1,136 @@
+"""Requests between the two sandboxed processes: each uses the other's objects through proxies (`remote`)."""
+
+import threading
+from typing import Any, BinaryIO
+
+from cory_env.sandbox.protocol import Channel, ChannelClosed, unlimited
+from cory_env.sandbox.remote import OPERATORS
+from cory_env.sandbox.values import CONTAINERS, Values
+
+
+class Peer:
+    """One of the two processes, as the other's counterpart."""
+
+    def __init__(self, read: BinaryIO, write: BinaryIO, first: int, *, trusting: bool) -> None:
+        """Makes the connection.
+
+        Args:
+            read: The stream from the other process.
+            write: The stream to it.
+            first: See `Values`.
+            trusting: See `Values`.
+        """
+        self._channel = Channel(read, write)
+        self._values = Values(self, first, trusting=trusting)
+        self._lock = threading.RLock()  # a program's threads may call functions of the tests
+
+    def request(self, operation: str, *arguments: object) -> Any:
+        """Lets the other process execute an operation; returns its result, or raises its exception.
+
+        Meanwhile, the other process may request something, too.
+
+        Raises:
+            ChannelClosed: The other process has ended, or sends invalid data.
+        """
+        with self._lock:
+            self._send("request", operation, arguments)
+            while True:
+                match self._receive():
+                    case ["request", str(other), tuple(others)]:
+                        self._answer(other, others)
+                    case ["value", str(printed), value]:
+                        self.show(printed)
+                        return value
+                    case ["error", str(printed), BaseException() as error, str(name), str(message), int() | None as line]:
+                        self.show(printed)
+                        raise self.received(operation, error, name, message, line)
+                    case _:
+                        raise ChannelClosed
+
+    def received(self, operation: str, error: BaseException, name: str, message: str, line: int | None) -> BaseException:
+        """Returns what `request` raises if the other process raised an exception."""
+        return error
+
+    def show(self, printed: str) -> None:
+        """Prints what the other process printed meanwhile."""
+
+    def printed(self) -> str:
+        """Returns what this process printed since the last call."""
+        return ""
+
+    def serve(self) -> None:
+        """Executes what the other process requests, until that ends, which raises `ChannelClosed`."""
+        while True:
+            match self._receive():
+                case ["request", str(operation), tuple(arguments)]:
+                    self._answer(operation, arguments)
+                case _:
+                    raise ChannelClosed
+
+    def _answer(self, operation: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            value = self.execute(operation, *arguments)
+            self._send("value", self.printed(), value)
+        except ChannelClosed:
+            raise
+        except BaseException as error:  # a program may raise anything
+            self._send("error", self.printed(), error, *self.describe(error))
+
+    def execute(self, operation: str, target: Any, *arguments: Any) -> Any:
+        """Executes what the other process requests."""
+        match operation, arguments:
+            case "call", [tuple(positional), tuple(keywords)]:
+                return target(*positional, **dict(keywords))
+            case "operate", [str(name), *operands]:
+                return OPERATORS[name](target, *operands)
+            case "attribute", [str(name)]:
+                return getattr(target, name)
+            case "set", [str(name), value]:
+                return setattr(target, name, value)
+            case "delete", [str(name)]:
+                return delattr(target, name)
+            case "content", []:
+                return next((kind(target) for kind in CONTAINERS.values() if isinstance(target, kind)), None)
+            case "signature", []:
+                import inspect
+
+                parameters = inspect.signature(target).parameters.values()
+                return tuple((part.name, part.kind.value, part.default is not part.empty) for part in parameters)
+            case "await", []:
+                import asyncio
+
+                return asyncio.run(target)
+        raise ValueError(f"unknown operation {operation}")
+
+    def describe(self, error: BaseException) -> tuple[str, str, int | None]:
+        """Returns an exception's type and message, and the line of the program that raised it."""
+        return type(error).__name__, str(error)[:1000], None
+
+    def call(self, target: object, positional: tuple[object, ...], keywords: dict[str, object]) -> Any:
+        """Calls a function or class of the other process."""
+        return self.request("call", target, positional, tuple(keywords.items()))
+
+    def operate(self, name: str, target: object, *operands: object) -> Any:
+        """Applies an operator to an object of the other process."""
+        return self.request("operate", target, name, *operands)
+
+    def _send(self, *message: object) -> None:
+        with unlimited():
+            try:
+                self._channel.send(self._values.encode(message))
+            except BaseException:
+                self._values.rollback()
+                raise
+            self._values.commit()
+
+    def _receive(self) -> list[Any]:
+        message = self._channel.receive()
+        try:
+            with unlimited():
+                return self._values.decode(message)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ChannelClosed from error
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
