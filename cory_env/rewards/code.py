@@ -3,9 +3,9 @@
     {"query": "Write a function double(x).", "tests": ["assert double(2) == 4", "assert double('ab') == 'abab'"]}
 
 A test is Python code; it passes if it ends without an exception. The program is the completion's first block of code
-between lines of ```, or the whole completion if it has no such block. Programs run in a sandbox, and the tests'
-comparisons run in a separate process that the program cannot reach (docs/tasks.md). A program that fails, hangs or
-exceeds its limits passes no further tests.
+between lines of ``` that is marked as Python, or else the first that is not marked as another language, or else the
+whole completion. Programs run in a sandbox, and the tests' comparisons run in a separate process that the program
+cannot reach (docs/tasks.md). A program that fails, hangs or exceeds its limits passes no further tests.
 
 Feedback runs the tests in the column `public_tests` instead, in the same way, and describes the first that fails.
 """
@@ -26,7 +26,8 @@ from cory_env.sandbox.grading import Limits, Submission, find_failures, grade
 TIME_SHARE = 0.8  # share of the reward's time limit that programs may use
 MAX_FEEDBACK = 300  # characters
 UNTESTED = "There are no public tests, so the program was not tested."
-CODE_BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[{. \t]*([^\s`]*)[^`]*")
+PYTHON = re.compile(r"(i?python|py|pypy)[0-9.]*}?", re.IGNORECASE)
 
 
 def check_sandbox(sandbox: str = "required", seconds: str = "10", memory: str = "512") -> None:
@@ -225,8 +226,10 @@ def extract_program(completion: str, prefix: str = "", entry: str = "") -> str:
     A completion that continues a prefix ends before its first unindented line, because models then invent further
     tasks.
     """
-    block = CODE_BLOCK.search(completion)
-    code = block[1] if block else completion
+    blocks = _code_blocks(completion)
+    marked = [code for language, code in blocks if PYTHON.fullmatch(language)]
+    unmarked = [code for language, code in blocks if not language]
+    code = next(iter([*marked, *unmarked]), completion)
     if not prefix:
         return code
     if re.search(rf"^(async[ ]+)?(def|class)[ ]+{re.escape(entry)}\b", code, re.MULTILINE):
@@ -234,6 +237,28 @@ def extract_program(completion: str, prefix: str = "", entry: str = "") -> str:
     lines = code.splitlines(keepends=True)
     end = next((k for k, line in enumerate(lines) if k and line.strip() and not line[0].isspace()), None)
     return prefix + "".join(lines[:end])
+
+
+def _code_blocks(text: str) -> list[tuple[str, str]]:
+    """Returns the blocks of code in a text: their languages, and their code without the fence's own indentation.
+
+    As in Markdown, a block ends at a fence with at least as many marks, but only at one that is not indented further,
+    so that a program's docstring may contain fences. A block that does not end takes the rest of the text.
+    """
+    blocks: list[tuple[str, str]] = []
+    opening: re.Match[str] | None = None
+    lines: list[str] = []
+    for line in text.split("\n"):
+        fence = FENCE.fullmatch(line.rstrip())
+        if opening is None:
+            opening = fence
+        elif fence and not fence[3] and fence[2].startswith(opening[2]) and len(fence[1]) <= len(opening[1]):
+            blocks.append((opening[3], "".join(line + "\n" for line in lines)))
+            opening, lines = None, []
+        else:
+            indentation = len(line) - len(line.lstrip(" \t"))
+            lines.append(line[min(indentation, len(opening[1])) :])
+    return [*blocks, (opening[3], "\n".join(lines))] if opening else blocks
 
 
 def close_prefix(prefix: str) -> str:

@@ -27,9 +27,7 @@ UNNAMED_UIDS = range(61184, 65520)
 OPTIONS = ("-P", "-s", "-S")  # Python options: no current folder, user folder or site packages on the search path
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROBE_SECONDS = 20.0
-PROBE = (
-    f"import sys; sys.path.insert(0, {CODE_ROOT!r}); import cory_env.sandbox.confinement; open('/dev/null'); print('in')"
-)
+PROBE = f"import sys; sys.path.insert(0, {CODE_ROOT!r}); import cory_env.sandbox.peer; open('/dev/null'); print('in')"
 
 
 class SandboxError(RuntimeError):

@@ -54,9 +54,7 @@ def enter(
     os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability
 
 
-def _build_root(
-    paths: Sequence[tuple[str, str]], devices: Sequence[str], links: Mapping[str, str], size: int
-) -> None:
+def _build_root(paths: Sequence[tuple[str, str]], devices: Sequence[str], links: Mapping[str, str], size: int) -> None:
     """Builds a new root file system, makes it the root, and unmounts the old one."""
     _mount(None, "/", MS_REC | MS_PRIVATE)
     _mount("tmpfs", NEW_ROOT, MS_NOSUID | MS_NODEV, "size=1m,mode=755")

@@ -41,14 +41,14 @@ class Peer:
                     case ["value", str(printed), value]:
                         self.show(printed)
                         return value
-                    case ["error", str(printed), BaseException() as error, str(name), str(message), int() | None as line]:
+                    case ["error", str(printed), BaseException() as error, *details]:
                         self.show(printed)
-                        raise self.received(operation, error, name, message, line)
+                        raise self.received(operation, error, details)
                     case _:
                         raise ChannelClosed
 
-    def received(self, operation: str, error: BaseException, name: str, message: str, line: int | None) -> BaseException:
-        """Returns what `request` raises if the other process raised an exception."""
+    def received(self, operation: str, error: BaseException, details: list[Any]) -> BaseException:
+        """Returns what `request` raises if the other process raised an exception, described by `describe`."""
         return error
 
     def show(self, printed: str) -> None:
@@ -128,7 +128,7 @@ class Peer:
         try:
             with unlimited():
                 return self._values.decode(message)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except Exception as error:  # not a message that `Values.encode` makes
             raise ChannelClosed from error
 
     def close(self) -> None:

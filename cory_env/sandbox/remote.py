@@ -3,22 +3,23 @@
 An object of the other process is an instance of a class that mirrors its class there, so that `type`, `isinstance`,
 `issubclass` and `except` work as usual. Attributes, calls and operators are requested from the other process.
 
-A program must not decide about a test's verdict. So its objects are never equal to, less than, or containers of a test's
-own value, and arithmetic with such a value yields an object of the program only, which is not converted to a number.
+A program must not decide about a test's verdict. So its objects are never equal to, less than, or containers of a
+test's own value, and arithmetic with such a value yields an object of the program only, which is not converted to a
+number (`tester`).
 """
 
 import copy
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cory_env.sandbox.peer import Peer
+from typing import Any, Protocol
 
 COMPARISONS = {name: getattr(operator, name) for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")}
 ARITHMETIC: dict[str, Callable[..., Any]] = {"__divmod__": divmod, "__rdivmod__": lambda x, y: divmod(y, x)}
-for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor"):
+for _name in (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod"),
+    *("pow", "lshift", "rshift", "and", "or", "xor"),
+):
     _function = getattr(operator, f"__{_name}__")
     ARITHMETIC[f"__{_name}__"] = _function
     ARITHMETIC[f"__r{_name}__"] = lambda x, y, _function=_function: _function(y, x)
@@ -38,98 +39,118 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "__exit__": lambda target, *details: target.__exit__(*details),
 }
 OPERATORS = COMPARISONS | ARITHMETIC | NUMBERS | OTHERS
-ATTRIBUTES = frozenset(  # special names that are requested; others, such as __array_ufunc__, would hand over a verdict
-    "__name__ __qualname__ __annotations__ __wrapped__ __defaults__ __kwdefaults__ __closure__ __self__ __func__ "
-    "__members__ __slots__ __match_args__ __init__ __version__ __author__ __cause__ __context__ __notes__ __code__".split()
+# Special names that are requested. Others, such as __array_ufunc__, would leave a test's verdict to the program.
+ATTRIBUTES = frozenset(
+    f"__{name}__"
+    for name in (
+        *("name", "qualname", "annotations", "wrapped", "defaults", "kwdefaults", "closure", "code", "self", "func"),
+        *("members", "slots", "match_args", "init", "version", "author", "cause", "context", "notes"),
+    )
 )
 PLAIN_CLASSES = (int, float, complex, str, bytes, tuple, frozenset)  # immutable: an instance's value is sent with it
+
+
+class Connection(Protocol):
+    """The connection to the other process, as proxies use it."""
+
+    def request(self, operation: str, *arguments: object) -> Any:
+        """Lets the other process execute an operation."""
+
+    def call(self, target: object, positional: tuple[object, ...], keywords: dict[str, object]) -> Any:
+        """Calls a function or class of the other process."""
+
+    def operate(self, name: str, target: object, *operands: object) -> Any:
+        """Applies an operator to an object of the other process."""
 
 
 class Reference:
     """Where an object of the other process is.
 
     Attributes:
-        peer: The connection to its process.
+        connection: The connection to its process.
         number: Its number there.
         informed: Whether arithmetic with a value of this process made it.
     """
 
-    __slots__ = ("informed", "number", "peer")
+    __slots__ = ("connection", "informed", "number")
 
-    def __init__(self, peer: "Peer", number: int) -> None:
-        self.peer, self.number, self.informed = peer, number, False
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection, self.number, self.informed = connection, number, False
 
 
 class RemoteClass(type):
     """The class of classes that mirror those of the other process."""
 
-    __remote__: "Reference"
+    __remote__: Reference
 
     def __call__(cls, *arguments: object, **keywords: object) -> Any:
-        return cls.__remote__.peer.call(cls, arguments, keywords)
+        return cls.__remote__.connection.call(cls, arguments, keywords)
 
     def __getattr__(cls, name: str) -> Any:
-        return cls.__remote__.peer.request("attribute", cls, _allowed(name))
+        return cls.__remote__.connection.request("attribute", cls, _allowed(name))
 
     def __setattr__(cls, name: str, value: object) -> None:
-        cls.__remote__.peer.request("set", cls, name, value)
+        cls.__remote__.connection.request("set", cls, name, value)
 
     def __bool__(cls) -> bool:
         return True
 
     def __iter__(cls) -> Any:
-        return cls.__remote__.peer.request("operate", cls, "__iter__")
+        return cls.__remote__.connection.request("operate", cls, "__iter__")
 
     def __len__(cls) -> Any:
-        return cls.__remote__.peer.request("operate", cls, "__len__")
+        return cls.__remote__.connection.request("operate", cls, "__len__")
 
     def __getitem__(cls, key: object) -> Any:
-        return cls.__remote__.peer.request("operate", cls, "__getitem__", key)
+        return cls.__remote__.connection.request("operate", cls, "__getitem__", key)
 
 
 class RemoteObject:
     """An object of the other process."""
 
-    __remote__: "Reference"
+    __remote__: Reference
 
     def __call__(self, *arguments: object, **keywords: object) -> Any:
-        return self.__remote__.peer.call(self, arguments, keywords)
+        return self.__remote__.connection.call(self, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
-        return self.__remote__.peer.request("attribute", self, _allowed(name))
+        return self.__remote__.connection.request("attribute", self, _allowed(name))
 
     def __setattr__(self, name: str, value: object) -> None:
-        self.__remote__.peer.request("set", self, name, value)
+        self.__remote__.connection.request("set", self, name, value)
 
     @property
     def __signature__(self) -> Any:
         """The parameters of a function, for `inspect.signature`; defaults are None."""
         import inspect
 
-        kinds = list(type(inspect.Parameter.POSITIONAL_ONLY))
+        kind_type: Any = type(inspect.Parameter.POSITIONAL_ONLY)
         return inspect.Signature(
             [
-                inspect.Parameter(name, kinds[kind], default=None if has_default else inspect.Parameter.empty)
-                for name, kind, has_default in self.__remote__.peer.request("signature", self)
+                inspect.Parameter(name, kind_type(kind), default=None if has_default else inspect.Parameter.empty)
+                for name, kind, has_default in self.__remote__.connection.request("signature", self)
             ]
         )
 
     def __delattr__(self, name: str) -> None:
-        self.__remote__.peer.request("delete", self, name)
+        self.__remote__.connection.request("delete", self, name)
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]
-        return self.__remote__.peer.request("attribute", self, "__dict__")
+        return self.__remote__.connection.request("attribute", self, "__dict__")
 
     @property
     def __doc__(self) -> Any:  # type: ignore[override]
-        return self.__remote__.peer.request("attribute", self, "__doc__")
+        return self.__remote__.connection.request("attribute", self, "__doc__")
 
 
 def _allowed(name: str) -> str:
     if name.startswith("__") and name.endswith("__") and name not in ATTRIBUTES:
         raise AttributeError(name)
     return name
+
+
+_DOC = type.__getattribute__(RemoteObject, "__dict__")["__doc__"]
 
 
 def is_remote(value: object) -> bool:
@@ -141,8 +162,7 @@ def _forward(name: str) -> Callable[..., Any]:
     """Returns the method of `RemoteObject` for an operator."""
 
     def method(self: RemoteObject, *arguments: object) -> Any:
-        peer = self.__remote__.peer
-        return peer.operate(name, self, *arguments)
+        return self.__remote__.connection.operate(name, self, *arguments)
 
     method.__name__ = name
     return method
@@ -152,26 +172,26 @@ for _name in OPERATORS:
     setattr(RemoteObject, _name, _forward(_name))
 
 
-def mirror_class(peer: "Peer", number: int, name: str, bases: tuple[type, ...]) -> RemoteClass:
+def mirror_class(connection: Connection, number: int, name: str, bases: tuple[type, ...]) -> RemoteClass:
     """Returns a class that mirrors one of the other process.
 
     Args:
-        peer: The connection.
+        connection: The connection.
         number: The class's number there.
         name: Its name.
         bases: Its bases: mirrors, and built-in classes. Of these, exceptions and immutable ones stay bases.
     """
-    kept = [base for base in bases if isinstance(base, RemoteClass) or base in PLAIN_CLASSES or is_exception(base)]
-    if not any(issubclass(base, RemoteObject) for base in kept):
-        kept.append(RemoteObject)
-    namespace: dict[str, Any] = {"__module__": "solution", "__doc__": RemoteObject.__dict__["__doc__"]}
-    if not all(isinstance(base, RemoteClass) or base is RemoteObject for base in kept):
+    parents = [base for base in bases if isinstance(base, RemoteClass) or base in PLAIN_CLASSES or is_exception(base)]
+    if not any(issubclass(base, RemoteObject) for base in parents):
+        parents.append(RemoteObject)
+    namespace: dict[str, Any] = {"__module__": "solution", "__doc__": _DOC}
+    if not all(isinstance(base, RemoteClass) or base is RemoteObject for base in parents):
         namespace |= {operation: _forward(operation) for operation in ("__str__", "__repr__", "__format__")}
     try:
-        mirror = type.__new__(RemoteClass, name, tuple(kept), namespace)
+        mirror = type.__new__(RemoteClass, name, tuple(parents), namespace)
     except TypeError:  # built-in bases that cannot be combined here
         mirror = type.__new__(RemoteClass, name, (RemoteObject,), namespace)
-    type.__setattr__(mirror, "__remote__", Reference(peer, number))
+    type.__setattr__(mirror, "__remote__", Reference(connection, number))
     return mirror
 
 
@@ -185,16 +205,16 @@ def is_exception(kind: type) -> bool:
     return issubclass(kind, BaseException) and kind.__module__ == "builtins"
 
 
-def make_object(peer: "Peer", number: int, kind: type, content: tuple[Any, ...]) -> Any:
+def make_object(connection: Connection, number: int, kind: type, content: tuple[Any, ...]) -> Any:
     """Returns the proxy of an object.
 
     Args:
-        peer: The connection.
+        connection: The connection.
         number: The object's number in the other process.
         kind: The mirror of its class.
         content: Arguments that make its value, if its class extends a built-in one.
     """
     base = plain_base(kind) or object
     value = base.__new__(kind, *content)
-    object.__setattr__(value, "__remote__", Reference(peer, number))
+    object.__setattr__(value, "__remote__", Reference(connection, number))
     return value

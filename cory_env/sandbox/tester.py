@@ -15,7 +15,7 @@ from cory_env.sandbox.confinement import read_and_confine
 from cory_env.sandbox.failures import RECORD, Operands, Raised, describe_failure
 from cory_env.sandbox.peer import Peer
 from cory_env.sandbox.protocol import ChannelClosed, take_standard_streams
-from cory_env.sandbox.remote import ARITHMETIC, COMPARISONS, NUMBERS, RemoteClass, RemoteObject, is_remote, plain_base
+from cory_env.sandbox.remote import ARITHMETIC, COMPARISONS, NUMBERS, RemoteObject, is_remote, plain_base
 
 RUN = "run"  # the tests' function that runs the program as a script: run(input) returns its output
 COMPILES = "__compiles__"  # the tests' function that only compiles the program
@@ -35,7 +35,7 @@ READABLE = {
 }
 
 
-class Program(Peer):
+class ProgramProxy(Peer):
     """The program, from whose process names and values are requested.
 
     Attributes:
@@ -50,13 +50,15 @@ class Program(Peer):
         self.last_call: tuple[tuple[Any, ...], dict[str, Any], object] | None = None
         self.hidden = False
 
-    def received(self, operation: str, error: BaseException, name: str, message: str, line: int | None) -> BaseException:
+    def received(self, operation: str, error: BaseException, details: list[Any]) -> BaseException:
         """Returns the program's exception, but ends of iterations only from iterators."""
-        next_item = operation == "operate" and isinstance(error, ITERATION_ENDS)
-        if isinstance(error, (*ITERATION_ENDS, ChannelClosed)) and not next_item:
-            error = RuntimeError(message)
-        self.raised = (error, Raised(name, message, line))
-        return error
+        match details:
+            case [str(name), str(message), int() | None as line]:
+                if isinstance(error, ITERATION_ENDS) and operation != "operate":
+                    error = RuntimeError(message)
+                self.raised = (error, Raised(name, message, line))
+                return error
+        raise ChannelClosed
 
     def show(self, printed: str) -> None:
         """Prints what the program printed, as a test may redirect it."""
@@ -89,7 +91,7 @@ class Program(Peer):
         """Applies an operator to an object of the program, unless that left the verdict to the program (`remote`)."""
         ours = bool(operands) and not is_remote(operands[0])
         if name in ("__str__", "__repr__", "__format__") and self.hidden:
-            base = plain_base(type(target))
+            base: Any = plain_base(type(target))
             return base.__repr__(target) if base else f"<{type(target).__name__} object>"
         if name in ("__eq__", "__ne__") and ours:
             content = self.request("content", target) if isinstance(operands[0], list | dict | set) else None
@@ -101,8 +103,8 @@ class Program(Peer):
         result = super().operate(name, target, *operands)
         informed = any(operand.__remote__.informed for operand in (target, *operands) if is_remote(operand))
         if (name in ARITHMETIC and (ours or informed)) or (name in NUMBERS and informed):
-            if not isinstance(result, RemoteObject):
-                raise TypeError(f"{name} of the program's {type(target).__name__} would leave the verdict to the program")
+            if not isinstance(result, RemoteObject) or plain_base(type(result)):
+                raise TypeError(f"{name} of a {type(target).__name__} would leave the verdict to the program")
             result.__remote__.informed = True
         return result
 
@@ -132,7 +134,7 @@ class Program(Peer):
 class Namespace(dict[str, Any]):
     """The global names of a test. Those that it does not define are the program's, the library's, or Python's."""
 
-    def __init__(self, program: Program, program_names: frozenset[str]) -> None:
+    def __init__(self, program: ProgramProxy, program_names: frozenset[str]) -> None:
         """Makes the namespace.
 
         Args:
@@ -165,8 +167,8 @@ def find_program_names(tests: Sequence[str], setup: str, entry: str) -> frozense
     """Returns the names that refer to the program although Python or its library defines them, too.
 
     These are the entry; names of the library that are used otherwise than for what the library has under them, as in
-    `copy(x)`; and, if there is no entry, names of functions that a test calls although it uses nothing else of the program,
-    as in `assert sum(10, 15) == 6`.
+    `copy(x)`; and, if there is no entry, names of functions that a test calls although it uses nothing else of the
+    program, as in `assert sum(10, 15) == 6`.
     """
     names = {entry} - {""}
     for test in tests:
@@ -259,7 +261,7 @@ def main(files: Sequence[int], *limits: Any) -> None:
         limits: The other arguments of `read_and_confine`.
     """
     setup, entry, tests, explain = read_and_confine(files[0], *limits)
-    program = Program()
+    program = ProgramProxy()
     names = find_program_names(tests, setup, entry)
     with os.fdopen(files[1], "wb") as results:
         for test in tests:

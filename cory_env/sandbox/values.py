@@ -1,8 +1,8 @@
 """How values travel between the two sandboxed processes.
 
 Plain data is sent by value. Lists, dictionaries and other containers that can change are shared: each message says how
-those that both processes use have changed, so that a program can sort a test's list in place. Everything else stays in its
-process, and the other one gets a proxy (`remote`).
+those that both processes use have changed, so that a program can sort a test's list in place. Everything else stays in
+its process, and the other one gets a proxy (`remote`).
 """
 
 import base64
@@ -13,17 +13,25 @@ import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cory_env.sandbox.remote import RemoteClass, RemoteObject, is_exception, is_remote, make_object, mirror_class, plain_base
-
-if TYPE_CHECKING:
-    from cory_env.sandbox.peer import Peer
+from cory_env.sandbox.remote import (
+    Connection,
+    RemoteClass,
+    RemoteObject,
+    is_exception,
+    is_remote,
+    make_object,
+    mirror_class,
+    plain_base,
+)
 
 CONTAINERS: dict[str, Any] = {
     kind.__name__: kind for kind in (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 }
-BY_ARGUMENTS: dict[str, Callable[[Any], Any]] = {  # other types that are sent by value: arguments that make an equal one
+BY_ARGUMENTS: dict[
+    str, Callable[[Any], Any]
+] = {  # other types that are sent by value: arguments that make an equal one
     "builtins.complex": lambda value: (value.real, value.imag),
     "builtins.bytes": lambda value: (value.hex(),),
     "builtins.range": lambda value: (value.start, value.stop, value.step),
@@ -61,15 +69,15 @@ class Shared:
 class Values:
     """The values that one of the processes exchanges with the other."""
 
-    def __init__(self, peer: "Peer", first: int, *, trusting: bool) -> None:
+    def __init__(self, connection: Connection, first: int, *, trusting: bool) -> None:
         """Makes the tables.
 
         Args:
-            peer: Sends the requests of proxies.
+            connection: Sends the requests of proxies.
             first: 0 in one process, 1 in the other: shared containers are numbered in steps of two from here.
             trusting: Whether the other process may name functions of the standard library to use here.
         """
-        self._peer, self._next, self._trusting = peer, first, trusting
+        self._connection, self._next, self._trusting = connection, first, trusting
         self._objects: list[Any] = []  # of this process, used by the other
         self._numbers: dict[int, int] = {}  # their numbers, by id
         self._described: set[int] = set()  # those that the other process knows
@@ -193,10 +201,10 @@ class Values:
             return ["exception", kind.__name__, [self._encode(argument) for argument in arguments]]
         if kind.__module__ == "numpy" and (encoded := self._encode_numpy(value)) is not None:
             return encoded
-        if isinstance(value, type) and vars(builtins).get(value.__name__) is value:
-            return ["type", value.__name__]
-        if not self._trusting and (name := _library_name(value)):
-            return ["library", name]
+        if kind is type and vars(builtins).get(getattr(value, "__name__", "")) is value:
+            return ["type", getattr(value, "__name__", "")]
+        if not self._trusting and (library_name := _library_name(value)):
+            return ["library", library_name]
         return self._encode_object(value, kind)
 
     def _container_number(self, container: Any) -> int:
@@ -222,7 +230,7 @@ class Values:
             return ["coroutine", number]
         base = plain_base(kind)
         content = () if base is None else value.args if issubclass(base, BaseException) else (_as(base, value),)
-        return ["object", number, self._encode(kind), [self._encode(part) for part in content]]
+        return ["object", number, self._encode_object(kind, type), [self._encode(part) for part in content]]
 
     def _encode_numpy(self, value: Any) -> list[Any] | None:
         import numpy
@@ -266,14 +274,14 @@ class Values:
                 return _find(name)
             case ["class", int(number), str(name), list(bases)]:
                 kinds = tuple(base for base in map(self._decode, bases) if isinstance(base, type))
-                proxy: Any = mirror_class(self._peer, number, name, kinds)
+                proxy: Any = mirror_class(self._connection, number, name, kinds)
             case ["coroutine", int(number)]:
-                proxy = self._await(make_object(self._peer, number, RemoteObject, ()))
+                proxy = self._await(make_object(self._connection, number, RemoteObject, ()))
             case ["object", int(number), kind, list(content)]:
                 mirror = self._decode(kind)
                 if not isinstance(mirror, RemoteClass):
                     raise ValueError("an object without a class")
-                proxy = make_object(self._peer, number, mirror, tuple(map(self._decode, content)))
+                proxy = make_object(self._connection, number, mirror, tuple(map(self._decode, content)))
             case _:
                 raise ValueError("an unknown value")
         self._proxies[number] = proxy
@@ -291,10 +299,10 @@ class Values:
         return array[()] if scalar else array
 
     async def _await(self, coroutine: Any) -> Any:
-        return self._peer.request("await", coroutine)
+        return self._connection.request("await", coroutine)
 
 
-def _as(base: type, value: Any) -> Any:
+def _as(base: Any, value: Any) -> Any:
     """Returns the value of an object whose class extends an immutable built-in one, as that one's."""
     if issubclass(base, str):
         return str.__str__(value)

@@ -33,8 +33,8 @@ class ProgramWorker(Peer):
         super().__init__(*take_standard_streams(), first=0, trusting=True)
         self._program, self._scripts = program, scripts
         self._printed = _Printed()
-        self._stdout = io.TextIOWrapper(self._printed, encoding="utf-8", errors="replace", write_through=True)
-        sys.stdout = self._stdout
+        printed: Any = self._printed
+        sys.stdout = self._stdout = io.TextIOWrapper(printed, "utf-8", "replace", write_through=True)
         self._error: BaseException | None = None
 
     def execute(self, operation: str, target: Any, *arguments: Any) -> object:
@@ -65,14 +65,16 @@ class ProgramWorker(Peer):
     def _run(self, text: str) -> object:
         assert self._scripts is not None
         self._scripts.send(text)
-        output, details = self._scripts.receive()  # type: ignore[misc]
+        reply: Any = self._scripts.receive()
+        output, details = reply
         if details:
             raise ScriptError(*details)
         return output
 
     def describe(self, error: BaseException) -> tuple[str, str, int | None]:
         """Returns an exception's type, its message, and the line of the program that raised it."""
-        return error.args if isinstance(error, ScriptError) else self._program.describe(error)  # type: ignore[return-value]
+        details: Any = error.args
+        return details if isinstance(error, ScriptError) else self._program.describe(error)
 
     def printed(self) -> str:
         """Returns what the program printed since the last call."""

@@ -55,10 +55,11 @@ def _from_own_format(query: Query) -> Query:
 def _from_mbpp(query: Query) -> Query:
     tests, columns = query.columns["test_list"], query.columns
     setup = columns.get("test_setup_code") or "\n".join(_texts(columns.get("test_imports")))
+    solution = columns.get("code")
     text = query.text.rstrip()
-    if call := _first_call(_texts(tests)):
+    if call := _first_call(_texts(tests), _shadowing_entry(solution, _texts(tests))):
         text += f"\nIt is called like this: {call}"
-    return _make_problem(query, text, tests, setup=setup, solution=columns.get("code"))
+    return _make_problem(query, text, tests, setup=setup, solution=solution)
 
 
 def _from_humaneval(query: Query) -> Query:
@@ -82,7 +83,10 @@ def _from_apps(query: Query) -> Query:
     starter = str(columns.get("starter_code") or "")
     if not isinstance(cases, dict) or not isinstance(solutions, list):
         raise _data_error("input_output has no inputs and outputs")
-    pairs = list(zip(cases.get("inputs", ()), cases.get("outputs", ()), strict=False))
+    inputs, outputs = cases.get("inputs"), cases.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise _data_error("input_output does not have as many outputs as inputs")
+    pairs = list(zip(inputs, outputs, strict=True))
     name = cases.get("fn_name")
     if name:
         function = f"Solution().{name}" if "class Solution" in starter else name
@@ -128,11 +132,12 @@ def _make_problem(
     if not isinstance(solution, str | None):
         raise _data_error(f"its solution {solution!r:.80} is not text")
     for test in [*public, *code]:
-        try:
-            ast.parse(test)
-        except (SyntaxError, ValueError) as error:
-            raise _data_error(f"the test {test[:80]!r} is not Python ({error})") from error
-    return replace(query, text=text, columns={**query.columns, **columns, "tests": code, "public_tests": public})
+        _parse("the test", test)
+    columns = {**query.columns, **columns, "tests": code, "public_tests": public}
+    _parse("its setup", columns.get("setup") or "")
+    if not columns.get("entry") and (entry := _shadowing_entry(solution, [*public, *code])):
+        columns["entry"] = entry
+    return replace(query, text=text, columns=columns)
 
 
 def _data_error(problem: str) -> ValueError:
@@ -182,13 +187,41 @@ def _docstring_tests(text: str, entry: str) -> list[str]:
     return tests
 
 
-def _first_call(tests: list[str]) -> str:
-    """Returns the first call of a function that is not built in, such as `f(1, 2)`, without its expected value."""
+def _first_call(tests: list[str], entry: str) -> str:
+    """Returns the first call of the entry, or of a function that is not built in, without its expected value."""
     for test in tests:
-        for node in ast.walk(ast.parse(test)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in vars(builtins):
-                return ast.unparse(node)
+        for call in _named_calls(test):
+            if call.func.id == entry or not (entry or call.func.id in vars(builtins)):  # type: ignore[attr-defined]
+                return ast.unparse(call)
     return ""
+
+
+def _shadowing_entry(solution: object, tests: list[str]) -> str:
+    """Returns the name of a function that the tests call and the solution defines although Python has it, too."""
+    try:
+        nodes = ast.parse(solution).body if isinstance(solution, str) else []
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    names = (call.func.id for test in tests for call in _named_calls(test))  # type: ignore[attr-defined]
+    return next((name for name in names if name in defined and name in vars(builtins)), "")
+
+
+def _named_calls(test: str) -> list[ast.Call]:
+    return [
+        node
+        for node in ast.walk(_parse("the test", test))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+
+
+def _parse(name: str, code: object) -> ast.Module:
+    try:
+        return ast.parse(str(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _data_error(f"{name} {str(code)[:80]!r} is not Python ({error})") from error
 
 
 def _split_check(test: str, entry: str) -> list[str]:

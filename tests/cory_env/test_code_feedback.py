@@ -132,7 +132,7 @@ def test_programs_that_print_are_compared_by_their_output() -> None:
     ]
 
 
-REPLIES = "import sys\nsys.modules['cory_env.sandbox.worker'].exception_details = lambda *_:"
+REPLIES = "import sys\nsys.modules['cory_env.sandbox.script'].Program.describe = lambda *_:"
 FORGERIES = (
     "def f(x): return 'true\\n' * 9",
     "def f(x): raise Exception('true\\n[]\\nnull\\n' * 9)",
