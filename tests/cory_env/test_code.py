@@ -197,14 +197,42 @@ def test_invalid_problems_are_reported_by_row(tmp_path: Path) -> None:
         ),
         ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is not text"),
         ({"tests": ["assert add(1"]}, r"the test 'assert add\(1' is not Python"),
+        ({"tests": ["assert add(1)", "(" * 9999]}, r"the test '\(+' is not Python"),
+        ({"tests": ["assert add(1)", "-" * 99999 + "1"]}, r"the test '-+' is not Python"),
+        ({"setup": "import ("}, r"its setup 'import \(' is not Python"),
         ({"tests": None}, "line 2 has no value in column 'tests'"),
     ):
         with pytest.raises(DataError, match=message):
             make_task("code", data=write(tmp_path / "data.jsonl", valid, valid | invalid, valid))
+    for column, message in (("test_list", "the test '.*' is not Python"), ("test_setup_code", "its setup '.*' is not")):
+        for code in ("assert f(", "\0"):
+            row = MBPP | {column: [code, "assert f(1)"] if column == "test_list" else code}
+            with pytest.raises(DataError, match=message):
+                make_task("code", data=write(tmp_path / "data.jsonl", MBPP, row, MBPP))
+    for cases in ({"inputs": None, "outputs": ["1"]}, {"inputs": ["1", "2"], "outputs": ["1"]}, {"outputs": []}):
+        with pytest.raises(DataError, match="does not have as many outputs as inputs"):
+            make_task("code", data=write(tmp_path / "data.jsonl", APPS | {"input_output": json.dumps(cases)}, APPS))
     with pytest.raises(DataError, match="input_output is not JSON"):
         make_task("code", data=write(tmp_path / "data.jsonl", APPS | {"input_output": "{"}, APPS))
     task = make_task("code", data=write(tmp_path / "data.jsonl", {"query": "a"}, {"query": "b"}), reward=LENGTH)
     assert task.gold(task.train[0]) is None and task.solved_at is None
+
+
+def test_a_task_may_ask_for_a_function_with_the_name_of_one_of_python(tmp_path: Path) -> None:
+    row = MBPP | {
+        "text": "Write a function to add the common divisors of two numbers.",
+        "code": "def sum(a, b):\n  return len([d for d in range(1, a + 1) if a % d == b % d == 0])",
+        "test_list": ["assert sum(10, 15) == 2", "assert abs(sum(100, 150)) == 6"],
+    }
+    data = write(tmp_path / "data.jsonl", row)
+    task = make_task("code", data=data, eval_data=data)
+    assert task.train[0].text.endswith("It is called like this: sum(10, 15)")
+    assert task.train[0].columns["entry"] == "sum"
+    wrong = "def sum(a, b): return 2\nabs = lambda _: 6"  # the test's own abs is Python's
+    assert compute_rewards(task, gold_answers(task)) == [1.0] and compute_rewards(task, [wrong]) == [0.0]
+    for name, test in {"copy": "assert copy([1]) == [1]", "filter": "assert filter([0, 1]) == [1]"}.items():
+        program = f"def {name}(x): return [item for item in x if item]"
+        assert share_passed([program, "x = 1"], [[test]] * 2, sandbox=sandbox()) == [1.0, 0.0]
 
 
 def test_a_single_test_and_a_conversation_are_supported() -> None:
@@ -218,10 +246,34 @@ def test_a_single_test_and_a_conversation_are_supported() -> None:
     ]
 
 
-def test_the_program_is_the_first_code_block_or_the_whole_completion() -> None:
-    assert extract_program("x = 1") == "x = 1"
-    assert extract_program("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```") == "x = 1\n"
-    assert extract_program("```py\nx = 1\ny") == "x = 1\ny"
+BLOCKS = {
+    "x = 1": "x = 1",
+    "So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```": "x = 1\n",
+    "```py\nx = 1\ny": "x = 1\ny",
+    "```\r\nx = 1\r\n```\r\n": "x = 1\r\n",
+    # blocks in lists lose their indentation, and keep the program's
+    "1. So:\n   ```python\n   if x:\n       y\n   ```\n": "if x:\n    y\n",
+    "- So:\n\t```python\n\tx\n\t\ty\n\t```": "x\n\ty\n",
+    "- So:\n  ```python\n  x\n\n  y\n```\nThat is it.": "x\n\ny\n",
+    # blocks of other languages, and examples, are not the program
+    "```bash\npip install x\n```\n```python\nx\n```": "x\n",
+    "For\n```\n2\n```\nrun\n```Python3\nx\n```": "x\n",
+    "```text\n2\n```\n```\nx\n```\n```\ny\n```": "x\n",
+    "```{.python .numberLines}\nx\n```": "x\n",
+    "```python title='a.py'\nx\n```": "x\n",
+    "```pycon\n>>> 1\n```\n```python3.11\nx\n```": "x\n",
+    "```sh\nls\n```": "```sh\nls\n```",
+    # fences inside a program do not end it
+    '```python\n"""\n    ```\n    f(2)\n    ```\n"""\nx\n```\nEnd': '"""\n    ```\n    f(2)\n    ```\n"""\nx\n',
+    "````python\n'''\n```\n'''\n````": "'''\n```\n'''\n",
+    "~~~python\n```\n~~~": "```\n",
+    "```python\nx = '```'\n```": "x = '```'\n",
+    "Write ```x``` or\n```python\ny\n```": "y\n",
+}
+
+
+def test_the_program_is_the_first_block_of_python_or_without_a_language_or_the_whole_completion() -> None:
+    assert {text: extract_program(text) for text in BLOCKS} == BLOCKS
     assert close_prefix("def f(x):\n").endswith("pass\n") and close_prefix("import os\n") == "import os\n"
     assert close_prefix("def (") == ""
 

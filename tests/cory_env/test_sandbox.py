@@ -53,7 +53,8 @@ def test_forbidden_operations_of_programs_fail(require_working_sandbox: None, tm
         port = server.getsockname()[1]
         program = REPORT + (
             "import ctypes, threading\n"
-            "def forks(): return [attempt_result(f) for f in (os.fork, lambda: os.posix_spawn('/bin/true', ['a'], {}))]\n"
+            "def forks():\n"
+            "    return [attempt_result(f) for f in (os.fork, lambda: os.posix_spawn('/bin/true', ['a'], {}))]\n"
             "def threads():\n"
             "    stop = threading.Event()\n"
             "    threading.stack_size(65536)\n"
@@ -104,6 +105,15 @@ def test_forbidden_operations_of_programs_fail(require_working_sandbox: None, tm
 
 
 FORGERIES = {
+    "is zero after any arithmetic": (
+        "class Zero:\n    __sub__ = __rsub__ = __abs__ = lambda *_: Zero()\n    __float__ = lambda _: 0.0\n"
+        "    __lt__ = __gt__ = __contains__ = lambda *_: True\ndef f(x): return Zero()"
+    ),
+    "is a number that is zero after any arithmetic": (
+        "class A: pass\nclass Zero(A, int):\n    __sub__ = __rsub__ = __abs__ = lambda *_: Zero(0)\n"
+        "def f(x): return Zero(7)"
+    ),
+    "answers NumPy": "class Any:\n    __array_ufunc__ = lambda *_, **__: True\ndef f(x): return Any()",
     "ends before the tests": "import os\nos._exit(0)",
     "exits": "raise SystemExit(0)",
     "kills whom it can": "import os, signal\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)\nos.kill(0, 9)\nos._exit(0)",
@@ -163,12 +173,32 @@ def test_python_and_its_packages_may_be_below_the_temporary_folder(
 
 
 def test_programs_pass_only_by_returning_right_values(require_working_sandbox: None) -> None:
-    tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))"]
+    tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))", "assert abs(f(1) - 2) < 1e-6"]
+    tests += ["import numpy\nassert numpy.isclose(f(1), 2)", "assert 1 < f(1) <= 2", "assert 2 in [f(1)]"]
     programs = [*FORGERIES.values(), "def f(x): return x + 1", "def f(x): return 2"]
     results = grade([Submission(program, tests) for program in programs], Limits(seconds=20), "required")
-    wrong = [name for name, result in zip(FORGERIES, results[:-2], strict=True) if result != [False, False]]
+    wrong = [name for name, result in zip(FORGERIES, results[:-2], strict=True) if any(result)]
     assert not wrong
-    assert results[-2:] == [[True, True], [True, False]]
+    assert results[-2:] == [[True] * 6, [True, False, True, True, True, True]]
+
+
+def test_a_program_cannot_reach_the_tests_through_what_they_pass_to_it(require_working_sandbox: None) -> None:
+    program = (
+        "def reach(target, path):\n"
+        "    for name in path.split('.'):\n"
+        "        target = getattr(target, name)\n"
+        "    return True\n"
+    )
+    paths = {
+        "lambda: 0": ("__globals__", "__closure__", "__code__.co_consts"),
+        "(x for x in '')": ("gi_frame", "gi_code"),
+        "Own()": ("__class__.name", "__dict__", "_secret", "method.__func__", "method.__self__"),
+        "__import__('types').ModuleType('m')": ("name", "__dict__"),
+        "[].append": ("__self__",),
+    }
+    setup = "class Own:\n    _secret = 1\n    name = 'a'\n    def method(self): pass\n"
+    tests = [f"assert reach({code}, {path!r})" for code, names in paths.items() for path in names]
+    assert run_tests(program, *tests, "assert reach(Own(), 'name')", setup=setup) == [False] * len(tests) + [True]
 
 
 def test_endless_programs_are_ended(require_working_sandbox: None) -> None:
