@@ -101,6 +101,14 @@ class RemoteClass(type):
     def __len__(cls) -> Any:
         return cls.__remote__.connection.request("operate", cls, "__len__")
 
+    @property
+    def __mro__(cls) -> Any:
+        return cls.__remote__.connection.request("attribute", cls, "__mro__")
+
+    @property
+    def __bases__(cls) -> Any:  # type: ignore[override]
+        return cls.__remote__.connection.request("attribute", cls, "__bases__")
+
     def __getitem__(cls, key: object) -> Any:
         return cls.__remote__.connection.request("operate", cls, "__getitem__", key)
 
@@ -197,7 +205,7 @@ def mirror_class(connection: Connection, number: int, name: str, bases: tuple[ty
 
 def plain_base(kind: type) -> type | None:
     """Returns the immutable built-in class, or the built-in exception, that a class extends, if any."""
-    return next((base for base in kind.__mro__[1:] if base in PLAIN_CLASSES or is_exception(base)), None)
+    return next((base for base in type.mro(kind)[1:] if base in PLAIN_CLASSES or is_exception(base)), None)
 
 
 def is_exception(kind: type) -> bool:

@@ -14,17 +14,16 @@ from cory_env.sandbox.failures import ENDED
 from cory_env.sandbox.protocol import MAX_MESSAGE_BYTES, Channel, ChannelClosed, UnsupportedValue
 
 STDIN, STDOUT = ".stdin", ".stdout"  # files in the temporary folder; /dev/stdin and /dev/stdout are links to them
-RECURSION_LIMIT = 1000  # Python's own
 
 
 class Program:
     """A program's source code, in a file of the temporary folder."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
+        self.source = source.encode("utf-8", "surrogatepass")
         self.path = os.path.join(os.getcwd(), "solution.py")
-        with open(self.path, "w", encoding="utf-8", errors="surrogatepass") as file:
-            file.write(source)
+        with open(self.path, "wb") as file:
+            file.write(self.source)
 
     def run(self, name: str) -> types.ModuleType:
         """Runs the program as the module `name`, which may be `__main__`."""
@@ -71,10 +70,6 @@ class Script:
         forbid_processes()
         sys.argv = [self._program.path]
         sys.path.insert(0, os.path.dirname(self._program.path))
-        frame, depth = sys._getframe(), 0
-        while frame := frame.f_back:  # type: ignore[assignment]
-            depth += 1
-        sys.setrecursionlimit(RECURSION_LIMIT + depth)
         try:
             self._program.run("__main__")
         except BaseException as error:
@@ -134,7 +129,7 @@ def _serve(program: Program, channel: Channel) -> Script | None:
     return None
 
 
-def _import_packages(source: str) -> None:
+def _import_packages(source: bytes) -> None:
     """Imports the installed packages that a program imports, so that this is not repeated for each input."""
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         for node in ast.walk(ast.parse(source)):

@@ -14,10 +14,9 @@ from typing import Any
 from cory_env.sandbox.confinement import forbid_processes, read_and_confine
 from cory_env.sandbox.peer import Peer
 from cory_env.sandbox.protocol import Channel, ChannelClosed, take_standard_streams
-from cory_env.sandbox.script import RECURSION_LIMIT, Program, Script, ScriptError, start_scripts
+from cory_env.sandbox.script import Program, Script, ScriptError, start_scripts
 
 MAX_PRINTED = 2**20  # bytes that functions may print per request; the rest is lost
-FRAMES = 10  # of this module and below, when a program's function is called
 
 
 class ProgramWorker(Peer):
@@ -55,7 +54,6 @@ class ProgramWorker(Peer):
         if self._error is not None:
             raise self._error
         forbid_processes()
-        sys.setrecursionlimit(RECURSION_LIMIT + FRAMES)
         try:
             return vars(self._program.run("solution"))
         except BaseException as error:

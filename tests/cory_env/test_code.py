@@ -209,9 +209,9 @@ def test_invalid_problems_are_reported_by_row(tmp_path: Path) -> None:
             row = MBPP | {column: [code, "assert f(1)"] if column == "test_list" else code}
             with pytest.raises(DataError, match=message):
                 make_task("code", data=write(tmp_path / "data.jsonl", MBPP, row, MBPP))
-    for cases in ({"inputs": None, "outputs": ["1"]}, {"inputs": ["1", "2"], "outputs": ["1"]}, {"outputs": []}):
+    for cases in ('{"inputs": null, "outputs": ["1"]}', '{"inputs": ["1", "2"], "outputs": ["1"]}', '{"outputs": []}'):
         with pytest.raises(DataError, match="does not have as many outputs as inputs"):
-            make_task("code", data=write(tmp_path / "data.jsonl", APPS | {"input_output": json.dumps(cases)}, APPS))
+            make_task("code", data=write(tmp_path / "data.jsonl", APPS | {"input_output": cases}, APPS))
     with pytest.raises(DataError, match="input_output is not JSON"):
         make_task("code", data=write(tmp_path / "data.jsonl", APPS | {"input_output": "{"}, APPS))
     task = make_task("code", data=write(tmp_path / "data.jsonl", {"query": "a"}, {"query": "b"}), reward=LENGTH)
