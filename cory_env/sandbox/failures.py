@@ -10,6 +10,8 @@ import re
 import sys
 from typing import Any, NamedTuple
 
+from cory_env.sandbox.protocol import error_message
+
 MAX_TEXT = 300  # characters of each text
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 ENDED = "ended"  # the name of the exception, if a script's process ended without one
@@ -134,7 +136,7 @@ def describe_failure(
     if isinstance(error, AssertionError):
         return Failure("value", call=call)
     return Failure(
-        "test", call=call, error=printable_line(type(error).__name__), message=printable_line(_message(error))
+        "test", call=call, error=printable_line(type(error).__name__), message=printable_line(error_message(error))
     )
 
 
@@ -158,13 +160,6 @@ def _repr(value: object) -> str:
         return repr(value)
     except Exception:  # nested too deeply, or a number with too many digits
         return f"<{type(value).__name__} object>"
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
 
 
 def printable_line(text: str, limit: int = MAX_TEXT) -> str:

@@ -3,7 +3,7 @@
 import threading
 from typing import Any, BinaryIO
 
-from cory_env.sandbox.protocol import Channel, ChannelClosed, unlimited
+from cory_env.sandbox.protocol import Channel, ChannelClosed, UnsupportedValue, error_message, unlimited
 from cory_env.sandbox.remote import OPERATORS
 from cory_env.sandbox.values import CONTAINERS, Values
 
@@ -21,7 +21,7 @@ class Peer:
             trusting: See `Values`.
         """
         self._channel = Channel(read, write)
-        self._values = Values(self, first, trusting=trusting)
+        self.values = Values(self, first, trusting=trusting)
         self._lock = threading.RLock()  # a program's threads may call functions of the tests
 
     def request(self, operation: str, *arguments: object) -> Any:
@@ -74,7 +74,11 @@ class Peer:
         except ChannelClosed:
             raise
         except BaseException as error:  # a program may raise anything
-            self._send("error", self.printed(), error, *self.describe(error))
+            details = self.describe(error)
+            try:
+                self._send("error", self.printed(), error, *details)
+            except UnsupportedValue:  # such as a message of megabytes
+                self._send("error", "", RuntimeError(details[1]), *details)
 
     def execute(self, operation: str, target: Any, *arguments: Any) -> Any:
         """Executes what the other process requests."""
@@ -104,7 +108,7 @@ class Peer:
 
     def describe(self, error: BaseException) -> tuple[str, str, int | None]:
         """Returns an exception's type and message, and the line of the program that raised it."""
-        return type(error).__name__, str(error)[:1000], None
+        return type(error).__name__, error_message(error), None
 
     def call(self, target: object, positional: tuple[object, ...], keywords: dict[str, object]) -> Any:
         """Calls a function or class of the other process."""
@@ -117,20 +121,16 @@ class Peer:
     def _send(self, *message: object) -> None:
         with unlimited():
             try:
-                self._channel.send(self._values.encode(message))
+                self._channel.send(self.values.encode(message))
             except BaseException:
-                self._values.rollback()
+                self.values.rollback()
                 raise
-            self._values.commit()
+            self.values.commit()
 
     def _receive(self) -> list[Any]:
         message = self._channel.receive()
         try:
             with unlimited():
-                return self._values.decode(message)
+                return self.values.decode(message)
         except Exception as error:  # not a message that `Values.encode` makes
             raise ChannelClosed from error
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._channel.close()

@@ -62,6 +62,14 @@ class Channel:
         self._write.close()
 
 
+def error_message(error: BaseException) -> str:
+    """Returns the beginning of an exception's message; "" if it has none."""
+    try:
+        return str(error)[:1000]
+    except Exception:
+        return ""
+
+
 def take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
     """Returns standard input and output for a channel, and lets the process itself read and write nothing instead."""
     streams = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

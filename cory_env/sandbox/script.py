@@ -11,7 +11,7 @@ import types
 
 from cory_env.sandbox.confinement import forbid_processes, kill_with_parent
 from cory_env.sandbox.failures import ENDED
-from cory_env.sandbox.protocol import MAX_MESSAGE_BYTES, Channel, ChannelClosed, UnsupportedValue
+from cory_env.sandbox.protocol import MAX_MESSAGE_BYTES, Channel, ChannelClosed, UnsupportedValue, error_message
 
 STDIN, STDOUT = ".stdin", ".stdout"  # files in the temporary folder; /dev/stdin and /dev/stdout are links to them
 
@@ -47,7 +47,7 @@ class Program:
             if entry.tb_frame.f_code.co_filename == self.path:
                 line = entry.tb_lineno
             entry = entry.tb_next
-        return name, str(error)[:1000], line
+        return name, error_message(error), line
 
 
 class ScriptError(Exception):

@@ -126,7 +126,7 @@ class ProgramProxy(Peer):
             allowed = not isinstance(target, types.ModuleType | type)
         elif operation == "signature":
             allowed = isinstance(target, types.FunctionType | types.MethodType)
-        if not allowed:
+        if not (allowed and self.values.is_given(target)):
             raise AttributeError(f"{operation} {arguments[:1]} of a test's {type(target).__name__} is not possible")
         return super().execute(operation, target, *arguments)
 

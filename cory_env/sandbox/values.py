@@ -43,6 +43,7 @@ BY_ARGUMENTS: dict[
     "fractions.Fraction": lambda value: (value.numerator, value.denominator),
     "datetime.timezone": lambda value: value.__getinitargs__(),
     **{f"datetime.{name}": lambda value: value.__reduce__()[1] for name in ("date", "datetime", "time", "timedelta")},
+    "zoneinfo.ZoneInfo": lambda value: (value.key,),
     "uuid.UUID": lambda value: (str(value),),
     "array.array": lambda value: (value.typecode, tuple(value)),
     **{f"pathlib.{name}": lambda value: value.parts for name in ("PosixPath", "PurePosixPath")},
@@ -150,6 +151,11 @@ class Values:
         for number in {number for number, _ in decoded}.difference(dropped):
             self._shared[number].agreed = json.dumps(self._encode_content(self._shared[number].container))
         return parts
+
+    def is_given(self, value: object) -> bool:
+        """Returns whether a value is an object of this process that the other one uses."""
+        number = self._numbers.get(id(value))
+        return number is not None and self._objects[number] is value
 
     def _find_unused(self) -> list[int]:
         """Returns the numbers of shared containers to which nothing else refers here."""

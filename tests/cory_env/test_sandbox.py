@@ -105,6 +105,11 @@ def test_forbidden_operations_of_programs_fail(require_working_sandbox: None, tm
 
 
 FORGERIES = {
+    "makes a class in the tests' process": (
+        "import sys\nframe = sys._getframe()\n"
+        "while not hasattr(frame.f_locals.get('self'), 'values'): frame = frame.f_back\npeer = frame.f_locals['self']\n"
+        "def f(x): return peer.request('call', type, ('Yes', (), {'__eq__': lambda *_: True}), ())()"
+    ),
     "is zero after any arithmetic": (
         "class Zero:\n    __sub__ = __rsub__ = __abs__ = lambda *_: Zero()\n    __float__ = lambda _: 0.0\n"
         "    __lt__ = __gt__ = __contains__ = lambda *_: True\ndef f(x): return Zero()"
