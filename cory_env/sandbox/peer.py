@@ -41,8 +41,9 @@ class Peer:
                     case ["value", str(printed), value]:
                         self.show(printed)
                         return value
-                    case ["error", str(printed), BaseException() as error, *details]:
+                    case ["error", str(printed), BaseException() as error, cause, context, bool(hidden), *details]:
                         self.show(printed)
+                        error.__cause__, error.__context__, error.__suppress_context__ = cause, context, hidden
                         raise self.received(operation, error, details)
                     case _:
                         raise ChannelClosed
@@ -75,10 +76,11 @@ class Peer:
             raise
         except BaseException as error:  # a program may raise anything
             details = self.describe(error)
+            causes = (error.__cause__, error.__context__, error.__suppress_context__)
             try:
-                self._send("error", self.printed(), error, *details)
+                self._send("error", self.printed(), error, *causes, *details)
             except UnsupportedValue:  # such as a message of megabytes
-                self._send("error", "", RuntimeError(details[1]), *details)
+                self._send("error", "", RuntimeError(details[1]), None, None, False, *details)
 
     def execute(self, operation: str, target: Any, *arguments: Any) -> Any:
         """Executes what the other process requests."""
@@ -93,6 +95,8 @@ class Peer:
                 return setattr(target, name, value)
             case "delete", [str(name)]:
                 return delattr(target, name)
+            case "next", [int(count)]:
+                return _next_items(target, count)
             case "content", []:
                 return next((kind(target) for kind in CONTAINERS.values() if isinstance(target, kind)), None)
             case "signature", []:
@@ -134,3 +138,18 @@ class Peer:
                 return self.values.decode(message)
         except Exception as error:  # not a message that `Values.encode` makes
             raise ChannelClosed from error
+
+
+def _next_items(iterator: Any, count: int) -> tuple[tuple[Any, ...], BaseException | None]:
+    """Returns the next items of an iterator, at least one and at most `count`, and the exception that came after them.
+
+    Raises:
+        BaseException: The iterator raised it instead of its first item.
+    """
+    items = [next(iterator)]
+    try:
+        while len(items) < count:
+            items.append(next(iterator))
+    except BaseException as error:
+        return tuple(items), error
+    return tuple(items), None

@@ -35,6 +35,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     **{"__str__": str, "__repr__": repr, "__format__": format, "__copy__": copy.copy},
     "__deepcopy__": lambda target, _: copy.deepcopy(target),
     "__contains__": operator.contains,
+    "__instancecheck__": lambda kind, instance: isinstance(instance, kind),
     "__enter__": lambda target: target.__enter__(),
     "__exit__": lambda target, *details: target.__exit__(*details),
 }
@@ -91,6 +92,13 @@ class RemoteClass(type):
 
     def __setattr__(cls, name: str, value: object) -> None:
         cls.__remote__.connection.request("set", cls, name, value)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if type.__instancecheck__(cls, instance):
+            return True
+        return isinstance(instance, RemoteObject) and bool(
+            cls.__remote__.connection.request("operate", cls, "__instancecheck__", instance)
+        )
 
     def __bool__(cls) -> bool:
         return True
@@ -180,19 +188,20 @@ for _name in OPERATORS:
     setattr(RemoteObject, _name, _forward(_name))
 
 
-def mirror_class(connection: Connection, number: int, name: str, bases: tuple[type, ...]) -> RemoteClass:
+def mirror_class(connection: Connection, number: int, name: str, qualname: str, bases: tuple[type, ...]) -> RemoteClass:
     """Returns a class that mirrors one of the other process.
 
     Args:
         connection: The connection.
         number: The class's number there.
         name: Its name.
+        qualname: Its name with those of the classes that contain it.
         bases: Its bases: mirrors, and built-in classes. Of these, exceptions and immutable ones stay bases.
     """
     parents = [base for base in bases if isinstance(base, RemoteClass) or base in PLAIN_CLASSES or is_exception(base)]
     if not any(issubclass(base, RemoteObject) for base in parents):
         parents.append(RemoteObject)
-    namespace: dict[str, Any] = {"__module__": "solution", "__doc__": _DOC}
+    namespace: dict[str, Any] = {"__module__": "solution", "__qualname__": qualname, "__doc__": _DOC}
     if not all(isinstance(base, RemoteClass) or base is RemoteObject for base in parents):
         namespace |= {operation: _forward(operation) for operation in ("__str__", "__repr__", "__format__")}
     try:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import types
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ RUN = "run"  # the tests' function that runs the program as a script: run(input)
 COMPILES = "__compiles__"  # the tests' function that only compiles the program
 TESTS = "tests"  # the tests' module
 # A program's StopIteration would end an iteration in the test, as in `all(map(f, …))`, but not the test.
+LONG_LOOP = 16  # items of an iterator in a row, after which a test hardly looks at anything else in between
 ITERATION_ENDS = (StopIteration, StopAsyncIteration)
 # Their attributes would lead a program to the tests' frames and global names.
 OPAQUE = (
@@ -49,12 +51,36 @@ class ProgramProxy(Peer):
         self.raised: tuple[BaseException, Raised] | None = None
         self.last_call: tuple[tuple[Any, ...], dict[str, Any], object] | None = None
         self.hidden = False
+        self._ahead: dict[int, tuple[deque[Any], BaseException | None]] = {}  # what iterators gave ahead, by number
+        self._iterating: tuple[int | None, int] = (None, 0)  # the iterator of the last requests, and how many they were
+
+    def request(self, operation: str, *arguments: object) -> Any:
+        """Lets the program's process execute an operation; see `Peer`."""
+        if operation != "next":
+            self._iterating = (None, 0)
+        return super().request(operation, *arguments)
+
+    def _next(self, iterator: Any) -> Any:
+        """Returns the next item of a program's iterator; in a long loop, many at once are requested."""
+        number = iterator.__remote__.number
+        items, error = self._ahead.pop(number, (deque[Any](), None))
+        if not items and error:
+            raise error
+        if not items:
+            length = self._iterating[1] + 1 if self._iterating[0] == number else 1
+            self._iterating = (number, length)
+            received, error = self.request("next", iterator, 2 ** max(0, min(length - LONG_LOOP, 10)))
+            items.extend(received)
+        item = items.popleft()
+        if items or error:
+            self._ahead[number] = (items, error)
+        return item
 
     def received(self, operation: str, error: BaseException, details: list[Any]) -> BaseException:
         """Returns the program's exception, but ends of iterations only from iterators."""
         match details:
             case [str(name), str(message), int() | None as line]:
-                if isinstance(error, ITERATION_ENDS) and operation != "operate":
+                if isinstance(error, ITERATION_ENDS) and operation not in ("operate", "next"):
                     error = RuntimeError(message)
                 self.raised = (error, Raised(name, message, line))
                 return error
@@ -98,6 +124,8 @@ class ProgramProxy(Peer):
             return (content is not None and content == operands[0]) is (name == "__eq__")
         if name in COMPARISONS and ours:
             return NotImplemented
+        if name == "__next__":
+            return self._next(target)
         if name == "__contains__" and ours:
             return any(item is operands[0] or item == operands[0] for item in target)
         result = super().operate(name, target, *operands)

@@ -231,7 +231,8 @@ class Values:
         self._described.add(number)
         self._new_objects.append(number)
         if isinstance(value, type):
-            return ["class", number, value.__name__[:MAX_NAME], [self._encode(base) for base in value.__bases__]]
+            names = [str(name)[:MAX_NAME] for name in (value.__name__, value.__qualname__)]
+            return ["class", number, *names, [self._encode(base) for base in value.__bases__]]
         if isinstance(value, types.CoroutineType):
             return ["coroutine", number]
         base = plain_base(kind)
@@ -278,9 +279,9 @@ class Values:
                 return self._decode_numpy(kind, shape, data, scalar)
             case ["library", str(name)] if self._trusting:
                 return _find(name)
-            case ["class", int(number), str(name), list(bases)]:
+            case ["class", int(number), str(name), str(qualname), list(bases)]:
                 kinds = tuple(base for base in map(self._decode, bases) if isinstance(base, type))
-                proxy: Any = mirror_class(self._connection, number, name, kinds)
+                proxy: Any = mirror_class(self._connection, number, name, qualname, kinds)
             case ["coroutine", int(number)]:
                 proxy = self._await(make_object(self._connection, number, RemoteObject, ()))
             case ["object", int(number), kind, list(content)]:
