@@ -154,6 +154,30 @@ def test_a_reviser_learns_from_a_frozen_solver_s_drafts(make_cory: MakeCory) -> 
     assert math.isnan(evaluated["evaluation"]["mean"]["task_reward"])
 
 
+@pytest.mark.parametrize("others", [{}, {"dynamic_sampling": 1}, {"advantage": "gae", "num_generations": 1}])
+def test_an_update_in_which_only_frozen_models_responded_changes_no_weights(
+    make_cory: MakeCory, tmp_path: Any, others: dict[str, Any]
+) -> None:
+    solver, _, reviser = TEAM["roles"]
+    roles = [solver | {"policy": "drafts-llama-tiny", "count": 1}, reviser | {"prompt": None, "repeat": 1}]
+    solved = {"feedback": "tests.policies.sample_rewards:always_solved", "stop_in_training": True}
+    settings = {**TEAM, **solved, "roles": roles, "select_by": "chain", **others}
+    algorithm = make_cory(**settings)
+    before = weights_of(algorithm)
+    first = algorithm.train()["cory"]
+    assert first["update"] == 1 and {len(sample["responses"]) for sample in first["samples"]} == {1}
+    assert math.isnan(first["logprob_diff_mean"]) and math.isnan(first["logprob_diff_max"])
+    assert set(map(math.isnan, first["policy"]["llm_1"].values())) == {True}
+    assert not math.isnan(first["role"]["solver"]["task_reward"])
+    np.testing.assert_equal(weights_of(algorithm), before)
+    algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    second = algorithm.train()["cory"]
+    assert second["last_response"]["bare_kl"] == 0.0 and math.isnan(second["evaluation"]["mean"]["kl"])
+    resumed = make_cory(**settings)
+    resumed.restore_from_path(str(tmp_path / "checkpoint"))
+    np.testing.assert_equal(without_times(resumed.train()["cory"]), without_times(second))
+
+
 def test_the_reward_of_a_frozen_model_is_credited_to_earlier_agents() -> None:
     trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2, earlier_rewards=[[0.0]] * 2)
     frozen = make_rows(
