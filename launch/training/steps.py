@@ -57,6 +57,8 @@ def train_run(
     if run is None:
         check_location(location or str(RUNS / name))
     task, tokenizers = preflight.check_run_settings(located_settings)
+    if (warning := preflight.repetition_warning(located_settings, task)) is not None:
+        print(f"Warning: {warning}", file=sys.stderr)
     sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
         last_update = run.latest_checkpoint()
