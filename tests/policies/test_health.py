@@ -186,13 +186,13 @@ def test_roles_are_not_compared_if_later_ones_answer_only_what_was_not_solved(
 
 def test_the_end_of_sequence_rate_of_the_few_chains_that_reached_a_role_may_be_0_by_chance() -> None:
     varied = {role: {"task_reward": 1.0, "task_reward_std": 1.0} for role in ROLES}
-    found = {}
+    active = {}
     for count in (128, 3):
         health = Health(make_settings({"health_patience": 1, "num_policies": 1}))
         for eos_rate in (0.3, 0.0):
             report = {"update": 1, "policy": {"llm_1": {**METRICS, "eos_rate": eos_rate}}, "role": varied}
-            found[count] = signs({"health": health.observe(report, {"llm_1": count})})
-    assert found == {128: {("eos", "llm_1")}, 3: set()}
+            active[count] = signs({"health": health.observe(report, {"llm_1": count})})
+    assert active == {128: {("eos", "llm_1")}, 3: set()}
 
 
 GROUPS: dict[str, Any] = {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4, "kl_coef": 0.0}
@@ -242,8 +242,8 @@ def test_without_groups_equal_rewards_are_a_sign_if_credit_and_penalties_cannot_
     settings = make_settings({"advantage": "gae", "health_patience": 1, **changes})
     roles = {**ROLES, "observer": ROLES["observer"] if constant else {**ROLES["observer"], "task_reward_std": 0.1}}
     report = {"update": 1, "policy": {"llm_1": {**METRICS, "grad_norm": 1.0}}, "role": roles}
-    found = signs({"health": Health(settings).observe(report, {"llm_1": 8})})
-    assert found == ({("no_signal", "llm_1")} if has_sign else set())
+    active = signs({"health": Health(settings).observe(report, {"llm_1": 8})})
+    assert active == ({("no_signal", "llm_1")} if has_sign else set())
     report["policy"] = {"llm_1": dict.fromkeys(METRICS, math.nan)}  # without responses
     assert signs({"health": Health(settings).observe(report, {})}) == set()
 
