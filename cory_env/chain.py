@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from gymnasium import spaces
 
-from cory_env.chain_settings import ChainSettings
+from cory_env.chain_settings import ChainSettings, Role
 from cory_env.chat import ChatError, ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
 from cory_env.decoding import ResponseDecoder, ThinkingTags
@@ -204,10 +204,14 @@ class Chain(ResponseDecoder):
 
         An agent that does not see the responses that its role's template shows gets the task's prompt too.
         """
-        template = self.positions[position].role.prompt
+        return self._complete_template(self.positions[position].role, self.seen_positions(position))
+
+    def _complete_template(self, role: Role, seen: Sequence[int]) -> str | None:
+        """Returns a role's template if the agent sees the responses that it shows, at the positions `seen`."""
+        template = role.prompt
         if template is None:
             return None
-        roles = [self.positions[k].role for k in self.seen_positions(position)]
+        roles = [self.positions[k].role for k in seen]
         shows_answer = bool({"reference", FEEDBACK_PLACEHOLDER} & placeholders(template))
         has_answer = any(role.produces_response for role in roles)
         is_complete = {name for name, _ in references(template)} <= {role.name for role in roles}
@@ -249,6 +253,24 @@ class Chain(ResponseDecoder):
         prompts = self.encode([(self.task.prompt(query), query.history) for query in masked])
         self._reject_unembedded(queries, prompts)
         return prompts
+
+    def encode_bare_prompts(self, queries: Sequence[Query]) -> list[list[int]]:
+        """Tokenizes the bare queries: the prompts of an agent that answers alone.
+
+        They are those of the first role whose responses are answers to the query, without earlier responses.
+
+        Raises:
+            NoEmbeddingError: See `encode_pioneer_prompts`.
+        """
+        roles = [position.role for position in self.positions]
+        first = next((role for role in roles if role.produces_response), roles[0])
+        return self._encode_first_prompts(queries, self._complete_template(first, ()))
+
+    def _encode_first_prompts(self, queries: Sequence[Query], template: str | None) -> list[list[int]]:
+        """Tokenizes prompts without earlier responses; `template` is the role's, None: the task's."""
+        if template is None:
+            return self.encode_pioneer_prompts(queries)
+        return self.encode_observer_prompts([Turn(query, [], None, template) for query in queries])
 
     def encode_observer_prompts(self, turns: Sequence[Turn]) -> list[list[int]]:
         """Tokenizes the prompts of agents that see earlier responses.
@@ -337,10 +359,7 @@ class Chain(ResponseDecoder):
             QueryTooLongError: The prompt does not fit even without any response.
         """
         if not responses or not self.knowledge_transfer:
-            if template is None:
-                (prompt,) = self.encode_pioneer_prompts([query])
-            else:
-                (prompt,) = self.encode_observer_prompts([Turn(query, [], None, template)])
+            (prompt,) = self._encode_first_prompts([query], template)
             if len(prompt) > self.max_prompt_tokens:
                 raise self._too_long(query, len(prompt))
             return prompt, False

@@ -208,7 +208,8 @@ class Cory(TemporaryLogdir, Algorithm):
             "averaged": averaged,
             **update_report(rollout, update, mapping, policy_metrics, role_metrics),
         }
-        self._report["health"] = self.health.observe(self._report)
+        responses = {policy_id: len(rows[policy_id]["mask"]) for policy_id in trained}
+        self._report["health"] = self.health.observe(self._report, responses)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % s.eval_every == 0 or self._is_done():
             with timer.phase("evaluate"):

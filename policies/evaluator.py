@@ -57,8 +57,8 @@ class Evaluator:
         self.settings = settings
         self.task = task
         self.tokenizers = settings.make_tokenizers()
-        self._single_chains: dict[str, Chain] = {}
-        """By policy id, the chain of that policy alone, whose prompt is the bare query."""
+        self._chains: dict[str, Chain] = {}
+        """By policy id, a chain of that policy, for its prompts."""
         self.runners = runners
         self.learners = learners
         self.sync_check = sync_check
@@ -67,18 +67,15 @@ class Evaluator:
         """Evaluates each policy alone, and the chain's last response, on the validation queries.
 
         The chain runs in every order that role exchange produces, so each policy is the pioneer once. A pioneer gets
-        the bare query, so its responses are those of the policy alone.
+        the bare query, which is the prompt of the first role, so its responses are those of the policy alone.
 
         Returns:
             `evaluation`: `{policy_id: {task_reward, kl, combined_reward, response_length, eos_rate, repetition}}` of
             each trained LLM on the bare query, NaN for one that never responds first (`roles` without exchange); with
             `eval_average` also of `AVERAGE_POLICY`; and the `mean` over the policies, without the average. NaN if the
             reward failed on every query (`on_reward_error: skip`).
-            `last_response`, if later agents see earlier responses: the same metrics of each chain's last response, mean
-            over the orders. With `stop_when`, that is the response at which the chain stopped. Its `kl` is to the
-            reference on the bare query, which is what users of the chain get. Its `in_chain_kl` is to the reference in
-            the agent's own prompt, as in training. That is optimistic, because the earlier responses in the prompt
-            shift the reference too.
+            `last_response`, if later agents see earlier responses: the metrics of each chain's last response, mean over
+            the orders; see `last_response_metrics`.
         """
         alone, last = {}, []
         cache: MetricsCache = {}
@@ -116,10 +113,11 @@ class Evaluator:
             if not role_metrics:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
                 role_metrics = {
-                    role: dict.fromkeys((*RESPONSE_METRICS, "in_chain_kl"), np.full(1, np.nan))
-                    for role in mapping.roles
+                    role: dict.fromkeys((*RESPONSE_METRICS, "bare_kl"), np.full(1, np.nan)) for role in mapping.roles
                 }
-            groups = {**role_metrics, LAST_RESPONSE: last_response_metrics(list(role_metrics.values()))}
+            groups = {**role_metrics}
+            if len(mapping.roles) > 1:
+                groups[LAST_RESPONSE] = last_response_metrics([*role_metrics.values()], self.settings.report_kl_coef)
             cache[key] = {
                 name: {metric: nanmean(values) for metric, values in metrics.items()}
                 for name, metrics in groups.items()
@@ -163,11 +161,11 @@ class Evaluator:
 
         Returns:
             The rollout, and by role the metrics of `compute_response_metrics`: fp32 `[C]` each, in the rollout's order,
-            NaN for chains that stopped before the role; empty if the reward failed on every query. For the last
-            response of a chain, `kl` is to the reference on the bare query, estimated from the sampled tokens; 0 for a
-            frozen model. Roles that gave a last response also have `in_chain_kl`, to the reference on the role's own
-            prompt. Without a KL weight (`Settings.evaluates_with_reference`), `kl` is NaN, and there is no
-            `in_chain_kl`.
+            NaN for chains that stopped before the role; empty if the reward failed on every query. `kl` is to the
+            reference in the response's own prompt, over the whole vocabulary. In a chain of several roles, last
+            responses also have `bare_kl`, to the reference on the bare query, from the sampled tokens; after other
+            responses it replaces `kl` in `combined_reward`. Both are 0 for a frozen model, and NaN without a KL weight
+            (`Settings.evaluates_with_reference`).
         """
         rollout = self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split=split)
         rows = rows_from_episodes(rollout.episodes)
@@ -181,34 +179,40 @@ class Evaluator:
         role_metrics = {}
         lengths = torch.tensor([len(episode.agent_episodes) for episode in rollout.episodes])
         for position, role in enumerate(mapping.roles) if scored else ():
-            role_metrics[role] = {name: np.full(len(lengths), np.nan, np.float32) for name in RESPONSE_METRICS}
+            names = (*RESPONSE_METRICS, *(["bare_kl"] if len(mapping.roles) > 1 else []))
+            role_metrics[role] = {name: np.full(len(lengths), np.nan, np.float32) for name in names}
             if mapping(role) not in scored:
                 continue
             role_rows = select_position(scored[mapping(role)], position)
             metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
             is_last = lengths[role_rows["chains"]] == position + 1
             if reference and len(mapping.roles) > 1 and is_last.any():
-                metrics["in_chain_kl"] = metrics["kl"].clone()
-            if reference and position and is_last.any() and mapping(role) in self.settings.policy_ids:
                 last = select_rows(role_rows, is_last.nonzero().squeeze(1))
-                metrics["kl"][is_last] = self._bare_query_kl(rollout, last, mapping(role), split)
-                metrics["combined_reward"] = metrics["task_reward"] - self.settings.report_kl_coef * metrics["kl"]
+                metrics["bare_kl"] = torch.full_like(metrics["kl"], torch.nan)
+                metrics["bare_kl"][is_last] = self._bare_kl(rollout, last, mapping(role), split, is_bare=position == 0)
+                if position:
+                    combined = metrics["task_reward"] - self.settings.report_kl_coef * metrics["bare_kl"]
+                    metrics["combined_reward"] = torch.where(is_last, combined, metrics["combined_reward"])
             for name, column in metrics.items():
-                role_metrics[role].setdefault(name, np.full(len(lengths), np.nan, np.float32))
                 role_metrics[role][name][role_rows["chains"].numpy()] = column.numpy()
         return rollout, role_metrics
 
-    def _bare_query_kl(self, rollout: Rollout, last: Rows, policy_id: str, split: Split) -> Tensor:
-        """Returns the sampled KL of a policy's last responses to the reference prompted with the bare query."""
-        queries = self.task.queries(split)
-        if policy_id not in self._single_chains:
-            self._single_chains[policy_id] = self.settings.make_chain(self.task, self.tokenizers, (policy_id,))
-        chain = self._single_chains[policy_id]
-        prompt_refs = [rollout.prompt_refs[index] for index in last["chains"].tolist()]
-        prompts = chain.encode_pioneer_prompts([queries[prompt_ref.query] for prompt_ref in prompt_refs])
-        rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
-        rows |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
-        (scores,) = self.learners.score({policy_id: rows}).values()
+    def _bare_kl(self, rollout: Rollout, last: Rows, policy_id: str, split: Split, *, is_bare: bool) -> Tensor:
+        """Returns the sampled KL of a policy's last responses to the reference on the bare query.
+
+        `is_bare`: the responses are to the bare query. A frozen model is its own reference.
+        """
+        scores = last
+        if not is_bare and policy_id in self.settings.policy_ids:
+            queries = self.task.queries(split)
+            if policy_id not in self._chains:
+                policy_ids = (policy_id,) * self.settings.num_agents
+                self._chains[policy_id] = self.settings.make_chain(self.task, self.tokenizers, policy_ids)
+            prompt_refs = [rollout.prompt_refs[index] for index in last["chains"].tolist()]
+            prompts = self._chains[policy_id].encode_bare_prompts([queries[ref.query] for ref in prompt_refs])
+            rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
+            rows |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
+            (scores,) = self.learners.score({policy_id: rows}).values()
         return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
@@ -217,14 +221,22 @@ class Evaluator:
         return self.runners.generate(prompt_refs, update=EVALUATION_UPDATE, mapping=mapping, split="validation").samples
 
 
-def last_response_metrics(role_metrics: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the metrics of each chain's last response.
+def last_response_metrics(role_metrics: Sequence[dict[str, np.ndarray]], kl_coef: float) -> dict[str, np.ndarray]:
+    """Returns the metrics of each chain's last response: with `stop_when`, of the one at which it stopped.
 
     Args:
         role_metrics: by position, the metrics of `Evaluator.measure`, `[C]` each.
+        kl_coef: weight of the KL in the combined reward.
+
+    Returns:
+        Instead of `kl`, `bare_kl`, to the reference on the bare query, which is what users of the chain get; it is in
+        the combined reward. And `in_chain_kl`, to the reference in the agent's own prompt, as in training. That is
+        optimistic, because the earlier responses in the prompt shift the reference too.
     """
-    last = {"in_chain_kl": role_metrics[0]["kl"], **role_metrics[0]}
+    last = {**role_metrics[0]}
+    if kl_coef:
+        last["combined_reward"] = last["task_reward"] - kl_coef * last["bare_kl"]
     for metrics in role_metrics[1:]:
         has_responded = ~np.isnan(metrics["response_length"])
-        last = {name: np.where(has_responded, metrics.get(name, values), values) for name, values in last.items()}
-    return last
+        last = {name: np.where(has_responded, metrics[name], values) for name, values in last.items()}
+    return {"in_chain_kl" if name == "kl" else name: values for name, values in last.items()}

@@ -3,14 +3,18 @@
 METRIC_DOCS = {
     "task_reward": "Mean task reward of the responses, before `credit` and `reward_scaling`.",
     "kl": "Mean KL to the reference policy per response, in nats, summed over tokens and computed over the whole "
-    "vocabulary. In `last_response`: estimated from the sampled tokens; the reference is given only the bare query.",
-    "combined_reward": "Mean of task reward minus `eval_kl_coef` times KL. It selects the best checkpoint.",
+    "vocabulary. Policy and reference are given the same prompt. Not in `last_response`.",
+    "bare_kl": "Only in `last_response`: KL if the reference is given the bare query, estimated from the sampled "
+    "tokens. In files of earlier versions it is named `kl`.",
+    "combined_reward": "Mean of task reward minus `eval_kl_coef` times KL (in `last_response`: `bare_kl`). It "
+    "selects the best checkpoint.",
     "response_length": "Mean response length, in tokens.",
     "eos_rate": "Share of responses that end with a stop token, not at the length limit.",
     "repetition": "Share of a response's pairs of adjacent tokens that occur earlier in it.",
     "thought_cut_rate": "Share of responses that end within their thought, without an end tag, so they have no answer "
     "(`thinking`).",
-    "in_chain_kl": "In `last_response`: KL if the reference is given the last agent's own prompt, as in training.",
+    "in_chain_kl": "Only in `last_response`: KL if the reference is given the last agent's own prompt, as in training; "
+    "computed like `kl`.",
     "chain_tokens": "In `final.json` and evaluations, if chains can stop: tokens that a chain generated for a query.",
     "task_reward_std": "Standard deviation of the task reward over responses.",
     "entropy": "Mean entropy of the policy over the vocabulary, in nats per token.",

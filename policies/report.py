@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from policies.settings.settings import Settings
 NUM_SAMPLES = 4
 _COUNTERS = ("truncated_prompts", "dropped_chains", "skipped_batches", "replaced_queries", "discarded_tokens")
 """Counters of a rollout that are reported unchanged."""
+LOGPROB_DIFFS = ("logprob_diff_mean", "logprob_diff_max")
 ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "thought_cut_rate", "explained_variance")
 """Reported metrics of a role; `thought_cut_rate` only with `thinking`, `explained_variance` only with a critic."""
 
@@ -50,9 +52,10 @@ class Report(TypedDict):
     averaged: bool
     """Whether the LLMs' weights were averaged after the update."""
     logprob_diff_mean: float
-    """Mean absolute difference between the sampler's and the learner's log-probability of a token."""
+    """Mean absolute difference between the sampler's and the learner's log-probability of a token; NaN if only frozen
+    models responded."""
     logprob_diff_max: float
-    """Maximum absolute difference between the sampler's and the learner's log-probability of a token."""
+    """Maximum absolute difference between the sampler's and the learner's log-probability of a token, or NaN."""
     weight_version_lag: int
     """Age of the sampler's weights, in updates, relative to the learner's."""
     tokens: int
@@ -146,6 +149,7 @@ def update_report(
         role: role → metrics of its responses.
     """
     counters, samples = rollout.counters, rollout.samples
+    diffs = {name: [metrics[name] for metrics in policy.values()] or [math.nan] for name in LOGPROB_DIFFS}
     return {
         "roles": mapping.as_dict(),
         "policy": {policy_id: policy.get(policy_id, NO_METRICS) for policy_id in mapping.policy_ids},
@@ -153,8 +157,8 @@ def update_report(
             name: {key: metrics[key] for key in ROLE_METRICS if key in metrics} | _reward_means(samples, name)
             for name, metrics in role.items()
         },
-        "logprob_diff_mean": float(np.mean([metrics["logprob_diff_mean"] for metrics in policy.values()])),
-        "logprob_diff_max": max(metrics["logprob_diff_max"] for metrics in policy.values()),
+        "logprob_diff_mean": float(np.mean(diffs["logprob_diff_mean"])),
+        "logprob_diff_max": max(diffs["logprob_diff_max"]),
         "weight_version_lag": update - counters["version"],
         "tokens": counters["tokens"],
         "tokens_per_second": counters["tokens"] / counters["rollout_seconds"],

@@ -2,7 +2,8 @@
 
 A failure of the function (an exception, a hang, an exit, a wrong number of values, a value that is not a finite number)
 never becomes a silent 0. With `stop`, a `RewardError` names the function and the sample. With `skip`, the sample's
-reward is None (its feedback `SKIPPED`) and is counted, so that the caller can drop its query.
+reward is None (its feedback `SKIPPED`) and is counted, so that the caller can drop its query. A sample has failed if it
+fails alone: if a batch fails as a whole, the values of the samples that succeed alone are used, with a warning.
 
 If the system kills the process, as it does when memory runs out, neither function nor data need be at fault: the batch
 is retried.
@@ -101,8 +102,7 @@ class RewardWorker:
 
         Raises:
             RewardError: The function failed (with `stop`), or can never be called (always).
-            RewardKilled: The system killed the process at every attempt (with `skip`: unless only single samples
-                cause that).
+            RewardKilled: The system killed the process at every attempt (with `skip`: also for each single sample).
             ValueError: The lists differ in length.
         """
         values = self._values(Batch(prompts, completions, columns, function))
@@ -139,15 +139,11 @@ class RewardWorker:
             return values
         killed = reply.killed and set(faults.values()) <= {reply.error}
         message = self._message(batch, reply.error, faults, killed)
-        if killed and (self.on_error == "stop" or len(faults) in (0, len(batch))):
-            raise RewardKilled(message)
-        if self.on_error == "stop":
-            raise RewardError(message)
+        if self.on_error == "stop" or (killed and len(faults) == len(batch)):
+            raise (RewardKilled if killed else RewardError)(message)
         logger.warning("%s", message)
-        # If the batch fails but no single sample does, none of its values can be trusted.
-        results = [SKIPPED if isinstance(value, SampleError) or not faults else value for value in values]
-        self.skipped += results.count(SKIPPED)
-        return results
+        self.skipped += len(faults)
+        return [SKIPPED if isinstance(value, SampleError) else value for value in values]
 
     def start(self) -> tuple[str, ...]:
         """Starts the child process, so that a function that cannot be loaded fails before the first call.
@@ -228,6 +224,8 @@ class RewardWorker:
         else:
             attempts = ""
             advice = "Correct the function or the data, or set on_reward_error=skip to drop such queries."
+        if self.on_error == "skip" and not faults:
+            advice = "The values of the single calls are used."
         end = "\n" if "\n" in reason else ". "  # a traceback ends with its own line
         return f"The {self._names[batch.function]} failed{attempts} on {location}: it {reason}{end}{advice}"
 

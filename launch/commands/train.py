@@ -98,14 +98,14 @@ def train(
             return 0
         from launch.cluster import session
         from launch.run_folder import environment
-        from launch.training.steps import print_done, train_run
+        from launch.training.steps import is_done, print_done, train_run
 
         session.quiet_libraries(debug)
         if continue_ and out and (run := _find_run(out)):
             stack.callback(run.unlock)
             settings = _merge_resumable(run, settings)
             last_update = run.latest_checkpoint()
-            if last_update >= settings.num_updates:  # avoids downloading the checkpoint
+            if is_done(run, settings, last_update):  # avoids downloading the checkpoint
                 print_done(run, last_update)
                 return 0
         _, code = train_run(

@@ -36,7 +36,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
     settings = request.settings()
 
     from cory_env.validate import validate as validate_task
-    from launch.training.preflight import load_task
+    from launch.training.preflight import load_task, repetition_warning
 
     task, tokenizers = load_task(settings)
     families = settings.families()
@@ -53,6 +53,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
             raise CommandError(str(error)) from error
         same_tokenizer = [name for name in families if tokenizers[name] is tokenizers[policy_id]]
         report.facts += dict.fromkeys(f"model family {families[name]}" for name in same_tokenizer)
+        report.warnings += filter(None, [repetition_warning(settings, task)])
         if "max_prompt_tokens" not in explicit and report.max_prompt_tokens > settings.max_prompt_tokens:
             report.warnings.append(
                 f"The default max_prompt_tokens={settings.max_prompt_tokens} is too small for some prompts with "

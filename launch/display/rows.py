@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from launch.display.tables import format_metric
+from launch.display.tables import format_metric, with_shown_kl
 from launch.run_folder.records import MetricValues, Update, mean_over_policies
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import make_mapping
@@ -63,7 +63,7 @@ class RowFormatter:
         rows = [Text(f"{self._number(line)}{'held-out':<{self._chain_width}}", style="bold")]
         rows[0].append_text(self._figures(line["evaluation"]))
         for label, figures in (
-            ("last answer", line.get("last_response")),
+            ("last answer", with_shown_kl(line["last_response"]) if "last_response" in line else None),
             (AVERAGE_POLICY, line["evaluation"].get(AVERAGE_POLICY)),
         ):
             if figures is not None:

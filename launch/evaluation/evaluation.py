@@ -113,8 +113,11 @@ class EvaluationPlan(NamedTuple):
         assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
         average = {"average": True} if self.settings.eval_average else {}  # absent otherwise, as in earlier versions
+        # Earlier versions measured the KL of last answers with the task's prompt, also if the first role has its own.
+        bare_prompt = {} if self.settings.roles is None else {"bare_prompt": "first role"}
         return {
             **average,
+            **bare_prompt,
             "settings": {
                 name: value
                 for name, value in self.settings.public_dict().items()

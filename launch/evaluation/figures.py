@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 from rich.table import Table
@@ -98,14 +98,13 @@ def compute_scores(
             policy = response["policy"]
             after = chain[0]["policy"] if position == 1 and len(roles) == 2 else None
             label = f"{policy} after {after}" if after else f"{policy} as {role}" if position else policy
-            if position < len(roles) - 1:
-                response = _with_in_chain_kl(response)
+            response = _with_kl(response, "in_chain_kl" if position < len(roles) - 1 else "bare_kl")
             row(label, policy, role, after).responses.setdefault(response["query"], []).append(response)
     for batch, names in zip(batches, orders, strict=True) if orders and len(roles) > 1 else ():
         for chain in batch["chains"]:
             last = row(" then ".join(names), ",".join(names), LAST_ANSWER)
             query, tokens = chain[-1]["query"], sum(len(response["tokens"]) for response in chain)
-            last.responses.setdefault(query, []).append(chain[-1])
+            last.responses.setdefault(query, []).append(_with_kl(chain[-1], "bare_kl"))
             last.chain_tokens.setdefault(query, []).append(tokens)
     if rows:
         values = [_query_values(group, scoring) for group in rows.values()]
@@ -116,16 +115,16 @@ def compute_scores(
     return {label: group.scores for label, group in rows.items()}
 
 
-def _with_in_chain_kl(response: EvaluatedResponse) -> EvaluatedResponse:
-    """Returns a response of a role before the chain's last one, with the KL that such roles have.
+def _with_kl(response: EvaluatedResponse, name: Literal["bare_kl", "in_chain_kl"]) -> EvaluatedResponse:
+    """Returns a response with the KL of this name, if it has it, as its `kl`.
 
-    A response at which a chain stopped has the KL on the bare query, but the others of its role do not.
+    The tables show the `bare_kl` of last roles and last answers, and the KL in the own prompt of the others. Earlier
+    versions stored the latter as `in_chain_kl` if the chain stopped there, and `bare_kl` as `kl`.
     """
     metrics = response["metrics"]
-    in_chain_kl = metrics.get("in_chain_kl")
-    if in_chain_kl is None:
+    if metrics.get(name) is None:
         return response
-    return EvaluatedResponse(**{**response, "metrics": MetricValues({**metrics, "kl": in_chain_kl})})
+    return EvaluatedResponse(**{**response, "metrics": MetricValues({**metrics, "kl": metrics[name]})})
 
 
 def _figure_names(row: _Row, scoring: Scoring) -> list[str]:

@@ -15,7 +15,7 @@ from ray.tune.experiment import Trial
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display.rows import ROW_COLUMNS
-from launch.display.tables import format_metric
+from launch.display.tables import format_metric, with_shown_kl
 from launch.display.terminal import ProgressPrinter
 from launch.experiments.space import OBJECTIVE, TIME_KEY, format_point
 from launch.experiments.trials import Trials
@@ -59,7 +59,7 @@ class ProgressCallback(Callback):
         self._reported.add(update)
         if "evaluation" in result["cory"]:
             settings = self.trials.settings
-            figures = cast(MetricValues, to_json(dict(settings.selection_metrics(result["cory"]))))
+            figures = cast(MetricValues, to_json(with_shown_kl(settings.selection_metrics(result["cory"]))))
             text = "  ".join(f"{label} {format_metric(key, figures[key]):>6}" for key, label, _ in ROW_COLUMNS)
             done = f"{result[TIME_KEY]:>4}/{settings.num_updates:<4}"
             self.progress.print(f"{trial}  {done} {text}  {format_point(values)}  {time_left}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
-from launch.display.tables import FINE_PATTERNS, format_number
+from launch.display.tables import FINE_PATTERNS, format_number, with_shown_kl
 from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, Axis, to_axis_text
 from launch.run_folder.journal import atomic_write
 
@@ -68,7 +68,7 @@ def _trial_row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
         **trials.values[trial.trial_id],
         "status": status,
         TIME_KEY: done,
-        **(settings.selection_metrics(report) if "evaluation" in report else {}),
+        **(with_shown_kl(settings.selection_metrics(report)) if "evaluation" in report else {}),
         OBJECTIVE: last.get(OBJECTIVE),
         "exchanges": report.get("exchanges", 0),
         "seconds": last.get("time_total_s", 0.0),

@@ -51,8 +51,9 @@ class FinalFigures(TypedDict):
     mean: MetricValues
     """Mean over the policies."""
     last_response: NotRequired[MetricValues]
-    """Metrics of the chain's last response to the same queries, averaged over the orders of its policies; `kl` is from
-    the base on the bare query. If chains can stop, also `chain_tokens`, the tokens that a chain generated per query."""
+    """Metrics of the chain's last response to the same queries, averaged over the orders of its policies, with
+    `bare_kl` and `in_chain_kl` instead of `kl`. If chains can stop, also `chain_tokens`, the tokens that a chain
+    generated per query."""
     influence: NotRequired[FinalInfluence]
 
 

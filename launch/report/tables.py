@@ -9,7 +9,7 @@ import pandas as pd
 
 from launch.display.frame import LAST_RESPONSE, MEAN
 from launch.display.statistics import Difference, Estimate, column_cis, mean_ci
-from launch.display.tables import MAIN_METRICS, format_metric, format_number, metric_format
+from launch.display.tables import MAIN_METRICS, format_metric, format_number, metric_format, with_shown_kl
 from launch.experiments.measures import (
     Measure,
     count_collapsed,
@@ -131,7 +131,7 @@ def final_estimates(run: ReportedRun) -> dict[str, dict[str, Estimate]]:
     elif run.result.final is not None:
         final = run.result.final
         figures = {MEAN: final["mean"], **final["policy"]}
-        figures |= {LAST_RESPONSE: final["last_response"]} if "last_response" in final else {}
+        figures |= {LAST_RESPONSE: with_shown_kl(final["last_response"])} if "last_response" in final else {}
         estimates = {
             name: {metric: _without_interval(values.get(metric)) for metric in MAIN_METRICS}
             for name, values in figures.items()
@@ -150,7 +150,7 @@ def _mean_over_queries(groups: Sequence[Sequence[EvaluatedResponse]]) -> dict[st
     """Averages several groups of responses over the queries that all groups answered, with intervals."""
     tables = [
         pd.DataFrame(
-            [response["metrics"] for response in responses],
+            [with_shown_kl(response["metrics"]) for response in responses],
             index=[response["query"] for response in responses],
             dtype=float,
         )

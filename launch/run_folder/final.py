@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+import numpy as np
+
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
 from launch.run_folder.journal import atomic_write
-from launch.run_folder.records import EvaluatedResponse, to_json
+from launch.run_folder.records import EvaluatedResponse, MetricValues, to_json
 
 if TYPE_CHECKING:
     from policies.cory import Cory
     from policies.rollout.prompt_sampling import PromptRef
     from policies.rollout.role_mapping import RoleMapping
+    from policies.settings.settings import Settings
 
 NUM_INFLUENCE_QUERIES = 200
 """Maximum number of held-out queries for measuring the influence: the pioneer responds twice to each, and the second
@@ -42,8 +45,8 @@ class FinalEvaluation(TypedDict):
     """Responses of each policy alone. A policy whose reward failed on every query is missing (`on_reward_error: skip`).
     With `eval_average`, the policy with the averaged weights is included."""
     last_response: NotRequired[dict[str, list[EvaluatedResponse]]]
-    """The chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles. If chains
-    can stop, they also have the metric `CHAIN_TOKENS`."""
+    """The chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles. They have
+    `in_chain_kl` and `bare_kl` instead of `kl` and, if chains can stop, also the metric `CHAIN_TOKENS`."""
     influence: NotRequired[FinalInfluence]
     """Only if agents see earlier responses and chains do not stop; measured on at most `NUM_INFLUENCE_QUERIES` queries,
     from the beginning."""
@@ -110,9 +113,9 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
         policy_ids = tuple(mapping.as_dict().values())
         if chains := measure_chains(algo, mapping, policy_ids, prompt_refs, "test"):
             if policy_ids[0] in algo.settings.policy_ids:
-                final["policy"][policy_ids[0]] = [chain[0] for chain in chains]
+                final["policy"][policy_ids[0]] = [_alone(chain[0]) for chain in chains]
             if len(policy_ids) > 1:
-                last = [_last_response(chain, algo.settings.stop_when is not None) for chain in chains]
+                last = [_last_response(chain, algo.settings) for chain in chains]
                 final.setdefault("last_response", {})[",".join(policy_ids)] = last
     if algo.settings.eval_average:
         with algo.evaluator.average() as mapping:
@@ -124,12 +127,25 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
     return final
 
 
-def _last_response(chain: Sequence[EvaluatedResponse], can_stop: bool) -> EvaluatedResponse:
-    """Returns the last response of a chain; if chains can stop, with the number of tokens that the chain generated."""
-    if not can_stop:
-        return chain[-1]
-    tokens = {CHAIN_TOKENS: float(sum(len(response["tokens"]) for response in chain))}
-    return EvaluatedResponse(**{**chain[-1], "metrics": {**chain[-1]["metrics"], **tokens}})
+def _alone(response: EvaluatedResponse) -> EvaluatedResponse:
+    """Returns a pioneer's response without the metric that it has only as the last response of a stopped chain."""
+    metrics = {name: value for name, value in response["metrics"].items() if name != "bare_kl"}
+    return EvaluatedResponse(**{**response, "metrics": metrics})
+
+
+def _last_response(chain: Sequence[EvaluatedResponse], settings: "Settings") -> EvaluatedResponse:
+    """Returns the last response of a chain, with the metrics of `last_response_metrics`.
+
+    If chains can stop, also with the number of tokens that the chain generated.
+    """
+    from policies.evaluator import last_response_metrics
+
+    columns = [{name: np.array(value) for name, value in response["metrics"].items()} for response in chain]
+    last = last_response_metrics(columns, settings.report_kl_coef)
+    metrics: MetricValues = {name: float(value) for name, value in last.items()}
+    if settings.stop_when is not None:
+        metrics[CHAIN_TOKENS] = float(sum(len(response["tokens"]) for response in chain))
+    return EvaluatedResponse(**{**chain[-1], "metrics": metrics})
 
 
 def _influence(algo: "Cory", queries: int) -> FinalInfluence:

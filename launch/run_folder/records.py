@@ -72,10 +72,10 @@ class EvaluatedResponse(TypedDict):
     tokens: list[int]
     """With those of the thought."""
     metrics: MetricValues
-    """`task_reward`; `kl` to the base model in nats, summed over the response (for a chain's last response, to the base
-    model with the bare query as its prompt); `combined_reward`; `response_length` in tokens; `eos_rate`, 1 if the
-    response ends with an end-of-sequence token, else 0; `repetition`. For a chain's last response also `in_chain_kl`,
-    to the base model with the response's own prompt."""
+    """`task_reward`; `kl` to the base model with the response's own prompt, in nats, summed over the response;
+    `combined_reward`; `response_length` in tokens; `eos_rate`, 1 if the response ends with an end-of-sequence token,
+    else 0; `repetition`. For a chain's last response also `bare_kl`, to the base model with the bare query, estimated
+    from the sampled tokens. In files of earlier versions, these are `in_chain_kl` and `kl`."""
 
 
 class BatchRecord(TypedDict):
@@ -114,7 +114,8 @@ class Update(TypedDict):
     """By policy id, each policy alone on the bare held-out queries; with `eval_average` also `llm_mean`, the policy
     with the averaged weights; and `mean`, the mean over policies."""
     last_response: NotRequired[MetricValues]
-    """The chain's last responses to the same queries."""
+    """The chain's last responses to the same queries. Their KL is `bare_kl` and `in_chain_kl`; in files of earlier
+    versions, the former is named `kl`."""
 
 
 def mean_over_policies(policies: Sequence[MetricValues]) -> MetricValues:

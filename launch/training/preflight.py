@@ -37,6 +37,19 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         raise CommandError(" ".join(str(error).split())) from error
 
 
+def repetition_warning(settings: Settings, task: Task) -> str | None:
+    """Returns a warning if an update has more queries than the task, so that it asks some of them repeatedly."""
+    count, size = len(task.train), settings.queries_per_update
+    if not 0 < count < size:
+        return None
+    repeats = f"{size // count}" if size % count == 0 else f"{size // count} or {size // count + 1}"
+    queries, target = ("query", "it") if count == 1 else ("queries", "each")
+    return (
+        f"Only {count} training {queries} for queries_per_update={size}, so an update asks {target} {repeats} times. "
+        f"Add training queries, or lower queries_per_update to {count}; num_generations sets the responses per query."
+    )
+
+
 def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load.
 

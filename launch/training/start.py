@@ -5,6 +5,7 @@ from pathlib import Path
 
 from launch.console.errors import CommandError, is_process_loss, root_cause
 from launch.run_folder import manifest
+from launch.run_folder.final import read_final
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
@@ -79,6 +80,22 @@ def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None
         warn(f"Warning: {message}")
     latest = run.checkpoints.latest()
     return None if latest is None else latest[0]
+
+
+def lacks_final(run: Run, settings: Settings) -> bool:
+    """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows.
+
+    Raises:
+        CommandError: `final.json` is damaged.
+    """
+    lines = run.updates()
+    if settings.test_queries is None or not lines:
+        return False
+    update = lines[-1]["update"]
+    if update != settings.num_updates and not (settings.stop_on_collapse and lines[-1].get("collapsed")):
+        return False
+    final = read_final(run.final)
+    return final is None or final["update"] != update
 
 
 def is_retryable(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from launch.run_folder.sources import Sources, collect_sources, function_names
 from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
 from launch.training.source_check import check_sources, incomparable_warning
-from launch.training.start import create_run, latest_valid_checkpoint, starting_policies
+from launch.training.start import create_run, lacks_final, latest_valid_checkpoint, starting_policies
 from policies.settings.settings import Settings
 
 
@@ -57,6 +57,8 @@ def train_run(
     if run is None:
         check_location(location or str(RUNS / name))
     task, tokenizers = preflight.check_run_settings(located_settings)
+    if (warning := preflight.repetition_warning(located_settings, task)) is not None:
+        print(f"Warning: {warning}", file=sys.stderr)
     sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
         last_update = run.latest_checkpoint()
@@ -75,7 +77,7 @@ def train_run(
     done = None
     if run is not None:
         done = reopen(run, settings, origin)
-        if done >= settings.num_updates:
+        if is_done(run, settings, done):
             print_done(run, done)
             return run, 0
         sources.write(run.path)
@@ -106,12 +108,17 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
     done = latest_valid_checkpoint(run, lambda text: print(text, file=sys.stderr))
     if done is None:
         raise CommandError(f"{run.location} has no checkpoint to resume from. Start a new run.")
-    if done >= settings.num_updates:
+    if is_done(run, settings, done):
         return done
     run.cut_after(done)
     if settings != run.settings():
         run.write_settings(settings, origin)
     return done
+
+
+def is_done(run: Run, settings: Settings, done: int) -> bool:
+    """Returns whether a run with a checkpoint of update `done` has nothing left to do."""
+    return done >= settings.num_updates and not lacks_final(run, settings)
 
 
 def print_done(run: Run, done: int) -> None:

@@ -22,7 +22,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_queries
 from launch.run_folder.storage import StorageError
 from launch.training.saving import CheckpointWriter
-from launch.training.start import is_retryable, latest_valid_checkpoint, starting_policies
+from launch.training.start import is_retryable, lacks_final, latest_valid_checkpoint, starting_policies
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
 from policies.compat.imports import gc_paused
 from policies.settings.processes import processes
@@ -173,7 +173,11 @@ class Trainer:
             checkpoints = stack.enter_context(CheckpointWriter(self.run, self.settings.keep_checkpoints, self._warn))
             if done is None:
                 self._evaluate_start(algo, checkpoints)
-            self._loop(algo, checkpoints)
+            if not lacks_final(self.run, self.settings):  # otherwise it ended while it was evaluated
+                self._loop(algo, checkpoints)
+            if lacks_final(self.run, self.settings):
+                assert self.settings.test_queries is not None
+                final.write_final(self.run.final, final.evaluate_final(algo, self.settings.test_queries))
             algo.stop()
             return algo.updates
 
@@ -209,7 +213,8 @@ class Trainer:
     def _loop(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         """Trains until all updates are done or the user stops the run; saves the last update in both cases.
 
-        Metrics are written before the checkpoint of the same update, so a resumed run never misses a line.
+        Metrics are written before the checkpoint of the same update, so a resumed run never misses a line. The final
+        evaluation follows, so a run killed there has lost no update.
         """
         settings = self.settings
         self.interrupts.training = True
@@ -228,8 +233,6 @@ class Trainer:
                 self._record_samples(update, samples, held_out=False)
             if done:
                 self._record_samples(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
-                if settings.test_queries is not None:
-                    final.write_final(self.run.final, final.evaluate_final(algo, settings.test_queries))
             self._record(line)
             self.terminal.update(line)
             if update % settings.samples_every == 0:

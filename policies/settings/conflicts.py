@@ -110,6 +110,9 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
         shown = placeholders(prompt) | {attribute for _, attribute in references(prompt)}
         if s.feedback is None and FEEDBACK_PLACEHOLDER in shown:
             yield f"The prompt of role {role.name} shows feedback, but the run has none. Set feedback."
+    loss_weights = [role.loss_weight for role in s.chain_roles if role.frozen_model is None]
+    if loss_weights and not any(loss_weights):
+        yield "loss_weight is 0 for all roles, so no LLM learns. Set it above 0 for at least one role."
     if s.frozen_models:
         yield from _frozen_models(s)
     first, last = s.positions[0].role, s.positions[-1].role

@@ -88,6 +88,22 @@ def raises_on_two(completions: list[str]) -> list[float]:
     return length(completions)
 
 
+def hangs_on_two(completions: list[str]) -> list[float]:
+    while len(completions) > 1:
+        time.sleep(0.1)
+    return length(completions)
+
+
+def exits_on_two(completions: list[str]) -> list[float]:
+    if len(completions) > 1:
+        os._exit(3)
+    return length(completions)
+
+
+def one_for_all(completions: list[str]) -> list[float]:
+    return length(completions)[:1]
+
+
 def hangs(completions: list[str]) -> list[float]:
     while BAD in completions:
         time.sleep(0.1)

@@ -185,12 +185,29 @@ def test_a_hang_can_be_skipped() -> None:
         assert worker.rewards(["q"] * 3, ["fine", BAD, "ok"], {}) == [4.0, None, 2.0]
 
 
-def test_a_function_that_fails_only_on_batches_is_reported() -> None:
+def test_a_function_that_fails_only_on_batches_ends_the_run() -> None:
     with pytest.raises(RewardError, match="none of whose samples failed alone"):
         compute_rewards("raises_on_two", ["a", "b"])
-    with RewardWorker("tests.cory_env.sample_rewards:raises_on_two", timeout=20, on_error="skip") as worker:
-        assert worker.rewards(["q", "q"], ["a", "b"], {}) == [None, None]
-        assert worker.skipped == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("raises_on_two", "one at a time"),
+        ("hangs_on_two", "ran longer than its time limit of 3 s"),
+        ("exits_on_two", "ended its process with exit code 3"),
+        ("one_for_all", "returned 1 values for 2 samples"),
+        ("killed_by_batches", "ended its process with signal SIGKILL"),
+    ],
+)
+def test_with_skip_a_batch_that_fails_as_a_whole_has_the_rewards_of_its_single_samples(
+    function: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RewardWorker(f"tests.cory_env.sample_rewards:{function}", timeout=3, on_error="skip") as worker:
+        assert worker.rewards(["q", "q"], ["a", "bc"], {}) == [1.0, 2.0]
+        assert worker.skipped == 0
+    assert "a batch of 2, none of whose samples failed alone" in caplog.messages[-1] and reason in caplog.messages[-1]
+    assert caplog.messages[-1].endswith("The values of the single calls are used.")
 
 
 @pytest.mark.parametrize(
@@ -257,11 +274,8 @@ def test_a_batch_whose_process_is_killed_is_retried(tmp_path: Path, on_error: On
     assert (tmp_path / "log").read_text().split() == ["3", "3", "3"]
 
 
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
-def test_a_batch_killed_at_every_attempt_raises_reward_killed_without_blaming_a_sample(
-    on_error: OnError,
-) -> None:
-    with RewardWorker("tests.cory_env.sample_rewards:killed_by_batches", timeout=20, on_error=on_error) as worker:
+def test_a_batch_killed_at_every_attempt_raises_reward_killed_without_blaming_a_sample() -> None:
+    with RewardWorker("tests.cory_env.sample_rewards:killed_by_batches", timeout=20) as worker:
         with pytest.raises(RewardKilled) as raised:
             worker.rewards(["q"] * 3, COMPLETIONS, {})
         assert worker.skipped == 0

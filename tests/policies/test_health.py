@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.policies.conftest import MakeCory
 
 RECORDINGS = Path(__file__).parent / "recordings"
 REWARDS = "tests.policies.sample_rewards"
+METRICS = {"task_reward": 0.0, "kl": 0.0, "response_length": 6.0, "eos_rate": 0.3, "repetition": 0.0}
+ROLES = {role: {"task_reward": 1.0, "task_reward_std": 0.0} for role in ("pioneer", "observer")}
 
 
 def signs(report: dict[str, Any]) -> set[tuple[str, str]]:
@@ -28,7 +31,8 @@ def replay(name: str, **settings: Any) -> tuple[Health, list[list[dict[str, Any]
     """Returns the warnings of each update of a recorded run."""
     health = Health(make_settings(settings))
     lines = (RECORDINGS / f"{name}.jsonl").read_text().splitlines()
-    return health, [health.observe({**json.loads(line), "update": n}) for n, line in enumerate(lines, 1)]
+    responses = dict.fromkeys(health.settings.policy_ids, health.settings.responses)
+    return health, [health.observe({**json.loads(line), "update": n}, responses) for n, line in enumerate(lines, 1)]
 
 
 def test_a_healthy_run_has_no_warnings() -> None:
@@ -62,7 +66,7 @@ def test_a_warning_starts_after_health_patience_is_logged_once_and_ends_with_its
     active = []
     for update, kl in enumerate((20.0, 20.0, 20.0, 1.0, 20.0), 1):
         report = {"update": update, "policy": {"llm_1": {**healthy, "kl": kl}}, "role": {"pioneer": healthy}}
-        warnings = health.observe(report)
+        warnings = health.observe(report, {"llm_1": 8})
         active.append([(warning["signature"], warning["updates"]) for warning in warnings])
     assert active == [[], [("kl", 2)], [("kl", 3)], [], []]
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [2]
@@ -140,7 +144,8 @@ def test_an_end_of_sequence_rate_may_fall_within_three_standard_errors(
 def test_an_llm_whose_responses_are_all_masked_learns_nothing(overlong: str, eos_rate: float, has_sign: bool) -> None:
     metrics = {"repetition": 0.0, "eos_rate": eos_rate, "kl": 0.0, "response_length": 12.0}
     health = Health(make_settings({"num_agents": 1, "health_patience": 1, "overlong": overlong}))
-    warnings = health.observe({"update": 1, "policy": {"llm_1": metrics}, "role": {"agent": metrics}})
+    metrics |= {"task_reward": 0.0, "task_reward_std": 1.0, "grad_norm": 0.0 if has_sign else 1.0}
+    warnings = health.observe({"update": 1, "policy": {"llm_1": metrics}, "role": {"pioneer": metrics}}, {"llm_1": 8})
     assert signs({"health": warnings}) == ({("all_masked", "llm_1")} if has_sign else set())
     assert not has_sign or warnings[0]["text"].startswith("llm_1 learns nothing: all its responses were cut")
 
@@ -150,7 +155,97 @@ def test_an_observer_without_knowledge_transfer_is_not_dragged_down() -> None:
     report = {"update": 1, "policy": {}, "role": {"pioneer": better, "observer": {**better, "task_reward": 0.0}}}
     for knowledge_transfer, expected in ((True, {("dragged_down", "observer")}), (False, set())):
         settings = make_settings({"health_patience": 1, "knowledge_transfer": knowledge_transfer, "max_role_gap": 9.0})
-        assert signs({"health": Health(settings).observe(report)}) == expected
+        assert signs({"health": Health(settings).observe(report, {})}) == expected
+
+
+@pytest.mark.parametrize("stop_in_training", [False, True])
+@pytest.mark.parametrize("roles", [False, True])
+def test_roles_are_not_compared_if_later_ones_answer_only_what_was_not_solved(
+    stop_in_training: bool, roles: bool
+) -> None:
+    names = ["drafter_1", "drafter_2", "reviser_1", "reviser_2"] if roles else ["pioneer", "observer"]
+    chain: dict[str, Any] = {"num_policies": 1, "queries_per_update": 64, "minibatch_size": 64}
+    if roles:
+        chain["roles"] = [{"name": "drafter", "count": 2}, {"name": "reviser", "repeat": 2}]
+    settings = make_settings(
+        {
+            **chain,
+            "feedback": f"{REWARDS}:long_enough",
+            "stop_when": "solved",
+            "stop_in_training": stop_in_training,
+            "health_patience": 1,
+            "max_role_gap": 1.0,
+        }
+    )
+    better = {"task_reward": 1.0, "task_reward_std": 0.5}
+    by_role = dict.fromkeys(names[:-1], better) | {names[-1]: {**better, "task_reward": 0.0}}
+    warnings = Health(settings).observe({"update": 1, "policy": {}, "role": by_role}, {})
+    expected = set() if stop_in_training else {("dragged_down", names[-1]), ("one_sided", names[-1])}
+    assert signs({"health": warnings}) == expected
+
+
+def test_the_end_of_sequence_rate_of_the_few_chains_that_reached_a_role_may_be_0_by_chance() -> None:
+    varied = {role: {"task_reward": 1.0, "task_reward_std": 1.0} for role in ROLES}
+    active = {}
+    for count in (128, 3):
+        health = Health(make_settings({"health_patience": 1, "num_policies": 1}))
+        for eos_rate in (0.3, 0.0):
+            report = {"update": 1, "policy": {"llm_1": {**METRICS, "eos_rate": eos_rate}}, "role": varied}
+            active[count] = signs({"health": health.observe(report, {"llm_1": count})})
+    assert active == {128: {("eos", "llm_1")}, 3: set()}
+
+
+GROUPS: dict[str, Any] = {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4, "kl_coef": 0.0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"credit": "chain"}, GROUPS, {**GROUPS, "drop_zero_std_groups": True}, {**GROUPS, "num_policies": 1}],
+)
+def test_an_llm_whose_rewards_are_all_equal_learns_nothing(
+    make_cory: MakeCory, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = make_cory(reward=f"{REWARDS}:constant", health_patience=2, eval_every=100, **settings)
+    reports = [algorithm.train()["cory"] for _ in range(2)]
+    assert signs(reports[0]) == set()
+    assert signs(reports[1]) == {("no_signal", policy_id) for policy_id in algorithm.settings.policy_ids}
+    assert "Update 2: llm_1 learns nothing from its rewards: all the responses that are compared" in caplog.text
+
+
+def test_a_gradient_of_0_is_a_sign_unless_the_role_has_loss_weight_0() -> None:
+    roles = [{"name": "solver"}, {"name": "critic", "loss_weight": 0.0}]
+    metrics = {**METRICS, "frac_zero_std": 0.5, "grad_norm": 0.0}
+    settings = make_settings({"roles": roles, "health_patience": 1})
+    report = {
+        "update": 1,
+        "policy": {"llm_1": metrics, "llm_2": metrics},
+        "role": dict.fromkeys(("solver", "critic"), ROLES["pioneer"]),
+        "roles": {"solver": "llm_1", "critic": "llm_2"},
+    }
+    warnings = Health(settings).observe(report, {"llm_1": 8, "llm_2": 8})
+    assert signs({"health": warnings}) == {("no_signal", "llm_1")}
+    assert warnings[0]["text"].startswith("llm_1 learns nothing from its rewards: its gradient is 0.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "constant", "has_sign"),
+    [
+        ({}, True, True),
+        ({}, False, False),  # the rewards of one role differ, and each LLM gets a share of them
+        ({"overlong": "penalty", "overlong_buffer": 2}, True, False),
+        ({"stop_when": "solved", "stop_in_training": True, "feedback": f"{REWARDS}:long_enough"}, True, False),
+    ],
+)
+def test_without_groups_equal_rewards_are_a_sign_if_credit_and_penalties_cannot_make_them_differ(
+    changes: dict[str, Any], constant: bool, has_sign: bool
+) -> None:
+    settings = make_settings({"advantage": "gae", "health_patience": 1, **changes})
+    roles = {**ROLES, "observer": ROLES["observer"] if constant else {**ROLES["observer"], "task_reward_std": 0.1}}
+    report = {"update": 1, "policy": {"llm_1": {**METRICS, "grad_norm": 1.0}}, "role": roles}
+    active = signs({"health": Health(settings).observe(report, {"llm_1": 8})})
+    assert active == ({("no_signal", "llm_1")} if has_sign else set())
+    report["policy"] = {"llm_1": dict.fromkeys(METRICS, math.nan)}  # without responses
+    assert signs({"health": Health(settings).observe(report, {})}) == set()
 
 
 def test_effect_size_is_infinite_without_variance_and_0_without_difference() -> None:

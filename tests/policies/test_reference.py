@@ -43,11 +43,12 @@ def test_without_a_kl_penalty_training_never_uses_the_reference(
     held_out = [*report["evaluation"].values(), report["last_response"]]
     for metrics in (*training, *held_out):
         measured = eval_kl_coef is not None and metrics in held_out
-        assert math.isnan(metrics["kl"]) is not measured
+        kl = metrics["bare_kl" if metrics is report["last_response"] else "kl"]
+        assert math.isnan(kl) is not measured
         if eval_kl_coef is None:
             assert metrics["combined_reward"] == metrics["task_reward"]
         elif measured:
-            expected = metrics["task_reward"] - 0.1 * metrics["kl"]
+            expected = metrics["task_reward"] - 0.1 * kl
             assert metrics["combined_reward"] == pytest.approx(expected, abs=1e-5)
         else:
             assert math.isnan(metrics["combined_reward"])

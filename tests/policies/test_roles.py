@@ -12,7 +12,8 @@ import pytest
 from policies.learning.credit import Credit, assign_credit
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.rows import frozen_scores, make_rows
+from policies.learning.rows import frozen_scores, make_rows, select_position
+from policies.models.language_model import left_padded
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.conftest import MakeCory
@@ -153,6 +154,30 @@ def test_a_reviser_learns_from_a_frozen_solver_s_drafts(make_cory: MakeCory) -> 
     assert math.isnan(evaluated["evaluation"]["mean"]["task_reward"])
 
 
+@pytest.mark.parametrize("others", [{}, {"dynamic_sampling": 1}, {"advantage": "gae", "num_generations": 1}])
+def test_an_update_in_which_only_frozen_models_responded_changes_no_weights(
+    make_cory: MakeCory, tmp_path: Any, others: dict[str, Any]
+) -> None:
+    solver, _, reviser = TEAM["roles"]
+    roles = [solver | {"policy": "drafts-llama-tiny", "count": 1}, reviser | {"prompt": None, "repeat": 1}]
+    solved = {"feedback": "tests.policies.sample_rewards:always_solved", "stop_in_training": True}
+    settings = {**TEAM, **solved, "roles": roles, "select_by": "chain", **others}
+    algorithm = make_cory(**settings)
+    before = weights_of(algorithm)
+    first = algorithm.train()["cory"]
+    assert first["update"] == 1 and {len(sample["responses"]) for sample in first["samples"]} == {1}
+    assert math.isnan(first["logprob_diff_mean"]) and math.isnan(first["logprob_diff_max"])
+    assert set(map(math.isnan, first["policy"]["llm_1"].values())) == {True}
+    assert not math.isnan(first["role"]["solver"]["task_reward"])
+    np.testing.assert_equal(weights_of(algorithm), before)
+    algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    second = algorithm.train()["cory"]
+    assert second["last_response"]["bare_kl"] == 0.0 and math.isnan(second["evaluation"]["mean"]["kl"])
+    resumed = make_cory(**settings)
+    resumed.restore_from_path(str(tmp_path / "checkpoint"))
+    np.testing.assert_equal(without_times(resumed.train()["cory"]), without_times(second))
+
+
 def test_the_reward_of_a_frozen_model_is_credited_to_earlier_agents() -> None:
     trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2, earlier_rewards=[[0.0]] * 2)
     frozen = make_rows(
@@ -217,3 +242,38 @@ def test_drafts_are_requested_at_once_and_any_finishing_order_gives_the_same_cha
     texts = [[response["text"] for response in sample["responses"][:2]] for sample in expected.samples]
     assert any(first != second for first, second in texts)  # drafts have different seeds
     runner.stop()
+
+
+PLANNER = {"name": "planner", "prompt": "{query} plan", "produces_response": False}
+
+
+@pytest.mark.parametrize(
+    ("roles", "alone"),
+    [
+        ([{"name": "first", "prompt": "{query}~="}, {"name": "second", "prompt": "{query}~="}], "{query}~="),
+        ([{"name": "drafter", "prompt": "{query}~=", "count": 2}], "{query}~="),
+        ([{"name": "first", "prompt": "{query}~{reference}="}, {"name": "second"}], None),
+        ([PLANNER, {"name": "solver", "prompt": "{query}~="}], "{query}~="),
+        ([PLANNER, {"name": "solver", "prompt": "{query}~{planner.response}="}, {"name": "reviser"}], None),
+    ],
+)
+def test_the_bare_query_of_a_last_answer_is_the_prompt_of_the_first_role_that_answers(
+    make_cory: MakeCory, roles: list[dict[str, Any]], alone: str | None
+) -> None:
+    changes = {"roles": roles, "feedback": None, "stop_when": None, "num_policies": 1, "select_by": "chain"}
+    algorithm = make_cory(**{**TEAM, **changes, "eval_kl_coef": 0.1})
+    rollout, metrics = algorithm.evaluator.measure(PROMPT_REFS, algorithm.mapping, "test")
+    last = algorithm.settings.agents[-1]
+    (rows,) = rows_from_episodes(rollout.episodes).values()
+    rows = select_position(rows, len(algorithm.settings.agents) - 1)
+    task, tokenizer = algorithm.task, algorithm.settings.make_tokenizers()["llm_1"]
+    template = task.prompt_template if alone is None else alone
+    prompts = tokenizer([template.format(query=task.test[ref.query].text) for ref in rollout.prompt_refs])["input_ids"]
+    bare = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
+    bare |= {name: rows[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
+    own, alone_scores = (algorithm.learners.score({"llm_1": part})["llm_1"] for part in (rows, bare))
+    expected = ((own["logprobs"] - alone_scores["reference_logprobs"]) * rows["mask"]).sum(1)
+    np.testing.assert_allclose(metrics[last]["bare_kl"], expected, atol=1e-4)
+    own_prompts = [row[mask.bool()].tolist() for row, mask in zip(rows["prompts"], rows["prompt_mask"], strict=True)]
+    is_asked_alike = own_prompts == prompts
+    assert (np.abs(expected).max() < 1e-4) == is_asked_alike  # untrained

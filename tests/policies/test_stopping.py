@@ -32,16 +32,17 @@ def test_the_metrics_of_the_last_response_are_those_of_the_last_position_that_re
         {"task_reward": np.array([nan, 4.0, 5.0]), "kl": np.array([nan, 1.0, 1.1])},
         {"task_reward": np.array([nan, nan, 6.0]), "kl": np.array([nan, nan, 2.0])},
     ]
-    for metrics, in_chain_kl in zip(by_position, ([], [nan, 0.5, 0.6], [nan, nan, 0.7]), strict=True):
+    for metrics, bare_kl in zip(by_position, ([0.15, nan, nan], [nan, 3.0, nan], [nan, nan, 4.0]), strict=True):
         metrics["response_length"] = metrics["task_reward"] * 10
-        if in_chain_kl:
-            metrics["in_chain_kl"] = np.array(in_chain_kl)
-    last = last_response_metrics(by_position)
+        metrics["bare_kl"] = np.array(bare_kl)
+        metrics["combined_reward"] = metrics["task_reward"] - np.where(metrics is by_position[0], 0.1, bare_kl)
+    last = last_response_metrics(by_position, 1.0)
     assert {name: values.tolist() for name, values in last.items()} == {
         "task_reward": [1.0, 4.0, 6.0],
         "response_length": [10.0, 40.0, 60.0],
-        "kl": [0.1, 1.0, 2.0],
-        "in_chain_kl": [0.1, 0.5, 0.7],
+        "in_chain_kl": [0.1, 1.0, 2.0],
+        "bare_kl": [0.15, 3.0, 4.0],
+        "combined_reward": [0.85, 1.0, 2.0],
     }
 
 
@@ -52,25 +53,27 @@ def test_metrics_of_stopped_chains_equal_those_of_whole_chains_up_to_the_stop(ma
     rollout, metrics = stopping_chains.evaluator.measure(PROMPT_REFS, stopping_chains.mapping, "test")
     stopped = np.array([sample["responses"][0]["feedback"] is None for sample in rollout.samples])
     assert 2 < stopped.sum() < 10
+    del whole["pioneer"]["bare_kl"]
     for name, values in whole["pioneer"].items():
         np.testing.assert_allclose(metrics["pioneer"][name], values, atol=1e-5)
     for name, values in whole["observer"].items():
         assert np.isnan(metrics["observer"][name][stopped]).all()
         np.testing.assert_allclose(metrics["observer"][name][~stopped], values[~stopped], atol=1e-5)
-    last = last_response_metrics(list(metrics.values()))
+    coef = stopping_chains.settings.report_kl_coef
+    last = last_response_metrics(list(metrics.values()), coef)
     for name in ("task_reward", "kl", "response_length"):
         expected = np.where(stopped, whole["pioneer"][name], whole["observer"][name])
-        np.testing.assert_allclose(last[name], expected, atol=1e-5)
+        np.testing.assert_allclose(last["in_chain_kl" if name == "kl" else name], expected, atol=1e-5)
+    np.testing.assert_allclose(last["bare_kl"][~stopped], whole["observer"]["bare_kl"][~stopped], atol=1e-5)
+    np.testing.assert_allclose(last["combined_reward"], last["task_reward"] - coef * last["bare_kl"], atol=1e-6)
 
     figures = stopping_chains.evaluator.evaluate()["last_response"]
     _, metrics = stopping_chains.evaluator.measure(PROMPT_REFS, stopping_chains.mapping, "validation")
-    last = last_response_metrics(list(metrics.values()))
+    last = last_response_metrics(list(metrics.values()), coef)
     assert figures == pytest.approx({name: float(values.mean()) for name, values in last.items()}, abs=1e-6)
 
 
-def test_the_kl_is_on_the_bare_query_where_a_chain_of_three_stops_and_in_the_chain_elsewhere(
-    make_cory: MakeCory,
-) -> None:
+def test_kl_is_in_the_own_prompt_at_every_position_and_bare_kl_exists_where_a_chain_ends(make_cory: MakeCory) -> None:
     two = make_cory(num_policies=1, observer_prompt=HIDDEN["observer_prompt"])
     three = make_cory(num_agents=3, num_policies=1, **HIDDEN)
     _, whole = two.evaluator.measure(PROMPT_REFS, two.mapping, "test")
@@ -78,11 +81,12 @@ def test_the_kl_is_on_the_bare_query_where_a_chain_of_three_stops_and_in_the_cha
     lengths = np.array([len(sample["responses"]) for sample in rollout.samples])
     assert set(lengths) == {1, 2, 3}
     second = metrics["observer_1"]
-    np.testing.assert_allclose(second["kl"][lengths == 2], whole["observer"]["kl"][lengths == 2], atol=1e-4)
-    in_chain_kl = whole["observer"]["in_chain_kl"]
-    np.testing.assert_allclose(second["kl"][lengths == 3], in_chain_kl[lengths == 3], atol=1e-4)
-    np.testing.assert_allclose(second["in_chain_kl"][lengths > 1], in_chain_kl[lengths > 1], atol=1e-4)
-    assert np.isnan(second["kl"][lengths == 1]).all() and np.isnan(metrics["observer_2"]["kl"][lengths < 3]).all()
+    assert np.abs(second["bare_kl"][lengths == 2]).max() > 0.1
+    np.testing.assert_allclose(second["bare_kl"][lengths == 2], whole["observer"]["bare_kl"][lengths == 2], atol=1e-4)
+    for position, role_metrics in enumerate(metrics.values()):
+        assert (np.isnan(role_metrics["kl"]) == (lengths <= position)).all()
+        np.testing.assert_allclose(role_metrics["kl"][lengths > position], 0.0, atol=1e-4)  # untrained
+        assert (np.isnan(role_metrics["bare_kl"]) == (lengths != position + 1)).all()
 
 
 def test_groups_contain_only_the_responses_that_exist_and_a_group_of_one_teaches_nothing(make_cory: MakeCory) -> None:

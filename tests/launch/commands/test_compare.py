@@ -40,6 +40,9 @@ def runs(tmp_path: Path) -> list[str]:
     finished = record_test_run(tmp_path / "finished", Settings(num_updates=12))
     policy = {name: responses(rewards, [3, 4, 5, 6]) for name, rewards in REWARDS.items()}
     last = {"llm_1,llm_2": responses([2.0, 4.0], [3, 4]), "llm_2,llm_1": responses([6.0, 1.0], [4, 9])}
+    for response in last["llm_2,llm_1"]:  # the other order is as in files of earlier versions
+        response["metrics"] = {**response["metrics"], "bare_kl": response["metrics"]["kl"], "in_chain_kl": 99.0}
+        del response["metrics"]["kl"]
     final.write_final(finished.final, FinalEvaluation(update=12, policy=policy, last_response=last))
     unfinished = record_test_run(
         tmp_path / "unfinished", Settings(num_updates=12, lr=3e-5, num_agents=1), updates=range(4)

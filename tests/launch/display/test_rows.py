@@ -44,9 +44,11 @@ def test_a_missing_value_is_a_dash() -> None:
 
 def test_an_evaluation_has_rows_for_policies_last_response_and_average() -> None:
     evaluation = {**dict.fromkeys(("llm_1", "llm_2"), FIGURES), "llm_mean": {**FIGURES, "kl": None}}
-    rows = RowFormatter(Settings(), "→").evaluation({"update": 6, "evaluation": evaluation, "last_response": FIGURES})
-    assert [row.plain.split()[1:] for row in rows] == [
-        ["held-out", *["-12.35", "123.45", "-99.99"] * 2],
-        ["last", "answer", "-12.35", "123.45", "-99.99"],
-        ["llm_mean", "-12.35", "-", "-99.99"],
-    ]
+    renamed: MetricValues = {"task_reward": -12.345, "bare_kl": 123.45, "in_chain_kl": 9.0, "combined_reward": -99.99}
+    for last in (renamed, FIGURES):  # the latter is from a file of an earlier version
+        rows = RowFormatter(Settings(), "→").evaluation({"update": 6, "evaluation": evaluation, "last_response": last})
+        assert [row.plain.split()[1:] for row in rows] == [
+            ["held-out", *["-12.35", "123.45", "-99.99"] * 2],
+            ["last", "answer", "-12.35", "123.45", "-99.99"],
+            ["llm_mean", "-12.35", "-", "-99.99"],
+        ]

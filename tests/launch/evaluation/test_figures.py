@@ -211,14 +211,20 @@ def test_a_chain_that_always_stops_has_no_rows_for_later_roles() -> None:
     assert list(compute_scores(alone, SCORING, [("llm_1",)])) == ["llm_1"]  # without knowledge transfer
 
 
-def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_the_bare_query() -> None:
-    def with_kl(policy: str, kl: float, in_chain_kl: float) -> EvaluatedResponse:
+@pytest.mark.parametrize(
+    ("own_name", "bare_name"), [("kl", "bare_kl"), ("in_chain_kl", "kl")], ids=["now", "earlier version"]
+)
+def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_the_bare_query(
+    own_name: str, bare_name: str
+) -> None:
+    def with_kl(policy: str, own: float, bare: float | None) -> EvaluatedResponse:
         one = response(policy, 0.0, [5])
-        return EvaluatedResponse(**{**one, "metrics": {**one["metrics"], "kl": kl, "in_chain_kl": in_chain_kl}})
+        names = {own_name: own, bare_name: bare} if bare is not None else {"kl": own, "in_chain_kl": None}
+        return EvaluatedResponse(**{**one, "metrics": {**one["metrics"], **names}})
 
     chains = [
-        chain(0, 0, response("llm_1", 0, [5]), with_kl("llm_2", 5.0, 1.0)),  # stopped
-        chain(1, 0, response("llm_1", 0, [5]), with_kl("llm_2", 2.0, 2.0), with_kl("llm_3", 7.0, 4.0)),
+        chain(0, 0, response("llm_1", 0, [5]), with_kl("llm_2", 1.0, 5.0)),  # stopped
+        chain(1, 0, response("llm_1", 0, [5]), with_kl("llm_2", 2.0, None), with_kl("llm_3", 4.0, 7.0)),
     ]
     scores = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING, [("llm_1", "llm_2", "llm_3")])
     assert {label: row["figures"]["kl"].mean for label, row in scores.items()} == {

@@ -100,7 +100,7 @@ def test_the_metrics_of_a_trial_are_those_of_select_by(select_by: str, task_rewa
     settings = make_settings({"select_by": select_by, "eval_average": True, "backend": "transformers"})
     trial = Trial("cory", stub=True, trial_id="t")
     evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
-    report = {"evaluation": evaluation, "last_response": {"task_reward": 2.0, "kl": 2.0}}
+    report = {"evaluation": evaluation, "last_response": {"task_reward": 2.0, "bare_kl": 2.0, "in_chain_kl": 9.0}}
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
     row = trials_frame([trial], make_trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED}).iloc[0]
     assert (row["task_reward"], row["kl"]) == (task_reward, task_reward)

@@ -97,6 +97,24 @@ def test_prompt_lengths_of_both_splits_are_checked_and_the_min_length_named(tmp_
     )
 
 
+@pytest.mark.parametrize(("size", "repeats"), [(4, None), (5, "1 or 2"), (8, "2"), (10, "2 or 3")])
+def test_fewer_training_queries_than_an_update_asks_are_a_warning_of_validate_and_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, repeats: str | None
+) -> None:
+    for name, count in (("train.jsonl", 4), ("test.jsonl", 2)):
+        (tmp_path / name).write_text("".join(f'{{"query": "{name} {number}"}}\n' for number in range(count)))
+    data = (f"data={tmp_path / 'train.jsonl'}", f"eval_data={tmp_path / 'test.jsonl'}", "validation=false")
+    sizes = (f"queries_per_update={size}", f"minibatch_size={size}", "num_generations=1", "advantage=gae")
+    words = ["custom", *data, *sizes, "reward=tests.cory_env.sample_rewards:length", "backend=transformers"]
+    warning = f"Only 4 training queries for queries_per_update={size}, so an update asks each {repeats} times."
+    assert main(["validate", *words]) == 0
+    assert (warning in capsys.readouterr().out) == (repeats is not None)
+    (tmp_path / "run").write_text("")  # so that training ends after the checks
+    assert main(["train", f"task={words[0]}", *words[1:], "--out", str(tmp_path / "run")]) == 2
+    errors = capsys.readouterr().err
+    assert (f"Warning: {warning}" in errors) == (repeats is not None) and "Error: " in errors
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [

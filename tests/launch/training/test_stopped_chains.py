@@ -90,7 +90,7 @@ def test_final_results_have_the_tokens_of_the_chain(folder: Path) -> None:
         before = 0 if response["role"] == "pioneer" else len(pioneers[response["query"]]["tokens"])
         assert response["metrics"]["chain_tokens"] == own + before
     figures = final_figures(final, ("llm_1",))
-    for name in ("task_reward", "kl", "in_chain_kl", "chain_tokens"):
+    for name in ("task_reward", "bare_kl", "in_chain_kl", "chain_tokens"):
         values = [response["metrics"][name] for response in last]
         assert figures["last_response"][name] == pytest.approx(sum(map(float, values)) / 8, rel=1e-3)  # type: ignore[arg-type]
     estimates = final_estimates(read_reported_run(folder / "mixed", "mixed"))

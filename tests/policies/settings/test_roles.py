@@ -155,6 +155,19 @@ def test_kl_coefs_and_loss_weights_are_those_of_the_role_at_each_position() -> N
     assert kl_coefs(rows, Hyperparameters(), 0.3) == 0.3
 
 
+def test_a_loss_weight_of_0_in_all_trained_roles_is_rejected() -> None:
+    frozen = CRITIC | {"policy": "drafts-llama-tiny"}
+    for roles in (
+        [SOLVER | {"loss_weight": 0.0}],
+        [SOLVER | {"loss_weight": 0.0}, frozen, REVISER | {"loss_weight": 0}],
+    ):
+        with pytest.raises(SettingsError, match="loss_weight is 0 for all roles, so no LLM learns"):
+            settings(roles)
+    assert settings([SOLVER | {"loss_weight": 0.0}, CRITIC, REVISER]).loss_weights == (0.0, 0.0, 1.0, 1.0)
+    with pytest.raises(SettingsError, match="loss_weight is 0 for all roles"):
+        settings([SOLVER | {"loss_weight": 0.0}, CRITIC, REVISER], num_agents=2)
+
+
 def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size() -> None:
     s = settings(num_policies=2, queries_per_update=8, num_generations=2, minibatch_size=24)
     assert s.responses == 3 * 16 and s.hyperparameters.steps == 2
