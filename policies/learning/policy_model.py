@@ -311,7 +311,9 @@ class PolicyModel(nn.Module):
         reject(own.beginning, own.row[: len(own.beginning)], NOT_CAUSAL)
         reject(single, own.row[-len(single) :], OTHER_POSITIONS)
         reject(batch[0][mask[0]], single, IGNORES_PADDING)
-        reject(own.generated, own.row[len(own.beginning) - 1 :][: len(own.generated)], OTHER_IN_GENERATION)
+        reject(
+            own.generated, own.row[len(own.beginning) - 1 :][: len(own.generated)], OTHER_IN_GENERATION, limit=3 * limit
+        )  # few tokens
         reject(eager[mask], batch[mask], OTHER_THAN_EAGER.replace("ATTENTION", attention))
 
     def _layout(self, rows: Rows) -> Layout:

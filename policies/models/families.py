@@ -69,10 +69,10 @@ def fix_rope_factors(config: PreTrainedConfig, max_length: int | None) -> bool:
     values = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     uses_long = False
     for rope in (values, *(part for part in values.values() if isinstance(part, dict))):  # for all layers, or by type
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", 0
-        )
-        if rope.get("long_factor") and max_length is not None and max_length > original:
+        if not rope.get("long_factor"):
+            continue
+        default = getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
+        if (max_length or 0) > rope.get("original_max_position_embeddings", default):
             uses_long = True
             rope |= {"short_" + name.removeprefix("long_"): rope[name] for name in rope if name.startswith("long_")}
     return uses_long

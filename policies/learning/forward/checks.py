@@ -14,7 +14,7 @@ from policies.learning.forward.prefix_tree import LONGEST_PACK, Layout, Paths
 from policies.learning.rows import Rows, make_rows, select_rows
 from policies.models.model_check import ModelError
 
-_NUM_GENERATED = 4
+_NUM_GENERATED = 3
 _FAILURES = (ValueError, TypeError, RuntimeError, LookupError, AttributeError)
 """Errors of a family's code that does not support what it is asked for."""
 NOT_CAUSAL = (
@@ -45,9 +45,9 @@ class OwnLogprobs(NamedTuple):
     row: Tensor
     """`[T - 1]`, of the whole row."""
     beginning: Tensor
-    """`[T - 4]`, of the row without its last four tokens, and of the first of these."""
+    """`[T - 3]`, of the row without its last three tokens, and of the first of these."""
     generated: Tensor
-    """`[4]`, of the last four in generation with a cache; fewer after an end token, none if generation fails."""
+    """`[3]`, of the last three in generation with a cache; fewer after an end token, none if generation fails."""
 
 
 class _ForcedTokens(LogitsProcessor):
