@@ -306,14 +306,12 @@ class PolicyModel(nn.Module):
                     self.cost = ForwardCost.from_config(self.lm.config, longest)
         finally:
             self._dtype = dtype
-            self.lm.set_attn_implementation(attention)
         mask, reject = rows["mask"].bool(), partial(reject_difference, limit=limit, path=self.path)
         reject(own.beginning, own.row[: len(own.beginning)], NOT_CAUSAL)
         reject(single, own.row[-len(single) :], OTHER_POSITIONS)
         reject(batch[0][mask[0]], single, IGNORES_PADDING)
-        reject(
-            own.generated, own.row[len(own.beginning) - 1 :][: len(own.generated)], OTHER_IN_GENERATION, limit=3 * limit
-        )  # few tokens
+        last = own.row[len(own.beginning) - 1 :][: len(own.generated)]
+        reject(own.generated, last, OTHER_IN_GENERATION, limit=3 * limit)  # few tokens
         reject(eager[mask], batch[mask], OTHER_THAN_EAGER.replace("ATTENTION", attention))
 
     def _layout(self, rows: Rows) -> Layout:

@@ -68,9 +68,9 @@ def test_scores_of_a_row_do_not_depend_on_the_length_of_others(
 
 def test_generation_beyond_the_original_length_follows_the_learner(phi3: str) -> None:
     generator = TransformersGenerator({"llm_1": phi3}, dtype="fp32", device=torch.device("cpu"), max_length=104)
-    prompts = [BRIEF, LENGTHY, [5]]
-    responses = generator.generate(prompts, "llm_1", Sampling(1.0, 60, range(3), [98]))
-    assert max(len(response.tokens) for response in responses) > ORIGINAL_LENGTH
+    prompts = [BRIEF, [9, 8, 7], [5]]
+    responses = generator.generate(prompts, "llm_1", Sampling(1.0, 60, range(3), [127]))
+    assert max(len(response.tokens) for response in responses) == 60 > ORIGINAL_LENGTH
     tokens, logprobs = [r.tokens for r in responses], [r.logprobs for r in responses]
     rows = make_rows(prompts, tokens, logprobs, [0.0] * 3, [False] * 3)
     scored = make_model(phi3, **LONG).score(rows)["logprobs"]
