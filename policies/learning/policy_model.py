@@ -262,8 +262,13 @@ class PolicyModel(nn.Module):
     @torch.no_grad()
     def own_logprobs(self, row: Tensor) -> OwnLogprobs:
         """See `own_logprobs` in `forward/checks.py`; a sharded model must compute it in a method of this module."""
+        training = [module for module in self.lm.modules() if module.training]
+        self.lm.eval()  # in training, gradient checkpointing would switch the cache off
         with self.autocast():
-            return own_logprobs(self.lm, row, self.temperature)
+            logprobs = own_logprobs(self.lm, row, self.temperature)
+        for module in training:
+            module.training = True
+        return logprobs
 
     @torch.no_grad()
     def check_forward(self, prefix_sharing: bool = True) -> None:

@@ -69,6 +69,14 @@ def test_a_model_that_generates_otherwise_than_it_scores_is_rejected(
     model.check_forward()  # vLLM may generate with it
 
 
+def test_gradient_checkpointing_does_not_impair_the_check(tmp_path: Path) -> None:
+    path = save_model(tmp_path, "phi3")
+    model = PolicyModel(path, dtype="fp32", critic=False, gradient_checkpointing=True).train()
+    modes = [module.training for module in model.modules()]
+    model.check_forward()
+    assert [module.training for module in model.modules()] == modes and any(modes)
+
+
 def test_a_model_that_rotates_all_rows_as_the_longest_is_rejected(tmp_path: Path) -> None:
     """Such as code of a model that is not in transformers; the check's rows are all short."""
     factors = {"short_factor": [1.0] * 16, "long_factor": [1.0 + 0.5 * index for index in range(16)]}
