@@ -187,7 +187,7 @@ def shared_base(
 ) -> PreTrainedModel:
     """Returns the frozen initial policy π_0: the reference, and with LoRA the base of all policies.
 
-    All policies share one object per process, device, types, quantization, attention and maximal length.
+    All policies share one object per process, device, types, quantization, attention and factors of longrope.
 
     Args:
         path: folder or hub id.
@@ -205,7 +205,8 @@ def shared_base(
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = (path, str(device), dtype, quantization, linear_dtype, eager, max_length)
+    uses_long_rope = fix_rope_factors(load_config(path, trust_remote_code), max_length)
+    key = (path, str(device), dtype, quantization, linear_dtype, eager, uses_long_rope)
     model = _loaded_bases.get(key)
     if model is None:
         model = load_language_model(

@@ -27,7 +27,7 @@ OTHER_POSITIONS = (
 )
 IGNORES_PADDING = (
     "log-probabilities change by {} when a row is batched with a longer one: its code ignores padding or positions, or "
-    "the longest row decides. Set model to one of another family."
+    "depends on the longest row. Set model to one of another family."
 )
 OTHER_IN_GENERATION = (
     "log-probabilities differ by {} from those of its own generation, token by token. Set model to one of another "

@@ -88,7 +88,7 @@ def test_a_model_that_rotates_all_rows_as_the_longest_is_rejected(tmp_path: Path
     model._max_length = 64
     model.check_forward()
     model._max_length = 65
-    with pytest.raises(ModelError, match=r"batched with a longer one: .* or the longest row decides"):
+    with pytest.raises(ModelError, match=r"batched with a longer one: .* or depends on the longest row"):
         model.check_forward()
 
 
