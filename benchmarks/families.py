@@ -179,13 +179,14 @@ def measure(name: str, engine: bool) -> dict[str, Any]:
 
 def tree_difference(path: str) -> float | None:
     """The difference within a prefix tree, with rows within the window if all layers have one."""
+    from policies.learning.forward import checks
     from policies.learning.policy_model import PolicyModel
 
     model = PolicyModel(path, critic=False, dtype="fp32")
     config = model.lm.config
     if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
         config.sliding_window = 64
-    difference = model.tree_difference()
+    difference = checks.tree_difference(lambda *tree: model(*tree)[0], config.vocab_size, model.device)
     return _rounded(difference) if math.isfinite(difference) else None
 
 

@@ -175,6 +175,8 @@ def plan_evaluation(
         ModelError: The model does not exist.
     """
     task, tokenizers = preflight.check_run_settings(settings)
+    if run is not None:
+        preflight.check_rope_factors(settings, run.settings().max_length)
     settings = settings.with_chat_date()
     check_gpus(settings)
     sources = collect_sources(settings, task, tokenizers)

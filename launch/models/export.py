@@ -25,7 +25,9 @@ from launch.run_folder.storage import check_location
 from policies.compat.transformers import unsaved_weights
 from policies.models.adapters import add_lora, lora_delta, peft_config, peft_names
 from policies.models.atomic import atomic_dir
+from policies.models.families import fix_rope_factors
 from policies.models.language_model import load_language_model, meta_model
+from policies.models.model_check import load_config
 from policies.models.revision import split_revision
 from policies.models.stored_weights import StoredWeights
 from policies.settings.settings import Settings, Tokenizers
@@ -105,7 +107,9 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
     sampling = generation_config(settings, tokenizers, policy_id if policy_id in tokenizers else settings.policy_ids[0])
     is_adapter = settings.lora is not None and not merge
     full_model = None if is_adapter else merged_model(trained, policy_id)
-    card = model_card(trained, policy_id, _health_warnings(trained, policy_id), adapter=is_adapter)
+    base_config = load_config(trained.base_path(policy_id), settings.trust_remote_code)
+    long_rope = fix_rope_factors(base_config, settings.max_length)
+    card = model_card(trained, policy_id, _health_warnings(trained, policy_id), is_adapter, long_rope)
     try:
         with atomic_dir(out) as folder:
             tokenizer.save_pretrained(folder)
@@ -136,8 +140,8 @@ def merged_model(trained: PolicySet, policy_id: str) -> tuple[PreTrainedModel, T
         policy_id: one of the run's, or `AVERAGE_POLICY`.
 
     Returns:
-        The base model on the meta device with the base's own configuration, and a function that computes a fp32 weight
-        by its name in the model.
+        The base model on the meta device with the base's own configuration, in which longrope has the factors of
+        training for rows of all lengths; and a function that computes a fp32 weight by its name in the model.
 
     Raises:
         CommandError: the weights do not match the base model, or the base model was quantized in training.
@@ -172,6 +176,7 @@ def merged_model(trained: PolicySet, policy_id: str) -> tuple[PreTrainedModel, T
     # Training disables dropout in the configuration; users who continue training may want it back.
     hub_id, revision = split_revision(path)
     model.config = AutoConfig.from_pretrained(hub_id, **revision, trust_remote_code=settings.trust_remote_code)
+    fix_rope_factors(model.config, settings.max_length)
     return model, make_tensor
 
 

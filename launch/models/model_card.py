@@ -27,7 +27,9 @@ CARD_TEMPLATE = Path(__file__).with_suffix(".md")
 """Jinja template of the card."""
 
 
-def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter: bool = False) -> str:
+def model_card(
+    trained: PolicySet, policy_id: str, warnings: list[str], adapter: bool = False, long_rope: bool = False
+) -> str:
     """Returns the card as Markdown, with the metadata header of model hubs.
 
     Args:
@@ -35,6 +37,7 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
         policy_id: one of the run's, or `AVERAGE_POLICY`.
         warnings: health warnings of the policy.
         adapter: the export is an adapter without its base.
+        long_rope: longrope's long factors were used in training (`fix_rope_factors`).
     """
     settings, base, lora = trained.settings, trained.base(policy_id), trained.lora(policy_id)
     system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
@@ -60,6 +63,7 @@ def model_card(trained: PolicySet, policy_id: str, warnings: list[str], adapter:
         adapter=adapter,
         lora=lora,
         quantized=settings.quantization != "none",
+        long_rope=long_rope,
         max_rank=MAX_LORA_RANK,
         rank_limit=vllm_max_rank(lora) if lora and lora.rank <= MAX_LORA_RANK else None,
         messages=[*system, {"role": "user", "content": "PROMPT"}],

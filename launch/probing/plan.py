@@ -211,6 +211,8 @@ def make_probe_plan(
     policy_ids = _choose_policies(settings, policies, policy_ids)
     settings = settings.model_copy(update={"stop_when": None, "stop_in_training": False})
     task, tokenizers = preflight.check_run_settings(settings)
+    if policies is not None:
+        preflight.check_rope_factors(settings, policies.settings.max_length)
     settings = settings.with_chat_date()
     plain_settings, plain_task = settings, task
     if settings.feedback is not None:

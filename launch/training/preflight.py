@@ -50,6 +50,33 @@ def repetition_warning(settings: Settings, task: Task) -> str | None:
     )
 
 
+def check_rope_factors(settings: Settings, trained_length: int) -> None:
+    """Checks that the models of a run rotate rows as in training (`fix_rope_factors`).
+
+    Args:
+        settings: Of an evaluation.
+        trained_length: Maximum number of tokens of a prompt and its response in training.
+
+    Raises:
+        CommandError: The maximum length selects other factors of longrope.
+        ModelError: A model does not exist.
+    """
+    from policies.models.families import fix_rope_factors
+    from policies.models.model_check import load_config
+
+    for path in settings.model_paths.values():
+        lengths = (trained_length, settings.max_length)
+        trained, chosen = (
+            fix_rope_factors(load_config(path, settings.trust_remote_code), length) for length in lengths
+        )
+        if trained != chosen:
+            raise CommandError(
+                f"max_prompt_tokens + max_response_tokens is {settings.max_length}, for which `{path}` uses longrope's "
+                f"{'long' if chosen else 'short'} factors. It was trained with the others, for {trained_length} "
+                f"tokens. {'Lower' if chosen else 'Raise'} max_response_tokens."
+            )
+
+
 def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load.
 

@@ -16,6 +16,11 @@ def attn_implementation(model: PreTrainedModel) -> str:
     return implementation
 
 
+def can_switch_attention(model: PreTrainedModel) -> bool:
+    """Whether `set_attn_implementation` has an effect; some families (Falcon) choose attention when they are built."""
+    return model._can_set_attn_implementation()
+
+
 def no_split_classes(model: PreTrainedModel) -> set[str]:
     """Returns the names of the module classes that must not be split over devices."""
     return set(model._no_split_modules or ())

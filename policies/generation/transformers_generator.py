@@ -79,8 +79,8 @@ class TransformersGenerator:
             lora: configuration of the adapters; None if every policy has a full model of its own.
             quantization: of the base under the adapters.
             frozen: policy ids that have no adapters and get no new weights.
-            max_length: maximum number of prompt and response tokens together. It decides the attention implementation,
-                as in learners. None if unknown.
+            max_length: maximum number of prompt and response tokens together. It decides the attention implementation
+                and longrope's factors, as in learners. None if unknown.
         """
         self.device = device
         self.dtype = compute_dtype(dtype, device)
@@ -91,13 +91,13 @@ class TransformersGenerator:
         eager = eager_is_faster(self.dtype, device, max_length)
         for policy_id, path in models.items():
             if lora is None or policy_id in frozen:
-                model = load_language_model(path, trust_remote_code).to(device)
+                model = load_language_model(path, trust_remote_code, eager=eager, max_length=max_length).to(device)
             else:
                 weight_dtype = base_dtype(dtype, device)
-                self.base = shared_base(path, device, trust_remote_code, weight_dtype, quantization, eager=eager)
+                self.base = shared_base(
+                    path, device, trust_remote_code, weight_dtype, quantization, eager=eager, max_length=max_length
+                )
                 model = add_lora(self.base, lora)
-            if eager:
-                model.set_attn_implementation("eager")
             model.generation_config = GenerationConfig()  # the model's may contain penalties
             self.models[policy_id] = model
             trainable = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

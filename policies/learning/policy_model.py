@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,11 +15,24 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from policies.compat.transformers import adapters_disabled, attn_implementation
+from policies.compat.transformers import adapters_disabled, attn_implementation, can_switch_attention
+from policies.learning.forward.checks import (
+    IGNORES_PADDING,
+    NOT_CAUSAL,
+    OTHER_IN_GENERATION,
+    OTHER_POSITIONS,
+    OTHER_THAN_EAGER,
+    OwnLogprobs,
+    move_last_row,
+    own_logprobs,
+    padded_rows,
+    reject_difference,
+    tree_difference,
+)
 from policies.learning.forward.logits import score_logits, token_logprobs
-from policies.learning.forward.prefix_tree import LONGEST_PACK, ForwardCost, Layout, Paths, longest_pack
+from policies.learning.forward.prefix_tree import ForwardCost, Layout, Paths, longest_pack
 from policies.learning.forward.value_head import ValueHead, head_width
-from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
+from policies.learning.rows import Rows, trim_padding
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
 from policies.models.adapters import add_lora
 from policies.models.families import LOGPROB_TOLERANCE, supports_prefix_trees
@@ -35,7 +47,6 @@ from policies.models.language_model import (
     shared_base,
 )
 from policies.models.lora import Lora
-from policies.models.model_check import ModelError
 
 SCORES = ("logprobs", "entropy")
 """The results of `PolicyModel.score`; with a critic there are also `values`."""
@@ -84,8 +95,8 @@ class PolicyModel(nn.Module):
             quantization: of the LoRA base.
             gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
             trust_remote_code: run code that comes with the model.
-            max_length: maximal number of tokens of a prompt and its response, which decides the attention used;
-                None: unknown.
+            max_length: maximal number of tokens of a prompt and its response, which decides the attention used and
+                longrope's factors; None: unknown.
             reference: whether `score` will be called with the reference. If not, a sharded model does not load it;
                 others load it when they first use it.
             mesh: the processes over which the model and its reference are sharded; None: no sharding.
@@ -105,18 +116,17 @@ class PolicyModel(nn.Module):
         base_device = torch.device(device)
         forward_dtype, eager = compute_dtype(dtype, base_device), self._eager(base_device)
         frozen_dtype, master = base_dtype(dtype, base_device), master_dtype(forward_dtype)
+        run_arguments: dict[str, Any] = {"eager": eager, "max_length": max_length}
         if mesh is not None:
-            self.lm = init_empty(path, trust_remote_code, master if lora is None else frozen_dtype)
+            self.lm = init_empty(path, trust_remote_code, master if lora is None else frozen_dtype, **run_arguments)
             if lora is not None:
                 self.lm = add_lora(self.lm.requires_grad_(False), lora)
         elif lora is None:
-            self.lm = load_language_model(path, trust_remote_code, master)
+            self.lm = load_language_model(path, trust_remote_code, master, **run_arguments)
         else:
-            base = shared_base(path, base_device, trust_remote_code, frozen_dtype, quantization, eager=eager)
+            base = shared_base(path, base_device, trust_remote_code, frozen_dtype, quantization, **run_arguments)
             self.lm = add_lora(base, lora)
             self._reference.append(base)
-        if eager:
-            self.lm.set_attn_implementation("eager")
         if gradient_checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
         self.cost: ForwardCost | None = None
@@ -135,14 +145,16 @@ class PolicyModel(nn.Module):
             register_fsdp_forward_method(self.value_head, "values")
         shard(self, transformer_blocks(self.lm), mesh, None if has_base else forward_dtype)
         register_fsdp_forward_method(self, "score")
+        register_fsdp_forward_method(self, "own_logprobs")
         load_sharded(self.lm, self.path, self.trust_remote_code, mesh)
         if not has_reference:
             return
         reference = self.lm
         if not has_base:
-            reference = init_empty(self.path, self.trust_remote_code, forward_dtype).requires_grad_(False)
-            if self._eager(torch.device(mesh.device_type)):
-                reference.set_attn_implementation("eager")
+            eager = self._eager(torch.device(mesh.device_type))
+            reference = init_empty(
+                self.path, self.trust_remote_code, forward_dtype, eager=eager, max_length=self._max_length
+            ).requires_grad_(False)
             shard(reference, transformer_blocks(reference), mesh)
             load_sharded(reference, self.path, self.trust_remote_code, mesh)
         self._reference.append(reference)
@@ -184,12 +196,16 @@ class PolicyModel(nn.Module):
             forward_dtype = base_dtype(self._dtype, self.device)
             master = master_dtype(forward_dtype)
             linear_dtype = None if forward_dtype == master else forward_dtype
-            eager = self._eager(self.device)
-            self._reference = [
-                shared_base(
-                    self.path, self.device, self.trust_remote_code, master, linear_dtype=linear_dtype, eager=eager
-                )
-            ]
+            base = shared_base(
+                self.path,
+                self.device,
+                self.trust_remote_code,
+                master,
+                linear_dtype=linear_dtype,
+                eager=self._eager(self.device),
+                max_length=self._max_length,
+            )
+            self._reference = [base]
         return self._reference[0]
 
     def forward(
@@ -244,76 +260,64 @@ class PolicyModel(nn.Module):
         return {name: _spread(column, layout, rows["mask"]) for name, column in scored.items()}
 
     @torch.no_grad()
-    def check_forward(self, prefix_sharing: bool = True) -> None:
-        """Checks a batch's log-probabilities against those of a single row, with eager attention, and in a prefix tree.
+    def own_logprobs(self, row: Tensor) -> OwnLogprobs:
+        """See `own_logprobs` in `forward/checks.py`; a sharded model must compute it in a method of this module."""
+        training = [module for module in self.lm.modules() if module.training]
+        self.lm.eval()  # in training, gradient checkpointing would switch the cache off
+        with self.autocast():
+            logprobs = own_logprobs(self.lm, row, self.temperature)
+        for module in training:
+            module.training = True
+        return logprobs
 
-        A family's code may ignore padding, and an attention kernel may omit parts of the model's definition, such as
-        soft caps. If log-probabilities differ in a prefix tree, rows are forwarded as plain rows. fp32 weights are
-        compared in fp32, since bf16 rounding would hide errors. All ranks must call it.
+    @torch.no_grad()
+    def check_forward(self, prefix_sharing: bool = True) -> None:
+        """Checks the log-probabilities of two short rows, which a family's code may compute in an unexpected way.
+
+        They must be the same alone and beside a longer row, by the model's own code (without our position ids, without
+        later tokens, and token by token with a cache), and with eager attention, unless the family cannot switch to it.
+        fp32 weights are compared in fp32, since bf16 rounding would hide errors. Rows are forwarded as plain rows if
+        log-probabilities differ in a prefix tree. All ranks must call it.
 
         Args:
             prefix_sharing: whether rows may be forwarded in prefix trees.
 
         Raises:
-            ModelError: they differ by more than rounding from those of a single row or with eager attention.
+            ModelError: they differ by more than rounding.
         """
-        size = self.lm.config.get_text_config().vocab_size
-        longer = 24 if self._max_length is None else max(min(24, self._max_length - 8), 4)
-        prompts, responses = [_tokens(3, size), _tokens(longer, size)], [_tokens(8, size), _tokens(6, size)]
-        logprobs = [[0.0] * len(response) for response in responses]
-        rows = make_rows(prompts, responses, logprobs, [0.0] * 2, [False] * 2)
-        rows = {name: column.to(self.device) for name, column in rows.items()}
+        config = self.lm.config.get_text_config()
+        rows = padded_rows(config.vocab_size, self._max_length)
+        first = trim_padding(rows, torch.tensor([0]))
+        row = torch.cat([first["prompts"], first["responses"]], dim=1).long().to(self.device)
+        rows, first = ({name: x.to(self.device) for name, x in part.items()} for part in (rows, first))
+        positions = min(self._max_length or 0, getattr(config, "max_position_embeddings", None) or 0)
+        layout = move_last_row(self._layout(rows), positions)
         dtype, attention = self._dtype, attn_implementation(self.lm)
         if self.mesh is None and all(weight.dtype == torch.float32 for weight in self.lm.parameters()):
             self._dtype = "fp32"
         limit = _BF16_TOLERANCE if self.dtype == torch.bfloat16 else LOGPROB_TOLERANCE
         try:
-            batch = self(rows)[0]
-            single = self(trim_padding(rows, torch.tensor([0], device=self.device)))[0]
-            self.lm.set_attn_implementation("eager")
-            eager = self(rows)[0] if attention != "eager" else batch
-            self.lm.set_attn_implementation(attention)
+            batch, single, own = self(rows, layout)[0], self(first)[0][0], self.own_logprobs(row)
+            eager = batch
+            if attention != "eager" and can_switch_attention(self.lm):
+                self.lm.set_attn_implementation("eager")
+                eager = self(rows, layout)[0]
+                self.lm.set_attn_implementation(attention)
             self.cost = None
-            shares = prefix_sharing and supports_prefix_trees(self.lm.config, self._max_length)
-            if shares and self.tree_difference() <= limit:
-                longest = longest_pack(attention == "eager", self._max_length)
-                self.cost = ForwardCost.from_config(self.lm.config, longest)
+            if prefix_sharing and supports_prefix_trees(self.lm.config, self._max_length):
+                difference = tree_difference(lambda *tree: self(*tree)[0], config.vocab_size, self.device)
+                if difference <= limit:
+                    longest = longest_pack(attention == "eager", self._max_length)
+                    self.cost = ForwardCost.from_config(self.lm.config, longest)
         finally:
             self._dtype = dtype
-            self.lm.set_attn_implementation(attention)
-        difference = float((batch[0] - single[0]).abs().mean())
-        if not difference <= limit:
-            raise ModelError(
-                f"`{self.path}`: log-probabilities change by {difference:.2g} nats (allowed: {limit:g}) when a row is "
-                "batched with a longer one: its code ignores padding or positions. Set model to one of another family."
-            )
-        difference = float((eager - batch).abs()[rows["mask"].bool()].mean())
-        if not difference <= limit:
-            raise ModelError(
-                f"`{self.path}`: log-probabilities with {attention} attention differ by {difference:.2g} nats "
-                f'(allowed: {limit:g}) from eager attention, its definition. Set "attn_implementation": "eager" in its '
-                "config.json."
-            )
-
-    def tree_difference(self) -> float:
-        """The mean difference of log-probabilities in a prefix tree from plain rows'; infinite if a tree fails."""
-        size = self.lm.config.get_text_config().vocab_size
-        fork = _tokens(3, size) + _tokens(4, size) + _tokens(5, size)  # its prompt continues the first response
-        prompts = [_tokens(3, size), _tokens(3, size), fork]
-        responses = [_tokens(4, size), _tokens(2, size) + _tokens(3, size), _tokens(4, size)]
-        rows = make_rows(prompts, responses, [[0.0] * len(r) for r in responses], [0.0] * 3, [False] * 3)
-        paths = Paths(rows)
-        packs = paths.packs(LONGEST_PACK, len(prompts))
-        tree_rows = select_rows(rows, paths.index(packs))
-        tree_rows = {name: column.to(self.device) for name, column in tree_rows.items()}
-        plain = self(tree_rows)[0]
-        try:
-            tree = self(tree_rows, paths.layout(packs).to(self.device))[0]
-        except torch.OutOfMemoryError:
-            raise
-        except (ValueError, TypeError, RuntimeError, LookupError, AttributeError):  # for a mask with four dimensions
-            return math.inf
-        return float((tree - plain).abs()[tree_rows["mask"].bool()].mean())
+        mask, reject = rows["mask"].bool(), partial(reject_difference, limit=limit, path=self.path)
+        reject(own.beginning, own.row[: len(own.beginning)], NOT_CAUSAL)
+        reject(single, own.row[-len(single) :], OTHER_POSITIONS)
+        reject(batch[0][mask[0]], single, IGNORES_PADDING)
+        last = own.row[len(own.beginning) - 1 :][: len(own.generated)]
+        reject(own.generated, last, OTHER_IN_GENERATION, limit=3 * limit)  # few tokens
+        reject(eager[mask], batch[mask], OTHER_THAN_EAGER.replace("ATTENTION", attention))
 
     def _layout(self, rows: Rows) -> Layout:
         """Plain rows."""
@@ -391,8 +395,3 @@ class PolicyModel(nn.Module):
 def _spread(values: Tensor, layout: Layout, like: Tensor) -> Tensor:
     """Values of response tokens `[E]` as a matrix like the rows' mask `[B, R]`, 0 elsewhere."""
     return values.new_zeros(like.shape).index_put((layout.rows, layout.positions), values)
-
-
-def _tokens(count: int, vocabulary: int) -> list[int]:
-    """Arbitrary tokens, for `check_forward`."""
-    return [(11 * count + 7 * index) % vocabulary for index in range(count)]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from policies.compat.transformers import attn_implementation
-from policies.models.families import read_family_table, supports_prefix_trees
+from policies.compat.transformers import attn_implementation, can_switch_attention
+from policies.models.families import fix_rope_factors, read_family_table, supports_prefix_trees
 from policies.models.language_model import master_dtype, meta_model
 from policies.models.lora import Lora
 from policies.models.model_check import ModelError
@@ -115,7 +115,7 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 def describe_family(path: str, max_length: int, prefix_sharing: bool = True, trust_remote_code: bool = False) -> str:
-    """Describes a model's family in one line: attention, layers that LoRA can adapt, prefix sharing.
+    """Describes a model's family in one line: attention, longrope, layers that LoRA can adapt, prefix sharing.
 
     Args:
         path: folder or hub id.
@@ -127,9 +127,14 @@ def describe_family(path: str, max_length: int, prefix_sharing: bool = True, tru
         ModelError: no such model.
     """
     model = meta_model(path, trust_remote_code)
+    measured = model.config.model_type in read_family_table().families
     shares = prefix_sharing and supports_prefix_trees(model.config, max_length)
     sharing = "shared prefixes are learned once" if shares else "plain rows"
     attention = f"{model.config.model_type}: {attn_implementation(model)} attention"
+    if attn_implementation(model) != "eager" and not can_switch_attention(model) and not measured:
+        attention += ", which cannot be compared with eager attention"
+    if fix_rope_factors(model.config, max_length):
+        attention += f"; longrope's long factors for rows of all lengths, as some may have {max_length} tokens"
     return f"{attention}; LoRA on {', '.join(linear_layers(model))}; {sharing}"
 
 

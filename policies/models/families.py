@@ -52,6 +52,32 @@ def has_soft_cap(config: PreTrainedConfig) -> bool:
     return any(value and "att" in name and "cap" in name for name, value in values.items())
 
 
+def fix_rope_factors(config: PreTrainedConfig, max_length: int | None) -> bool:
+    """Makes a model with longrope (Phi-3.5, Phi-4-mini) rotate rows of all lengths by the same factors.
+
+    transformers rotates all rows of a batch by the long factors if one row is longer than the original context, else by
+    the short ones, so a row's log-probabilities would depend on its batch. As in vLLM, the maximal length decides.
+
+    Args:
+        config: the model's, which is changed.
+        max_length: maximal number of tokens of a row; None: unknown, at most the original context.
+
+    Returns:
+        Whether the long factors are used.
+    """
+    config = config.get_text_config()
+    values = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    uses_long = False
+    for rope in (values, *(part for part in values.values() if isinstance(part, dict))):  # for all layers, or by type
+        if not rope.get("long_factor"):
+            continue
+        default = getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
+        if (max_length or 0) > rope.get("original_max_position_embeddings", default):
+            uses_long = True
+            rope |= {"short_" + name.removeprefix("long_"): rope[name] for name in rope if name.startswith("long_")}
+    return uses_long
+
+
 def supports_prefix_trees(config: PreTrainedConfig, max_length: int | None) -> bool:
     """Whether a model computes the same for rows in a prefix tree, by its configuration and the table.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from policies.models.families import needed_attention
+from policies.models.families import fix_rope_factors, needed_attention
 from policies.models.model_check import ModelError, first_line, load_config
 from policies.models.revision import split_revision
 
@@ -57,6 +57,9 @@ def load_language_model(
     dtype: torch.dtype = torch.float32,
     quantization: Quantization = "none",
     device: str | None = None,
+    *,
+    eager: bool = False,
+    max_length: int | None = None,
 ) -> PreTrainedModel:
     """Loads a causal LM with all dropout disabled, so that sampler and learner compute the same distribution.
 
@@ -67,11 +70,15 @@ def load_language_model(
         quantization: `nf4`: 4 bits per weight of linear layers, by bitsandbytes; the model is then on the GPU.
         device: `meta` reads the weights one by one without keeping them: names, shapes and transformers' conversions
             remain.
+        eager: use eager attention even if the model does not need it (see `eager_is_faster`).
+        max_length: maximal number of tokens of a row (see `fix_rope_factors`); None: unknown.
 
     Raises:
         ModelError: no such model, or its weights do not fit its configuration.
     """
-    config = _config_without_dropout(path, trust_remote_code)
+    config = load_config(path, trust_remote_code)
+    uses_long_rope = fix_rope_factors(config, max_length)
+    _disable_dropout(config)
     hub_id, revision = split_revision(path)
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -79,7 +86,7 @@ def load_language_model(
             **revision,
             config=config,
             dtype=dtype,
-            **_attention_kwargs(config, trust_remote_code),
+            **_attention_kwargs(config, eager),
             **({"device_map": device} if device else _quantization_kwargs(quantization, dtype)),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
@@ -94,24 +101,38 @@ def load_language_model(
             f"The weights of `{path}` do not match its config.json: {len(invalid)} parameters are missing or have "
             f"another shape, such as {min(invalid)}. Use the config.json that they were saved with."
         )
+    if uses_long_rope:  # Phi-3's code drops the cache of a generation at this length, to switch factors
+        text_config = model.config.get_text_config()
+        text_config.original_max_position_embeddings = text_config.max_position_embeddings
     return _without_dropout(model)
 
 
-def init_empty(path: str, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def init_empty(
+    path: str,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype = torch.float32,
+    *,
+    eager: bool = False,
+    max_length: int | None = None,
+) -> PreTrainedModel:
     """Like `load_language_model`, but with zeros as weights, which take no memory until they are written to.
 
     Args:
         path: folder or hub id.
         trust_remote_code: run code that comes with the model.
         dtype: type of the weights.
+        eager: use eager attention.
+        max_length: maximal number of tokens of a row; None: unknown.
 
     Raises:
         ModelError: no such model.
     """
     from accelerate import init_empty_weights
 
-    config = _config_without_dropout(path, trust_remote_code)
-    arguments = _from_config_kwargs(path, config, trust_remote_code)
+    config = load_config(path, trust_remote_code)
+    fix_rope_factors(config, max_length)
+    _disable_dropout(config)
+    arguments = _from_config_kwargs(path, config, trust_remote_code, eager)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **arguments)
     model.tie_weights()
@@ -126,13 +147,11 @@ def init_empty(path: str, trust_remote_code: bool = False, dtype: torch.dtype = 
     return _without_dropout(model)
 
 
-def _config_without_dropout(path: str, trust_remote_code: bool) -> PreTrainedConfig:
-    config = load_config(path, trust_remote_code)
+def _disable_dropout(config: PreTrainedConfig) -> None:
     for part in (config, config.get_text_config()):  # multimodal families nest their text configuration
         for key, value in part.to_dict().items():
             if "drop" in key and isinstance(value, float):
                 setattr(part, key, 0.0)
-    return config
 
 
 def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
@@ -164,10 +183,11 @@ def shared_base(
     *,
     linear_dtype: torch.dtype | None = None,
     eager: bool = False,
+    max_length: int | None = None,
 ) -> PreTrainedModel:
     """Returns the frozen initial policy π_0: the reference, and with LoRA the base of all policies.
 
-    All policies share one object per process, device, types, quantization and attention.
+    All policies share one object per process, device, types, quantization, attention and factors of longrope.
 
     Args:
         path: folder or hub id.
@@ -178,22 +198,24 @@ def shared_base(
         linear_dtype: type of the linear layers; None: `dtype`. With autocast to this type the results are the same,
             but the weights need not be cast in every forward pass.
         eager: use eager attention (see `eager_is_faster`).
+        max_length: maximal number of tokens of a row (see `fix_rope_factors`); None: unknown.
 
     Raises:
         ModelError: no such model, or it cannot be loaded.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = (path, str(device), dtype, quantization, linear_dtype, eager)
+    uses_long_rope = fix_rope_factors(load_config(path, trust_remote_code), max_length)
+    key = (path, str(device), dtype, quantization, linear_dtype, eager, uses_long_rope)
     model = _loaded_bases.get(key)
     if model is None:
-        model = load_language_model(path, trust_remote_code, dtype, quantization).requires_grad_(False)
+        model = load_language_model(
+            path, trust_remote_code, dtype, quantization, eager=eager, max_length=max_length
+        ).requires_grad_(False)
         if linear_dtype is not None:
             cast_linear_layers(model, linear_dtype)
         if quantization == "none":
             model = model.to(device)
-        if eager:
-            model.set_attn_implementation("eager")
         _loaded_bases[key] = model
     return model
 
@@ -264,18 +286,23 @@ def eager_is_faster(dtype: torch.dtype, device: torch.device, max_length: int | 
     return max_length is not None and max_length <= _SHORT_ROW_TOKENS
 
 
-def _attention_kwargs(config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, str]:
-    """Arguments of a model class for the attention implementation that the model requires."""
-    attention = needed_attention(config)
+def _attention_kwargs(config: PreTrainedConfig, eager: bool = False) -> dict[str, str]:
+    """Arguments of a model class for the attention implementation, if transformers' choice is not to be used.
+
+    It must be known when the model is built: some families, such as Falcon, cannot change it later.
+    """
+    attention = "eager" if eager else needed_attention(config)
     return {} if attention is None else {"attn_implementation": attention}
 
 
-def _from_config_kwargs(path: str, config: PreTrainedConfig, trust_remote_code: bool) -> dict[str, Any]:
+def _from_config_kwargs(
+    path: str, config: PreTrainedConfig, trust_remote_code: bool, eager: bool = False
+) -> dict[str, Any]:
     """Arguments of `from_config`: the attention implementation, and the revision of the model's own code."""
     _, revision = split_revision(path)
     own_code = trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", ())
     code_revision = {"code_revision": revision.get("revision")} if own_code else {}
-    return {"trust_remote_code": trust_remote_code, **code_revision, **_attention_kwargs(config, trust_remote_code)}
+    return {"trust_remote_code": trust_remote_code, **code_revision, **_attention_kwargs(config, eager)}
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

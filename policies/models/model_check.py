@@ -131,7 +131,9 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
         raise ModelError(f"No language model found at `{path}`: {first_line(error)}") from error
     config_class = type(config)
     causal = config_class in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(config, "auto_map", ())
-    encoder = config.is_encoder_decoder or (config_class in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder)
+    encoder = config.is_encoder_decoder or (
+        config_class in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    )
     if encoder or not causal:
         raise ModelError(f"`{path}` ({config.model_type}) is not a causal language model. Correct the setting model.")
     return config

@@ -24,6 +24,14 @@ def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(
     assert "thinks between" not in model_card(plain, "llm_1", [])
 
 
+def test_the_card_names_the_factors_of_longrope(policies_run: Run) -> None:
+    trained = open_trained(policies_run.path)
+    lora = replace(trained, settings=trained.settings.model_copy(update={"weights": "lora", "lora_rank": 4}))
+    assert "vLLM does so if `--max-model-len` is above" in model_card(lora, "llm_1", [], adapter=True, long_rope=True)
+    assert "has longrope's long factors for rows of all lengths" in model_card(trained, "llm_1", [], long_rope=True)
+    assert "longrope" not in model_card(trained, "llm_1", [])
+
+
 def test_every_token_with_the_stop_text_is_an_end_token_and_the_card_names_the_stop_text(policies_run: Run) -> None:
     plain = open_trained(policies_run.path)
     trained = replace(plain, settings=plain.settings.model_copy(update={"stop": "\n"}))

@@ -19,6 +19,7 @@ from policies.compat.rllib import disable_runner_state_sync
 from policies.compat.transformers import (
     adapters_disabled,
     attn_implementation,
+    can_switch_attention,
     ignored_weights,
     no_split_classes,
     unsaved_weights,
@@ -53,7 +54,7 @@ def test_transformers_has_the_private_attributes_that_we_use() -> None:
     model = transformers.GPT2LMHeadModel(config)
     assert attn_implementation(model) in ("sdpa", "eager") and no_split_classes(model) == {"GPT2Block"}
     model.set_attn_implementation("eager")
-    assert attn_implementation(model) == "eager"
+    assert attn_implementation(model) == "eager" and can_switch_attention(model)
     assert isinstance(ignored_weights(model), tuple) and hasattr(model, "_keys_to_ignore_on_load_unexpected")
     assert unsaved_weights(model) == frozenset() and "_keys_to_ignore_on_save" in inspect.getsource(
         transformers.PreTrainedModel.save_pretrained

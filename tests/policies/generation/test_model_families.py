@@ -37,11 +37,20 @@ SHAPE: dict[str, Any] = {
 GROUPED = {**SHAPE, "num_key_value_heads": 1}  # like all but the oldest models of these families
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 PADDED = {"pad_token_id": 0}  # the default is beyond a small vocabulary
+ORIGINAL_LENGTH = 48
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 16,
+    "long_factor": [1.0 + 0.5 * index for index in range(16)],
+    "original_max_position_embeddings": ORIGINAL_LENGTH,
+}
 FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "gpt_neox": {"num_key_value_heads": None},
     "gptj": {"num_key_value_heads": None, "rotary_dim": 16},
     "olmo2": PADDED,
+    "phi3": {**PADDED, "original_max_position_embeddings": ORIGINAL_LENGTH, "rope_parameters": LONGROPE},
     "smollm3": PADDED,
     "mixtral": EXPERTS,
     "olmoe": {**EXPERTS, **PADDED},
@@ -148,6 +157,16 @@ def test_vllm_samples_with_new_weights(
     shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
     engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora_of(weights), **shape))
     assert_synced(measure_weight_sync(engines[-1], path, weights))
+
+
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_vllm_rotates_short_rows_by_longrope_s_long_factors_like_the_learner(
+    engines: list[VLLMGenerator], tmp_path: Path
+) -> None:
+    path = save_model(tmp_path, "phi3", False)
+    shape: dict[str, Any] = {"max_prompt_tokens": 64, "max_response_tokens": 8, "max_sequences": 4}
+    engines.append(VLLMGenerator({"llm_1": path}, dtype="fp32", device=CPU, **shape))
+    assert_synced(measure_weight_sync(engines[-1], path, "full"))  # all rows are shorter than the original length
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")

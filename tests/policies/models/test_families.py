@@ -37,6 +37,13 @@ def test_a_family_that_ignores_padding_is_rejected_before_loading_weights(tmp_pa
         check_model(str(tmp_path), 80)
 
 
+@pytest.mark.parametrize("model_type", ["bert", "xlm"])  # XLM's configuration has no `is_decoder`
+def test_an_encoder_is_rejected_before_loading_weights(tmp_path: Path, model_type: str) -> None:
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=rf"`{tmp_path}` \({model_type}\) is not a causal language model"):
+        check_model(str(tmp_path), 80)
+
+
 def test_check_forward_rejects_a_model_that_ignores_padding(tmp_path: Path) -> None:
     PolicyModel(save_model(tmp_path / "llama", "llama"), dtype="fp32").check_forward()
     model = PolicyModel(save_model(tmp_path / "rwkv", "rwkv"), dtype="fp32")
