@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, SupportsFloat
 
 from cory_env.functions import SpecError, load_function
+from cory_env.message import SURROGATE_PROBLEM, escape_surrogates, has_surrogate
 from cory_env.pickled import display_name
 from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, Reward, RewardRequest, SampleError
 from cory_env.rewarding.spec import parse_sum, short_names
@@ -141,7 +142,8 @@ async def _await_result(result: Awaitable[object]) -> object:
 def _describe(error: BaseException) -> str:
     """Returns the exception with the end of its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    return text + "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
+    text += "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
+    return escape_surrogates(text)  # of the exception's own text
 
 
 def select_arguments(
@@ -189,6 +191,8 @@ def check_values(result: object, batch: Batch, prefix: str = "") -> Reply:
 
 
 def _feedback(value: object, prefix: str) -> str | None:
+    if isinstance(value, str) and has_surrogate(value):
+        return SampleError(f"{prefix}returned {_format_value(value)}: the text {SURROGATE_PROBLEM}")
     if value is None or isinstance(value, str):
         return value
     return SampleError(f"{prefix}returned {_format_value(value)} instead of a text or None")

@@ -15,6 +15,7 @@ from cory_env.chain_settings import ChainSettings
 from cory_env.chat import ChatTemplate
 from cory_env.functions import load_function
 from cory_env.home import expand_home
+from cory_env.message import has_surrogate
 from cory_env.pickled import display_name, spec_of
 from cory_env.rewarding.spec import weighted_sum
 from cory_env.tasks import Task, TaskSettings, make_task
@@ -297,9 +298,8 @@ class Settings(DerivedSettings):
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
             raise ValueError("should be a number, not true or false")
-        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-            raise ValueError("should be text in UTF-8, but contains invalid bytes or surrogates")
+        if has_surrogate(value):
+            raise ValueError("should be text in UTF-8, but contains invalid bytes or half of a surrogate pair")
         return value
 
     @field_validator("chat_date")

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from cory_env.message import SURROGATE_PROBLEM, has_surrogate
 from policies.settings.error import SettingsError
 
 Scalar = str | int | float | bool | None
@@ -55,7 +56,7 @@ def read_yaml(text: str, source: str) -> Any:
         SettingsError: it is invalid, has a duplicate key, or nests hundreds of lists.
     """
     try:
-        return _load(text)
+        content = _load(text)
     except RecursionError as error:
         raise SettingsError(f"{source} nests lists or mappings too deeply.") from error
     except (YAMLError, ValueError, KeyError) as error:  # ValueError, KeyError: a tag that does not fit its value
@@ -63,6 +64,9 @@ def read_yaml(text: str, source: str) -> Any:
         if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
             reason = f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
         raise SettingsError(f"{source} is not valid YAML: {' '.join(reason.split())}.") from error
+    if has_surrogate(content):  # an escape in double quotes can spell one
+        raise SettingsError(f"{source} {SURROGATE_PROBLEM}. Remove or replace the character.")
+    return content
 
 
 def parse_scalar(text: str, lists: bool = False, mappings: bool = False) -> Value:

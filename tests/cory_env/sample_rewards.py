@@ -249,6 +249,16 @@ def raises_feedback(completions: list[str]) -> list[str | None]:
     return ["fine"] * len(completions)
 
 
+def half_an_emoji(completions: list[str]) -> list[str | None]:
+    return ["bad \ud83d" if BAD in text else "fine" for text in completions]
+
+
+def raises_half_an_emoji(completions: list[str]) -> list[str | None]:
+    if any(BAD in text for text in completions):
+        raise ValueError("bad \ud83d")
+    return ["fine"] * len(completions)
+
+
 def numbers_as_feedback(completions: list[str]) -> list[float]:
     return [1.0] * len(completions)
 

@@ -57,6 +57,8 @@ def test_out_of_memory_is_one_sentence_with_the_settings_to_lower(capsys: pytest
         (["--out="], "An argument is empty. Is a shell variable unset?"),
         (["--out", ""], "An argument is empty. Is a shell variable unset?"),
         ([""], "An argument is empty. Is a shell variable unset?"),
+        (["prompt=caf\udce9"], r"The argument 'prompt=caf\udce9' is not text in UTF-8."),
+        (["--out", "caf\udce9"], r"The argument 'caf\udce9' is not text in UTF-8."),
     ],
 )
 def test_a_setting_spelled_as_an_option_is_rejected_with_the_correct_spelling(

@@ -146,6 +146,24 @@ def test_invalid_numbers_and_booleans_are_rejected(word: str, tmp_path: Path) ->
             resolve_settings("imdb-tiny", files, words)
 
 
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("prompt", '"{query} \\uD83D"'),
+        ("reward", '["my_rewards:a?text=\\uD83D"]'),
+        ("chat_template_kwargs", '{name: "\\uD83D"}'),
+        ("roles", '[{name: solver, prompt: "{query} \\uD83D"}]'),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_rejected_in_any_setting(key: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
+    with pytest.raises(SettingsError, match=r"mine\.yaml contains half of a surrogate pair"):
+        read_file(tmp_path / "mine.yaml")
+    value = yaml.safe_load(text)
+    with pytest.raises(SettingsError, match=f"Setting `{key}`.*half of a surrogate pair"):
+        make_settings({"chat": True, key: value})
+
+
 def test_yes_and_no_are_booleans_for_boolean_settings_and_text_for_text_settings() -> None:
     settings = resolve_settings("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
     assert (settings.wandb, settings.check_weight_sync, settings.chat, settings.system_prompt) == (
