@@ -31,16 +31,15 @@ class TextError(ValueError):
 
 def has_surrogate(value: object) -> bool:
     """Whether a text, or any text nested in lists and mappings (keys too), contains a lone surrogate."""
-    values = [value]
+    values, visited = [value], set[int]()  # aliases in YAML can nest one list in itself exponentially often
     while values:
         match values.pop():
             case str(text):
                 if not text.isascii() and _SURROGATE.search(text):
                     return True
-            case Mapping() as mapping:
-                values += [*mapping.keys(), *mapping.values()]
-            case list() | tuple() as items:
-                values += items
+            case Mapping() | list() | tuple() as container if id(container) not in visited:
+                visited.add(id(container))
+                values += [*container.keys(), *container.values()] if isinstance(container, Mapping) else container
     return False
 
 
