@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -24,7 +24,7 @@ from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.settings.conflicts import reject_conflicts
 from policies.settings.derived import DerivedSettings
-from policies.settings.error import SettingsError
+from policies.settings.error import SettingsError, check_number
 from policies.settings.gpus import choose_gpus
 from policies.settings.metadata import Category, settings_metadata
 
@@ -294,10 +294,8 @@ class Settings(DerivedSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
-        """Rejects `lr=true`, which pydantic converts to 1, and text that cannot be encoded in UTF-8."""
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
-            raise ValueError("should be a number, not true or false")
+        """Rejects `lr=true` and `lr=1_0`, which pydantic converts to numbers, and text that is not UTF-8."""
+        check_number(value, cls.model_fields[str(info.field_name)].annotation)
         if has_surrogate(value):
             raise ValueError("should be text in UTF-8, but contains invalid bytes or half of a surrogate pair")
         return value
