@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from cory_env.home import HomeError, expand_home
 from cory_env.message import has_surrogate
-from launch.console.errors import root_cause, user_message
+from launch.console.errors import check_working_folder, root_cause, user_message
 
 COMMANDS = {
     "train": "Train a chain of language models; resume a run.",
@@ -192,6 +192,7 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         `Interrupts`), or 130. Other exceptions are bugs and are not caught.
     """
     try:
+        check_working_folder()
         from launch.console.credentials import load_secrets
 
         load_secrets()
