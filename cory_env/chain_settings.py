@@ -9,6 +9,8 @@ from cory_env.tasks.task import references
 
 DEFAULT_MAX_PROMPT_TOKENS = 128
 DEFAULT_MAX_RESPONSE_TOKENS = 15  # the longest IMDB response in the paper
+MAX_AGENTS = 32
+"""Maximum number of agents of a chain: every later prompt contains all earlier responses, or waits for them."""
 
 ObservedResponses = Literal["all", "last", "best"]
 """Which earlier responses an agent sees: all, the last one, or the one with the best task reward."""
@@ -100,10 +102,10 @@ def role_names(num_agents: int) -> tuple[str, ...]:
     """Returns the default roles of a chain in the order in which they respond: the environment's agents.
 
     Raises:
-        ValueError: `num_agents` is less than 1.
+        ValueError: `num_agents` is out of range.
     """
-    if num_agents < 1:
-        raise ValueError(f"num_agents is {num_agents}, but must be at least 1.")
+    if not 1 <= num_agents <= MAX_AGENTS:
+        raise ValueError(f"num_agents is {num_agents}, but must be from 1 to {MAX_AGENTS}.")
     if num_agents == 2:
         return ("pioneer", "observer")
     return ("pioneer", *(f"observer_{k}" for k in range(1, num_agents)))
@@ -113,11 +115,13 @@ def make_positions(roles: Sequence[Role]) -> tuple[Position, ...]:
     """Returns the positions of a chain with these roles.
 
     Raises:
-        ValueError: There are no roles, names are repeated, the last role produces no response, or a prompt refers to a
-            role that is not earlier.
+        ValueError: There are no roles or too many agents, names are repeated, the last role produces no response, or a
+            prompt refers to a role that is not earlier.
     """
     if not roles:
         raise ValueError("roles is empty. Add a role, or leave roles out for a pioneer and observers.")
+    if (total := sum(role.count * role.repeat for role in roles)) > MAX_AGENTS:
+        raise ValueError(f"The roles have {total} agents, but a chain has at most {MAX_AGENTS}. Lower count or repeat.")
     positions: list[Position] = []
     for role in roles:
         start = len(positions)

@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from cory_env.message import SURROGATE_PROBLEM, TextError, has_surrogate
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -78,7 +80,12 @@ class ControlTokens:
         Most texts stay unchanged. Stand-ins replace, one for one, the characters that spell a control token, or that
         could form one together with other inserted text before or after it, such as `<|im_` and `end|>`. Words and
         numbers are not replaced: if they complete a control token, the template itself spells the parts around them.
+
+        Raises:
+            TextError: The text contains a lone surrogate, which would count as a stand-in.
         """
+        if has_surrogate(text):
+            raise TextError(f"A text in a prompt {SURROGATE_PROBLEM}: {text!r:.100}. Remove or replace the character.")
         if self._normalize is not None and not self._pattern.search(text):
             normalized = self._normalize(text)  # NFKC, for example, turns full-width characters into ASCII
             text = normalized if self._pattern.search(normalized) else text

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cory_env.chain_settings import Thinking
+from cory_env.message import has_surrogate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -194,4 +195,7 @@ class ResponseDecoder:
         tokens = [token for token in tokens if token < self._tokenizer_vocab_size]
         text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)  # a list of texts comes back only for a batch
-        return text
+        if not has_surrogate(text):
+            return text
+        # A tokenizer written in Python may have tokens that are half of a pair: joined if the other half follows.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,6 +1,7 @@
 """Functions named in a configuration, such as rewards: `module:function`, or `module:function?setting=value&...`.
 
 Settings are passed to the function as keyword arguments, as text; `~/` at the start of a value is the home directory.
+As in URLs, `%26` in a value is `&`, `%2B` is `+`, `%2A` is `*`, and `%25` is `%`.
 They are part of the name, so the configuration carries them to every runner and into every checkpoint:
 `cory_env.rewards.sentiment:positive_logit?model=lvwerra/distilbert-imdb`.
 
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from cory_env.home import expand_home
 from cory_env.pickled import PICKLED, is_pickled, unpickle_function
@@ -50,7 +52,7 @@ def parse_spec(spec: str, kind: str = "reward") -> tuple[str, str, dict[str, str
 
 
 def split_settings(text: str) -> tuple[str, dict[str, str]]:
-    """Splits `NAME?setting=value&...` into the name and its settings.
+    """Splits `NAME?setting=value&...` into the name and its settings, with `%26` and the like in values decoded.
 
     Raises:
         ValueError: The settings are malformed, or one is repeated.
@@ -59,8 +61,11 @@ def split_settings(text: str) -> tuple[str, dict[str, str]]:
     pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
     settings = {setting: value for setting, equals, value in pairs if setting.isidentifier() and equals}
     if len(settings) < len(pairs):
-        raise ValueError("the question mark must be followed by setting=value pairs, joined by &, without repetition")
-    return name, settings
+        raise ValueError(
+            "the question mark must be followed by setting=value pairs, joined by &, without repetition; & in a value "
+            "is written %26"
+        )
+    return name, {setting: unquote(value, errors="strict") for setting, value in settings.items()}
 
 
 def search_working_folder() -> None:

@@ -1,6 +1,21 @@
-"""The message type of conversations."""
+"""Texts and messages: finds lone surrogates, which neither UTF-8 nor a tokenizer accepts, and texts that show nothing.
 
+A lone surrogate is half of the pair that stands for an emoji in UTF-16. JSON can spell it, so clients that cut a text
+between the two halves send it. Python also puts one in place of a byte that is not UTF-8.
+"""
+
+import re
+import unicodedata
+from collections.abc import Mapping
 from typing import TypedDict
+
+SURROGATE_PROBLEM = "contains half of a surrogate pair, such as an emoji cut in two"
+"""The predicate of a sentence about a text."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""Letters and symbols without a glyph: joiners, fillers and the blank of Braille."""
+_VARIATION_SELECTORS = (range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
 
 
 class Message(TypedDict):
@@ -8,3 +23,37 @@ class Message(TypedDict):
 
     role: str
     content: str
+
+
+class TextError(ValueError):
+    """A text cannot be written in UTF-8."""
+
+
+def has_surrogate(value: object) -> bool:
+    """Whether a text, or any text nested in lists and mappings (keys too), contains a lone surrogate."""
+    values, visited = [value], set[int]()  # aliases in YAML can nest one list in itself exponentially often
+    while values:
+        match values.pop():
+            case str(text):
+                if not text.isascii() and _SURROGATE.search(text):
+                    return True
+            case Mapping() | list() | tuple() as container if id(container) not in visited:
+                visited.add(id(container))
+                values += [*container.keys(), *container.values()] if isinstance(container, Mapping) else container
+    return False
+
+
+def escape_surrogates(text: str) -> str:
+    """Returns a text with each lone surrogate as an escape sequence, for messages that quote what is wrong."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: it has only spaces, control and format characters, such as zero-width spaces."""
+    return all(
+        character.isspace()
+        or unicodedata.category(character) in ("Cc", "Cf")
+        or character in _INVISIBLE
+        or any(ord(character) in selectors for selectors in _VARIATION_SELECTORS)
+        for character in text
+    )

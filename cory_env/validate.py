@@ -20,6 +20,7 @@ from cory_env.chain import Chain, NoEmbeddingError
 from cory_env.chain_settings import DEFAULT_MAX_PROMPT_TOKENS
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
+from cory_env.message import is_blank
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.rewarding.episodes import RewardedResponse, give_feedback, reward_responses
 from cory_env.rewarding.process import REWARD, role_reward
@@ -151,7 +152,7 @@ def check_queries(task: Task, report: ValidationReport) -> None:
         report.facts.append(f"{split}: {len(queries)} queries")
         if not queries:
             report.problems.append(f"The {split} split has no queries. Add rows, or set another file.")
-        empty = [query for query in queries if not query.text.strip()]
+        empty = [query for query in queries if is_blank(query.text)]
         report.count(split, queries, empty, "are empty", "Remove them.")
         if any(query.id != index for index, query in enumerate(queries)):
             report.problems.append(f"The queries of {split} are not numbered 0, 1, 2, …. Number them in their order.")

@@ -25,12 +25,17 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, SupportsFloat
 
 from cory_env.functions import SpecError, load_function
+from cory_env.message import SURROGATE_PROBLEM, escape_surrogates, has_surrogate
 from cory_env.pickled import display_name
 from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, Reward, RewardRequest, SampleError
 from cory_env.rewarding.spec import parse_sum, short_names
 from cory_env.shadowing import UsersModulesFirst
 
 PARENT_CHECK_SECONDS = 1.0  # between checks that the parent is alive, because others may hold its pipe open
+
+MAX_REWARD = 1e15
+"""Largest magnitude of a reward: the squares of a million such rewards add up to 1e36, and fp32 ends at 3.4e38."""
+TOO_LARGE = f"but learners compute in fp32, so rewards must be from -{MAX_REWARD:g} to {MAX_REWARD:g}"
 
 EVENT_LOOP = asyncio.Runner()
 """One loop for all calls, as in TRL, because a reward's semaphores and clients are bound to their first loop."""
@@ -93,7 +98,10 @@ def _weighted_sum(parts: Sequence[WeightedFunction], values: Sequence[object]) -
             return value
         assert isinstance(value, float)
         numbers[part.name] = value
-    reward = Reward(math.fsum(part.weight * numbers[part.name] for part in parts))
+    terms = [part.weight * numbers[part.name] for part in parts]
+    if (largest := max(map(abs, [*terms, sum(terms)]))) > MAX_REWARD:
+        return SampleError(f"has {largest:g} in its weighted sum, {TOO_LARGE}")
+    reward = Reward(math.fsum(terms))
     reward.parts = numbers
     return reward
 
@@ -141,7 +149,8 @@ async def _await_result(result: Awaitable[object]) -> object:
 def _describe(error: BaseException) -> str:
     """Returns the exception with the end of its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    return text + "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
+    text += "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
+    return escape_surrogates(text)  # of the exception's own text
 
 
 def select_arguments(
@@ -189,14 +198,19 @@ def check_values(result: object, batch: Batch, prefix: str = "") -> Reply:
 
 
 def _feedback(value: object, prefix: str) -> str | None:
+    if isinstance(value, str) and has_surrogate(value):
+        return SampleError(f"{prefix}returned {_format_value(value)}: the text {SURROGATE_PROBLEM}")
     if value is None or isinstance(value, str):
         return value
     return SampleError(f"{prefix}returned {_format_value(value)} instead of a text or None")
 
 
 def _number(value: object, prefix: str) -> float | SampleError:
-    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # an array or tensor of several elements
+    # RuntimeError: an array or tensor of several elements; OverflowError: an integer above the largest float
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
         if isinstance(value, SupportsFloat) and math.isfinite(number := float(value)):
+            if abs(number) > MAX_REWARD:
+                return SampleError(f"{prefix}returned {_format_value(value)}, {TOO_LARGE}")
             return number
     return SampleError(f"{prefix}returned {_format_value(value)} instead of a finite number")
 

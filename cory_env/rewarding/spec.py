@@ -1,7 +1,8 @@
 """Names of rewards: one function (`cory_env.functions`), or a weighted sum of several,
-`1.0 * my_rewards:right + -0.1 * my_rewards:length`.
+`1.0 * my_rewards:right + -0.1 * my_rewards:length`. In a setting's value, ` + ` is written ` %2B `, and ` * ` ` %2A `.
 """
 
+import math
 from collections.abc import Sequence
 
 from cory_env.functions import SpecError, parse_spec
@@ -14,7 +15,7 @@ def weighted_sum(specs: Sequence[str], weights: Sequence[float] | None = None) -
     """Returns the name of a weighted sum of functions, as with TRL's `reward_funcs` and `reward_weights`.
 
     Args:
-        specs: The functions' names.
+        specs: The functions' names. If there are several, or weights, ` + ` and ` * ` belong to the values of settings.
         weights: One weight per function; None means 1.0 each.
 
     Raises:
@@ -28,7 +29,8 @@ def weighted_sum(specs: Sequence[str], weights: Sequence[float] | None = None) -
         )
     if len(specs) == 1 and weights[0] == 1.0:
         return specs[0]
-    return PLUS.join(f"{float(weight)!r}{TIMES}{spec}" for spec, weight in zip(specs, weights, strict=True))
+    escaped = [spec.replace(PLUS, " %2B ").replace(TIMES, " %2A ") for spec in specs]
+    return PLUS.join(f"{float(weight)!r}{TIMES}{spec}" for spec, weight in zip(escaped, weights, strict=True))
 
 
 def parse_sum(spec: str) -> list[tuple[str, float]]:
@@ -37,17 +39,24 @@ def parse_sum(spec: str) -> list[tuple[str, float]]:
     Raises:
         SpecError: A name is malformed, or a function is repeated.
     """
+    hint = " In a setting's value, write + as %2B, and * as %2A." if "?" in spec and " " in spec else ""
     parts: list[tuple[str, float]] = []
     for part in spec.split(PLUS):
-        weight, times, name = part.partition(TIMES)
+        weight, _, name = part.partition(TIMES) if TIMES in part else ("1", "", part)
         try:
-            parts.append((name, float(weight)) if times else (part, 1.0))
-        except ValueError as error:
+            number = math.nan if "_" in weight else float(weight)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
             raise SpecError(
                 f"The reward {display_name(spec)!r} has the invalid weight {weight!r}. Write a number before "
-                f"{TIMES.strip()!r}."
-            ) from error
-        parse_spec(parts[-1][0])
+                f"{TIMES.strip()!r}.{hint}"
+            )
+        try:
+            parse_spec(name)
+        except SpecError as error:
+            raise SpecError(f"{error}{hint}") from error
+        parts.append((name, number))
     if len({name for name, _ in parts}) < len(parts):
         raise SpecError(f"The reward {display_name(spec)!r} repeats a function. Add up its weights.")
     return parts

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cory_env.functions import load_function
-from cory_env.message import Message
+from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate
 from cory_env.tasks.arithmetic import ARITHMETIC
 from cory_env.tasks.code import CODE
 from cory_env.tasks.definition import Operations, TaskDefinition, TaskSettings, choose_feedback
@@ -127,4 +127,7 @@ def _call_task_function(settings: TaskSettings) -> Task:
     task = function(**values)
     if not isinstance(task, Task):
         raise ValueError(f"The task function {name} returned a {type(task).__name__}, not a cory_env.tasks.Task.")
+    for query in task.all_queries():
+        if has_surrogate([query.text, query.history, query.columns]):
+            raise DataError(f"Query {query.id} of task {name} {SURROGATE_PROBLEM}: {query.text!r:.100}. Correct it.")
     return replace(task, feedback=choose_feedback(settings, task.feedback))

@@ -204,7 +204,9 @@ class TaskDefinition:
             observer_template=observer_prompt,
             reference_separator="\n" if user_template else self.reference_separator,
             # A sum of several functions may be 1 for a wrong answer too.
-            solved_at=1.0 if graded and " " not in reward and issubclass(self.kind, GradedTask) else None,
+            solved_at=1.0
+            if graded and not re.search(r" [+*] ", reward) and issubclass(self.kind, GradedTask)
+            else None,
         )
 
     def _observer_prompt(self, prompt: str, examples: str, has_feedback: bool) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from cory_env.functions import split_settings
 from cory_env.home import HomeError, expand_home
-from cory_env.message import Message
+from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate, is_blank
 from cory_env.tasks.readers import HUB_SETTINGS, READERS, DataError, LocatedRow, read_hub
 from cory_env.tasks.task import Query
 
@@ -66,6 +66,8 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
         row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
         _check_row(location, row, column, required)
         text, history = _read_query(location, column, row[column])
+        if has_surrogate([text, history, row]):
+            raise DataError(f"{location} {SURROGATE_PROBLEM}. Remove or replace the character.")
         columns = {key: value for key, value in row.items() if key != column}
         queries.append(Query(id=len(queries), text=text, columns=columns, history=history))
     if not queries:
@@ -159,7 +161,7 @@ def _read_query(location: str, column: str, value: object) -> tuple[str, tuple[M
                 f"{location}: {column!r} is a conversation, but not valid JSON: {error}. Write it with json.dumps, or "
                 "use JSON Lines or Parquet."
             ) from error
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str) and not is_blank(value):
         return value, None
     if not isinstance(value, list):
         raise DataError(f"{location}: {column!r} is {value!r}, but must be non-empty text.")
@@ -175,7 +177,7 @@ def _read_query(location: str, column: str, value: object) -> tuple[str, tuple[M
                     f"{location}: {column!r} is a conversation with the message {message!r}, but each message must be "
                     '{"role": ..., "content": ...} with text values; images and tool calls are not supported.'
                 )
-    if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
+    if not messages or messages[-1]["role"] != "user" or is_blank(messages[-1]["content"]):
         raise DataError(f"{location}: {column!r} is a conversation, but does not end with a user message.")
     return messages[-1]["content"], tuple(messages[:-1])
 
@@ -242,7 +244,7 @@ def truncate_queries(
     truncated = []
     for query, ids in zip(queries, tokens, strict=True):
         length = rng.randint(min_tokens, max_tokens)
-        while not (text := _decode_prefix(tokenizer, ids[:length])).strip() and length < len(ids):
+        while is_blank(text := _decode_prefix(tokenizer, ids[:length])) and length < len(ids):
             length += 1  # so far only a part of the first character
         truncated.append(replace(query, text=text))
     return truncated

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cory_env.message import is_blank
 from launch.console.cli import AsJson, CheckpointOption, Debug, RunArgument, local_path
 from launch.console.errors import CommandError
 
@@ -82,7 +83,7 @@ def generate(
         raise CommandError("--in FILE requires --out FILE and excludes QUERY and --json; --out requires --in.")
     if backend is not None and source is None:
         raise CommandError("--backend requires --in: single queries always use transformers.")
-    if query is not None and not query.strip():
+    if query is not None and is_blank(query):
         raise CommandError("The query is empty. Give a text, or omit QUERY to enter queries interactively.")
     if out is not None:
         check_output_free(out)
@@ -152,5 +153,5 @@ def _read_queries(is_interactive: bool) -> Iterator[str]:
             return
         except UnicodeDecodeError as error:
             raise CommandError(f"Standard input is not UTF-8 text: {error}.") from error
-        if line.strip():
+        if not is_blank(line):
             yield line

@@ -17,7 +17,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cory_env.home import HomeError, expand_home
-from launch.console.errors import root_cause, user_message
+from cory_env.message import has_surrogate
+from launch.console.errors import check_working_folder, root_cause, user_message
 
 COMMANDS = {
     "train": "Train a chain of language models; resume a run.",
@@ -50,6 +51,8 @@ class Command(TyperCommand):
         ctx.meta["words"] = [*args]
         if any(not word or (word.startswith("--") and word.endswith("=")) for word in args):
             ctx.fail("An argument is empty. Is a shell variable unset?")
+        if invalid := next(filter(has_surrogate, args), None):
+            ctx.fail(f"The argument {invalid!r} is not text in UTF-8. Correct it, or rename the file that it names.")
         if any(parameter.name == "words" for parameter in self.params):
             options = {option for parameter in self.params for option in parameter.opts}
             for word, next_word in zip(args, [*args[1:], "VALUE"], strict=False):
@@ -189,6 +192,7 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         `Interrupts`), or 130. Other exceptions are bugs and are not caught.
     """
     try:
+        check_working_folder()
         from launch.console.credentials import load_secrets
 
         load_secrets()

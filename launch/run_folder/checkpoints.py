@@ -8,7 +8,7 @@ detects later damage.
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from launch.console.errors import CommandError
@@ -80,12 +80,12 @@ class Checkpoints:
             link.replace(self.folder / BEST)
             sync(self.folder)
 
-    def prune(self, keep: int) -> None:
-        """Removes all checkpoints except the latest `keep` and the best."""
+    def prune(self, keep: int, protected: Collection[int] = ()) -> None:
+        """Removes all checkpoints except the latest `keep`, the best, and those of the updates in `protected`."""
         best = self.best()
         for update in self.updates()[:-keep]:
             path = self.path_of(update)
-            if path.resolve() != best:
+            if path.resolve() != best and update not in protected:
                 # Renamed first, so that a kill during the removal leaves no incomplete checkpoint under its name.
                 renamed = self.folder / f"{UNFINISHED}{path.name}"
                 path.rename(renamed)

@@ -9,7 +9,7 @@ import platform
 import secrets
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -272,8 +272,12 @@ class Run:
         if self.storage is not None and self.checkpoints.empty():
             self.storage.download_checkpoint(self.path)
 
-    def upload(self) -> None:
+    def upload(self, best: int | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Uploads new files if the run is in storage, and removes old checkpoints there (`keep_checkpoints`).
+
+        Args:
+            best: update of the best checkpoint, which is kept; None: the best one in the metrics.
+            cancelled: whether to stop, asked before each file.
 
         Raises:
             LeaseLostError: another process has taken the run over.
@@ -282,7 +286,8 @@ class Run:
         if self._lease is not None:
             self._lease.renew()
         if self.storage is not None:
-            self.storage.upload(self.path, self.settings().keep_checkpoints, self.best_update())
+            best = self.best_update() if best is None else best
+            self.storage.upload(self.path, self.settings().keep_checkpoints, best, cancelled)
 
     def sync_error(self) -> str | None:
         """Uploads new files. If that fails, returns a message with the reason, the local folder and a remedy."""

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -201,13 +201,16 @@ class Storage:
                     self._filesystem.delete_file(entry.path)
         self._uploaded.clear()
 
-    def upload(self, folder: Path, keep: int, best: int | None) -> None:
+    def upload(self, folder: Path, keep: int, best: int | None, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Uploads new files of a run's folder, and removes old checkpoints.
+
+        Meanwhile, training may append to files and add checkpoints, but not remove any.
 
         Args:
             folder: local; only one process may write to it and to this storage.
             keep: number of latest checkpoints to keep.
             best: update of the best checkpoint, which is kept too.
+            cancelled: whether to stop, asked before each file. Storage then has a valid, older state of the run.
 
         Raises:
             StorageError: storage cannot be written. It still has a valid, older state of the run.
@@ -224,6 +227,8 @@ class Storage:
         missing = {*map(checkpoint_name, retained - saved)}
         # Metrics before manifests, as on the local disk: a checkpoint always has its metrics.
         for name in sorted(local, key=lambda name: PurePosixPath(name).name == manifest.NAME):
+            if cancelled():
+                return
             parts = PurePosixPath(name).parts
             is_hidden = any(part.startswith(".") for part in parts)
             if parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden:

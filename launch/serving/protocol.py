@@ -13,12 +13,14 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 from starlette.exceptions import HTTPException
 
 from cory_env.chain import PromptError, QueryTooLongError
 from cory_env.chat import ChatError
+from cory_env.message import SURROGATE_PROBLEM, TextError, escape_surrogates, has_surrogate
 from cory_env.tasks.rows import RESERVED
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, TemplateError
 
@@ -49,7 +51,7 @@ def openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     """Returns the HTTP status and OpenAI's error object for an exception."""
     if isinstance(error, RequestValidationError):
         error = _validation_error(error.errors()[0])
-    elif isinstance(error, PromptError | ChatError | TemplateError):
+    elif isinstance(error, PromptError | ChatError | TemplateError | TextError):
         error = RequestError(
             str(error), code="context_length_exceeded" if isinstance(error, QueryTooLongError) else None
         )
@@ -57,7 +59,7 @@ def openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     message = error.detail if isinstance(error, HTTPException) else f"{type(error).__name__}: {error}"
     kind = "invalid_request_error" if status < 500 else "server_error"
     param, code = getattr(error, "param", None), getattr(error, "code", None)
-    return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return status, {"error": {"message": escape_surrogates(message), "type": kind, "param": param, "code": code}}
 
 
 def _validation_error(error: dict[str, Any]) -> RequestError:
@@ -128,6 +130,13 @@ class ApiRequest(BaseModel):
     def _drop_nulls(cls, body: Any) -> Any:
         """Drops null fields: clients that send all fields mean unset."""
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        if has_surrogate(value):
+            raise ValueError(SURROGATE_PROBLEM)
+        return value
 
 
 class ContentPart(BaseModel):

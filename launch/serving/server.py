@@ -24,7 +24,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from cory_env.chain import PromptError
 from cory_env.chat import ChatError
-from cory_env.message import Message
+from cory_env.message import Message, TextError
 from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Query
 from cory_env.tasks.task import TemplateError
@@ -65,14 +65,16 @@ def make_app(
     """
     app = FastAPI(openapi_url=None)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
-    kinds = (HTTPException, RequestValidationError, PromptError, ChatError, TemplateError, RewardError, Exception)
-    for kind in kinds:
+    client_errors = (HTTPException, RequestValidationError, PromptError, ChatError, TemplateError, TextError)
+    for kind in (*client_errors, RewardError, Exception):
         app.add_exception_handler(kind, _error_response)
     created = int(time.time())
 
     def check_key(key: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]) -> None:
         client_key = "" if key is None else key.credentials
-        if api_key and not hmac.compare_digest(client_key.encode(errors="replace"), api_key.encode()):
+        if api_key and not hmac.compare_digest(
+            client_key.encode(errors="replace"), api_key.encode(errors="surrogatepass")
+        ):
             message = "The API key is missing or invalid. Send it as `Authorization: Bearer KEY`."
             raise RequestError(message, status=401, code="invalid_api_key")
 

@@ -1,9 +1,15 @@
-"""Asynchronous checkpointing: one checkpoint at a time is written during training and published when complete."""
+"""Asynchronous checkpointing: one checkpoint at a time is written during training and published when complete.
+
+A run in storage is then uploaded in a thread, so that slow storage does not delay updates. One upload runs at a time;
+if checkpoints are published meanwhile, one more follows, with all that is new.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -28,7 +34,8 @@ class _PendingCheckpoint(NamedTuple):
 class CheckpointWriter:
     """Writes the checkpoints of a training run. A context manager.
 
-    On exit, the pending checkpoint is published, even after a failure if possible. It is dropped if the user aborts.
+    On exit, the pending checkpoint is published and uploaded, even after a failure if possible. If the user aborts, it
+    is dropped, and an upload stops after its current file.
     """
 
     def __init__(self, run: Run, keep: int, warn: Callable[[str], None]) -> None:
@@ -43,6 +50,12 @@ class CheckpointWriter:
         self._keep = keep
         self._warn = warn
         self._pending: _PendingCheckpoint | None = None
+        self._best: int | None = None  # the best update when the last published checkpoint was started
+        self._thread = ThreadPoolExecutor(1, "upload")
+        self._upload: Future[None] | None = None
+        self._uploading: list[int] = []  # the checkpoints that the upload may read
+        self._is_outdated = False  # a checkpoint was published after the upload had started
+        self._aborted = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -50,24 +63,30 @@ class CheckpointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.finish()
-        elif issubclass(kind, Exception):
-            self.try_finish()
-        elif self._pending is not None:
-            self._pending.publishing.__exit__(kind, error, traceback)
+        try:
+            if kind is None:
+                self.finish()
+            elif issubclass(kind, Exception):
+                self.try_finish()
+            else:
+                self._aborted.set()
+                if self._pending is not None:
+                    self._pending.publishing.__exit__(kind, error, traceback)
+        finally:
+            self._thread.shutdown()  # waits: the run is unlocked next
 
     def start(self, algo: Cory) -> None:
-        """Starts saving the current update, unless it is saved or pending; first waits for the previous checkpoint.
+        """Starts saving the current update, unless it is saved or pending; first publishes the previous checkpoint.
 
         Raises:
             OSError, LearnerError: This or the previous checkpoint could not be written.
+            LeaseLostError: Another process has taken the run over.
         """
         from policies.checkpoint import Checkpoint
 
         if self._pending is not None and self._pending.update == algo.updates:
             return
-        self.finish()
+        self._publish()
         best = self._run.best_update()
         if self._run.checkpoints.path_of(algo.updates).exists():
             self._after_publish(best)
@@ -79,20 +98,30 @@ class CheckpointWriter:
         self.poll()
 
     def poll(self) -> None:
-        """Publishes the pending checkpoint if it is completely written.
+        """Publishes the pending checkpoint if it is completely written, and reports an upload that has failed.
 
         Raises:
             OSError, LearnerError: It could not be written.
+            LeaseLostError: Another process has taken the run over.
         """
         if self._pending is not None and self._pending.checkpoint.written():
-            self.finish()
+            self._publish()
+        if self._upload is not None and self._upload.done():
+            self._end_upload()
 
     def finish(self) -> None:
-        """Waits for the pending checkpoint and publishes it.
+        """Waits for the pending checkpoint, publishes it, and waits for the upload.
 
         Raises:
             OSError, LearnerError: It could not be written.
+            LeaseLostError: Another process has taken the run over.
         """
+        self._publish()
+        while self._upload is not None:
+            self._end_upload()
+
+    def _publish(self) -> None:
+        """Waits for the pending checkpoint and publishes it."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             with pending.publishing:
@@ -105,13 +134,30 @@ class CheckpointWriter:
             self.finish()
 
     def _after_publish(self, best: int | None) -> None:
-        """Updates `best`, deletes old checkpoints, and uploads the run."""
+        """Updates `best`, deletes old checkpoints, and starts to upload the run."""
         if best is not None:
             self._run.checkpoints.name_best(best)
-        self._run.checkpoints.prune(self._keep)
+        self._run.checkpoints.prune(self._keep, self._uploading)
+        self._best, self._is_outdated = best, True
+        if self._upload is None:
+            self._start_upload()
+
+    def _start_upload(self) -> None:
+        self._is_outdated = False
+        self._uploading = self._run.checkpoints.updates()
+        self._upload = self._thread.submit(self._run.upload, self._best, self._aborted.is_set)
+
+    def _end_upload(self) -> None:
+        """Waits for the upload, reports its failure, and starts the next one if it is outdated."""
+        assert self._upload is not None
         try:
-            self._run.upload()
+            self._upload.result()
         except LeaseLostError:
             raise
         except StorageError as error:
             self._warn(f"Warning: {error} Training continues, and the next save uploads the missing files.")
+        finally:
+            self._upload, self._uploading = None, []
+        self._run.checkpoints.prune(self._keep)
+        if self._is_outdated:
+            self._start_upload()

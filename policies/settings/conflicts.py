@@ -12,6 +12,9 @@ from policies.settings.derived import DerivedSettings
 from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 from policies.settings.processes import named_resources
 
+MAX_CHAINS = 1_000_000
+"""Maximum number of chains per update, whose rows are in memory at once."""
+
 
 def reject_conflicts(settings: DerivedSettings) -> None:
     """Checks combinations of settings.
@@ -156,6 +159,11 @@ def _role_rewards(s: DerivedSettings, first: Role, last: Role) -> Iterator[str]:
 
 def _batch(s: DerivedSettings) -> Iterator[str]:
     """Queries, responses and mini-batches of an update."""
+    if s.chains > MAX_CHAINS:
+        yield (
+            f"queries_per_update={s.queries_per_update}, num_generations={s.num_generations} and "
+            f"num_siblings={s.num_siblings} make {s.chains:,} chains per update, more than {MAX_CHAINS:,}. Lower one."
+        )
     if s.responses % s.minibatch_size:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
         divisors = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cory_env.chain_settings import ObservedResponses, StopWhen, Thinking
+from cory_env.chain_settings import MAX_AGENTS, ObservedResponses, StopWhen, Thinking
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import (
@@ -28,6 +28,11 @@ from policies.settings.metadata import (
     task_setting,
 )
 from policies.settings.roles import RoleSettings
+
+MAX_POLICIES = 256
+"""Maximum number of LLMs of a run."""
+MAX_PROCESSES = 1024
+"""Maximum number of runners, and of learners."""
 
 
 class Fields(BaseModel):
@@ -103,12 +108,12 @@ class Fields(BaseModel):
     single token contains it, generation continues to the limit, and the rest is dropped."""
 
     # The chain.
-    num_agents: int = policy_setting(2, ge=1)
+    num_agents: int = policy_setting(2, ge=1, le=MAX_AGENTS)
     """Agents in the chain: 1 is a single agent, 2 is CORY; with `roles` by default all of theirs."""
     roles: list[RoleSettings] | None = policy_setting(None, search=False, min_length=1)
     """Roles of the chain in order, such as `[{name: solver}, {name: critic, produces_response: false}, ...]`
     (docs/roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and observers."""
-    num_policies: int | None = policy_setting(None, ge=1)
+    num_policies: int | None = policy_setting(None, ge=1, le=MAX_POLICIES)
     """Number of LLMs; null: one per agent. With a divisor of `num_agents`, each LLM has several roles (1: one LLM in
     all roles); with a multiple, LLMs form teams, each with its own queries."""
     exchange_period: int | None = learning_setting(5, ge=1, clone=True)
@@ -169,9 +174,9 @@ class Fields(BaseModel):
     """Compute type; trained weights stay fp32. `auto`: bf16 if the hardware supports it, else fp32."""
     seed: int = sampling_setting(0, ge=0, lt=2**31)
     """Random seed of query order, responses and mini-batches."""
-    num_runners: int = computing_setting(1, ge=0)
+    num_runners: int = computing_setting(1, ge=0, le=MAX_PROCESSES)
     """Rollout processes; 0 generates in the driver (possible with `transformers`, and with vLLM on a CPU)."""
-    num_learners: int = computing_setting(0, ge=0)
+    num_learners: int = computing_setting(0, ge=0, le=MAX_PROCESSES)
     """Learner processes; 0 learns in the driver."""
     shards_per_policy: int | None = computing_setting(None, ge=1)
     """Learner processes per LLM, over which its weights, gradients and Adam's moments are split (docs/sharding.md);

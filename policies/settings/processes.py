@@ -39,8 +39,10 @@ def named_resources(setting: str, text: str | None) -> dict[str, float]:
     resources: dict[str, float] = {}
     for part in [] if text is None else text.split(","):
         name, _, amount = (word.strip() for word in part.partition("="))
+        if name in resources:
+            raise ValueError(f"{setting}={text} has the resource {name!r} twice. Write it once.")
         try:
-            resources[name] = float(amount)
+            resources[name] = math.nan if "_" in amount else float(amount)
         except ValueError:
             resources[name] = math.nan
         if not name or name in BUILTIN_RESOURCES or not (0 < resources[name] < math.inf):

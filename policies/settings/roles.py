@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from cory_env.chain_settings import NO_REWARD, TASK_REWARD, Role, make_positions
 from cory_env.functions import parse_spec
 from cory_env.home import expand_home
+from cory_env.rewarding.spec import parse_sum
+from policies.settings.error import check_number
 
 POLICY_ID = re.compile(r"^llm_[1-9][0-9]*\Z")
 
@@ -43,6 +46,12 @@ class RoleSettings(BaseModel):
     """The LLM that has the role: a trained one, such as `llm_1`, or a frozen model's folder or hub id; null: the first
     role without a frozen model has the first trained LLM, and so on, in turn."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        check_number(value, cls.model_fields[str(info.field_name)].annotation)
+        return value
+
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, policy: str | None) -> str | None:
@@ -54,7 +63,8 @@ class RoleSettings(BaseModel):
     @classmethod
     def _check_reward(cls, reward: str | None) -> str | None:
         if reward not in (None, TASK_REWARD, NO_REWARD):
-            parse_spec(reward)
+            parse_spec(reward)  # a single function
+            parse_sum(reward)
         return reward
 
     @property

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from cory_env.chain_settings import ChainSettings
 from cory_env.chat import ChatTemplate
 from cory_env.functions import load_function
 from cory_env.home import expand_home
+from cory_env.message import has_surrogate
 from cory_env.pickled import display_name, spec_of
 from cory_env.rewarding.spec import weighted_sum
 from cory_env.tasks import Task, TaskSettings, make_task
@@ -23,7 +24,7 @@ from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.settings.conflicts import reject_conflicts
 from policies.settings.derived import DerivedSettings
-from policies.settings.error import SettingsError
+from policies.settings.error import SettingsError, check_number
 from policies.settings.gpus import choose_gpus
 from policies.settings.metadata import Category, settings_metadata
 
@@ -293,13 +294,10 @@ class Settings(DerivedSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
-        """Rejects `lr=true`, which pydantic converts to 1, and text that cannot be encoded in UTF-8."""
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
-            raise ValueError("should be a number, not true or false")
-        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-            raise ValueError("should be text in UTF-8, but contains invalid bytes or surrogates")
+        """Rejects `lr=true` and `lr=1_0`, which pydantic converts to numbers, and text that is not UTF-8."""
+        check_number(value, cls.model_fields[str(info.field_name)].annotation)
+        if has_surrogate(value):
+            raise ValueError("should be text in UTF-8, but contains invalid bytes or half of a surrogate pair")
         return value
 
     @field_validator("chat_date")

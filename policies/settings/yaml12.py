@@ -1,4 +1,7 @@
-"""YAML 1.2: `1e-6` is a number, `011` is eleven, `1:30` and `no` are texts; a duplicate key is an error.
+"""YAML 1.2 with decimal numbers: `1e-6` is a number, `011` is eleven; `1:30`, `no`, `0x10` and `1_000` are texts.
+
+A number in another notation is more often a typing error than meant, so it is a text, which no setting that is a number
+accepts. A duplicate key is an error.
 
 ruamel.yaml reads it. PyYAML, which implements only 1.1, writes it in a form that both versions read equally.
 """
@@ -11,8 +14,10 @@ import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import ScalarNode
 
-from policies.settings.error import SettingsError
+from cory_env.message import SURROGATE_PROBLEM, has_surrogate
+from policies.settings.error import OTHER_NOTATION, SettingsError
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list[str] | list[float] | list[dict[str, Scalar]] | dict[str, Any]
@@ -20,10 +25,24 @@ QUOTES = ("'", '"')
 
 
 class _Constructor(SafeConstructor):
-    """Reads dates as texts."""
+    """Reads dates as texts, and numbers only if they are decimal."""
+
+
+def _read_int(constructor: SafeConstructor, node: ScalarNode) -> int | str:
+    return str(node.value) if _is_other_notation(node) else constructor.construct_yaml_int(node)
+
+
+def _read_float(constructor: SafeConstructor, node: ScalarNode) -> float | str:
+    return str(node.value) if _is_other_notation(node) else constructor.construct_yaml_float(node)
+
+
+def _is_other_notation(node: ScalarNode) -> bool:
+    return isinstance(node.value, str) and OTHER_NOTATION.fullmatch(node.value) is not None
 
 
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+_Constructor.add_constructor("tag:yaml.org,2002:int", _read_int)
+_Constructor.add_constructor("tag:yaml.org,2002:float", _read_float)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -55,7 +74,7 @@ def read_yaml(text: str, source: str) -> Any:
         SettingsError: it is invalid, has a duplicate key, or nests hundreds of lists.
     """
     try:
-        return _load(text)
+        content = _load(text)
     except RecursionError as error:
         raise SettingsError(f"{source} nests lists or mappings too deeply.") from error
     except (YAMLError, ValueError, KeyError) as error:  # ValueError, KeyError: a tag that does not fit its value
@@ -63,6 +82,9 @@ def read_yaml(text: str, source: str) -> Any:
         if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
             reason = f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
         raise SettingsError(f"{source} is not valid YAML: {' '.join(reason.split())}.") from error
+    if has_surrogate(content):  # an escape in double quotes can spell one
+        raise SettingsError(f"{source} {SURROGATE_PROBLEM}. Remove or replace the character.")
+    return content
 
 
 def parse_scalar(text: str, lists: bool = False, mappings: bool = False) -> Value:

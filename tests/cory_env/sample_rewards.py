@@ -41,8 +41,13 @@ def observer_bonus(completions: list[str], role: list[str]) -> list[float]:
     return [1.0 if name == "observer" else 0.0 for name in role]
 
 
-def fixed(completions: list[str], value: str = "0") -> list[float]:
+def fixed(completions: list[str], value: str = "0", unused: str = "") -> list[float]:
     return [float(value)] * len(completions)
+
+
+def value_of(completions: list[str], value: str = "0", other: str = "") -> list[float]:
+    """Returns 1 for completions that are the value of a setting, 2 for those that are the other one's."""
+    return [1.0 if text == value else 2.0 if text == other else 0.0 for text in completions]
 
 
 def _log_preparation(log: str) -> None:
@@ -148,6 +153,14 @@ def quits(completions: list[str]) -> list[float]:
 
 def omits_one(completions: list[str]) -> list[float]:
     return [float(len(text)) for text in completions if text != BAD]
+
+
+def returns_1e300(completions: list[str]) -> list[float]:
+    return [1e300 if text == BAD else 1.0 for text in completions]
+
+
+def returns_a_huge_integer(completions: list[str]) -> list[int]:
+    return [10**400 if text == BAD else 1 for text in completions]
 
 
 def returns_none(completions: list[str]) -> list[float | None]:
@@ -262,6 +275,16 @@ def tells_answer(completions: list[str], answer: list[object]) -> list[str | Non
 def raises_feedback(completions: list[str]) -> list[str | None]:
     if BAD in completions:
         raise RuntimeError("this completion is beyond me")
+    return ["fine"] * len(completions)
+
+
+def half_an_emoji(completions: list[str]) -> list[str | None]:
+    return ["bad \ud83d" if BAD in text else "fine" for text in completions]
+
+
+def raises_half_an_emoji(completions: list[str]) -> list[str | None]:
+    if any(BAD in text for text in completions):
+        raise ValueError("bad \ud83d")
     return ["fine"] * len(completions)
 
 

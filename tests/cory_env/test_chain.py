@@ -24,7 +24,7 @@ def test_roles_are_pioneer_then_observers_numbered_from_three_agents_on() -> Non
     assert role_names(1) == ("pioneer",)
     assert role_names(2) == ("pioneer", "observer")
     assert role_names(4) == ("pioneer", "observer_1", "observer_2", "observer_3")
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="must be from 1 to 32"):
         role_names(0)
 
 

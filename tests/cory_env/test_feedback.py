@@ -131,6 +131,11 @@ def test_stop_when_requires_feedback_and_a_known_value() -> None:
     [
         ("raises_feedback", "The feedback .*raises_feedback failed on sample 0 of 2.*beyond me"),
         ("numbers_as_feedback", "returned 1.0 .float. instead of a text or None"),
+        (
+            "half_an_emoji",
+            r"failed on sample 0 of 2.* returned 'bad \\ud83d' .str.: the text contains half of a surrogate",
+        ),
+        ("raises_half_an_emoji", r"failed on sample 0 of 2.* raised ValueError: bad \\ud83d\n"),
         ("one_text", "returned 'fine' .str. instead of a list of 1 texts .or None."),
     ],
 )
@@ -143,8 +148,9 @@ def test_failing_feedback_stops_with_its_name_and_the_sample(function: str, mess
             compute_awaited(worker, episodes)
 
 
-def test_skipped_feedback_drops_only_its_chain() -> None:
-    with RewardWorker(LENGTH, feedback=f"{REWARDS}:raises_feedback", on_error="skip") as worker:
+@pytest.mark.parametrize("function", ["raises_feedback", "half_an_emoji", "raises_half_an_emoji"])
+def test_skipped_feedback_drops_only_its_chain(function: str) -> None:
+    with RewardWorker(LENGTH, feedback=f"{REWARDS}:{function}", on_error="skip") as worker:
         episodes = [ChainEpisode(feedback_chain(), query) for query in QUERIES[:2]]
         for episode, text in zip(episodes, (BAD, " fine"), strict=True):
             episode.respond(response(text))

@@ -102,8 +102,40 @@ def test_sums_round_trip_and_malformed_ones_are_rejected() -> None:
             weighted_sum(specs, weights)
     for spec, message in (
         ("a:f + a:f", "repeats"),
-        ("x * a:f", "invalid weight"),
+        ("x * a:f", r"invalid weight 'x'\. Write a number before '\*'\.$"),
+        ("nan * a:f", "invalid weight"),
+        ("1_0 * a:f", "invalid weight"),
+        ("a:f?text=a * b", r"invalid weight 'a:f\?text=a'.* In a setting's value, write \+ as %2B, and \* as %2A\."),
+        ("a:f?text=a + b", r"Invalid reward 'b'.* In a setting's value, write \+ as %2B, and \* as %2A\."),
+        ("a:f?text=a&b", "& in a value is written %26"),
+        ("a:f?text=%ff", "Invalid reward"),
         ("a:f + b", "Write module:function"),
     ):
         with pytest.raises(SpecError, match=message):
             parse_sum(spec)
+
+
+@pytest.mark.parametrize(
+    "value", ["a * b", "a + b", "a & b=c", "100%", "%41", "1.0 * a:f + 2 * b:g", "?x=1", "naïve ✓"]
+)
+def test_values_of_settings_may_contain_any_text(value: str) -> None:
+    escaped = value.replace("%", "%25").replace("+", "%2B").replace("*", "%2A").replace("&", "%26")
+    for function, expected in ((f"value_of?value={escaped}&other=x", 1.0), (f"value_of?other={escaped}", 2.0)):
+        with worker(function) as single, worker(function, "length", weights=[2.0, 0.0]) as weighted:
+            assert single.rewards(["query"], [value], {}) == [expected]
+            assert weighted.rewards(["query"], [value], {}) == [2 * expected]
+    in_list = value.replace("%", "%25").replace("&", "%26")  # each entry of a list is one function
+    with worker(f"value_of?value={in_list}", "length", weights=[2.0, 0.0]) as listed:
+        assert listed.rewards(["query"], [value], {}) == [2.0]
+
+
+def test_a_weighted_sum_that_fp32_cannot_hold_is_a_failure() -> None:
+    for functions, weights in (
+        (["fixed?value=1e15"], [2.0]),
+        (["fixed?value=1e9", "fixed?value=-1e9"], [1e300, 1e300]),
+    ):
+        names = [f"{name}&unused={k}" for k, name in enumerate(functions)]
+        with worker(*names, weights=weights) as summed, pytest.raises(RewardError, match="in its weighted sum"):
+            summed.rewards(["query"], ["text"], {})
+    with worker("fixed?value=1e15") as largest:
+        assert largest.rewards(["query"], ["text"], {}) == [1e15]

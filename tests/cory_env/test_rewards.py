@@ -142,6 +142,8 @@ def test_a_function_that_cannot_be_loaded_raises_even_with_skip(name: str, messa
 FAILURES = [
     ("raises", "it raised RuntimeError: this completion is beyond me\n.*sample_rewards.py"),
     ("exits", "it ended its process with exit code 3"),
+    ("returns_1e300", r"it returned 1e\+300 .float., but learners compute in fp32, so rewards must be from -1e\+15 to"),
+    ("returns_a_huge_integer", "it returned 1000000.* .int. instead of a finite number"),
     ("returns_none", "it returned None .in TRL: .* instead of a finite number"),
     ("returns_text", "it returned '1.0' .str. instead"),
     ("returns_nan", "it returned nan .float. instead"),

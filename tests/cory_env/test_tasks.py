@@ -134,6 +134,7 @@ def test_imdb_supports_user_data(tmp_path: Path) -> None:
         ('{"query": "a"}\n["b"]\n', "line 2 is a JSON list, but must be an object"),
         ('{"query": "a"}\n{"question": "b"}\n', "line 2 has no column 'query' .it has question."),
         ('{"query": " "}\n', "line 1: 'query' is ' ', but must be non-empty text"),
+        ('{"query": "\\u200b \\ufeff\\u00ad"}\n', r"line 1: 'query' is '\\u200b .*', but must be non-empty text"),
         ('{"query": 5}\n', "line 1: 'query' is 5, but must be non-empty text"),
         ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 repeats the name 'answer'"),
         ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 repeats the name 'x'"),
@@ -245,6 +246,9 @@ def nothing():
 
 def about(topic):
     return make(topic)
+
+def cut():
+    return make("Half an emoji \\ud83d")
 """
 
 
@@ -260,6 +264,11 @@ def test_a_user_s_task_is_named_by_its_function(tmp_path: Path, monkeypatch: pyt
         ("nothing", {}, "returned a NoneType, not a cory_env.tasks.Task"),
         ("about", {}, r"missing a required argument: 'topic'\. .* data, .* user_package\.sayings:about\?setting=value"),
         ("make?topic=a", {}, r"cannot be made: .* user_package\.sayings:make\?setting=value"),
+        (
+            "cut",
+            {},
+            r"Query 0 of task user_package\.sayings:cut contains half of a surrogate pair.*'Half an emoji \\ud83d",
+        ),
         ("make", {"digits": 2}, "digits=2 requires task=arithmetic"),
         ("none", {}, "has no function 'none'. Correct the task's name"),
     ):

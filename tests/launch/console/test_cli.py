@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from launch.console.cli import COMMANDS, parse_command, run
 from launch.console.errors import CommandError
 from launch.main import main
+from tests.launch.conftest import ENVIRONMENT
 
 
 def run_failing(error: Exception) -> int:
@@ -57,6 +60,8 @@ def test_out_of_memory_is_one_sentence_with_the_settings_to_lower(capsys: pytest
         (["--out="], "An argument is empty. Is a shell variable unset?"),
         (["--out", ""], "An argument is empty. Is a shell variable unset?"),
         ([""], "An argument is empty. Is a shell variable unset?"),
+        (["prompt=caf\udce9"], r"The argument 'prompt=caf\udce9' is not text in UTF-8."),
+        (["--out", "caf\udce9"], r"The argument 'caf\udce9' is not text in UTF-8."),
     ],
 )
 def test_a_setting_spelled_as_an_option_is_rejected_with_the_correct_spelling(
@@ -76,6 +81,38 @@ def test_arguments_are_parsed_without_running_the_command() -> None:
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"cory {name}" in capsys.readouterr().out
+
+
+ARGUMENTS = {
+    **{name: ["RUN"] for name in ("evaluate", "generate", "plot", "probe", "report", "serve", "watch")},
+    "compare": ["RUN", "RUN"],
+    "export": ["RUN", "--out", "folder"],
+    "study": ["credit"],
+    "submit": ["--", "train"],
+}
+"""Required arguments of commands."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_reports_a_removed_working_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main([name, *ARGUMENTS.get(name, [])]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("Error: The working directory ") and message.endswith("Change to another one with cd.\n")
+    assert len(message.splitlines()) == 1
+
+
+def test_a_removed_working_directory_is_reported_at_the_start_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = 'cd "$0" && rmdir "$0" && exec "$@"'
+    command = ["sh", "-c", script, str(tmp_path / "gone"), sys.executable, "-m", "cory_rllib", "train", "imdb-tiny"]
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"Error: The working directory {tmp_path / 'gone'} no longer exists")
 
 
 def test_exiting_with_a_text_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -125,6 +126,12 @@ def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_d
         ("2024-01-01", "2024-01-01"),
         ("2024-13-45", "2024-13-45"),  # looks like a date to YAML
         ("0x_", "0x_"),
+        ("0x10", "0x10"),
+        ("-0b11", "-0b11"),
+        ("0o17", "0o17"),
+        ("1_0.5", "1_0.5"),
+        ("+.5E-3", 0.0005),
+        ("-0012", -12),
     ],
 )
 def test_a_value_is_a_yaml_scalar_or_else_text(text: str, value: Value) -> None:
@@ -137,6 +144,30 @@ def test_numbers_may_have_python_notation(tmp_path: Path) -> None:
     assert (settings.lr, settings.num_updates, settings.kl_coef, settings.queries_per_update) == (1e-5, 11, 1e-2, 128)
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("lr=0x10", "num_updates=0b11", "num_updates=0o17", "num_updates=1_000", "lr=1_0.5", "lr=-1_0", "lr=1_e5"),
+        *("reward_weights=[1, 0x10]", "reward_weights=[1_0, 1]"),
+        *("roles=[{name: a, count: 1_0}]", "roles=[{name: a, loss_weight: 0x1}]"),
+    ],
+)
+@pytest.mark.parametrize("quoted", [False, True])
+def test_numbers_that_are_not_decimal_are_rejected(word: str, quoted: bool, tmp_path: Path) -> None:
+    key, _, text = word.partition("=")
+    text = re.sub(r"(0[xob]\w+|-?\d+_[\w.]+)", r"'\1'", text) if quoted else text
+    (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
+    for files, words in (([], [f"{key}={text}"]), ([tmp_path / "mine.yaml"], [])):
+        with pytest.raises(SettingsError, match=rf"Setting `{key}`=.*\d.*: should be a decimal number, such as 16"):
+            resolve_settings("imdb-tiny", files, words)
+
+
+def test_texts_may_look_like_numbers_that_are_not_decimal(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("stop: 0x10\nsystem_prompt: 1_0.5\n")
+    assert read_file(tmp_path / "mine.yaml") == {"stop": "0x10", "system_prompt": "1_0.5"}
+    assert parse_overrides(["stop=0x10", "system_prompt=1_0.5"]) == {"stop": "0x10", "system_prompt": "1_0.5"}
+
+
 @pytest.mark.parametrize("word", ["num_updates=1:30", "lr=yes", "chat=maybe"])
 def test_invalid_numbers_and_booleans_are_rejected(word: str, tmp_path: Path) -> None:
     key, _, text = word.partition("=")
@@ -144,6 +175,24 @@ def test_invalid_numbers_and_booleans_are_rejected(word: str, tmp_path: Path) ->
     for files, words in (([], [word]), ([tmp_path / "mine.yaml"], [])):
         with pytest.raises(SettingsError, match=f"Setting `{key}`='{text}': Input should be a valid"):
             resolve_settings("imdb-tiny", files, words)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("prompt", '"{query} \\uD83D"'),
+        ("reward", '["my_rewards:a?text=\\uD83D"]'),
+        ("chat_template_kwargs", '{name: "\\uD83D"}'),
+        ("roles", '[{name: solver, prompt: "{query} \\uD83D"}]'),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_rejected_in_any_setting(key: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
+    with pytest.raises(SettingsError, match=r"mine\.yaml contains half of a surrogate pair"):
+        read_file(tmp_path / "mine.yaml")
+    value = yaml.safe_load(text)
+    with pytest.raises(SettingsError, match=f"Setting `{key}`.*half of a surrogate pair"):
+        make_settings({"chat": True, key: value})
 
 
 def test_yes_and_no_are_booleans_for_boolean_settings_and_text_for_text_settings() -> None:

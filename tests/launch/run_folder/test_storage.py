@@ -125,6 +125,20 @@ def test_a_star_in_a_pattern_matches_one_folder(run: Run, storage: Storage, tmp_
     assert [file.parent.name for file in (tmp_path / "copy").rglob("evaluation.json")] == ["best-1234"]
 
 
+def test_a_cancelled_upload_leaves_the_previous_state_and_the_next_one_completes_it(run: Run, storage: Storage) -> None:
+    storage.upload(run.path, keep=2, best=3)
+    run.checkpoints.save(15, write_checkpoint)
+    for limit in range(100):
+        answers = iter([False] * limit)
+        storage.upload(run.path, keep=1, best=3, cancelled=lambda answers=answers: next(answers, True))  # type: ignore[misc]
+        if 15 in storage.updates():
+            break
+        assert storage.updates() == [3, 9, 12]
+    assert 2 < limit < 99 and storage.updates() in ([3, 15], [3, 9, 12, 15])
+    storage.upload(run.path, keep=1, best=3)
+    assert storage.updates() == [3, 15]
+
+
 class FailingFileSystem(fsspec.implementations.local.LocalFileSystem):
     """A file system that fails at the nth write, like a kill; with `torn`, in the middle of a file."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import io
+import json
 import os
 import re
 import signal
@@ -209,6 +210,28 @@ def test_a_body_that_is_not_a_json_object_is_rejected(client: Any) -> None:
     for content in (b'{"model": ', b"[1]", b""):
         with pytest.raises(openai.APIStatusError, match=r"The body must be a JSON object\."):
             client.post("/chat/completions", content=content, cast_to=object)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("chat/completions", "messages", r'[{"role": "user", "content": "half an emoji \ud83d"}]'),
+        ("chat/completions", "messages", r'[{"role": "user", "content": [{"type": "text", "text": "\ude00"}]}]'),
+        ("chat/completions", "stop", r'["\ud83d"]'),
+        ("chat/completions", "columns", r'{"letter": ["\ud83d"]}'),
+        ("chat/completions", "columns", r'{"\ud83d": 1}'),
+        ("chat/completions", "model", r'"\ud83d"'),
+        ("chat/completions", "chat_template_kwargs", r'{"name": "\ud83d"}'),
+        ("completions", "prompt", r'["whole", "half \ud83d"]'),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_the_client_s_error(client: Any, path: str, field: str, value: str) -> None:
+    body = {"model": '"chain"', "messages": json.dumps(user())} if "chat" in path else {"model": '"llm_1"'}
+    for fields in ({**body, field: value}, {**body, field: value, "stream": "true"}):
+        content = "{" + ", ".join(f'"{name}": {text}' for name, text in fields.items()) + "}"
+        with pytest.raises(openai.BadRequestError, match=f"{field}: contains half of a surrogate pair") as error:
+            client.post(f"/{path}", content=content.encode(), cast_to=object)
+        assert error.value.body["type"] == "invalid_request_error" and error.value.body["param"] == field
 
 
 def test_an_empty_stop_text_is_ignored(client: Any) -> None:

@@ -6,11 +6,16 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
+import fsspec.implementations.local  # type: ignore[import-untyped]
 import pytest
+from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
 from launch.run_folder import manifest
+from launch.run_folder.checkpoints import checkpoint_name
 from launch.run_folder.run import Run
+from launch.run_folder.storage import Storage
 from launch.training.saving import CheckpointWriter
 from policies.cory import Cory
 from policies.learning import stored_policy
@@ -113,3 +118,88 @@ def test_a_pending_checkpoint_is_published_after_an_error_but_not_after_an_abort
         raise error
     assert names(run) == checkpoints
     disk.ready.set()
+
+
+class SlowStorage(fsspec.implementations.local.LocalFileSystem):
+    """Storage that is written only when `ready` is set, and may be full."""
+
+    cachable, protocol = False, "slow"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready, self.started, self.full = threading.Event(), threading.Event(), False
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if "w" in mode:
+            self.started.set()
+            assert self.ready.wait(60)
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().open(path, mode, **options)
+
+
+@pytest.fixture
+def slow(run: Run, tmp_path: Path) -> SlowStorage:
+    """Storage of the run."""
+    slow = SlowStorage()
+    run.storage = Storage("test://slow", (PyFileSystem(FSSpecHandler(slow)), str(tmp_path / "slow")))
+    return slow
+
+
+def stored(tmp_path: Path) -> list[int]:
+    """Returns the updates of the checkpoints in storage, each checked."""
+    storage = Storage("test://slow", (LocalFileSystem(), str(tmp_path / "slow")))
+    assert all(manifest.verify(tmp_path / "slow/checkpoints" / checkpoint_name(k)) is None for k in storage.updates())
+    return storage.updates()
+
+
+def test_training_continues_during_an_upload_and_the_next_one_has_what_is_new(
+    algorithm: Cory, run: Run, slow: SlowStorage, tmp_path: Path
+) -> None:
+    with CheckpointWriter(run, 1, pytest.fail) as writer:
+        slow.ready.set()
+        writer.start(algorithm)
+        writer.finish()
+        assert stored(tmp_path) == [0]  # the best checkpoint, which stays
+        slow.ready.clear()
+        slow.started.clear()
+        for _ in range(3):
+            algorithm.train()
+            writer.start(algorithm)
+            assert slow.started.wait(60)  # the first upload, which does not end
+            writer.poll()
+        # The checkpoint that is being uploaded is not removed.
+        assert names(run) == ["update_000000", "update_000001", "update_000003"] and stored(tmp_path) == [0]
+        slow.ready.set()
+    assert names(run) == ["update_000000", "update_000003"]
+    assert stored(tmp_path) == [0, 1, 3]  # keep_checkpoints=2, and the best
+
+
+def test_a_failed_upload_is_reported_and_the_next_save_uploads_what_is_missing(
+    algorithm: Cory, run: Run, slow: SlowStorage, tmp_path: Path
+) -> None:
+    warnings: list[str] = []
+    slow.full = True
+    with CheckpointWriter(run, 2, warnings.append) as writer:
+        writer.start(algorithm)
+        assert slow.started.wait(60) and not warnings
+        slow.ready.set()
+        while not warnings:
+            writer.poll()
+        slow.full = False
+        algorithm.train()
+        writer.start(algorithm)
+    (warning,) = warnings
+    assert "test://slow cannot be written" in warning and "the next save uploads the missing files." in warning
+    assert stored(tmp_path) == [0, 1]
+
+
+def test_an_abort_waits_for_the_file_that_is_being_uploaded_and_no_longer(
+    algorithm: Cory, run: Run, slow: SlowStorage, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt), CheckpointWriter(run, 2, pytest.fail) as writer:
+        slow.ready = writer._aborted  # the file can be written as soon as the writer knows of the abort
+        writer.start(algorithm)
+        assert slow.started.wait(60)
+        raise KeyboardInterrupt
+    assert stored(tmp_path) == [] and names(run) == ["update_000000"]

@@ -63,4 +63,7 @@ def test_gdpo_agrees() -> None:
     mask = torch.ones(8, 8, dtype=torch.float64)  # the unbiased variance depends on the number of tokens
     result = advantages.gdpo(rewards, groups("gdpo"), numbers["weights"], mask, epsilon=1e-6)
     expected = column("gdpo", "advantages_equal_lengths").unsqueeze(1).expand(8, 8)
-    torch.testing.assert_close(result, expected, rtol=0, atol=1e-7)
+    # The reference computes in float32, and its own rounding is 1.4e-7. A missing `epsilon` changes the result by 6e-7.
+    torch.testing.assert_close(result, expected, rtol=0, atol=2 * torch.finfo(torch.float32).eps)
+    without_epsilon = advantages.gdpo(rewards, groups("gdpo"), numbers["weights"], mask, epsilon=0.0)
+    assert (without_epsilon - expected).abs().max() > 4 * torch.finfo(torch.float32).eps
