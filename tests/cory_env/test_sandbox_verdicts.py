@@ -1,4 +1,4 @@
-"""The sandbox's verdicts are those of plain Python, for the programs in the folder `programs`.
+r"""The sandbox's verdicts are those of plain Python, for the programs in the folder `programs`.
 
 A file of programs contains entries like this one:
 
@@ -6,7 +6,7 @@ A file of programs contains entries like this one:
     n = int(open(0).read())
     print(n * n)
     #### tests
-    assert same_output(run('2\\n'), '4\\n')
+    assert same_output(run('2\n'), '4\n')
 
 The header ends with the verdict: `right` programs pass all tests and `wrong` ones fail at least one, plainly and in the
 sandbox; `refused` ones pass plainly, but the sandbox must not accept them, for the reason in their first line.
