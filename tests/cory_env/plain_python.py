@@ -47,7 +47,9 @@ def run_test(setup: str, entry: str, test: str, **functions: object) -> None:
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     names = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
     module = ModuleType("script") if "run" in names else importlib.import_module(PROGRAM)
-    namespace |= {name: value for name, value in vars(module).items() if not name.startswith("__")} | functions
+    values = vars(module).items()
+    namespace |= {name: value for name, value in values if not (name.startswith("__") and name.endswith("__"))}
+    namespace |= functions
     exec(compile(setup, "<setup>", "exec"), namespace)
     if hasattr(module, entry):
         namespace[entry] = getattr(module, entry)
