@@ -1,6 +1,7 @@
 """Requests between the two sandboxed processes: each uses the other's objects through proxies (`remote`)."""
 
 import threading
+from functools import cached_property
 from typing import Any, BinaryIO
 
 from cory_env.sandbox.protocol import Channel, ChannelClosed, UnsupportedValue, error_message, unlimited
@@ -105,10 +106,14 @@ class Peer:
                 parameters = inspect.signature(target).parameters.values()
                 return tuple((part.name, part.kind.value, part.default is not part.empty) for part in parameters)
             case "await", []:
-                import asyncio
-
-                return asyncio.run(target)
+                return self._event_loop.run_until_complete(target)
         raise ValueError(f"unknown operation {operation}")
+
+    @cached_property
+    def _event_loop(self) -> Any:
+        import asyncio
+
+        return asyncio.new_event_loop()
 
     def describe(self, error: BaseException) -> tuple[str, str, int | None]:
         """Returns an exception's type and message, and the line of the program that raised it."""

@@ -11,8 +11,8 @@ number (`tester`).
 import copy
 import math
 import operator
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol
 
 COMPARISONS = {name: getattr(operator, name) for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")}
 ARITHMETIC: dict[str, Callable[..., Any]] = {"__divmod__": divmod, "__rdivmod__": lambda x, y: divmod(y, x)}
@@ -37,7 +37,11 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "__contains__": operator.contains,
     "__instancecheck__": lambda kind, instance: isinstance(instance, kind),
     "__enter__": lambda target: target.__enter__(),
-    "__exit__": lambda target, *details: target.__exit__(*details),
+    "__exit__": lambda target, kind, error, _: target.__exit__(kind, error, None),
+    "__aiter__": aiter,
+    "__anext__": anext,
+    "__aenter__": lambda target: target.__aenter__(),
+    "__aexit__": lambda target, kind, error, _: target.__aexit__(kind, error, None),
 }
 OPERATORS = COMPARISONS | ARITHMETIC | NUMBERS | OTHERS
 # Special names that are requested. Others, such as __array_ufunc__, would leave a test's verdict to the program.
@@ -82,7 +86,8 @@ class Reference:
 class RemoteClass(type):
     """The class of classes that mirror those of the other process."""
 
-    __remote__: Reference
+    if TYPE_CHECKING:
+        __remote__: Reference
 
     def __call__(cls, *arguments: object, **keywords: object) -> Any:
         return cls.__remote__.connection.call(cls, arguments, keywords)
@@ -124,7 +129,12 @@ class RemoteClass(type):
 class RemoteObject:
     """An object of the other process."""
 
-    __remote__: Reference
+    if TYPE_CHECKING:  # the attribute __annotations__ is that of the object
+        __remote__: Reference
+
+    def __await__(self) -> Generator[None, None, Any]:
+        return self.__remote__.connection.request("await", self)
+        yield
 
     def __call__(self, *arguments: object, **keywords: object) -> Any:
         return self.__remote__.connection.call(self, arguments, keywords)

@@ -80,7 +80,7 @@ class ProgramProxy(Peer):
         """Returns the program's exception, but ends of iterations only from iterators."""
         match details:
             case [str(name), str(message), int() | None as line]:
-                if isinstance(error, ITERATION_ENDS) and operation not in ("operate", "next"):
+                if isinstance(error, ITERATION_ENDS) and operation not in ("operate", "next", "await"):
                     error = RuntimeError(message)
                 self.raised = (error, Raised(name, message, line))
                 return error

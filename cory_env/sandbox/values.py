@@ -53,6 +53,7 @@ MAKERS: dict[str, Callable[..., Any]] = {  # if not the type itself
     "builtins.dict_keys": lambda *keys: dict.fromkeys(keys).keys(),
     "builtins.dict_items": lambda *items: dict(items).items(),
 }
+TYPES = {"NoneType": type(None)} | {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
 SCALARS = frozenset({type(None), bool, int, float, str})
 MAX_NAME = 100
@@ -204,10 +205,12 @@ class Values:
             return ["constant", repr(value)]
         if is_exception(kind):
             arguments = value.__reduce__()[1]  # unlike `args`, with the path of an OSError
+            if isinstance(value, BaseExceptionGroup):
+                arguments = (value.message, value.exceptions)
             return ["exception", kind.__name__, [self._encode(argument) for argument in arguments]]
         if kind.__module__ == "numpy" and (encoded := self._encode_numpy(value)) is not None:
             return encoded
-        if kind is type and vars(builtins).get(getattr(value, "__name__", "")) is value:
+        if kind is type and TYPES.get(getattr(value, "__name__", "")) is value:
             return ["type", getattr(value, "__name__", "")]
         if not self._trusting and (library_name := _library_name(value)):
             return ["library", library_name]
@@ -319,10 +322,9 @@ def _as(base: Any, value: Any) -> Any:
 
 
 def _builtin(name: str, base: type) -> Any:
-    kind = vars(builtins)[name]
-    if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise ValueError(f"{name} is not a type")
-    return kind
+    if not issubclass(TYPES[name], base):
+        raise ValueError(f"{name} is not a {base.__name__}")
+    return TYPES[name]
 
 
 def _library_name(value: Any) -> str | None:
