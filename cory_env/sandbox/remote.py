@@ -83,11 +83,22 @@ class Reference:
         self.connection, self.number, self.informed = connection, number, False
 
 
+def _requested(name: str) -> Any:
+    """Returns a property for an attribute that every object here has, too."""
+
+    def get(target: Any) -> Any:
+        return target.__remote__.connection.request("attribute", target, name)
+
+    return property(get)
+
+
 class RemoteClass(type):
     """The class of classes that mirror those of the other process."""
 
     if TYPE_CHECKING:
         __remote__: Reference
+
+    __mro__, __bases__, __annotations__ = map(_requested, ("__mro__", "__bases__", "__annotations__"))
 
     def __call__(cls, *arguments: object, **keywords: object) -> Any:
         return cls.__remote__.connection.call(cls, arguments, keywords)
@@ -114,14 +125,6 @@ class RemoteClass(type):
     def __len__(cls) -> Any:
         return cls.__remote__.connection.request("operate", cls, "__len__")
 
-    @property
-    def __mro__(cls) -> Any:
-        return cls.__remote__.connection.request("attribute", cls, "__mro__")
-
-    @property
-    def __bases__(cls) -> Any:  # type: ignore[override]
-        return cls.__remote__.connection.request("attribute", cls, "__bases__")
-
     def __getitem__(cls, key: object) -> Any:
         return cls.__remote__.connection.request("operate", cls, "__getitem__", key)
 
@@ -131,6 +134,8 @@ class RemoteObject:
 
     if TYPE_CHECKING:  # the attribute __annotations__ is that of the object
         __remote__: Reference
+
+    __dict__, __doc__, __annotations__ = map(_requested, ("__dict__", "__doc__", "__annotations__"))
 
     def __await__(self) -> Generator[None, None, Any]:
         return self.__remote__.connection.request("await", self)
@@ -160,14 +165,6 @@ class RemoteObject:
 
     def __delattr__(self, name: str) -> None:
         self.__remote__.connection.request("delete", self, name)
-
-    @property
-    def __dict__(self) -> Any:  # type: ignore[override]
-        return self.__remote__.connection.request("attribute", self, "__dict__")
-
-    @property
-    def __doc__(self) -> Any:  # type: ignore[override]
-        return self.__remote__.connection.request("attribute", self, "__doc__")
 
 
 def _allowed(name: str) -> str:
