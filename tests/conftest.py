@@ -34,6 +34,7 @@ SLOWEST_FIRST = (
     "test_cory_vllm",
     "test_vllm_generator",
     "test_cory",
+    "test_sandbox_verdicts",
     "test_code",
     "test_learning",
     "test_learners",

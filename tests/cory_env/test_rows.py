@@ -193,7 +193,7 @@ def test_the_source_may_name_another_query_column(tmp_path: Path) -> None:
 def test_invalid_settings_of_a_file_are_rejected_with_the_valid_ones(tmp_path: Path, tail: str) -> None:
     data = csv_file(tmp_path, "query\na\n")
     with pytest.raises(
-        DataError, match=r"Valid settings: query_column\.|without repetition, such as .*\?query_column=question"
+        DataError, match=r"Valid settings: query_column\.|without repetition; .* such as .*\?query_column=question"
     ):
         read_queries(f"{data}{tail}")
 

@@ -123,7 +123,7 @@ def test_policies_with_different_tokenizers_pass_on_text(make_cory: MakeCory) ->
         bare = algorithm.learners.score({policy_id: rows})[policy_id]["reference_logprobs"]
         rows["prompts"], rows["prompt_mask"] = chain_prompts, chain_mask
         logprobs = algorithm.learners.score({policy_id: rows})[policy_id]["logprobs"]
-        np.testing.assert_allclose(metrics["observer"]["kl"], (logprobs - bare).sum(1), atol=1e-5)
+        np.testing.assert_allclose(metrics["observer"]["bare_kl"], (logprobs - bare).sum(1), atol=1e-5)
 
 
 @pytest.mark.slow
