@@ -179,7 +179,8 @@ class ChainSettings:
         knowledge_transfer: Whether an agent sees earlier responses. If False, each agent sees only the query.
         observed: Which earlier responses the third and later agents see: `all`, the `last`, or the `best` by task
             reward (the earliest if there is a tie).
-        partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
+        partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive. The
+            sum leaves out other drafts of agent i's role.
         max_prompt_tokens: Maximum prompt length in tokens. Longer prompts lose the end of their reference.
         max_response_tokens: Maximum response length in tokens.
         vocab_size: Upper bound of token ids (exclusive). Default: the tokenizer's largest id + 1. Models may pad their

@@ -289,9 +289,10 @@ class ChainEpisode:
     def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
         """Returns each agent's collective reward, r_i + α · Σ_{j≠i} r_j (paper §2; α is `partner_reward`).
 
-        A role without a reward has r_i = NaN, which does not count.
+        A role without a reward has r_i = NaN, which does not count. The other drafts of agent i's own role do not count
+        either.
 
-        The sum is rounded once, so with α = 1 all agents receive exactly the same number.
+        The sum is rounded once, so with α = 1 and no drafts all agents receive exactly the same number.
 
         Args:
             task_rewards: r_i of each role that has responded, in the chain's order.
@@ -305,8 +306,12 @@ class ChainEpisode:
                 f"Expected {len(roles)} task rewards, one per role ({', '.join(roles)}), but got {len(task_rewards)}."
             )
         own = [0.0 if math.isnan(reward) else reward for reward in task_rewards]
-        shares = [self.chain.partner_reward * reward for reward in own]
-        return {role: math.fsum([own[i], *shares[:i], *shares[i + 1 :]]) for i, role in enumerate(roles)}
+        stages = [position.stage for position in self.chain.positions]
+        shares = [(stage, self.chain.partner_reward * reward) for stage, reward in zip(stages, own, strict=False)]
+        return {
+            role: math.fsum([own[i], *(share for stage, share in shares if stage != stages[i])])
+            for i, role in enumerate(roles)
+        }
 
 
 def _or_worst(reward: float | None) -> float:

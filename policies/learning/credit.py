@@ -22,18 +22,23 @@ class CreditError(ValueError):
     """A custom credit function cannot be used; the message names the reason."""
 
 
-def collective_rewards(task_rewards: Tensor, partner_reward: float) -> Tensor:
+def collective_rewards(task_rewards: Tensor, partner_reward: float, stages: Sequence[int] = ()) -> Tensor:
     """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the rewards that exist.
+
+    The sum leaves out the other drafts of agent i's own role: with them and α = 1, right and wrong drafts of a chain
+    would have equal rewards.
 
     Args:
         task_rewards: `[C, n]`, float64, NaN without a reward.
         partner_reward: α; 1 is cooperative as in the paper, 0 independent, -1 competitive.
+        stages: see `Credit.stages`.
 
     Returns:
         `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
     """
-    agents = task_rewards.shape[1]
-    weights = torch.full((agents, agents), partner_reward, dtype=task_rewards.dtype).fill_diagonal_(1.0)
+    stage = torch.tensor(stages or range(task_rewards.shape[1]))
+    weights = torch.full((len(stage), len(stage)), partner_reward, dtype=task_rewards.dtype)
+    weights = weights.masked_fill(stage == stage.unsqueeze(1), 0.0).fill_diagonal_(1.0)
     return task_rewards.nan_to_num(0.0) @ weights
 
 
@@ -80,7 +85,7 @@ def chain_rewards(
             that lack the position.
         chain_gamma: γ_c, the discount from one agent to the next.
         chain_lam: λ_c.
-        stages: by position, the first position of the drafts that it belongs to; empty: no drafts.
+        stages: see `Credit.stages`.
 
     Returns:
         R, `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
@@ -226,12 +231,12 @@ def assign_credit(
 
     if credit.reward_scope == "last":
         task_rewards = last_agent_rewards(task_rewards)
+    stages = credit.stages[:agents]
     if credit.credit == "sum":
-        rewards = collective_rewards(task_rewards, credit.partner_reward)
+        rewards = collective_rewards(task_rewards, credit.partner_reward, stages)
     elif credit.custom_function is not None:
         rewards = custom_rewards(credit, task_rewards, has_response)
     else:
-        stages = credit.stages[:agents]
         rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam, stages)
     fork_sums = torch.zeros_like(rewards[:, 0]).index_add(0, forks, rewards[:, 0])
     rewards[:, 0] = (fork_sums / forks.bincount(minlength=len(rewards)))[forks]

@@ -139,7 +139,7 @@ class Fields(BaseModel):
     task rewards, which are each agent's own."""
     partner_reward: float = learning_setting(1.0, clone=True)
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
-    r."""
+    r, except those of other drafts of its role."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
     """Discount from one agent to the next in `credit=chain`; 0 gives each agent only its own reward."""
     chain_lam: float = learning_setting(1.0, ge=0, le=1)
