@@ -158,7 +158,10 @@ def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bo
 
 
 def assign_part_credit(
-    rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator]
+    rows: Mapping[str, Rows],
+    credit: Credit,
+    estimators: Mapping[str, AdvantageEstimator],
+    weights: Sequence[float],
 ) -> dict[str, Tensor]:
     """Assigns the credit of each of several reward functions; see `assign_credit`.
 
@@ -166,22 +169,20 @@ def assign_part_credit(
         rows: with the column `task_reward_parts`, `[B, K]`; a policy whose roles have no reward lacks it.
         credit: the credit settings.
         estimators: advantage estimators by policy id.
+        weights: K weights of the functions.
 
     Returns:
-        By policy id the credited rewards of each function, `[B, K]`, fp32.
+        By policy id the credited rewards of each function, `[B, K]`, fp32; 0 for functions of weight 0, which are only
+        metrics, so that a group in which only they differ has zero variance.
     """
-    count = max(columns["task_reward_parts"].shape[1] for columns in rows.values() if "task_reward_parts" in columns)
-    no_rewards = {
-        name: torch.full((len(columns["chains"]), count), torch.nan).double() for name, columns in rows.items()
-    }
+    credited = {name: torch.zeros(len(columns["chains"]), len(weights)) for name, columns in rows.items()}
+    no_rewards = {name: torch.full_like(zeros, torch.nan).double() for name, zeros in credited.items()}
     parts = {name: columns.get("task_reward_parts", no_rewards[name]) for name, columns in rows.items()}
-    credited = [
-        assign_credit(
-            {name: columns | {"task_rewards": parts[name][:, k]} for name, columns in rows.items()}, credit, estimators
-        )
-        for k in range(count)
-    ]
-    return {name: torch.stack([rewards[name] for rewards in credited], dim=1) for name in rows}
+    for k in [k for k, weight in enumerate(weights) if weight]:
+        part_rows = {name: columns | {"task_rewards": parts[name][:, k]} for name, columns in rows.items()}
+        for name, rewards in assign_credit(part_rows, credit, estimators).items():
+            credited[name][:, k] = rewards
+    return credited
 
 
 def assign_credit(
