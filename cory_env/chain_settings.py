@@ -146,7 +146,8 @@ class Thinking:
     """The tags around the thought that a reasoning model writes before its answer, and who sees the thought.
 
     Attributes:
-        start: The tag that begins the thought, such as `<think>`; one token of the model. Prompts may end with it.
+        start: The tag that begins the thought, such as `<think>`; one token of the model. Prompt templates may end
+            with it.
         end: The tag that ends the thought, such as `</think>`; one token of the model.
         in_prompts: Whether later agents see the thought too, with its tags, not only the text after it.
         in_feedback: Whether the feedback function gets it.
