@@ -73,9 +73,9 @@ def test_a_group_in_which_only_a_reward_of_weight_0_differs_has_zero_variance() 
         estimator = make_estimator(advantage="gdpo", gdpo_weights=weights)
         columns, metrics = estimator.estimate(rows | {"reward_parts": credited})
         assert metrics["frac_zero_std"] == share
-        kept = nonzero_std(rows | columns | {"reward_parts": credited})
-        assert kept["chains"].tolist() == chains[columns["advantages"].any(1)].tolist()
-        assert len(kept["chains"]) == 6 * (1 - share)
+        informative = nonzero_std(rows | columns | {"reward_parts": credited})
+        assert informative["chains"].tolist() == chains[columns["advantages"].any(1)].tolist()
+        assert len(informative["chains"]) == 6 * (1 - share)
 
 
 def test_without_the_reference_there_is_no_penalty() -> None:
