@@ -64,7 +64,7 @@ def test_gdpo_normalizes_each_reward_apart_and_whitens_their_sum() -> None:
 
 
 def test_gdpo_ignores_a_reward_of_weight_0() -> None:
-    rewards = torch.tensor([[0.0, 3.0], [1.0, 3.0], [5.0, 7.0], [5.0, 8.0]])  # in the second group only a metric differs
+    rewards = torch.tensor([[0.0, 3.0], [1.0, 3.0], [5.0, 7.0], [5.0, 8.0]])  # a metric alone differs in group 2
     groups, mask = torch.tensor([1, 1, 2, 2]), torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
     result = advantages.gdpo(rewards, groups, [1.0, 0.0], mask)
     assert not result[2:].any() and result[:2, 0].all()
