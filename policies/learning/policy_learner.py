@@ -164,7 +164,9 @@ class PolicyLearner:
     def _minibatches(self, rows: Rows, update: int, epoch: int, steps: int | None = None) -> Iterator[Tensor]:
         """Yields the row indices of each mini-batch, the same on all ranks.
 
-        They are a random permutation, split evenly, in which rows with the same prompt stay together.
+        They are a random permutation, split evenly, in which rows with the same prompt stay together. NumPy ignores
+        trailing zeros of a seed, so in epoch 0 the first policy draws from the stream of `query_order(seed, update)`.
+        Its mini-batches still do not depend on the order of the queries, which a test measures.
         """
         h = self.hyperparameters
         random = np.random.default_rng([h.seed, update, epoch, self.policy_index])

@@ -1,8 +1,8 @@
 """Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476, §3.2): replaces queries that teach nothing.
 
-A query teaches nothing if all its groups, in every role, are zero-variance groups: all its advantages are 0. DAPO
-samples whole batches until enough other queries are found, and discards the rest. Here each round generates only as
-many queries as are missing, so fewer tokens are discarded.
+A query teaches nothing if all its groups, in every role, are zero-variance groups: apart from the KL penalty, all its
+advantages are 0. DAPO samples whole batches until enough other queries are found, and discards the rest. Here each
+round generates only as many queries as are missing, so fewer tokens are discarded.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ class Fields(BaseModel):
     query, or to the same response of the pioneer) from each advantage."""
     loss: Loss = learning_setting("ppo")
     """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, and all responses
-    weigh the same (requires `rloo`, `grpo` or `dr_grpo`); `cispo`, ratios as bounded weights without a gradient, so
+    weigh the same (requires a group estimator); `cispo`, ratios as bounded weights without a gradient, so
     every token has one."""
     clip_ratio: float | None = learning_setting(None, gt=0, clone=True)
     """Clip range of the probability ratio (`loss=ppo` and `gspo`); null: 0.2, or with `gspo` 3e-4 below and 4e-4 above

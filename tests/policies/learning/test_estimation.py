@@ -78,6 +78,18 @@ def test_a_group_in_which_only_a_reward_of_weight_0_differs_has_zero_variance() 
         assert len(informative["chains"]) == 6 * (1 - share)
 
 
+def test_with_the_kl_in_the_reward_a_zero_variance_group_compares_its_kl_penalties_alone() -> None:
+    rows = scored([5.0] * 6)
+    columns, metrics = make_estimator(advantage="rloo", kl_coef=0.5).estimate(rows)
+    penalties = [-0.5 * kl_to_go(rows, row)[0] for row in range(6)]
+    expected = leave_one_out(penalties[:3]) + leave_one_out(penalties[3:])
+    assert columns["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert metrics["frac_zero_std"] == 1.0 and columns["advantages"][:, 0].abs().min() > 0
+    without_kl, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(rows)
+    in_loss, _ = make_estimator(advantage="dr_grpo", kl_coef=0.5, kl_estimator="k3").estimate(rows)
+    assert not without_kl["advantages"].any() and not in_loss["advantages"].any()
+
+
 def test_without_the_reference_there_is_no_penalty() -> None:
     rows = {name: column for name, column in scored().items() if name not in ("reference_logprobs", "full_kl")}
     columns, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(rows)
