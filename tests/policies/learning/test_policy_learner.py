@@ -303,7 +303,8 @@ def test_mini_batches_do_not_depend_on_the_order_of_the_queries_although_they_sh
 ) -> None:
     learner, size, updates = make_learner(path, "lora", steps=2), 32, 2000
     seed = learner.hyperparameters.seed
-    assert np.array_equal(*(np.random.default_rng(stream).permutation(size) for stream in ([seed, 3], [seed, 3, 0, 0])))
+    streams = [np.random.default_rng(entropy).permutation(size) for entropy in ([seed, 3], [seed, 3, 0, 0])]
+    assert np.array_equal(streams[0], streams[1])
     correlations = []
     for update in range(updates):
         queries = np.array(

@@ -114,7 +114,7 @@ def test_only_queries_without_a_signal_in_any_role_are_replaced(siblings: int) -
 def test_a_reward_of_weight_0_keeps_no_query() -> None:
     (expected,), _ = generate(dynamic_sampling=1)
     rewards = [DYNAMIC["reward"], "tests.policies.sample_rewards:letters"]
-    gdpo = {"advantage": "gdpo", "reward": rewards, "reward_weights": [1.0, 0.0]}
+    gdpo: dict[str, Any] = {"advantage": "gdpo", "reward": rewards, "reward_weights": [1.0, 0.0]}
     (rollout,), _ = generate(dynamic_sampling=1, **gdpo)
     assert rollout.prompt_refs == expected.prompt_refs and rollout.counters["replaced_queries"] > 0
     (counted,), _ = generate(dynamic_sampling=1, **{**gdpo, "reward_weights": [1.0, 1.0]})
