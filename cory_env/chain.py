@@ -25,7 +25,7 @@ from cory_env.chat import ChatError, ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
 from cory_env.decoding import ResponseDecoder, ThinkingTags
 from cory_env.message import Message
-from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, literals, placeholders, references
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, ending, literals, placeholders, references
 from cory_env.tasks.turns import SeenResponse, Turn, prompt_text
 from cory_env.tokenizer import token_ids_containing
 
@@ -240,8 +240,11 @@ class Chain(ResponseDecoder):
         Raises:
             ChatError: The chat template cannot render a prompt.
         """
-        texts = [text if self.chat is None else self.chat.render(text, history or ()) for text, history in prompts]
+        texts = [self._render(text, history) for text, history in prompts]
         return self.control.encode(texts, add_special_tokens=self.chat is None)
+
+    def _render(self, text: str, history: Sequence[Message] | None) -> str:
+        return text if self.chat is None else self.chat.render(text, history or ())
 
     def encode_pioneer_prompts(self, queries: Sequence[Query]) -> list[list[int]]:
         """Tokenizes the pioneer's prompts.
@@ -390,6 +393,22 @@ class Chain(ResponseDecoder):
         # Each attempt tokenizes the text again, because tokens merge across boundaries.
         length = bisect_left(range(1, total), True, key=lambda n: len(encode_prefix(n)) > self.max_prompt_tokens)
         return encode_prefix(length), True
+
+    def begins_thought(self, prompt: Sequence[int], query: Query, template: str | None, *, sees_response: bool) -> bool:
+        """Returns whether a prompt begins the thought of its response: its template ends with the start tag.
+
+        A tag at the end of the query, a response or feedback is only text, such as that of a response that was cut.
+
+        Args:
+            prompt, query, template: Result and arguments of `build_prompt`.
+            sees_response: Whether that got responses.
+        """
+        if self.tags is None or not self.tags.at_end_of(prompt):
+            return False
+        if template is None:
+            template = self.task.observer_template if sees_response else self.task.prompt_template
+        text = self._render(f"x{ending(template)}", query.history)  # x: in place of the query, responses and feedback
+        return text.rstrip().endswith(self.tags.start)
 
     def _too_long(self, query: Query, length: int) -> QueryTooLongError:
         return QueryTooLongError(

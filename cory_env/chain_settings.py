@@ -150,7 +150,8 @@ class Thinking:
     """The tags around the thought that a reasoning model writes before its answer, and who sees the thought.
 
     Attributes:
-        start: The tag that begins the thought, such as `<think>`; one token of the model. Prompts may end with it.
+        start: The tag that begins the thought, such as `<think>`; one token of the model. Prompt templates may end
+            with it.
         end: The tag that ends the thought, such as `</think>`; one token of the model.
         in_prompts: Whether later agents see the thought too, with its tags, not only the text after it.
         in_feedback: Whether the feedback function gets it.
@@ -183,7 +184,8 @@ class ChainSettings:
         knowledge_transfer: Whether an agent sees earlier responses. If False, each agent sees only the query.
         observed: Which earlier responses the third and later agents see: `all`, the `last`, or the `best` by task
             reward (the earliest if there is a tie).
-        partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive.
+        partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive. The
+            sum leaves out other drafts of agent i's role.
         max_prompt_tokens: Maximum prompt length in tokens. Longer prompts lose the end of their reference.
         max_response_tokens: Maximum response length in tokens.
         vocab_size: Upper bound of token ids (exclusive). Default: the tokenizer's largest id + 1. Models may pad their

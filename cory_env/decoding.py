@@ -48,33 +48,32 @@ class ThinkingTags:
         self.start_id, self.end_id = vocab[self.start], vocab[self.end]
         self._tokenizer = tokenizer
 
-    def opened_by(self, prompt: Sequence[int]) -> bool:
-        """Returns whether a prompt begins the thought: it ends with the start tag, with nothing but space after it."""
+    def at_end_of(self, prompt: Sequence[int]) -> bool:
+        """Returns whether a prompt ends with the start tag, with nothing but space after it."""
         if self.start_id not in prompt:
             return False
         start = max(index for index, token in enumerate(prompt) if token == self.start_id)
         return not str(self._tokenizer.decode(list(prompt[start + 1 :]))).strip()
 
-    def answer_start(self, prompt: Sequence[int], response: Sequence[int]) -> int | None:
+    def answer_start(self, response: Sequence[int], inside: bool) -> int | None:
         """Returns the index of the first token of the answer in a response.
 
         Args:
-            prompt: The prompt's token ids.
             response: The response's token ids.
+            inside: Whether the prompt begins the thought (`Chain.begins_thought`).
 
         Returns:
             The index after the first end tag in a thought; 0 if there is no thought; None if the thought was cut off.
         """
-        inside = self.opened_by(prompt)
         for index, token in enumerate(response):
             if token == self.end_id and inside:
                 return index + 1
             inside = inside or token == self.start_id
         return None if inside else 0
 
-    def thought(self, prompt: Sequence[int], response: Sequence[int]) -> list[int] | None:
+    def thought(self, response: Sequence[int], inside: bool) -> list[int] | None:
         """Returns the tokens of the thought without its tags; None if there is none."""
-        stream = ThoughtStream(self, prompt)
+        stream = ThoughtStream(self, inside)
         thought, _ = stream.add(response)
         return thought if stream.has_thought else None
 
@@ -98,10 +97,10 @@ class ThoughtStream:
     they are streamed before the tag appears.
     """
 
-    def __init__(self, tags: ThinkingTags, prompt: Sequence[int]) -> None:
-        """Starts at the end of a prompt."""
+    def __init__(self, tags: ThinkingTags, inside: bool) -> None:
+        """Starts at the end of a prompt, inside the thought if the prompt begins it."""
         self._tags = tags
-        self._inside = self.has_thought = tags.opened_by(prompt)
+        self._inside = self.has_thought = inside
         self._ended = False
 
     def add(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -163,13 +162,18 @@ class ResponseDecoder:
         parts = [tokens] if self.tags is None else self.tags.split(tokens)
         return "".join(part if isinstance(part, str) else self._decode_part(part) for part in parts)
 
-    def answer_start(self, prompt: Sequence[int], response: Sequence[int]) -> int | None:
-        """Returns the index of the answer's first token; 0 without a thought, None if the thought was cut off."""
-        return 0 if self.tags is None else self.tags.answer_start(prompt, response)
+    def answer_start(self, response: Sequence[int], inside: bool) -> int | None:
+        """Returns the index of the answer's first token; 0 without a thought, None if the thought was cut off.
 
-    def thought_text(self, prompt: Sequence[int], response: Sequence[int]) -> str | None:
-        """Returns the thought in a response to a prompt, without its tags; None if there is none."""
-        thought = None if self.tags is None else self.tags.thought(prompt, response)
+        Args:
+            response: The response's token ids.
+            inside: Whether the prompt begins the thought.
+        """
+        return 0 if self.tags is None else self.tags.answer_start(response, inside)
+
+    def thought_text(self, response: Sequence[int], inside: bool) -> str | None:
+        """Returns the thought in a response, without its tags; None if there is none. Arguments as `answer_start`."""
+        thought = None if self.tags is None else self.tags.thought(response, inside)
         return None if thought is None else self.decode_untruncated(thought)
 
     def _decode_part(self, tokens: Sequence[int]) -> str:

@@ -54,12 +54,13 @@ class ChainEpisode:
         self.feedback: list[Feedback] = []
         self.truncated: list[bool] = []
         self._prompts: list[list[int]] = []
+        self._begins_thought: list[bool] = []
 
     def fork(self) -> "ChainEpisode":
         """Returns an independent copy of the episode."""
         other = ChainEpisode(self.chain, self.query)
         lists = ("responses", "ended", "completions", "answer_starts", "task_rewards", "feedback", "truncated")
-        for name in (*lists, "_prompts"):
+        for name in (*lists, "_prompts", "_begins_thought"):
             setattr(other, name, list(getattr(self, name)))
         return other
 
@@ -102,11 +103,20 @@ class ChainEpisode:
                 f"{self.role} can only respond after feedback on the response before. Call compute_awaited first."
             )
         if len(self._prompts) == position:
-            chain = self.chain.by_position[position]
-            prompt, truncated = chain.build_prompt(self.query, self._earlier(position), self.chain.template(position))
+            chain, template = self.chain.by_position[position], self.chain.template(position)
+            earlier = self._earlier(position)
+            prompt, truncated = chain.build_prompt(self.query, earlier, template)
+            begins_thought = chain.begins_thought(prompt, self.query, template, sees_response=bool(earlier))
             self._prompts.append(prompt)
+            self._begins_thought.append(begins_thought)
             self.truncated.append(truncated)
         return self._prompts[position]
+
+    @property
+    def begins_thought(self) -> bool:
+        """Whether the current role's prompt begins the thought. Raises what `prompt_ids` raises."""
+        self.prompt_ids()
+        return self._begins_thought[-1]
 
     @property
     def awaits_rewards(self) -> bool:
@@ -132,7 +142,7 @@ class ChainEpisode:
 
     def thought(self, position: int) -> str | None:
         """Returns the thought in a response, without its tags; None if there is none."""
-        return self.chain.by_position[position].thought_text(self._prompts[position], self.responses[position])
+        return self.chain.by_position[position].thought_text(self.responses[position], self._begins_thought[position])
 
     def thought_entry(self, position: int) -> dict[str, str]:
         """Returns `{"reasoning": thought}` for a response with a thought, else an empty dictionary."""
@@ -254,10 +264,10 @@ class ChainEpisode:
             raise ValueError(
                 "All agents of this episode have responded, so it takes no more actions. Start a new episode."
             )
-        prompt = self.prompt_ids()  # build the prompt even if nobody asked for it
+        begins_thought = self.begins_thought  # builds the prompt even if nobody asked for it
         chain = self.chain.by_position[len(self.responses)]
         response, ended = chain.truncate_response(self._validate_action(role, action, chain.vocab_size))
-        self.answer_starts.append(chain.answer_start(prompt, response))
+        self.answer_starts.append(chain.answer_start(response, begins_thought))
         self.responses.append(response)
         self.ended.append(ended)
         answer = self.shown_tokens(len(self.responses) - 1, with_thought=False)
@@ -266,8 +276,7 @@ class ChainEpisode:
     def answer_tokens(self, tokens: Sequence[int]) -> list[int]:
         """Returns a response of the current role with this answer: if the prompt begins a thought, it is empty."""
         chain = self.chain.by_position[len(self.responses)]
-        tags = chain.tags if chain.tags is not None and chain.tags.opened_by(self.prompt_ids()) else None
-        return [*([] if tags is None else [tags.end_id]), *tokens]
+        return [chain.tags.end_id, *tokens] if chain.tags is not None and self.begins_thought else [*tokens]
 
     def _validate_action(self, role: str, action: Action, vocab_size: int) -> list[int]:
         """Returns the first `length` tokens of a valid action."""
@@ -289,9 +298,10 @@ class ChainEpisode:
     def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
         """Returns each agent's collective reward, r_i + α · Σ_{j≠i} r_j (paper §2; α is `partner_reward`).
 
-        A role without a reward has r_i = NaN, which does not count.
+        A role without a reward has r_i = NaN, which does not count. The other drafts of agent i's own role do not count
+        either.
 
-        The sum is rounded once, so with α = 1 all agents receive exactly the same number.
+        The sum is rounded once, so with α = 1 and no drafts all agents receive exactly the same number.
 
         Args:
             task_rewards: r_i of each role that has responded, in the chain's order.
@@ -305,8 +315,12 @@ class ChainEpisode:
                 f"Expected {len(roles)} task rewards, one per role ({', '.join(roles)}), but got {len(task_rewards)}."
             )
         own = [0.0 if math.isnan(reward) else reward for reward in task_rewards]
-        shares = [self.chain.partner_reward * reward for reward in own]
-        return {role: math.fsum([own[i], *shares[:i], *shares[i + 1 :]]) for i, role in enumerate(roles)}
+        stages = [position.stage for position in self.chain.positions]
+        shares = [(stage, self.chain.partner_reward * reward) for stage, reward in zip(stages, own, strict=False)]
+        return {
+            role: math.fsum([own[i], *(share for stage, share in shares if stage != stages[i])])
+            for i, role in enumerate(roles)
+        }
 
 
 def _or_worst(reward: float | None) -> float:

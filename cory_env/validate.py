@@ -181,11 +181,9 @@ def check_lengths(chain: Chain, report: ValidationReport) -> None:
         empty = [query for query, length in zip(queries, lengths, strict=True) if not length]
         report.count(split, queries, empty, "have prompts without tokens", "Correct or remove them.")
         too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt_tokens]
-        problem, advice = (
-            f"do not fit max_prompt_tokens = {chain.max_prompt_tokens}",
-            f"Raise max_prompt_tokens to {max(lengths)}",
-        )
-        report.count(split, queries, too_long, problem, f"{advice}, or remove them.")
+        problem = f"do not fit max_prompt_tokens = {chain.max_prompt_tokens}"
+        advice = f"Raise max_prompt_tokens to {max(lengths)}, or remove them."
+        report.count(split, queries, too_long, problem, advice)
         num_truncated = sum(length + references > chain.max_prompt_tokens for length in full_lengths) - len(too_long)
         if num_truncated:
             report.warnings.append(
@@ -195,8 +193,10 @@ def check_lengths(chain: Chain, report: ValidationReport) -> None:
 
 
 def check_chat(chain: Chain, report: ValidationReport) -> None:
-    """Finds prompts that do not begin with exactly one BOS token although the tokenizer has one."""
-    tokenizer = chain.tokenizer
+    """Finds queries that end with the start tag of a thought, and prompts that do not begin with exactly one BOS."""
+    tokenizer, tags = chain.tokenizer, chain.tags
+    if tags and (number := sum(query.text.rstrip().endswith(tags.start) for query in chain.task.train)):
+        report.warnings.append(f"{number} training queries end with {tags.start}. Only a template begins a thought.")
     bos = tokenizer.bos_token_id
     if bos is None or not chain.task.train:
         return

@@ -168,7 +168,8 @@ class Cory(TemporaryLogdir, Algorithm):
             train_columns: dict[str, Rows] = {}
             credit = s.credit_assignment
             credited = assign_credit(rows, credit, self.estimators)
-            parts = assign_part_credit(rows, credit, self.estimators) if s.advantage == "gdpo" else {}
+            weights = s.gdpo_weights
+            parts = assign_part_credit(rows, credit, self.estimators, weights) if weights else {}
             for policy_id in trained:
                 rewards = {"rewards": credited[policy_id]}
                 rewards |= {"reward_parts": parts[policy_id]} if parts else {}

@@ -34,6 +34,7 @@ from launch.probing.probe import RESULT
 from launch.run_folder.environment import Hardware, hardware, versions
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import Update
+from policies.settings.settings import Settings
 
 
 class Way(TypedDict):
@@ -119,14 +120,18 @@ class Job(NamedTuple):
         return StudyJob(study, arm, self.seed, self.out)
 
     @property
+    def settings(self) -> Settings:
+        """The settings of the training run."""
+        return self.study_job.study.settings(self.study_job.arm, self.seed)
+
+    @property
     def probe_words(self) -> list[str]:
         """Arguments of `cory probe` after the target, without the folder."""
         options = {key: getattr(self.arm.probe, key) for key in ("queries", "samples", "split")}
         temperatures = ",".join(map(str, self.arm.probe.temperatures))
         words = [f"--{key}={value}" for key, value in options.items()] + [f"--temperatures={temperatures}"]
         if self.arm.settings is None:
-            settings = self.study_job.study.settings(self.study_job.arm, self.seed)
-            evaluation = {"eval_queries": settings.eval_queries, "seed": self.seed}
+            evaluation = {"eval_queries": self.settings.eval_queries, "seed": self.seed}
             return [PRESET, *(to_cli_setting(*item) for item in evaluation.items()), *words]
         return ["feedback=task", "--checkpoint=latest", *words]
 
@@ -153,7 +158,7 @@ class Job(NamedTuple):
     @property
     def model(self) -> str:
         """Name of the initial model."""
-        return self.study_job.study.settings(self.study_job.arm, self.seed).model_names
+        return self.settings.model_names
 
     def read(self) -> Result | None:
         """Reads the result, if there is one.

@@ -22,6 +22,7 @@ from benchmarks.feedback.runs import Job, Result
 from launch.display.statistics import Estimate, mean_ci
 from launch.display.tables import new_table
 from launch.display.tables import print_tables as print_rich
+from launch.experiments.arm_differences import arm_differences, format_differences
 
 SHARES = {
     "p1": "p1",
@@ -58,7 +59,9 @@ def print_tables(stream: TextIO, stages: Sequence[tuple[str, Sequence[Job]]], ch
         print(f"\nContrasts, paired by seed; p of sign-flip tests, Holm-corrected for {len(CONTRASTS)}:", file=stream)
         print_rich(stream, contrasts_table(contrasts, main, choice))
         print("\nNot planned, not corrected:", file=stream)
-        print_rich(stream, contrasts_table(evaluate_contrasts(main, choice, UNPLANNED), main, choice))
+        unplanned = evaluate_contrasts(main, choice, UNPLANNED)
+        print_rich(stream, contrasts_table(unplanned, main, choice))
+        print(differences_text([*contrasts, *unplanned], dict(stages)["main"]), file=stream)
         print(f"Generated tokens in training, chain / single agent: {token_ratio(main) or 0:.4f}", file=stream)
 
 
@@ -149,6 +152,24 @@ def contrasts_table(contrasts: Sequence[ContrastResult], results: Results, choic
             "" if p is None else f"{p:.2g}",
         )
     return table
+
+
+def differences_text(contrasts: Sequence[ContrastResult], jobs: Sequence[Job]) -> str:
+    """Returns the settings in which the arms of contrasts differ.
+
+    Args:
+        contrasts: The contrasts.
+        jobs: The runs of their arms.
+    """
+    jobs_of = {job.arm.name: job for job in jobs}
+
+    def differences(arm: str, against: str) -> list[str]:
+        if untrained := [f"{name} is not trained" for name in (arm, against) if jobs_of[name].arm.settings is None]:
+            return untrained
+        return arm_differences(jobs_of[arm].settings, jobs_of[against].settings)
+
+    pairs = [(result.contrast.arm, result.contrast.against) for result in contrasts]
+    return format_differences((" vs. ".join(pair), differences(*pair)) for pair in pairs)
 
 
 def _names(contrast: Contrast) -> tuple[str, str, str]:

@@ -234,6 +234,14 @@ def literals(template: str) -> list[str]:
     return [text for text, *_ in Formatter().parse(template) if text]
 
 
+def ending(template: str) -> str:
+    """Returns the text of `template` after its last placeholder."""
+    text = ""
+    for literal, name, *_ in Formatter().parse(template):
+        text = text + literal if name is None else ""
+    return text
+
+
 def fill(template: str, values: Mapping[str, object]) -> str:
     """Returns `template` with its placeholders replaced. Braces in the values stay unchanged.
 

@@ -88,6 +88,8 @@ def study(
         progress = ProgressPrinter(dup_stdout(), 0)
         progress.print(plan.about)
         progress.print(_arms_table(plan, jobs))
+        if plan.contrasts:
+            progress.print(plan.differences_text())
         return 0
     check_location(str(out), "study")
     make_folder(out)
@@ -188,7 +190,7 @@ def _run_jobs(
 def _report_results(jobs: "Sequence[StudyJob]", progress: "ProgressPrinter") -> int:
     """Prints the results; returns the number of finished runs."""
     from launch.display.tables import metric_format
-    from launch.experiments.contrasts import CONTRAST_METRIC, contrasts_table, evaluate_contrasts
+    from launch.experiments.contrasts import CONTRAST_METRIC, contrasts_table, differences_text, evaluate_contrasts
 
     runs = [run for job in jobs if (run := job.read()) is not None]
     if runs:
@@ -201,6 +203,7 @@ def _report_results(jobs: "Sequence[StudyJob]", progress: "ProgressPrinter") -> 
                 f"Contrasts of {heading}, paired by seed; p of sign-flip tests, Holm-corrected for {len(contrasts)}:"
             )
             progress.print(contrasts_table(results), True)
+            progress.print(differences_text(results), True)
     return len(runs)
 
 

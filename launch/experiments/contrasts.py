@@ -5,6 +5,7 @@ contrasts:
   - {arm: two-llms, of: mean, against: rloo}        # the LLM with the mean of all LLMs' weights
   - {arm: one-llm, of: last, against: rloo}         # the chain's last response; KL from the base on the bare query
   - {arm: one-llm, against: rloo, at: tokens}       # at equal generated tokens
+  - {arm: one-llm, against: rloo-fast, allow: [lr]} # another learning rate is intended, so it is not marked
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from launch.display.statistics import Difference, holm
 from launch.display.tables import new_table
+from launch.experiments.arm_differences import Confounder, arm_differences, format_differences
 from policies.models.model_names import AVERAGE_POLICY
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class Contrast(BaseModel, frozen=True, extra="forbid"):
     at: Literal["end", "tokens"] = "end"
     """`end`: after the last update. `tokens`: at the run's last held-out evaluation before it had generated more tokens
     than the other arm's run with the same seed generated in total."""
+    allow: tuple[Confounder, ...] = ()
+    """Other learning rates, epochs or numbers of steps that are intended, so that the results do not mark them."""
 
 
 class ContrastResult(NamedTuple):
@@ -49,6 +53,8 @@ class ContrastResult(NamedTuple):
     p: float | None
     """p-value of the sign-flip test, corrected for all contrasts of the study (Holm 1979); None for fewer than two
     pairs."""
+    arm_differences: list[str]
+    """How the settings of the two arms differ."""
 
     @property
     def verdict(self) -> str:
@@ -95,16 +101,20 @@ def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]"
             *(metrics.by_seed(measure) for metrics, measure in zip(frames, measures, strict=True))
         )
         if difference is not None:
-            differences.append((contrast, difference))
-    corrected = holm([difference.p for _, difference in differences], len(contrasts))
-    return [ContrastResult(*pair, p) for pair, p in zip(differences, corrected, strict=True)]
+            arm, against = (group[0].settings for group in arm_runs)
+            differences.append((contrast, difference, arm_differences(arm, against, contrast.allow)))
+    corrected = holm([difference.p for _, difference, _ in differences], len(contrasts))
+    return [
+        ContrastResult(contrast, difference, p, settings)
+        for (contrast, difference, settings), p in zip(differences, corrected, strict=True)
+    ]
 
 
 def contrasts_table(results: Sequence[ContrastResult]) -> Table:
     """Returns a table of contrasts: differences with their 95 % intervals, and the corrected p."""
     contrast_table = new_table(["arm", "against"], ["seeds", "difference", "p", ""])
     for result in results:
-        contrast, difference, p = result
+        contrast, difference, p, _ = result
         contrast_table.add_row(
             _arm_label(contrast.arm, contrast.of) + ", equal tokens" * (contrast.at == "tokens"),
             _arm_label(contrast.against, contrast.against_of),
@@ -114,6 +124,13 @@ def contrasts_table(results: Sequence[ContrastResult]) -> Table:
             result.verdict,
         )
     return contrast_table
+
+
+def differences_text(results: Sequence[ContrastResult]) -> str:
+    """Returns the settings in which the arms of contrasts differ, as text to print under their table."""
+    return format_differences(
+        (f"{result.contrast.arm} vs. {result.contrast.against}", result.arm_differences) for result in results
+    )
 
 
 def _arm_label(arm: str, source: str) -> str:

@@ -31,6 +31,7 @@ from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, Positive
 from cory_env.home import expand_home
 from launch.console.configuration import parse_overrides, read_preset
 from launch.console.errors import CommandError
+from launch.experiments.arm_differences import arm_differences, format_differences
 from launch.experiments.contrasts import Contrast
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
@@ -98,6 +99,14 @@ class Study(BaseModel, extra="forbid"):
     def words(self, arm: Arm, seed: int) -> list[str]:
         """Returns the arguments of `cory train` that result in `settings`."""
         return [self.base, *(to_cli_setting(*item) for item in {**self.shared, **arm.differs, "seed": seed}.items())]
+
+    def differences_text(self) -> str:
+        """Returns the settings in which the arms of each contrast differ."""
+        settings = {name: self.settings(arm, 0) for name, arm in self.arms.items()}
+        return format_differences(
+            (f"{c.arm} vs. {c.against}", arm_differences(settings[c.arm], settings[c.against], c.allow))
+            for c in self.contrasts
+        )
 
     def arm_index(self, arm: Arm) -> int:
         """Returns the index of an arm in the file."""

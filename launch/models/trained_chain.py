@@ -247,7 +247,7 @@ class TrainedChain:
             position = len(episode.responses)
             policy_id, chain = self.policy_ids[position], self.chain.by_position[position]
             printer.turn(role, policy_id)
-            if chain.tags is not None and chain.tags.opened_by(episode.prompt_ids()):
+            if chain.tags is not None and episode.begins_thought:
                 printer.print(chain.tags.start)
             detokenizer = Detokenizer(chain.decode_untruncated, chain.stops)
             streamer = StepStreamer(partial(_print_tokens, printer, detokenizer))

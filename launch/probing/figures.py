@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from launch.display.statistics import Estimate, column_cis
+from launch.display.statistics import TAIL, Estimate, column_cis
 
 MIN_SAMPLES = 3
 """First answers per query: a best-of-3 requires three."""
@@ -329,15 +329,21 @@ def newcombe(positive: Ratio, negative: Ratio) -> tuple[float, float]:
 def wilson(ratio: Ratio) -> tuple[float, float]:
     """Returns Wilson's interval of a share, with the number of independent cases that explains its variance.
 
-    That number is at least the number of queries with a case, and at most the number of cases.
+    That number is at most the number of cases. It may be below the number of queries with a case, if a few queries have
+    most of the cases. It is then itself uncertain, so the quantile is Student's (Korn and Graubard 1998).
     """
+    from scipy.special import stdtrit
+
     mean, queries = ratio.mean, int((ratio.denominator > 0).sum())
-    variance = float((ratio.residuals**2).sum()) / queries**2
-    cases = float(np.clip(mean * (1 - mean) / max(variance, TINY), queries, max(ratio.denominator.sum(), queries)))
+    variance, z = float((ratio.residuals**2).sum()) / queries**2, Z
+    cases = min(mean * (1 - mean) / max(variance, TINY), max(float(ratio.denominator.sum()), queries))
     if variance < TINY:
         cases = queries
-    center = (mean + Z**2 / (2 * cases)) / (1 + Z**2 / cases)
-    margin = Z / (1 + Z**2 / cases) * math.sqrt(mean * (1 - mean) / cases + (Z / (2 * cases)) ** 2)
+    elif cases < queries:
+        cases *= (queries - 1) / queries  # the variance is of a sample
+        z = float(stdtrit(queries - 1, 1 - TAIL))
+    center = (mean + z**2 / (2 * cases)) / (1 + z**2 / cases)
+    margin = z / (1 + z**2 / cases) * math.sqrt(mean * (1 - mean) / cases + (z / (2 * cases)) ** 2)
     return max(center - margin, 0.0), min(center + margin, 1.0)
 
 

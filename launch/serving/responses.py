@@ -73,20 +73,20 @@ class TextDelta(NamedTuple):
 class ResponseStream:
     """Decodes a response while it is generated, into the thought and the text after it."""
 
-    def __init__(self, chain: Chain, prompt: Sequence[int], stops: Sequence[str], *, raw: bool) -> None:
+    def __init__(self, chain: Chain, stops: Sequence[str], *, inside: bool, raw: bool) -> None:
         """Starts at the end of a prompt.
 
         Args:
             chain: of the model.
-            prompt: its token ids.
             stops: texts that end the text after the thought.
+            inside: whether the prompt begins the thought.
             raw: do not split off the thought.
         """
         self._chain = chain
-        self._prompt = prompt
         self._stops = stops
+        self._inside = inside
         self._tags = None if raw else chain.tags
-        self._splitter = None if self._tags is None else ThoughtStream(self._tags, prompt)
+        self._splitter = None if self._tags is None else ThoughtStream(self._tags, inside)
         self._thought = Detokenizer(chain.decode_untruncated)
         self._answer = Detokenizer(chain.decode_untruncated, stops)
 
@@ -112,8 +112,8 @@ class ResponseStream:
         delta = TextDelta(choice, self._answer.end(), self._thought.end())
         answer = self._answer
         if self._tags is not None:  # where thought and answer meet is certain only now
-            start = self._tags.answer_start(self._prompt, tokens)
-            choice.reasoning = self._chain.thought_text(self._prompt, tokens)
+            start = self._tags.answer_start(tokens, self._inside)
+            choice.reasoning = self._chain.thought_text(tokens, self._inside)
             answer = Detokenizer(self._chain.decode_untruncated, self._stops)
             answer.add([] if start is None else tokens[start:])
             answer.end()
@@ -186,7 +186,8 @@ async def _generate_choice(
             raise RequestError("The prompt is empty.")
         choice.prompt_tokens += len(request.prompt)
         stops, is_raw = [*params.stops, *chain.stops], choice.prompt is not None
-        stream, tokens = ResponseStream(chain, request.prompt, stops, raw=is_raw), list[int]()
+        inside = not is_raw and episode.begins_thought
+        stream, tokens = ResponseStream(chain, stops, inside=inside, raw=is_raw), list[int]()
         if is_last:
             choice.drafts = _drafts(model, episode)
             emit(TextDelta(choice))

@@ -93,12 +93,13 @@ def gdpo(
         epsilon: added to a group's standard deviations.
 
     Returns:
-        `[B, T]`, zero outside the mask, and in groups in which all K rewards have zero variance.
+        `[B, T]`, zero outside the mask, and in groups in which all rewards of a weight other than 0 have zero variance.
     """
     normalized = [weight * _normalize_by_group(rewards[:, k], groups, epsilon) for k, weight in enumerate(weights)]
     totals = torch.stack(normalized).sum(0).to(mask.dtype).unsqueeze(1) * mask
     whitened = token_ppo.whiten(totals, mask, token_ppo.masked_moments(totals, mask))
-    return whitened * has_nonzero_std(rewards, groups).unsqueeze(1)
+    counted = rewards * torch.tensor(weights).bool()
+    return whitened * has_nonzero_std(counted, groups).unsqueeze(1)
 
 
 GROUP_ESTIMATORS: dict[str, GroupEstimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}

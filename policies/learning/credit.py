@@ -22,18 +22,23 @@ class CreditError(ValueError):
     """A custom credit function cannot be used; the message names the reason."""
 
 
-def collective_rewards(task_rewards: Tensor, partner_reward: float) -> Tensor:
+def collective_rewards(task_rewards: Tensor, partner_reward: float, stages: Sequence[int] = ()) -> Tensor:
     """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the rewards that exist.
+
+    The sum leaves out the other drafts of agent i's own role: with them and α = 1, right and wrong drafts of a chain
+    would have equal rewards.
 
     Args:
         task_rewards: `[C, n]`, float64, NaN without a reward.
         partner_reward: α; 1 is cooperative as in the paper, 0 independent, -1 competitive.
+        stages: see `Credit.stages`.
 
     Returns:
         `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
     """
-    agents = task_rewards.shape[1]
-    weights = torch.full((agents, agents), partner_reward, dtype=task_rewards.dtype).fill_diagonal_(1.0)
+    stage = torch.tensor(stages or range(task_rewards.shape[1]))
+    weights = torch.full((len(stage), len(stage)), partner_reward, dtype=task_rewards.dtype)
+    weights = weights.masked_fill(stage == stage.unsqueeze(1), 0.0).fill_diagonal_(1.0)
     return task_rewards.nan_to_num(0.0) @ weights
 
 
@@ -80,7 +85,7 @@ def chain_rewards(
             that lack the position.
         chain_gamma: γ_c, the discount from one agent to the next.
         chain_lam: λ_c.
-        stages: by position, the first position of the drafts that it belongs to; empty: no drafts.
+        stages: see `Credit.stages`.
 
     Returns:
         R, `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
@@ -153,7 +158,10 @@ def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bo
 
 
 def assign_part_credit(
-    rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator]
+    rows: Mapping[str, Rows],
+    credit: Credit,
+    estimators: Mapping[str, AdvantageEstimator],
+    weights: Sequence[float],
 ) -> dict[str, Tensor]:
     """Assigns the credit of each of several reward functions; see `assign_credit`.
 
@@ -161,22 +169,20 @@ def assign_part_credit(
         rows: with the column `task_reward_parts`, `[B, K]`; a policy whose roles have no reward lacks it.
         credit: the credit settings.
         estimators: advantage estimators by policy id.
+        weights: K weights of the functions.
 
     Returns:
-        By policy id the credited rewards of each function, `[B, K]`, fp32.
+        By policy id the credited rewards of each function, `[B, K]`, fp32; 0 for functions of weight 0, which are only
+        metrics, so that a group in which only they differ has zero variance.
     """
-    count = max(columns["task_reward_parts"].shape[1] for columns in rows.values() if "task_reward_parts" in columns)
-    no_rewards = {
-        name: torch.full((len(columns["chains"]), count), torch.nan).double() for name, columns in rows.items()
-    }
+    credited = {name: torch.zeros(len(columns["chains"]), len(weights)) for name, columns in rows.items()}
+    no_rewards = {name: torch.full_like(zeros, torch.nan).double() for name, zeros in credited.items()}
     parts = {name: columns.get("task_reward_parts", no_rewards[name]) for name, columns in rows.items()}
-    credited = [
-        assign_credit(
-            {name: columns | {"task_rewards": parts[name][:, k]} for name, columns in rows.items()}, credit, estimators
-        )
-        for k in range(count)
-    ]
-    return {name: torch.stack([rewards[name] for rewards in credited], dim=1) for name in rows}
+    for k in [k for k, weight in enumerate(weights) if weight]:
+        part_rows = {name: columns | {"task_rewards": parts[name][:, k]} for name, columns in rows.items()}
+        for name, rewards in assign_credit(part_rows, credit, estimators).items():
+            credited[name][:, k] = rewards
+    return credited
 
 
 def assign_credit(
@@ -226,12 +232,12 @@ def assign_credit(
 
     if credit.reward_scope == "last":
         task_rewards = last_agent_rewards(task_rewards)
+    stages = credit.stages[:agents]
     if credit.credit == "sum":
-        rewards = collective_rewards(task_rewards, credit.partner_reward)
+        rewards = collective_rewards(task_rewards, credit.partner_reward, stages)
     elif credit.custom_function is not None:
         rewards = custom_rewards(credit, task_rewards, has_response)
     else:
-        stages = credit.stages[:agents]
         rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam, stages)
     fork_sums = torch.zeros_like(rewards[:, 0]).index_add(0, forks, rewards[:, 0])
     rewards[:, 0] = (fork_sums / forks.bincount(minlength=len(rewards)))[forks]

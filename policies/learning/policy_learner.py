@@ -8,7 +8,9 @@ same rows, and the gradient is the same with one process or several.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -113,13 +115,20 @@ class PolicyLearner:
 
     # Training.
 
-    def update(self, rows: Rows, update: int, kl_coef: float = 0.0) -> dict[str, float]:
+    def update(
+        self, rows: Rows, update: int, kl_coef: float = 0.0, *, num_scored: int | None = None
+    ) -> dict[str, float]:
         """Trains on the rows of one update: `num_epochs` passes in mini-batches, one optimizer step per mini-batch.
+
+        If rows were dropped after scoring, there are proportionally fewer mini-batches, so that those left are not much
+        smaller. Adam's steps do not depend on the size of a mini-batch: a few rows in as many steps as usual would
+        change the weights as much as a whole batch.
 
         Args:
             rows: scored, with `advantages`, and with a critic `returns`; the same on all ranks.
             update: number of the update, from 0. Mini-batches are drawn from (seed, update, epoch, policy index).
             kl_coef: weight of the KL, if it is in the loss.
+            num_scored: number of rows before some were dropped; None: none was.
 
         Returns:
             Means over response tokens (`losses.token_weights`) of `Hyperparameters.loss_metrics` and the total `loss`.
@@ -131,14 +140,16 @@ class PolicyLearner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
         rows, weight, norms = _to_host(rows), 0.0, []
+        num_rows = len(rows["mask"])
+        steps = math.ceil(Fraction(self.hyperparameters.steps * num_rows, num_scored or max(num_rows, 1)))
         totals = torch.zeros(
             len(self._sum_names), dtype=torch.float64, device=self.model.device
         )  # over this rank's tokens
         self.model.train()
         for epoch in range(self.hyperparameters.num_epochs):
-            for index in self._minibatches(rows, update, epoch):
+            for index in self._minibatches(rows, update, epoch, steps):
                 minibatch = select_rows(rows, index)
-                if not len(minibatch["mask"]):  # rows were dropped, and fewer are left than there are mini-batches
+                if not len(minibatch["mask"]):  # there are fewer rows than mini-batches, as rewards failed
                     continue
                 weight += self._accumulate(minibatch, kl_coef, totals)
                 norm = self._clip_gradients()
@@ -150,17 +161,19 @@ class PolicyLearner:
         step_metrics = {"grad_norm": sum(norms) / max(len(norms), 1), "lr": self.hyperparameters.lr_at(update)}
         return {**dict(zip(self._sum_names, means, strict=True)), **step_metrics}
 
-    def _minibatches(self, rows: Rows, update: int, epoch: int) -> Iterator[Tensor]:
+    def _minibatches(self, rows: Rows, update: int, epoch: int, steps: int | None = None) -> Iterator[Tensor]:
         """Yields the row indices of each mini-batch, the same on all ranks.
 
-        They are a random permutation, split evenly, in which rows with the same prompt stay together.
+        They are a random permutation, split evenly, in which rows with the same prompt stay together. NumPy ignores
+        trailing zeros of a seed, so in epoch 0 the first policy draws from the stream of `query_order(seed, update)`.
+        Its mini-batches still do not depend on the order of the queries, which a test measures.
         """
         h = self.hyperparameters
         random = np.random.default_rng([h.seed, update, epoch, self.policy_index])
         prompts, prompt_of_row = np.unique(rows["prompts"].numpy(), axis=0, return_inverse=True)
         order = random.permutation(len(prompt_of_row))
         order = order[np.argsort(random.permutation(len(prompts))[prompt_of_row[order]], kind="stable")]
-        return (torch.from_numpy(part) for part in np.array_split(order, h.steps))
+        return (torch.from_numpy(part) for part in np.array_split(order, max(h.steps if steps is None else steps, 1)))
 
     def _micro_batches(self, rows: Rows) -> Iterator[tuple[Tensor, Rows, Layout]]:
         """Yields this rank's micro-batches on its device, with their row indices.

@@ -128,11 +128,12 @@ class TokenPPOLearner(TorchLearner):
         scored_rows, self._rows = self._rows, {}
         for policy_id in [policy_id for policy_id in columns if policy_id in self.policies]:
             train_rows = scored_rows[policy_id] | columns[policy_id]
+            num_scored = len(train_rows["mask"])
             if self.settings.drop_zero_std_groups:
                 train_rows = nonzero_std(train_rows)
             if self.settings.overlong == "mask":
                 train_rows = ended(train_rows)
-            metrics = self.policies[policy_id].update(train_rows, update, kl_coefs[policy_id])
+            metrics = self.policies[policy_id].update(train_rows, update, kl_coefs[policy_id], num_scored=num_scored)
             self.policies[policy_id].optimizer.zero_grad(set_to_none=True)  # frees memory for the next policy
             self.metrics.log_dict(metrics, key=policy_id, window=1)
         result: dict[str, Any] = self.metrics.reduce()

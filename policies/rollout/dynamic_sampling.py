@@ -1,8 +1,8 @@
 """Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476, §3.2): replaces queries that teach nothing.
 
-A query teaches nothing if all its groups, in every role, are zero-variance groups: all its advantages are 0. DAPO
-samples whole batches until enough other queries are found, and discards the rest. Here each round generates only as
-many queries as are missing, so fewer tokens are discarded.
+A query teaches nothing if all its groups, in every role, are zero-variance groups: apart from the KL penalty, all its
+advantages are 0. DAPO samples whole batches until enough other queries are found, and discards the rest. Here each
+round generates only as many queries as are missing, so fewer tokens are discarded.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
     rows = rows_from_episodes(rollout.episodes)  # not scored, so there is no KL
     queries = [prompt_ref.query for prompt_ref in rollout.prompt_refs]
     useful_queries: set[int] = set()
-    is_apart = any(estimator.hyperparameters.advantage == "gdpo" for estimator in estimators.values())
-    assign = assign_part_credit if is_apart else assign_credit
-    credited = assign(rows, credit, estimators)
+    weights = next((estimator.hyperparameters.gdpo_weights for estimator in estimators.values()), ())
+    credited = (
+        assign_part_credit(rows, credit, estimators, weights) if weights else assign_credit(rows, credit, estimators)
+    )
     for policy_id in estimators.keys() & rows.keys():  # frozen models learn nothing
         is_kept = has_nonzero_std(credited[policy_id], rows[policy_id]["groups"])
         useful_queries |= {queries[chain] for chain in rows[policy_id]["chains"][is_kept].tolist()}

@@ -194,7 +194,7 @@ def _objective(s: DerivedSettings) -> Iterator[str]:
     if s.loss == "gspo" and s.advantage not in GROUP_ESTIMATORS:
         yield (
             f"loss=gspo clips whole responses and conflicts with the advantages per token of advantage={s.advantage}. "
-            "Set advantage=rloo, grpo or dr_grpo, or loss=ppo."
+            "Set advantage=rloo, grpo, dr_grpo or gdpo, or loss=ppo."
         )
     if s.cispo_clip_min is not None and s.cispo_clip_min > s.cispo_clip_max:
         yield (

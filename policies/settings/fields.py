@@ -144,7 +144,7 @@ class Fields(BaseModel):
     task rewards, which are each agent's own."""
     partner_reward: float = learning_setting(1.0, clone=True)
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
-    r."""
+    r, except those of other drafts of its role."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
     """Discount from one agent to the next in `credit=chain`; 0 gives each agent only its own reward."""
     chain_lam: float = learning_setting(1.0, ge=0, le=1)
@@ -282,7 +282,7 @@ class Fields(BaseModel):
     query, or to the same response of the pioneer) from each advantage."""
     loss: Loss = learning_setting("ppo")
     """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, and all responses
-    weigh the same (requires `rloo`, `grpo` or `dr_grpo`); `cispo`, ratios as bounded weights without a gradient, so
+    weigh the same (requires a group estimator); `cispo`, ratios as bounded weights without a gradient, so
     every token has one."""
     clip_ratio: float | None = learning_setting(None, gt=0, clone=True)
     """Clip range of the probability ratio (`loss=ppo` and `gspo`); null: 0.2, or with `gspo` 3e-4 below and 4e-4 above

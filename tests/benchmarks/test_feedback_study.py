@@ -25,8 +25,8 @@ from benchmarks.feedback.design import (
     prompt_lengths,
     single_pilots,
 )
-from benchmarks.feedback.runs import Job, Measured, Result, Way, execute, measure, measure_chains, write
-from benchmarks.feedback.tables import SHARES
+from benchmarks.feedback.runs import Job, Measured, Result, Way, execute, list_jobs, measure, measure_chains, write
+from benchmarks.feedback.tables import SHARES, differences_text
 from benchmarks.record import BenchmarkError
 from cory_env.tasks.sudoku import OBSERVER_PROMPT
 from launch.probing.figures import Outcomes, SecondAnswers, best_of, best_of_tokens
@@ -133,6 +133,18 @@ def test_contrasts_pair_seeds_and_give_best_of_n_the_tokens_of_that_chain() -> N
     assert best.p == pytest.approx(3 * 2 / 2**10) and best.difference.estimate.low is not None
     assert best.difference.estimate.low > 0
     assert token_ratio(results) == 1.0
+
+
+def test_contrasts_list_the_settings_in_which_their_arms_differ(tmp_path: Path) -> None:
+    results = {
+        arm: {seed: a_result(arm, seed, measured(0.6, 0.7, 0.8)) for seed in (0, 1)}
+        for arm in ("chain", "single", "untrained")
+    }
+    contrasts = evaluate_contrasts(results, CHOICE_MADE)
+    _, trained, untrained = differences_text(contrasts, list_jobs(main_arms(CHOICE_MADE), tmp_path)).split("\n")
+    assert trained.startswith(f"  chain vs. single: ⚠ lr differs: {CHOICE_MADE.chain_lr} vs. {CHOICE_MADE.single_lr};")
+    assert trained.count("⚠") == 1 and "num_agents 2 vs. 1" in trained
+    assert untrained == "  chain vs. untrained: untrained is not trained"
 
 
 def test_trained_arms_generate_equally_many_responses_with_valid_settings(tmp_path: Path) -> None:

@@ -202,7 +202,14 @@ def test_roles_have_the_tasks_reward_their_own_or_none(worker: RewardWorker) -> 
     assert [reward for reward in rewards if reward is not None and not isnan(reward)] == [4.0, 5.0, 7.0]
     assert all(reward is not None and isnan(reward) for reward in rewards[3:])
     collective = episode.collective_rewards([4.0, 5.0, 7.0, nan, nan])
-    assert list(collective.values()) == [4 + 6, 5 + 5.5, 7 + 4.5, 8.0, 8.0]
+    assert list(collective.values()) == [4 + 3.5, 5 + 3.5, 7 + 4.5, 8.0, 8.0]  # drafts do not share their rewards
+
+
+def test_drafts_of_a_chain_that_stopped_do_not_share_their_rewards(worker: RewardWorker) -> None:
+    chain = role_chain((replace(SOLVER, count=3),), stop_when="solved")
+    episode = respond(ChainEpisode(chain, QUERIES[0]), worker, " bad", " splendid")
+    assert episode.role is None
+    assert episode.collective_rewards([1.0, 3.0]) == {"solver_1": 1.0, "solver_2": 3.0}
 
 
 def test_the_environment_runs_roles() -> None:
@@ -221,7 +228,8 @@ def test_the_environment_terminates_agents_that_were_not_asked_and_counts_no_mis
         env.step(response(text))
     assert all(env.terminations.values()) and env.infos["reviser_1"]["feedback"] is None
     assert repr(env.infos["critic"]["task_reward"]) == "nan" and "task_reward" not in env.infos["reviser_2"]
-    assert env.rewards == dict.fromkeys(TEAM_AGENTS[:4], 18.0) | {"reviser_2": 0.0}
+    collective = dict.fromkeys(TEAM_AGENTS[:4], 18.0) | {"solver_1": 18.0 - 5.0, "solver_2": 18.0 - 4.0}
+    assert env.rewards == collective | {"reviser_2": 0.0}
     env.close()
 
 

@@ -1,6 +1,7 @@
 """Thoughts of reasoning models: where they end, and who sees them."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import pytest
 
 from cory_env import cory_v0
 from cory_env.chain import Chain
-from cory_env.chain_settings import Thinking
+from cory_env.chain_settings import Role, Thinking
 from cory_env.decoding import ThinkingError, ThoughtStream
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
@@ -107,27 +108,58 @@ def test_a_tag_in_a_query_does_not_begin_the_thought() -> None:
     assert respond(ChainEpisode(chain, query), " good").completions == [" good"]
 
 
+@pytest.mark.parametrize("chat_template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
+@pytest.mark.parametrize(
+    ("template", "first", "feedback", "begins"),
+    [
+        ("{query} {reference}", " bad <think>", "more", False),  # a response that was cut in its thought
+        ("{query} {reference}\n", " a</think> b <think>", "more", False),
+        ("{query} {reference}: {feedback}", " bad", "end with <think>\n", False),
+        ("{reference} {feedback} {query}", " bad", "more", False),  # the query ends with the tag
+        ("{query} {reference}\n<think>\n", " bad <think>", "more", True),
+        ("{feedback} {query}{reference}<think>", " <think>", "<think>", True),
+        ("{query} <think> {reference}", " bad <think>", "more", False),
+        ("{query} {{<think>}} {reference}", " bad <think>", "more", False),
+    ],
+)
+def test_only_the_template_of_a_prompt_begins_the_thought(
+    chat_template: str | None, template: str, first: str, feedback: str, begins: bool
+) -> None:
+    tokenizer = copy(thinker(special=False))  # as in the tokenizers of Qwen3 and DeepSeek-R1
+    tokenizer.chat_template = chat_template
+    data, query = task(observer_template=template), replace(QUERIES[0], text="It ends with <think>")
+    settings: dict[str, Any] = {"thinking": Thinking(*TAGS, in_prompts=True), "chat": chat_template is not None}
+    for roles in (None, [Role("draft", count=2), Role("last")], [Role("a"), Role("b", prompt=template)]):
+        episode = ChainEpisode(Chain(data, tokenizer, roles=roles, **settings), query)
+        assert not episode.begins_thought
+        drafts = len(episode.chain.roles) - 1
+        respond(episode, *[first] * drafts)
+        episode.note_feedback([feedback if episode.has_answer(k) else NO_ANSWER for k in range(drafts)])
+        assert episode.begins_thought == begins
+        completions = respond(episode.fork(), " good").completions, respond(episode, " hm</think> good").completions
+        assert [texts[-1] for texts in completions] == (["", " good"] if begins else [" good", " hm</think> good"])
+
+
 def test_a_stream_splits_like_the_whole_response() -> None:
-    chain = make_chain(chat=True)
-    assert chain.tags is not None
-    prompt = chain.encode_pioneer_prompts(QUERIES[:1])[0]
-    start, end = chain.tags.start_id, chain.tags.end_id
-    for prefix, tokens, expected in (
-        (prompt, [5, 6, end, 7, end, 8], ([5, 6], [7, end, 8])),
-        (prompt, [start, 5, end, 7], ([5], [7])),
-        (prompt, [5, 6], ([5, 6], [])),
-        ([3], [start, 5, end, 7], ([5], [7])),
-        ([3], [5, end, 6], ([], [5, end, 6])),
-        (prompt, [5, start, 6, end, start, 7], ([5, 6], [start, 7])),
+    tags = make_chain().tags
+    assert tags is not None
+    start, end = tags.start_id, tags.end_id
+    for inside, tokens, expected in (
+        (True, [5, 6, end, 7, end, 8], ([5, 6], [7, end, 8])),
+        (True, [start, 5, end, 7], ([5], [7])),
+        (True, [5, 6], ([5, 6], [])),
+        (False, [start, 5, end, 7], ([5], [7])),
+        (False, [5, end, 6], ([], [5, end, 6])),
+        (True, [5, start, 6, end, start, 7], ([5, 6], [start, 7])),
     ):
-        stream, thought, answer = ThoughtStream(chain.tags, prefix), list[int](), list[int]()
+        stream, thought, answer = ThoughtStream(tags, inside), list[int](), list[int]()
         for token in tokens:
             parts = stream.add([token])
             thought, answer = thought + parts[0], answer + parts[1]
-        assert (thought, answer) == expected == ThoughtStream(chain.tags, prefix).add(tokens)
-        index = chain.tags.answer_start(prefix, tokens)
+        assert (thought, answer) == expected == ThoughtStream(tags, inside).add(tokens)
+        index = tags.answer_start(tokens, inside)
         assert answer == ([] if index is None else tokens[index:])
-        assert thought == (chain.tags.thought(prefix, tokens) or [])
+        assert thought == (tags.thought(tokens, inside) or [])
 
 
 def test_by_default_nobody_sees_the_thought(worker: RewardWorker) -> None:
@@ -205,6 +237,12 @@ def test_the_environment_trains_on_the_thought_and_rewards_the_answer() -> None:
     assert (info["completion"], info["reasoning"]) == (" good", " hm")
     assert env.render() == "query 0: This movie was\npioneer [task reward 5.000]: hm</think> good"
     env.close()
+
+
+def test_validate_warns_of_queries_that_end_with_the_tag() -> None:
+    queries = [replace(QUERIES[0], id=0, text="Why? <think>\n"), replace(QUERIES[1], id=1)]
+    report = validate(replace(task(), train=queries), thinker(), thinking=Thinking(*TAGS), max_prompt_tokens=None)
+    assert "1 training queries end with <think>. Only a template begins a thought." in report.warnings
 
 
 def test_validate_answers_after_the_thought_that_a_template_begins() -> None:

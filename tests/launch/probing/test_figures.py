@@ -175,3 +175,30 @@ def test_samples_of_a_query_count_as_far_as_they_differ() -> None:
     clustered = Ratio(np.r_[4.0, np.zeros(19)], np.full(20, 4.0))  # 4 of 80 cases, all of one query
     assert wilson(spread) == pytest.approx((0.0196, 0.1216), abs=1e-4)  # of 4 of 80
     assert wilson(clustered) == pytest.approx((0.0089, 0.2361), abs=1e-4)  # of 1 of 20
+
+
+@pytest.mark.parametrize(
+    ("queries", "samples", "difficulty", "weak", "wrong", "noticed"),
+    [
+        (40, 8, (0.5, 3.0), 0.1, 1.0, 0.5),
+        (40, 3, (2.0, 2.0), 0.1, 1.0, 0.5),
+        (100, 8, (0.3, 0.3), 0.1, 1.0, 0.5),
+        (40, 8, (0.5, 3.0), 0.3, 0.3, 1.0),
+        (100, 3, (2.0, 2.0), 1.0, 0.05, 1.0),
+    ],
+)
+def test_the_interval_of_wrongly_accepted_answers_covers_the_true_share_if_few_queries_have_them(
+    queries: int, samples: int, difficulty: tuple[float, float], weak: float, wrong: float, noticed: float
+) -> None:
+    """The check accepts right answers with the probability `noticed`, wrong ones to a share `weak` of queries."""
+    random = np.random.default_rng(1)
+
+    def accepted_answers(queries: int) -> Ratio:
+        right = random.random((queries, samples)) < random.beta(*difficulty, size=(queries, 1))
+        is_weak = random.random((queries, 1)) < weak
+        accepts = random.random((queries, samples)) < np.where(right, noticed, wrong * is_weak)
+        return Ratio((~right & accepts).sum(1).astype(float), accepts.sum(1).astype(float))
+
+    truth = accepted_answers(400_000).mean
+    bounds = [wilson(accepted_answers(queries)) for _ in range(2000)]
+    assert 0.91 <= np.mean([low <= truth <= high for low, high in bounds]) <= 0.99

@@ -63,6 +63,22 @@ def test_gdpo_normalizes_each_reward_apart_and_whitens_their_sum() -> None:
     assert advantages.has_nonzero_std(rewards, groups).tolist() == [True] * 3 + [False] * 2
 
 
+def test_gdpo_has_one_advantage_per_response_as_gspo_requires() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rewards, mask = torch.randn(8, 3, generator=generator), (torch.rand(8, 5, generator=generator) < 0.7).float()
+    result = advantages.gdpo(rewards, torch.arange(8) // 4, [1.0, 0.5, -2.0], mask)
+    per_response = result.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(result, per_response * mask)
+
+
+def test_gdpo_ignores_a_reward_of_weight_0() -> None:
+    rewards = torch.tensor([[0.0, 3.0], [1.0, 3.0], [5.0, 7.0], [5.0, 8.0]])  # a metric alone differs in group 2
+    groups, mask = torch.tensor([1, 1, 2, 2]), torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
+    result = advantages.gdpo(rewards, groups, [1.0, 0.0], mask)
+    assert not result[2:].any() and result[:2, 0].all()
+    assert result.tolist() == advantages.gdpo(rewards[:, :1], groups, [1.0], mask).tolist()
+
+
 def test_reinforce_whitens_the_reward_to_go_over_all_tokens_of_the_batch() -> None:
     rewards, mask = torch.tensor([[1.0, 2.0], [3.0, 9.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     result = advantages.reinforce(rewards, mask, gamma=0.5)

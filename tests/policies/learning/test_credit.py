@@ -81,9 +81,12 @@ def test_credit_of_several_reward_functions_is_assigned_to_each_apart() -> None:
         "task_reward_parts": torch.tensor([[1.0, 7.0], [5.0, 8.0]]).double()
     }
     observers = rows([0, 1], [1, 1], [math.nan] * 2)  # a role without a reward
-    rewards = assign_part_credit({"llm_1": pioneers, "llm_2": observers}, Credit(partner_reward=0.5), {})
+    by_policy = {"llm_1": pioneers, "llm_2": observers}
+    rewards = assign_part_credit(by_policy, Credit(partner_reward=0.5), {}, (1.0, 0.5))
     assert rewards["llm_1"].tolist() == [[1.0, 7.0], [5.0, 8.0]]
     assert rewards["llm_2"].tolist() == [[0.5, 3.5], [2.5, 4.0]]
+    rewards = assign_part_credit(by_policy, Credit(partner_reward=0.5), {}, (0.0, 0.5))
+    assert rewards["llm_1"].tolist() == [[0.0, 7.0], [0.0, 8.0]]
 
 
 def rewards_of_two_chains(chain_gamma: float, chain_lam: float) -> list[list[float]]:

@@ -3,11 +3,20 @@
 from math import nan
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from cory_env.chain import Chain
-from policies.learning.credit import assign_credit, chain_rewards, check_custom_credit, custom_rewards
+from cory_env.chain_settings import Role, make_positions
+from policies.learning.advantages import rloo
+from policies.learning.credit import (
+    assign_credit,
+    chain_rewards,
+    check_custom_credit,
+    collective_rewards,
+    custom_rewards,
+)
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.metrics import compute_metrics
@@ -49,6 +58,39 @@ def test_a_role_without_reward_gets_its_share_of_the_others_and_adds_nothing_to_
     team, critic = credited(Credit(partner_reward=0.5))
     assert team == [1 + 5, 2 + 4.5, 8 + 1.5, 4 + 8, 0 + 10, 16 + 2]
     assert critic == [5.5, 10]
+
+
+def test_right_and_wrong_drafts_of_a_chain_have_different_advantages() -> None:
+    s = make_settings({"roles": [{"name": "solver", "count": 4}], "backend": "transformers"})
+    assert s.credit_assignment.credit == "sum" and s.partner_reward == 1.0
+    own = [1.0, 0.0, 0.0, 1.0]
+    drafts = {
+        "chains": torch.zeros(4, dtype=torch.int64),
+        "forks": torch.zeros(4, dtype=torch.int64),
+        "positions": torch.arange(4),
+        "task_rewards": torch.tensor(own, dtype=torch.float64),
+        "earlier_rewards": torch.zeros(4, 3),
+    }
+    rewards = assign_credit({"llm_1": drafts}, s.credit_assignment, {})["llm_1"]
+    assert rewards.tolist() == own
+    assert rloo(rewards, torch.zeros(4, dtype=torch.int64)).tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+
+
+def test_sum_leaves_out_other_drafts_in_any_chain() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(40):
+        counts = [int(count) for count in random.integers(1, 4, size=random.integers(1, 5))]
+        roles = [Role(f"r{k}", count=count) for k, count in enumerate(counts)]
+        stages = tuple(position.stage for position in make_positions(roles))
+        agents, alpha = len(stages), float(random.choice([-1.0, 0.0, 0.5, 1.0]))
+        own = torch.from_numpy(random.integers(-4, 5, size=(3, agents)).astype(float))
+        own[torch.from_numpy(random.random((3, agents)) < 0.2)] = nan
+        role_of = [k for k, count in enumerate(counts) for _ in range(count)]
+        for chain, rewards in enumerate(collective_rewards(own, alpha, stages).tolist()):
+            for i in range(agents):
+                others = [float(own[chain, j]) for j in range(agents) if role_of[j] != role_of[i]]
+                expected = own[chain, i].nan_to_num(0.0) + alpha * sum(r for r in others if r == r)
+                assert rewards[i] == expected
 
 
 def test_with_reward_scope_last_all_get_the_last_rewarded_response() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from policies.learning import token_ppo
-from policies.learning.estimation import AdvantageEstimator, RewardMoments
-from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.credit import assign_part_credit
+from policies.learning.estimation import AdvantageEstimator, RewardMoments, nonzero_std
+from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows, make_rows
 
 LENGTHS = [2, 5, 3, 1, 4, 6]
@@ -60,6 +61,33 @@ def test_the_overlong_penalty_lowers_a_responses_own_reward_by_its_roles_limit()
     assert metrics["overlong_penalty"] == pytest.approx(sum(expected) / 6)
     changes = (columns["advantages"] - plain["advantages"])[:, 0].tolist()
     assert changes == pytest.approx(leave_one_out(expected[:3]) + leave_one_out(expected[3:]), abs=1e-6)
+
+
+def test_a_group_in_which_only_a_reward_of_weight_0_differs_has_zero_variance() -> None:
+    chains = torch.arange(6)
+    metric = torch.tensor(SCORES, dtype=torch.float64)
+    parts = torch.stack([metric * (chains < 3), metric], 1)  # in the second group, only the second reward differs
+    rows = scored() | {"chains": chains, "forks": chains, "task_reward_parts": parts}
+    for weights, share in (((1.0, 0.0), 0.5), ((0.0, 1.0), 0.0), ((0.0, 0.0), 1.0)):
+        credited = assign_part_credit({"llm_1": rows}, Credit(), {}, weights)["llm_1"]
+        estimator = make_estimator(advantage="gdpo", gdpo_weights=weights)
+        columns, metrics = estimator.estimate(rows | {"reward_parts": credited})
+        assert metrics["frac_zero_std"] == share
+        informative = nonzero_std(rows | columns | {"reward_parts": credited})
+        assert informative["chains"].tolist() == chains[columns["advantages"].any(1)].tolist()
+        assert len(informative["chains"]) == 6 * (1 - share)
+
+
+def test_with_the_kl_in_the_reward_a_zero_variance_group_compares_its_kl_penalties_alone() -> None:
+    rows = scored([5.0] * 6)
+    columns, metrics = make_estimator(advantage="rloo", kl_coef=0.5).estimate(rows)
+    penalties = [-0.5 * kl_to_go(rows, row)[0] for row in range(6)]
+    expected = leave_one_out(penalties[:3]) + leave_one_out(penalties[3:])
+    assert columns["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert metrics["frac_zero_std"] == 1.0 and columns["advantages"][:, 0].abs().min() > 0
+    without_kl, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(rows)
+    in_loss, _ = make_estimator(advantage="dr_grpo", kl_coef=0.5, kl_estimator="k3").estimate(rows)
+    assert not without_kl["advantages"].any() and not in_loss["advantages"].any()
 
 
 def test_without_the_reference_there_is_no_penalty() -> None:

@@ -24,6 +24,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import NonFiniteUpdate, Rows, make_rows
 from policies.models.lora import Lora
+from policies.rollout.prompt_sampling import sample_prompts
 from policies.sync_check import perturb
 from tests.forked import run_ranks
 
@@ -295,6 +296,25 @@ def test_mini_batches_depend_only_on_seed_update_and_policy_and_have_every_row_o
     torch.manual_seed(7)
     assert draw(3) == batches != draw(4)
     assert draw(3, policy_index=1) != batches
+
+
+def test_mini_batches_do_not_depend_on_the_order_of_the_queries_although_they_share_its_random_stream(
+    path: str,
+) -> None:
+    learner, size, updates = make_learner(path, "lora", steps=2), 32, 2000
+    seed = learner.hyperparameters.seed
+    streams = [np.random.default_rng(entropy).permutation(size) for entropy in ([seed, 3], [seed, 3, 0, 0])]
+    assert np.array_equal(streams[0], streams[1])
+    correlations = []
+    for update in range(updates):
+        queries = np.array(
+            [ref.query for ref in sample_prompts(seed, update, size, size)]
+        )  # epoch `update` of the data
+        first, _ = learner._minibatches({"prompts": torch.from_numpy(queries).unsqueeze(1)}, update, 0)
+        in_first = np.isin(np.arange(size), first.numpy())
+        correlations.append([np.corrcoef(in_first, other)[0, 1] for other in (queries, np.arange(size))])
+    means = np.mean(correlations, 0)
+    assert (np.abs(means) < 4 / np.sqrt(size * updates)).all(), means  # four standard errors, 0.016
 
 
 def test_empty_mini_batches_are_skipped(build: Build) -> None:

@@ -196,6 +196,15 @@ def test_with_overlong_mask_a_truncated_response_counts_in_its_groups_baseline_a
     assert equal(weights_after("keep", cut), weights_after("mask", complete))
 
 
+@pytest.mark.parametrize(("left", "expected"), [(8, 4), (7, 4), (6, 3), (3, 2), (2, 1), (1, 1)])
+def test_dropped_responses_take_their_share_of_the_optimizer_steps_with_them(left: int, expected: int) -> None:
+    learner = build(overlong="mask", num_agents=1, queries_per_update=8, minibatch_size=2, num_epochs=2)
+    rows = make_row_batch(learner, policy_ids=["llm_1"])
+    rows["llm_1"]["ended"] = (torch.arange(8) < left).float()
+    update(learner, rows)
+    assert steps(learner, "llm_1") == {2.0 * expected}  # of 2 epochs
+
+
 def test_if_all_responses_are_truncated_and_masked_no_weight_changes() -> None:
     learner = build(overlong="mask")
     before, rows = state(learner, "llm_1"), make_row_batch(learner)

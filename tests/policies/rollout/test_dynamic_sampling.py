@@ -111,6 +111,16 @@ def test_only_queries_without_a_signal_in_any_role_are_replaced(siblings: int) -
     assert after.counters["tokens"] == before.counters["tokens"] + generated
 
 
+def test_a_reward_of_weight_0_keeps_no_query() -> None:
+    (expected,), _ = generate(dynamic_sampling=1)
+    rewards = [DYNAMIC["reward"], "tests.policies.sample_rewards:letters"]
+    gdpo: dict[str, Any] = {"advantage": "gdpo", "reward": rewards, "reward_weights": [1.0, 0.0]}
+    (rollout,), _ = generate(dynamic_sampling=1, **gdpo)
+    assert rollout.prompt_refs == expected.prompt_refs and rollout.counters["replaced_queries"] > 0
+    (counted,), _ = generate(dynamic_sampling=1, **{**gdpo, "reward_weights": [1.0, 1.0]})
+    assert counted.counters["replaced_queries"] < rollout.counters["replaced_queries"]
+
+
 def test_rounds_continue_until_no_query_is_left_and_the_next_update_starts_after_them() -> None:
     (first, second), scheduler = generate(updates=2, dynamic_sampling=50)
     for rollout in (first, second):

@@ -115,7 +115,10 @@ GDPO: dict[str, Any] = {
             {"loss": "gspo"},
             "loss=gspo clips whole responses and conflicts with the advantages per token of advantage=gae. Set",
         ),
-        ({"loss": "gspo", "advantage": "reinforce"}, "of advantage=reinforce. Set advantage=rloo, grpo or dr_grpo,"),
+        (
+            {"loss": "gspo", "advantage": "reinforce"},
+            "of advantage=reinforce. Set advantage=rloo, grpo, dr_grpo or gdpo,",
+        ),
         ({"loss": "cispo", "dual_clip": 3}, "dual_clip=3.0 requires loss=ppo. Set that, or dual_clip=null."),
         ({"dual_clip": 1}, "Setting `dual_clip`=1: Input should be greater than 1."),
         ({"cispo_clip_max": 3}, "cispo_clip_max=3.0 requires loss=cispo. Set that, or cispo_clip_max=5.0."),
