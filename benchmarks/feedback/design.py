@@ -109,8 +109,6 @@ CONTRASTS = (
     Contrast("chain", "chain", "untrained", "chain", "before training"),
 )
 """Paired t intervals over the ten main seeds, Holm's correction for three."""
-UNPLANNED = (Contrast("chain", "chain", "single", "chain", "trained alone, used as a chain"),)
-"""Added after the first run of the pilot, in which the single agent's LLM was good at repairing too."""
 SOURCES: dict[str, Source] = {"single": "one_answer", "best_of": "best_of", "chain": "chain", "untrained": "chain"}
 """Keys of `Choice.temperatures`, and what is measured there."""
 
@@ -150,6 +148,19 @@ def chain_pilots(estimator: str, finalists: Container[str] = ()) -> list[Arm]:
         for credit in CREDITS
         for lr in LEARNING_RATES
     ]
+
+
+def equal_rate_contrasts(choice: Choice) -> list[Contrast]:
+    """Returns the pilot's trained chains against its single agents at the same learning rate, both used as chains.
+
+    They are not planned: they were added because the arms of the main runs differ in their learning rates, so that
+    those cannot say whether training in a chain makes a better chain.
+    """
+    names = [
+        (f"chain-{choice.credit}-{choice.estimator}-{lr:g}", f"single-{choice.estimator}-{lr:g}", lr)
+        for lr in LEARNING_RATES
+    ]
+    return [Contrast(chain, "chain", single, "chain", f"lr {lr:g}") for chain, single, lr in names]
 
 
 def _pilot(name: str, settings: Mapping[str, Any], finalists: Container[str]) -> Arm:

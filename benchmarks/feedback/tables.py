@@ -17,7 +17,7 @@ from benchmarks.feedback.analysis import (
     token_ratio,
     way_of,
 )
-from benchmarks.feedback.design import CONTRASTS, TEMPERATURES, UNPLANNED, Choice, Contrast
+from benchmarks.feedback.design import CONTRASTS, TEMPERATURES, Choice, Contrast, equal_rate_contrasts
 from benchmarks.feedback.runs import Job, Result
 from launch.display.statistics import Estimate, mean_ci
 from launch.display.tables import new_table
@@ -58,10 +58,14 @@ def print_tables(stream: TextIO, stages: Sequence[tuple[str, Sequence[Job]]], ch
     if contrasts:
         print(f"\nContrasts, paired by seed; p of sign-flip tests, Holm-corrected for {len(CONTRASTS)}:", file=stream)
         print_rich(stream, contrasts_table(contrasts, main, choice))
-        print("\nNot planned, not corrected:", file=stream)
-        unplanned = evaluate_contrasts(main, choice, UNPLANNED)
-        print_rich(stream, contrasts_table(unplanned, main, choice))
-        print(differences_text([*contrasts, *unplanned], dict(stages)["main"]), file=stream)
+        print(differences_text(contrasts, dict(stages)["main"]), file=stream)
+        pilot_jobs = [job for name, jobs in stages if name.startswith("pilot") for job in jobs]
+        pilot = group_results(pilot_jobs)
+        single_contrasts = (evaluate_contrasts(pilot, choice, [contrast]) for contrast in equal_rate_contrasts(choice))
+        equal_rates = [result for results in single_contrasts for result in results if len(result.difference.seeds) > 1]
+        print("\nAt equal learning rates, pilot seeds; not planned, not corrected:", file=stream)
+        print_rich(stream, contrasts_table(equal_rates, pilot, choice))
+        print(differences_text(equal_rates, pilot_jobs), file=stream)
         print(f"Generated tokens in training, chain / single agent: {token_ratio(main) or 0:.4f}", file=stream)
 
 
