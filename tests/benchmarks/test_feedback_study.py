@@ -247,3 +247,10 @@ def test_a_run_trains_probes_and_leaves_a_small_result(tmp_path: Path, monkeypat
     assert probe["1"]["best_of"][0]["score"] == probe["1"]["figures"]["p1"]
     assert probe["1"]["figures"]["wrongly_accepted"] in (0.0, None)
     assert job.result.stat().st_size < 10_000 and not job.study_job.run.exists()
+
+
+def test_the_committed_study_compares_chains_only_at_equal_learning_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", "docs/study/feedback", "--show"]) == 0
+    equal_rates = capsys.readouterr().out.partition("At equal learning rates")[2]
+    assert "-0.007 [-0.035, +0.022]" in equal_rates and "+0.003 [-0.013, +0.019]" in equal_rates
+    assert "vs. single" in equal_rates and "differs" not in equal_rates
