@@ -12,7 +12,8 @@ from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
 from benchmarks.processes import watched_memory
 from benchmarks.side import Took, read_work
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
+from cory_env.decoding import EarlierResponse
 from cory_env.rewards.sentiment import positive_logit
 from policies.settings.settings import Settings, make_settings
 

@@ -15,7 +15,7 @@ import copy
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -23,7 +23,7 @@ from gymnasium import spaces
 from cory_env.chain_settings import ChainSettings, Role
 from cory_env.chat import ChatError, ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
-from cory_env.decoding import ResponseDecoder, ThinkingTags
+from cory_env.decoding import EarlierResponse, ResponseDecoder, ThinkingTags
 from cory_env.message import Message
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, ending, literals, placeholders, references
 from cory_env.tasks.turns import SeenResponse, Turn, prompt_text
@@ -43,23 +43,6 @@ class QueryTooLongError(PromptError):
 
 class NoEmbeddingError(PromptError):
     """A prompt contains a token that the model has no embedding for."""
-
-
-class EarlierResponse(NamedTuple):
-    """An earlier response in the chain, for the prompt of a later agent.
-
-    Attributes:
-        tokens: Its token ids.
-        chain: The chain that decodes them; None: the one that builds the prompt.
-        feedback, role, is_reference, is_answer: See `SeenResponse`.
-    """
-
-    tokens: Sequence[int]
-    chain: "Chain | None" = None
-    feedback: str | None = None
-    role: str = ""
-    is_reference: bool = True
-    is_answer: bool = True
 
 
 class Chain(ResponseDecoder):

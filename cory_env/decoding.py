@@ -116,6 +116,23 @@ class ThoughtStream:
         return thought, answer
 
 
+class EarlierResponse(NamedTuple):
+    """An earlier response in the chain, for the prompt of a later agent.
+
+    Attributes:
+        tokens: Its token ids.
+        chain: The chain that decodes them; None: the one that builds the prompt.
+        feedback, role, is_reference, is_answer: See `SeenResponse`.
+    """
+
+    tokens: Sequence[int]
+    chain: ResponseDecoder | None = None
+    feedback: str | None = None
+    role: str = ""
+    is_reference: bool = True
+    is_answer: bool = True
+
+
 class ResponseDecoder:
     """Reads the responses of a model with one tokenizer. A base of `Chain`, which sets the attributes.
 

@@ -8,8 +8,9 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
 from cory_env.chain_settings import reference_roles
+from cory_env.decoding import EarlierResponse
 from cory_env.tasks.task import Query
 from cory_env.tasks.turns import NO_ANSWER, SKIPPED, Feedback, NoFeedback
 

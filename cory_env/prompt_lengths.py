@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
 from cory_env.chain_settings import reference_roles
+from cory_env.decoding import EarlierResponse
 from cory_env.tasks.task import Query, placeholders, references
 from cory_env.tasks.turns import SeenResponse, Turn
 

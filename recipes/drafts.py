@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
+from cory_env.decoding import EarlierResponse
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import drafts, make_task

@@ -21,8 +21,8 @@ from cory_env.sandbox.remote import ARITHMETIC, COMPARISONS, NUMBERS, RemoteObje
 RUN = "run"  # the tests' function that runs the program as a script: run(input) returns its output
 COMPILES = "__compiles__"  # the tests' function that only compiles the program
 TESTS = "tests"  # the tests' module
-# A program's StopIteration would end an iteration in the test, as in `all(map(f, …))`, but not the test.
 LONG_LOOP = 16  # items of an iterator in a row, after which a test hardly looks at anything else in between
+# A program's StopIteration would end an iteration in the test, as in `all(map(f, …))`, but not the test.
 ITERATION_ENDS = (StopIteration, StopAsyncIteration)
 # Their attributes would lead a program to the tests' frames and global names.
 OPAQUE = (
@@ -202,7 +202,7 @@ def find_program_names(tests: Sequence[str], setup: str, entry: str) -> frozense
     for test in tests:
         trees = []
         for code in (setup, test):
-            with contextlib.suppress(SyntaxError, ValueError):
+            with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
                 trees += list(ast.walk(ast.parse(code)))
         bases = {id(node.value): node.attr for node in trees if isinstance(node, ast.Attribute)}
         called = {node.func.id for node in trees if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}

@@ -8,8 +8,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain, EarlierResponse, NoEmbeddingError, QueryTooLongError
+from cory_env.chain import Chain, NoEmbeddingError, QueryTooLongError
 from cory_env.chain_settings import ObservedResponses, role_names
+from cory_env.decoding import EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tasks.turns import SeenResponse, Turn

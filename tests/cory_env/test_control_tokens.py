@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
 from cory_env.control_tokens import ControlTokens
+from cory_env.decoding import EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.rewards import classifier

@@ -8,7 +8,8 @@ import pytest
 from pettingzoo.test import api_test
 
 from cory_env import cory_v0
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
+from cory_env.decoding import EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardError, RewardWorker

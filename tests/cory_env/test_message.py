@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedTokenizer
 
-from cory_env.chain import Chain, EarlierResponse
+from cory_env.chain import Chain
+from cory_env.decoding import EarlierResponse
 from cory_env.message import TextError, has_surrogate, is_blank
 from cory_env.tasks import Message, Query
 from cory_env.tasks.rows import read_queries, truncate_queries
