@@ -191,8 +191,7 @@ class Chain(ResponseDecoder):
 
     def _complete_template(self, role: Role, seen: Sequence[int]) -> str | None:
         """Returns a role's template if the agent sees the responses that it shows, at the positions `seen`."""
-        template = role.prompt
-        if template is None:
+        if (template := role.prompt) is None:
             return None
         roles = [self.positions[k].role for k in seen]
         shows_answer = bool({"reference", FEEDBACK_PLACEHOLDER} & placeholders(template))
