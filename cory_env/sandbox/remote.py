@@ -83,6 +83,20 @@ class Reference:
         self.connection, self.number, self.informed = connection, number, False
 
 
+def _call(target: Any, *arguments: object, **keywords: object) -> Any:
+    return target.__remote__.connection.call(target, arguments, keywords)
+
+
+def _get(target: Any, name: str) -> Any:
+    if name.startswith("__") and name.endswith("__") and name not in ATTRIBUTES:
+        raise AttributeError(name)
+    return target.__remote__.connection.request("attribute", target, name)
+
+
+def _set(target: Any, name: str, value: object) -> None:
+    target.__remote__.connection.request("set", target, name, value)
+
+
 def _requested(name: str) -> Any:
     """Returns a property for an attribute that every object here has, too."""
 
@@ -100,14 +114,7 @@ class RemoteClass(type):
 
     __mro__, __bases__, __annotations__ = map(_requested, ("__mro__", "__bases__", "__annotations__"))
 
-    def __call__(cls, *arguments: object, **keywords: object) -> Any:
-        return cls.__remote__.connection.call(cls, arguments, keywords)
-
-    def __getattr__(cls, name: str) -> Any:
-        return cls.__remote__.connection.request("attribute", cls, _allowed(name))
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        cls.__remote__.connection.request("set", cls, name, value)
+    __call__, __getattr__, __setattr__ = _call, _get, _set
 
     def __instancecheck__(cls, instance: object) -> bool:
         if type.__instancecheck__(cls, instance):
@@ -141,14 +148,7 @@ class RemoteObject:
         return self.__remote__.connection.request("await", self)
         yield
 
-    def __call__(self, *arguments: object, **keywords: object) -> Any:
-        return self.__remote__.connection.call(self, arguments, keywords)
-
-    def __getattr__(self, name: str) -> Any:
-        return self.__remote__.connection.request("attribute", self, _allowed(name))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self.__remote__.connection.request("set", self, name, value)
+    __call__, __getattr__, __setattr__ = _call, _get, _set
 
     @property
     def __signature__(self) -> Any:
@@ -165,12 +165,6 @@ class RemoteObject:
 
     def __delattr__(self, name: str) -> None:
         self.__remote__.connection.request("delete", self, name)
-
-
-def _allowed(name: str) -> str:
-    if name.startswith("__") and name.endswith("__") and name not in ATTRIBUTES:
-        raise AttributeError(name)
-    return name
 
 
 _DOC = type.__getattribute__(RemoteObject, "__dict__")["__doc__"]

@@ -59,7 +59,7 @@ def run_test(setup: str, entry: str, test: str, **functions: object) -> None:
 def main(root: str, tests_file: str, verdicts_file: str) -> None:
     """Runs the tests one after another, in this process."""
     sys.path.insert(0, root)
-    from cory_env.sandbox.tester import same_output
+    from cory_env.sandbox.outputs import same_output
 
     sys.path[0] = os.getcwd()
     with open(tests_file, encoding="utf-8") as file:
