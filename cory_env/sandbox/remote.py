@@ -83,7 +83,7 @@ class Reference:
         self.connection, self.number, self.informed = connection, number, False
 
 
-def _call(target: Any, *arguments: object, **keywords: object) -> Any:
+def _call(target: Any, /, *arguments: object, **keywords: object) -> Any:
     return target.__remote__.connection.call(target, arguments, keywords)
 
 
