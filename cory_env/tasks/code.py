@@ -190,8 +190,8 @@ def _docstring_tests(text: str, entry: str) -> list[str]:
 def _first_call(tests: list[str], entry: str) -> str:
     """Returns the first call of the entry, or of a function that is not built in, without its expected value."""
     for test in tests:
-        for call in _named_calls(test):
-            if call.func.id == entry or not (entry or call.func.id in vars(builtins)):  # type: ignore[attr-defined]
+        for name, call in _named_calls(test):
+            if name == entry or not (entry or name in vars(builtins)):
                 return ast.unparse(call)
     return ""
 
@@ -205,13 +205,14 @@ def _shadowing_entry(solution: object, tests: list[str]) -> str:
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
     defined |= {target.id for target in targets if isinstance(target, ast.Name)}
-    names = (call.func.id for test in tests for call in _named_calls(test))  # type: ignore[attr-defined]
+    names = (name for test in tests for name, _ in _named_calls(test))
     return next((name for name in names if name in defined and name in vars(builtins)), "")
 
 
-def _named_calls(test: str) -> list[ast.Call]:
+def _named_calls(test: str) -> list[tuple[str, ast.Call]]:
+    """Returns the calls of names in a test, each with its name."""
     return [
-        node
+        (node.func.id, node)
         for node in ast.walk(_parse("the test", test))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
