@@ -60,7 +60,7 @@ def train_run(
         check_location(location or str(RUNS / name))
         settings = located_settings = preflight.resolve_settings(settings)
     task, tokenizers = preflight.check_run_settings(located_settings)
-    for warning in preflight.data_warnings(located_settings, task):
+    for warning in preflight.data_warnings(located_settings, task) if run is None else ():
         print(f"Warning: {warning}", file=sys.stderr)
     sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
