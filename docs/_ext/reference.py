@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -125,17 +125,24 @@ def kind(field: FieldInfo) -> str:
     if field.default is None and NoneType not in choices:  # null is replaced by a computed number, such as of GPUs
         choices = (*choices, NoneType)
     words = [word for choice in choices for word in _words(choice)]
-    limits = [
-        SIGNS[name].format(f"{value:,}" if isinstance(value, int) else f"{value:g}")
-        for limit in field.metadata
-        for name in SIGNS
-        if (value := getattr(limit, name, None)) is not None
-    ]
-    words[0] = " ".join([words[0], ", ".join(limits)]).strip()
+    words[0] = " ".join([words[0], _limits(field.metadata)]).strip()
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def _limits(metadata: Iterable[Any]) -> str:
+    limits = (
+        SIGNS[name].format(f"{value:,}" if isinstance(value, int) else f"{value:g}")
+        for limit in metadata
+        for name in SIGNS
+        if (value := getattr(limit, name, None)) is not None
+    )
+    return ", ".join(limits)
+
+
 def _words(choice: Any) -> Iterable[str]:
+    if get_origin(choice) is Annotated:
+        number, *fields = get_args(choice)
+        return [f"{KINDS[number]} {_limits(limit for field in fields for limit in field.metadata)}"]
     if get_origin(choice) is Literal:
         return [f"`{value}`" for value in get_args(choice)]
     return [KINDS[choice] if choice in KINDS else NESTED[choice]]

@@ -67,7 +67,9 @@ def test_every_setting_command_option_and_preset_has_an_entry(site: dict[Path, P
 
 def test_types_and_limits_of_settings_are_written_in_words() -> None:
     kinds = {name: reference.kind(field) for name, field in Settings.model_fields.items()}
-    assert kinds["lr"] == "number > 0"
+    assert kinds["kl_coef"] == "number ≥ 0"
+    assert kinds["lr"] == "number > 0 or null"
+    assert kinds["micro_batch_tokens"] == "`auto`, integer ≥ 1 or null"
     assert kinds["gpus_per_runner"] == "number ≥ 0 or null"
     assert kinds["max_lag"] == "integer ≥ 0, ≤ 1"
     assert kinds["exchange_period"] == "integer ≥ 1 or null"
