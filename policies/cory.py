@@ -252,13 +252,14 @@ class Cory(TemporaryLogdir, Algorithm):
             os.rmdir(self.logdir)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns RLlib's state, and under `cory` the counters, the role rotation, health and the estimators' state."""
+        """Returns RLlib's state, and under `cory` that of counters, roles, health, weight-sync check and estimators."""
         state: dict[str, Any] = super().get_state(*args, **kwargs)
         state["cory"] = {name: getattr(self, name) for name in _COUNTERS} | {
             "rotation": self.mapping.rotation,
             "skipped_batches": self.scheduler.skipped_batches,
             "used_queries": self.scheduler.used_queries,
             "health": self.health.state,
+            "logprob_diffs_at_start": self.sync_check.state,
             "estimations": {policy_id: estimator.state() for policy_id, estimator in self.estimators.items()},
         }
         return state
@@ -276,6 +277,7 @@ class Cory(TemporaryLogdir, Algorithm):
             for name in _COUNTERS:
                 setattr(self, name, cory_state[name])
             self.health.state = cory_state["health"]
+            self.sync_check.load(cory_state.get("logprob_diffs_at_start", {}))  # absent in older checkpoints
             self.scheduler.skipped_batches = cory_state["skipped_batches"]
             self.scheduler.used_queries = cory_state.get("used_queries", 0)  # absent in older checkpoints
             self.mapping = make_mapping(self.settings, cory_state["rotation"])

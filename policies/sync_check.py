@@ -4,11 +4,12 @@ Engines can silently keep old weights: a tied head packed once at load time, act
 an update that never arrives. In bf16, rounding hides the difference of one small update. So at start every policy is
 perturbed strongly and restored, and the engine's log-probabilities must match the learner's each time. During training,
 the log-probabilities of sampled responses are compared too: the difference of an engine with old weights grows with
-every update.
+every update. How much of it is rounding depends on the model and the device, so the limit is relative to the start's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -29,11 +30,17 @@ _NOISE = 0.1  # of each tensor's root mean square; with 0.3, bf16's rounding gro
 _ZERO_NOISE = 0.15  # for all-zero tensors, such as an adapter's second matrix at start; bf16 rounding hides less
 _TOLERANCE = {torch.float32: 0.005, torch.bfloat16: 0.05}
 """Allowed deviation as a share of the perturbation's effect, besides twice the rounding difference, by compute type."""
-_MAX_DIFF = {torch.float32: 0.001, torch.bfloat16: 0.05}
-"""Maximum mean |sampler - learner| log-probability, in nats per token, by compute type: several times the effect of
-rounding."""
-_MAX_DIFF_TF32 = 0.005
+_MIN_LIMIT = {torch.float32: 0.001, torch.bfloat16: 0.05}
+"""Lowest limit of mean |sampler - learner| log-probability, in nats per token, by compute type: several times the
+effect of rounding in small models."""
+_MIN_LIMIT_TF32 = 0.005
 """The same for fp32 with vLLM on a GPU, whose attention multiplies in TF32 (up to 0.001 on an H200)."""
+_LIMIT_RANGE = 10
+"""Highest limit divided by the lowest. Rounding does not explain more, even if the difference was as large at start."""
+_GROWTH = 3
+"""The difference may become this many times as large as at start: training changes the responses and their rounding."""
+_STANDARD_ERRORS = 3
+"""Standard errors of the means, at start and now, that do not count."""
 _NOISE_LENGTH = 100_003
 """Numbers of noise, which repeat: drawing one per weight would take 10 s per billion weights. A prime, so that the rows
 of a matrix get different noise."""
@@ -43,6 +50,30 @@ _NUM_QUERIES = 16
 
 class WeightSyncCheckError(RuntimeError):
     """The engine does not use the learner's weights; training on its responses would be silently wrong."""
+
+
+class LogprobDiff(NamedTuple):
+    """|sampler - learner| log-probability of response tokens, in nats."""
+
+    mean: float
+    std: float
+    tokens: int
+
+    @classmethod
+    def measure(cls, rows: Rows, logprobs: torch.Tensor) -> LogprobDiff:
+        """Compares the sampler's log-probabilities in rows with the learner's, `[B, R]`."""
+        diffs = (rows["sampler_logprobs"] - logprobs).abs()[rows["mask"].bool()]
+        return cls(float(diffs.mean()), float(diffs.std(correction=0)), len(diffs))
+
+    def merge(self, other: LogprobDiff) -> LogprobDiff:
+        """Returns the difference over the tokens of both."""
+        tokens = self.tokens + other.tokens
+        share = other.tokens / tokens
+        variance = (1 - share) * (self.std**2 + share * (self.mean - other.mean) ** 2) + share * other.std**2
+        return LogprobDiff((1 - share) * self.mean + share * other.mean, math.sqrt(variance), tokens)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3g} ± {self.std / math.sqrt(self.tokens):.1g} ({self.tokens} tokens)"
 
 
 class SyncDiffs(NamedTuple):
@@ -56,6 +87,8 @@ class SyncDiffs(NamedTuple):
     """The value if the engine had kept the initial weights."""
     after: float
     """With the initial weights restored."""
+    rounding: LogprobDiff
+    """Of the tokens of `before` and `perturbed`."""
 
 
 def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.ndarray]:
@@ -96,6 +129,19 @@ class SyncCheck:
             {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
         )
         """Policy id → result of the check at start."""
+        self._starts = {name: diffs.rounding for name, diffs in self.initial_diffs.items()}
+        """Policy id → the difference at start, or without that check in the first comparison."""
+
+    @property
+    def state(self) -> dict[str, tuple[float, float, int]]:
+        """Policy id → the difference at start; a resumed run must have the same limits."""
+        return {policy_id: (start.mean, start.std, start.tokens) for policy_id, start in self._starts.items()}
+
+    def load(self, state: Mapping[str, tuple[float, float, int]]) -> None:
+        """Restores the state. A larger difference, measured after a resume on another device, stays."""
+        for policy_id, values in state.items():
+            start = LogprobDiff(*values)
+            self._starts[policy_id] = max(start, self._starts.get(policy_id, start))
 
     def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:
         """Checks an update's responses if sampler and learner should have the same weights.
@@ -140,14 +186,9 @@ class SyncCheck:
         """
         if policy_id in self.settings.frozen_models or not rows["logprobs"].isfinite().all():
             return
-        diff = _mean_diff(rows, rows["logprobs"])
-        limit = self.settings.max_logprob_diff or default_max_diff(self._dtype(policy_id), self.settings)
-        if not diff <= limit:  # True for NaN too
-            raise WeightSyncError(
-                f"The generation engine of {policy_id} does not use its current weights: mean |sampler - learner| "
-                f"log-probability is {diff:.2g} nats per token, above max_logprob_diff={limit:g}. If this is only "
-                "rounding, increase max_logprob_diff; otherwise use another backend and report this."
-            )
+        diff = LogprobDiff.measure(rows, rows["logprobs"])
+        check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
+        self._starts.setdefault(policy_id, diff)
 
     def _probe(self, policy_id: str) -> SyncDiffs:
         prompts = self._prompts(policy_id)
@@ -178,15 +219,75 @@ class SyncCheck:
         )
 
 
-def default_max_diff(dtype: torch.dtype, settings: Settings) -> float:
-    """Returns the limit of mean |sampler - learner| log-probability, in nats per token, if `max_logprob_diff` is null.
+def min_limit(dtype: torch.dtype, settings: Settings) -> float:
+    """Returns the lowest limit of mean |sampler - learner| log-probability, in nats per token.
 
     Args:
         dtype: the learner's compute type.
         settings: the run's.
     """
     tf32 = dtype == torch.float32 and settings.backend == "vllm" and settings.gpus_per_runner > 0
-    return _MAX_DIFF_TF32 if tf32 else _MAX_DIFF[dtype]
+    return _MIN_LIMIT_TF32 if tf32 else _MIN_LIMIT[dtype]
+
+
+def max_mean_diff(tokens: int, start: LogprobDiff | None, lowest: float) -> float:
+    """Returns the limit of mean |sampler - learner| log-probability, in nats per token, if `max_logprob_diff` is null.
+
+    It is 3 times the mean at start plus 3 standard errors, from `lowest` to 10 times `lowest`. The standard error is
+    that of the difference between the mean of these tokens and the start's. It follows from the spread at start: the
+    wide spread of an engine with other weights would excuse itself.
+
+    Args:
+        tokens: number of compared tokens.
+        start: measured at start; None: not measured, the highest limit applies.
+        lowest: of `min_limit`.
+    """
+    if start is None:
+        return _LIMIT_RANGE * lowest
+    standard_error = start.std * math.sqrt(1 / start.tokens + 1 / tokens)
+    return min(max(_GROWTH * (start.mean + _STANDARD_ERRORS * standard_error), lowest), _LIMIT_RANGE * lowest)
+
+
+def check_diff(
+    policy_id: str, diff: LogprobDiff, start: LogprobDiff | None, dtype: torch.dtype, settings: Settings
+) -> None:
+    """Compares a difference between sampler and learner with its limit: `max_logprob_diff` or `max_mean_diff`.
+
+    Args:
+        policy_id: the LLM, for the message.
+        diff: measured under the same weights.
+        start: see `max_mean_diff`.
+        dtype: the learner's compute type.
+        settings: the run's.
+
+    Raises:
+        WeightSyncError: the difference is larger or not finite.
+    """
+    lowest = min_limit(dtype, settings)
+    limit = settings.max_logprob_diff or max_mean_diff(diff.tokens, start, lowest)
+    if diff.mean <= limit:  # False for NaN
+        return
+    measured = f"at start it was {start}" if start else "it was not measured at start"
+    rule = (
+        f"max_logprob_diff; {measured}"
+        if settings.max_logprob_diff
+        else f"{measured}; limit: {_GROWTH} times that plus {_STANDARD_ERRORS} standard errors, "
+        f"at least {lowest:g}, at most {_LIMIT_RANGE * lowest:g}"
+    )
+    advice = (
+        "The generation engine probably does not use the current weights: use another backend and report this. If it "
+        "is rounding after all, raise max_logprob_diff."
+        if dtype == torch.float32
+        else "Either both round differently, or the generation engine does not use the current weights. Run with "
+        "dtype=fp32 to find out: if that run passes, it is rounding, so raise max_logprob_diff; otherwise use another "
+        "backend and report this."
+    )
+    digits = next((digits for digits in range(3, 17) if f"{diff.mean:.{digits}g}" != f"{limit:.{digits}g}"), 17)
+    raise WeightSyncError(
+        f"Sampler and learner of {policy_id} differ: mean |sampler - learner| log-probability is "
+        f"{diff.mean:#.{digits}g} ± {diff.std / math.sqrt(diff.tokens):.1g} nats per token ({diff.tokens} tokens) > "
+        f"{limit:#.{digits}g} ({rule}). {advice}"
+    )
 
 
 def check_weight_sync(
@@ -217,8 +318,8 @@ def check_weight_sync(
     """
     perturbed_weights = perturb(weights, seed=0)
 
-    def diff(rows: Rows, learner_weights: Weights) -> float:
-        return _mean_diff(rows, score(learner_weights, rows))
+    def diff(rows: Rows, learner_weights: Weights) -> LogprobDiff:
+        return LogprobDiff.measure(rows, score(learner_weights, rows))
 
     initial_rows = _make_rows(prompts, generate(prompts))
     before = diff(initial_rows, weights)
@@ -229,9 +330,10 @@ def check_weight_sync(
         load(weights)
     restored_rows = _make_rows(prompts, generate(prompts))
     perturbed, moved = diff(perturbed_rows, perturbed_weights), diff(perturbed_rows, weights)
-    result = SyncDiffs(before, perturbed, moved, diff(restored_rows, weights))
-    limit = 2 * before + tolerance * result.moved
-    is_synced = result.perturbed <= limit and result.after <= limit and result.moved >= 10 * before
+    after = diff(restored_rows, weights)
+    result = SyncDiffs(before.mean, perturbed.mean, moved.mean, after.mean, before.merge(perturbed))
+    limit = 2 * result.before + tolerance * result.moved
+    is_synced = result.perturbed <= limit and result.after <= limit and result.moved >= 10 * result.before
     if not is_synced:  # True for NaN too
         raise WeightSyncCheckError(
             f"The generation engine of {policy_id} does not use new weights: mean |sampler - learner| log-probability "
@@ -240,12 +342,6 @@ def check_weight_sync(
             "backend, and report this with the model and the versions of vLLM, transformers and torch."
         )
     return result
-
-
-def _mean_diff(rows: Rows, logprobs: torch.Tensor) -> float:
-    """Returns the mean |sampler - learner| log-probability, in nats per token."""
-    difference = (rows["sampler_logprobs"] - logprobs).abs() * rows["mask"]
-    return float(difference.sum() / rows["mask"].sum())
 
 
 def _make_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:

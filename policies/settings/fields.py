@@ -358,7 +358,7 @@ class Fields(BaseModel):
     """Warn if the roles' task rewards differ by this many standard deviations."""
     max_logprob_diff: float | None = monitoring_setting(None, gt=0, resume=True)
     """End the run if the mean |sampler - learner| log-probability per token under the same weights exceeds this, in
-    nats (docs/health.md). Null: 0.001 in fp32 (0.005 with vLLM on a GPU), 0.05 in bf16."""
+    nats. Null: three times the difference at start, at least 0.05 in bf16 and 0.001 in fp32 (docs/health.md)."""
 
     # Evaluation and output.
     eval_every: int = monitoring_setting(10, ge=1)
