@@ -13,8 +13,8 @@ SURROGATE_PROBLEM = "contains half of a surrogate pair, such as an emoji cut in 
 """The predicate of a sentence about a text."""
 
 MESSAGES_RULE = (
-    "Queries that are conversations have completions that are lists of one message, as in TRL: "
-    '[{"role": "assistant", "content": ...}]. The text is completion[0]["content"].'
+    "If a query is a conversation, its completion is a list of one message, as in TRL: "
+    '[{"role": "assistant", "content": ...}]. Read the text as completion[0]["content"].'
 )
 """How rewards and feedback functions read the completions of conversations."""
 
