@@ -317,3 +317,7 @@ def query_length(completions: list[str], prompts: list[str]) -> list[float]:
 
 def observer_length(completions: list[str], role: list[str]) -> list[float]:
     return [len(text) * (name == "observer") for text, name in zip(completions, role, strict=True)]
+
+
+def token_count(completions: list[object], completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(tokens)) for tokens in completion_ids]

@@ -81,7 +81,7 @@ def test_a_reward_that_reads_messages_as_texts_is_told_their_form(tokenizer: "Pr
 
 
 def test_one_function_of_a_sum_that_misreads_messages_is_named(tokenizer: "PreTrainedTokenizerBase") -> None:
-    report = check(f"has_word + {REWARDS}:has_word_in_message", tokenizer, messages=True)
+    report = check(f"has_word + {REWARDS}:token_count", tokenizer, messages=True)
     (warning,) = report.warnings  # the sum varies
     assert warning.startswith("The reward has_word is the same for all lists of messages")
 
