@@ -12,6 +12,12 @@ from typing import TypedDict
 SURROGATE_PROBLEM = "contains half of a surrogate pair, such as an emoji cut in two"
 """The predicate of a sentence about a text."""
 
+MESSAGES_RULE = (
+    "If a query is a conversation, its completion is a list of one message, as in TRL: "
+    '[{"role": "assistant", "content": ...}]. Read the text as completion[0]["content"].'
+)
+"""How rewards and feedback functions read the completions of conversations."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """Letters and symbols without a glyph: joiners, fillers and the blank of Braille."""

@@ -5,8 +5,9 @@
     assert report.ok
 
 All queries of all splits are checked. The reward runs in its own process, as in training. It gets a few responses,
-including an empty one (a model may end at once), and every gold answer of the task: as the right answer to its query,
-and as a wrong answer to the previous query.
+including an empty one (a model may end at once) and the texts of the query's columns. If all get the same reward, that
+is a warning. It also gets every gold answer of the task: as the right answer to its query, and as a wrong answer to the
+previous query.
 """
 
 import re
@@ -22,8 +23,8 @@ from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.message import is_blank
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
-from cory_env.rewarding.episodes import RewardedResponse, give_feedback, reward_responses
-from cory_env.rewarding.process import REWARD, role_reward
+from cory_env.rewarding.episodes import give_feedback
+from cory_env.rewarding.examples import example_answers, find_constant_rewards, gold_answers, reward_answers
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import RESERVED
@@ -48,6 +49,7 @@ class ValidationReport:
         rewards: Example task rewards, as (role, query, completion, reward).
         warnings: Problems that do not prevent training.
         problems: Problems to fix before training.
+        has_constant_reward: Whether a reward did not distinguish any of the example answers.
     """
 
     task: str
@@ -57,6 +59,7 @@ class ValidationReport:
     rewards: list[tuple[str, str, str, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    has_constant_reward: bool = False
 
     @property
     def ok(self) -> bool:
@@ -91,7 +94,10 @@ class ValidationReport:
         for title, sentences in (("Warnings", self.warnings), ("Problems", self.problems)):
             if sentences:
                 lines += ["", f"{title}:"] + [f"  - {sentence}" for sentence in sentences]
-        return "\n".join([*lines, "", "The task is sound." if self.ok else "The task cannot be trained on yet."])
+        result = "The task is sound." if self.ok else "The task cannot be trained on yet."
+        if self.ok and self.has_constant_reward:
+            result = "Check the reward before training: it did not distinguish the example answers (see Warnings)."
+        return "\n".join([*lines, "", result])
 
 
 def validate(
@@ -252,15 +258,22 @@ def show_prompts(chain: Chain, report: ValidationReport) -> None:
 
 
 def show_rewards(chain: Chain, worker: RewardWorker, report: ValidationReport) -> None:
-    """Adds the rewards of a few responses: the gold answer (or the query's text), and an empty response."""
+    """Adds the rewards of a few example answers, and warns about a reward that is the same for all of them."""
     queries = chain.task.train[:NUM_SAMPLES]
-    answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries] + [(queries[0], "")]
-    for position, role in enumerate(chain.roles):
-        if not chain.positions[position].role.has_reward:
-            continue
-        for (query, text), value in zip(answers, reward_answers(chain, worker, answers, position), strict=True):
+    shown = [(query, chain.task.gold(query) or " " + query.text) for query in queries] + [(queries[0], "")]
+    answers = [*shown, *example_answers(chain.task, queries)]
+    rewards = {
+        position: reward_answers(chain, worker, answers, position)
+        for position in range(len(chain.roles))
+        if chain.positions[position].role.has_reward
+    }
+    for position, values in rewards.items():
+        for (query, text), value in zip(shown, values, strict=False):
             assert value is not None  # this worker stops on errors
-            report.rewards.append((role, query.text, text, value))
+            report.rewards.append((chain.roles[position], query.text, text, value))
+    warnings = find_constant_rewards(chain, worker, answers, rewards)
+    report.warnings += warnings
+    report.has_constant_reward = bool(warnings)
 
 
 def check_answers(chain: Chain, worker: RewardWorker, report: ValidationReport) -> None:
@@ -374,25 +387,3 @@ def _shows_gold(task: Task, episode: ChainEpisode, feedback: Feedback) -> bool:
     texts = (feedback, episode.query.text, episode.completions[-1])
     in_feedback, *elsewhere = (isinstance(text, str) and bool(pattern.search(text)) for text in texts)
     return bool(gold) and in_feedback and not any(elsewhere)
-
-
-def gold_answers(task: Task, split: Split) -> list[tuple[Query, str]]:
-    """Returns the queries with a gold answer, and their answers."""
-    golds = [(query, task.gold(query)) for query in task.queries(split)]
-    return [(query, gold) for query, gold in golds if gold is not None]
-
-
-def reward_answers(
-    chain: Chain, worker: RewardWorker, answers: Sequence[tuple[Query, str]], position: int | None = None
-) -> list[float | None]:
-    """Returns the rewards of answers to queries, as responses at a position; by default the task's, for the pioneer."""
-    tokens = chain.control.encode_text([text for _, text in answers])
-    role = chain.positions[position].role if position is not None else None
-    return reward_responses(
-        worker,
-        [
-            RewardedResponse(query, chain.roles[position or 0], text, ids or list(chain.stop_token_ids[:1]))
-            for (query, text), ids in zip(answers, tokens, strict=True)
-        ],
-        REWARD if role is None or role.own_reward is None else role_reward(role.name),
-    )

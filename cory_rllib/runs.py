@@ -146,7 +146,7 @@ def load_chain(
     from launch.models.trained_chain import TrainedChain
 
     settings = policies.settings
-    for text in policies.changes():
+    for text in policies.warnings():
         warnings.warn(text, stacklevel=3)
     return TrainedChain(
         policies,

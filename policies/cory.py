@@ -90,10 +90,10 @@ class Cory(TemporaryLogdir, Algorithm):
         self.mapping = make_mapping(s)
         self.updates = self.updates_since_exchange = self.exchanges = 0
         self.combined_reward = float("nan")  # on held-out queries, by `select_by`, at the last evaluation
-        self.health = Health(s)
         self.estimators = {name: AdvantageEstimator(s.hyperparameters) for name in s.policy_ids}
         self._report: dict[str, Any] = {}
         self.task = s.make_task()
+        self.health = Health(s, has_conversations=any(query.history is not None for query in self.task.train))
         warn_if_vllm_missing(s.backend)
         try:
             super().setup(config)

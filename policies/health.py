@@ -6,23 +6,27 @@
 | `eos`           | policy  | the end-of-sequence rate is far below that of the first update: endless text; not      |
 |                 |         | checked with `min_response_tokens`, which changes the rate                             |
 | `kl`            | policy  | KL to the reference per token above its limit: the language of the base model is lost  |
+| `kl_jump`       | policy  | KL to the reference per token rose in one update by more than half of that limit       |
 | `dragged_down`  | role    | a later role has lower rewards than the pioneer: the reference misleads it             |
 | `one_sided`     | role    | one role has far higher rewards than another                                           |
+| `length_limit`  | role    | nearly all responses were cut at the length limit                                      |
 | `all_masked`    | policy  | all responses were cut at the length limit, and `overlong=mask` drops such responses   |
 | `no_signal`     | policy  | all compared responses have equal rewards, or the gradient is 0: nothing is learned    |
 
-The first three mean collapse. A signature that lasts for `health_patience` consecutive updates is a warning until it
-ends. If chains stop in training (`stop_in_training`), later roles answer only what was not solved before, so roles are
-not compared.
+`repetition`, `eos` and `kl` mean collapse. A signature that lasts for `health_patience` consecutive updates is a
+warning until it ends. `kl_jump`, `length_limit` and, in update 1, rewards that are all equal are warnings at once. If
+chains stop in training (`stop_in_training`), later roles answer only what was not solved before, so roles are not
+compared.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from cory_env.message import MESSAGES_RULE
 from policies.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -34,6 +38,12 @@ ZERO_STD_TOLERANCE = 1e-6
 """Standard deviation up to which rewards count as equal."""
 MIN_FIRST_EOS_RATE = 0.05
 """If the first end-of-sequence rate is below this, a lower one is not a sign."""
+MAX_CUT_RATE = 0.95
+"""From this share of responses at the length limit on, the limit is too low."""
+OPEN_ENDED_TASKS = ("imdb",)
+"""Tasks whose responses continue a text, and need no end."""
+MAX_KL_RISE = 0.5
+"""Largest rise of the KL per token in one update, as a share of `max_token_kl` (docs/health.md)."""
 
 
 class HealthSign(NamedTuple):
@@ -44,17 +54,40 @@ class HealthSign(NamedTuple):
     """A policy or a role."""
     text: str
     """Message with the values and the setting that limits them."""
+    immediate: bool = False
+    """Whether it is a warning at once, whatever `health_patience` is."""
 
 
 class Health:
     """Detects signs over the updates of a run.
 
-    `state` holds the first update's end-of-sequence rates, and for how many updates each sign has lasted.
+    `state` holds the first update's end-of-sequence rates, the last KL per token of each policy, for how many updates
+    each sign has lasted, and which of them are warnings. Checkpoints of earlier versions lack the second and the last.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, has_conversations: bool = False) -> None:
+        """Initializes the state of a new run.
+
+        Args:
+            settings: of the run.
+            has_conversations: whether queries are conversations, so that completions are lists of messages.
+        """
         self.settings = settings
-        self.state: dict[str, Any] = {"first_eos_rate": {}, "held": {}}
+        self.has_conversations = has_conversations
+        self.state: dict[str, Any] = {"first_eos_rate": {}, "token_kl": {}, "held": {}, "active": []}
+
+    def observe_start(self, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Checks the evaluation before training, and logs warnings; returns them as `observe` does.
+
+        Args:
+            report: `Evaluator.evaluate`'s.
+        """
+        roles = self.settings.agents
+        alone = [metrics["eos_rate"] for metrics in report["evaluation"].values()]
+        eos_rates = {roles[0]: min((rate for rate in alone if not math.isnan(rate)), default=math.nan)}
+        if "last_response" in report and self.settings.stop_when is None:
+            eos_rates[roles[-1]] = report["last_response"]["eos_rate"]
+        return self._update_warnings(0, self._length_signs(eos_rates))
 
     def observe(self, report: dict[str, Any], responses: Mapping[str, int]) -> list[dict[str, Any]]:
         """Checks an update's report, and logs new warnings.
@@ -70,21 +103,33 @@ class Health:
         for policy_id, metrics in report["policy"].items():
             if not math.isnan(metrics["eos_rate"]):
                 first.setdefault(policy_id, metrics["eos_rate"])
-        signs = {f"{sign.signature}/{sign.subject}": sign for sign in self._signs(report, responses)}
-        counts = {key: self.state["held"].get(key, 0) + 1 for key in signs}
-        self.state["held"] = counts
-        patience = self.settings.health_patience
-        warnings = [{**signs[key]._asdict(), "updates": count} for key, count in counts.items() if count >= patience]
-        for warning in warnings:
-            if warning["updates"] == patience:
-                logger.warning("Update %d: %s", report["update"], warning["text"])
-        return warnings
+        signs = [*self._signs(report, responses)]
+        last = self.state.setdefault("token_kl", {})
+        last |= {name: kl for name, m in report["policy"].items() if not math.isnan(kl := token_kl(m))}
+        return self._update_warnings(report["update"], signs)
+
+    def _update_warnings(self, update: int, signs: Iterable[HealthSign]) -> list[dict[str, Any]]:
+        """Counts the updates of each sign, logs those that become warnings, and returns all warnings."""
+        by_key = {f"{sign.signature}/{sign.subject}": sign for sign in signs}
+        counts = {key: self.state["held"].get(key, 0) + (update > 0) for key in by_key}
+        previous, patience = self.state.get("active", []), self.settings.health_patience
+        active = [key for key, sign in by_key.items() if sign.immediate or key in previous or counts[key] >= patience]
+        self.state |= {"held": counts, "active": active}
+        for key in active:
+            if key not in previous:
+                logger.warning("Update %d: %s", update, by_key[key].text)
+        return [
+            {"signature": sign.signature, "subject": sign.subject, "text": sign.text, "updates": counts[key]}
+            for key, sign in by_key.items()
+            if key in active
+        ]
 
     def _signs(self, report: dict[str, Any], responses: Mapping[str, int]) -> Iterator[HealthSign]:
         s = self.settings
         for policy_id, metrics in report["policy"].items():
             first = self.state["first_eos_rate"].get(policy_id, math.nan)
             yield from collapse_signs(s, policy_id, metrics, first, responses.get(policy_id, 0))
+            yield from self._kl_jump(policy_id, token_kl(metrics))
             if s.overlong == "mask" and metrics["eos_rate"] == 0.0:
                 yield HealthSign(
                     "all_masked",
@@ -93,8 +138,42 @@ class Health:
                     "leaves such responses out of the loss. Raise max_response_tokens, or set overlong=keep.",
                 )
             elif responses.get(policy_id) and (cause := self._no_signal(policy_id, metrics, report)):
-                yield HealthSign("no_signal", policy_id, f"{policy_id} learns nothing from its rewards: {cause}")
+                is_first = report["update"] == 1 and all_equal(report["role"])
+                yield HealthSign(
+                    "no_signal", policy_id, f"{policy_id} learns nothing from its rewards: {cause}", is_first
+                )
+        eos_rates = {role: metrics.get("eos_rate", math.nan) for role, metrics in report["role"].items()}
+        yield from self._length_signs(eos_rates)
         yield from self._role_signs(report["role"])
+
+    def _kl_jump(self, policy_id: str, kl: float) -> Iterator[HealthSign]:
+        s = self.settings
+        limit, rise = MAX_KL_RISE * s.max_token_kl, kl - self.state.get("token_kl", {}).get(policy_id, math.nan)
+        if rise > limit:
+            adapters = " or train adapters (weights=lora)" if s.lora is None else ""
+            yield HealthSign(
+                "kl_jump",
+                policy_id,
+                f"One update moved {policy_id} far from its initial policy: KL {kl - rise:.2f} -> {kl:.2f} nats per "
+                f"token (it may rise by {limit:g}, half of max_token_kl). Reduce lr, increase kl_coef{adapters}.",
+                immediate=True,
+            )
+
+    def _length_signs(self, eos_rates: Mapping[str, float]) -> Iterator[HealthSign]:
+        """Yields a sign for each role whose responses hardly ever end, from its end-of-sequence rate."""
+        s = self.settings
+        if s.task in OPEN_ENDED_TASKS or s.min_response_tokens is not None:
+            return
+        limits = dict(zip(s.agents, s.response_limits, strict=True))
+        for role, eos_rate in eos_rates.items():
+            if 1.0 - eos_rate >= MAX_CUT_RATE:
+                yield HealthSign(
+                    "length_limit",
+                    role,
+                    f"{1.0 - eos_rate:.0%} of the {role}'s responses are cut at the length limit, "
+                    f"max_response_tokens={limits[role]}. Raise it, or ask for shorter responses in the prompt.",
+                    immediate=True,
+                )
 
     def _no_signal(self, policy_id: str, metrics: Mapping[str, float], report: dict[str, Any]) -> str | None:
         """Returns why a policy learned nothing from the rewards of its responses; None if it may have learned."""
@@ -103,11 +182,16 @@ class Health:
             weights = zip(report["roles"].values(), s.loss_weights, strict=True)
             if not any(weight for role_policy, weight in weights if role_policy == policy_id):
                 return None  # as set by the user
-        if metrics.get("frac_zero_std", float(self._rewards_are_constant(report["role"]))) == 1.0:
-            return (
-                "all the responses that are compared with one another got the same reward. Check the reward, or use "
-                "queries that the model neither always nor never solves."
+        roles = report["role"]
+        if metrics.get("frac_zero_std", float(self._rewards_are_constant(roles))) == 1.0:
+            advice = "Check the reward, or use queries that the model neither always nor never solves."
+            if not all_equal(roles):
+                return f"all the responses that are compared with one another got the same reward. {advice}"
+            rewards = ", ".join(
+                f"{role} {m['task_reward']:g}" for role, m in roles.items() if not math.isnan(m["task_reward"])
             )
+            rule = f" {MESSAGES_RULE}" if self.has_conversations else ""
+            return f"all the responses of a role got the same reward ({rewards}). {advice}{rule}"
         if metrics.get("grad_norm") == 0.0:
             return (
                 "its gradient is 0. The responses that differ in reward are left out of the loss (overlong=mask), or "
@@ -118,10 +202,7 @@ class Health:
     def _rewards_are_constant(self, roles: Mapping[str, Mapping[str, float]]) -> bool:
         """Whether each role's rewards are all equal, and so are those that it trains on (without groups)."""
         s = self.settings
-        if s.stop_in_training or s.overlong == "penalty" or ":" in s.credit:
-            return False
-        stds = [metrics["task_reward_std"] for metrics in roles.values() if not math.isnan(metrics["task_reward"])]
-        return bool(stds) and max(stds) <= ZERO_STD_TOLERANCE
+        return all_equal(roles) and not (s.stop_in_training or s.overlong == "penalty" or ":" in s.credit)
 
     def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[HealthSign]:
         s = self.settings
@@ -180,14 +261,24 @@ def collapse_signs(
             f"{policy_id} rarely ends its responses: {eos_rate:.0%} end with the end-of-sequence token, "
             f"{first_eos_rate:.0%} at the start (min_eos_ratio is {ratio:.0%} of that).",
         )
-    token_kl = metrics["kl"] / max(metrics["response_length"], 1.0)
-    if token_kl > settings.max_token_kl:
+    if (kl := token_kl(metrics)) > settings.max_token_kl:
         yield HealthSign(
             "kl",
             policy_id,
-            f"{policy_id} is far from its initial policy: KL {token_kl:.2f} nats per token (max_token_kl is "
+            f"{policy_id} is far from its initial policy: KL {kl:.2f} nats per token (max_token_kl is "
             f"{settings.max_token_kl:g}). Increase kl_coef or reduce lr.",
         )
+
+
+def token_kl(metrics: Mapping[str, float]) -> float:
+    """KL to the reference per response token, in nats; NaN without a reference or responses."""
+    return metrics["kl"] / max(metrics["response_length"], 1.0)
+
+
+def all_equal(roles: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether the task rewards of each role are all equal, as far as it has any."""
+    stds = [metrics["task_reward_std"] for metrics in roles.values() if not math.isnan(metrics["task_reward"])]
+    return bool(stds) and max(stds) <= ZERO_STD_TOLERANCE
 
 
 def effect_size(first: dict[str, float], second: dict[str, float]) -> float:

@@ -10,12 +10,14 @@ is retried.
 """
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
 from cory_env.functions import parse_spec
+from cory_env.message import MESSAGES_RULE
 from cory_env.pickled import display_name
 from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, RewardProcess, SampleError, role_reward
 from cory_env.rewarding.spec import parse_sum
@@ -224,6 +226,8 @@ class RewardWorker:
         else:
             attempts = ""
             advice = "Correct the function or the data, or set on_reward_error=skip to drop such queries."
+            if isinstance(batch.completions[index], list) and re.search(r"\blist\b", reason.partition("\n")[0]):
+                advice = f"{MESSAGES_RULE} {advice}"
         if self.on_error == "skip" and not faults:
             advice = "The values of the single calls are used."
         end = "\n" if "\n" in reason else ". "  # a traceback ends with its own line

@@ -151,8 +151,8 @@ def _lm_eval(
     if folder is not None and not folder.is_dir():
         raise CommandError(f"--lm-eval-tasks-folder {folder} is not a folder.")
     trained = open_trained(target, checkpoint)
-    for change in trained.changes():
-        _warn(change)
+    for warning in trained.warnings():
+        _warn(warning)
     suite = lm_eval.Suite(tuple(tasks), folder, limit)
     out = out or default_folder(target, trained.run, trained.folder, suite.fingerprint(trained))
     make_folder(out)

@@ -95,8 +95,8 @@ def generate(
     temperature = settings.temperature if temperature is None else temperature
     seed = settings.seed if seed is None else seed
     chain = TrainedChain(trained, policy_ids, temperature, seed, engine, feedback=not no_feedback)
-    for change in trained.changes():
-        print(f"Warning: {change}", file=sys.stderr)
+    for warning in trained.warnings():
+        print(f"Warning: {warning}", file=sys.stderr)
     if source is None or out is None:
         return _answer_queries(chain, query, samples, as_json)
     from cory_env.tasks.rows import read_queries

@@ -100,8 +100,8 @@ def serve(
             except FeedbackRequiredError:
                 unavailable[CHAIN_MODEL] = "The prompts of `chain` show feedback: start the server with --feedback."
                 print(unavailable[CHAIN_MODEL], file=sys.stderr)
-        for change in policies.changes():
-            print(f"Warning: {change}", file=sys.stderr)
+        for warning in policies.warnings():
+            print(f"Warning: {warning}", file=sys.stderr)
         chain_text = " then ".join(policy_ids)
         print(f"Loading {chain_text}, after update {policies.update} of {run}.", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # imported libraries may swallow a KeyboardInterrupt

@@ -22,6 +22,7 @@ from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches, open_batches, show_work
 from launch.evaluation.figures import BASE, PolicyScores, Scoring, compute_scores
 from launch.run_folder import manifest
+from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
 from launch.run_folder.journal import atomic_write
@@ -168,7 +169,7 @@ def plan_evaluation(
         split: The split that the queries come from.
         queries: Number of queries; None: all.
         samples: Responses per query.
-        warn: Called with each difference from the sources of training.
+        warn: Called with each difference from the sources of training, and if the checkpoint is untrained.
 
     Raises:
         CommandError: A setting or file cannot be used, a number is below 1, or the split has no queries.
@@ -182,6 +183,8 @@ def plan_evaluation(
     sources = collect_sources(settings, task, tokenizers)
     for text in changes_since(run, settings, task, sources) if run is not None else ():
         warn(text)
+    if checkpoint is not None and checkpoint[0] == 0:
+        warn(UNTRAINED)
     return make_plan(settings, task, sources, split, queries, samples, checkpoint)
 
 

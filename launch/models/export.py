@@ -60,7 +60,7 @@ def export_warnings(trained: PolicySet, policy_id: str) -> list[str]:
     Raises:
         CommandError: the model or its tokenizer was not found.
     """
-    return [f"At update {trained.update}, {text}" for text in _health_warnings(trained, policy_id)] + trained.changes()
+    return [f"At update {trained.update}, {text}" for text in _health_warnings(trained, policy_id)] + trained.warnings()
 
 
 def _health_warnings(trained: PolicySet, policy_id: str) -> list[str]:

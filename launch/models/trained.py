@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import safetensors
 
 from launch.console.errors import CommandError
+from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import describe_environment
 from launch.run_folder.layout import CONFIG, POLICIES
 from launch.run_folder.locations import add_module_folders, locate_files
@@ -114,6 +115,15 @@ class PolicySet:
 
     def _initial_id(self, policy_id: str) -> str:
         return self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id
+
+    def warnings(self) -> list[str]:
+        """Returns sentences for users of the weights: that they are untrained, and `changes`.
+
+        Raises:
+            CommandError: as `changes`.
+        """
+        untrained = self.folder is not None and self.update == 0
+        return [UNTRAINED] * untrained + self.changes()
 
     def changes(self) -> list[str]:
         """Returns a sentence for each model, tokenizer and chat template that has changed since training.

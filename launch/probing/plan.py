@@ -163,7 +163,7 @@ def plan_probe(
         if run.settings().roles is not None:  # the second agent need not see the first answer, nor answer itself
             raise CommandError(f"{target} has roles, which cannot be probed. Probe its model instead.")
         policies = open_trained(target, checkpoint)
-        for text in policies.changes():
+        for text in policies.warnings():
             warn(text)
         policy_ids = None if roles is None else policies.resolve_names(roles)
     agents = 2 if run is None or run.settings().num_agents == 1 else None

@@ -27,6 +27,8 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
     chain = ", and the chain's last answer" if "last_response" in last else ""
     terminal.print(Text(f"Held-out queries, each policy alone{chain}, {updates}", style="bold"))
     terminal.print(before_and_after_table(first, last, terminal))
+    if note := last_answer_note(first, last, arrow=terminal.arrow):
+        terminal.print(note)
     sources = Sources.read(run.path)
     changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
     for update, text in {change["update"]: change["text"] for change in changes}.items():
@@ -44,7 +46,28 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
     terminal.print(f"Curves      {run.user_path(run.curves)}", True)
     if best is not None:  # None if the reward failed in every evaluation
         terminal.print(f"Best        {run.user_path(run.checkpoints.folder / 'best')}, from update {best}", True)
+    if best == 0:
+        terminal.print(
+            f"Warning: No evaluation beat update 0 (select_by={settings.select_by}), so `best` has the weights before "
+            "training, which other commands use by default. `--checkpoint latest` selects the trained ones.",
+            True,
+        )
     terminal.print(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
+
+
+def last_answer_note(*lines: Update, arrow: str) -> str | None:
+    """Explains the KL of the chain's last answers in evaluations; None if there is none.
+
+    Before training it may be large, because the last agent's prompt has more than the query.
+    """
+    in_chain = [line["last_response"].get("in_chain_kl") for line in lines if "last_response" in line]
+    if len(in_chain) < len(lines) or None in in_chain:
+        return None
+    values = f" {arrow} ".join(format_metric("kl", value) for value in in_chain)
+    return (
+        "KL of the last answer: to the base model given the query alone, so the last agent's longer prompt adds to it. "
+        f"Given the same prompt: {values}."
+    )
 
 
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:

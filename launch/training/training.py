@@ -17,13 +17,14 @@ from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.layout import REJECTED_BATCH_FILE
-from launch.run_folder.records import Sample, Update, to_json
+from launch.run_folder.records import HealthWarning, Sample, Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_queries
 from launch.run_folder.storage import StorageError
 from launch.training.description import describe_run
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, lacks_final, latest_valid_checkpoint, starting_policies
+from launch.training.summary import last_answer_note, print_summary
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
 from policies.compat.imports import gc_paused
 from policies.settings.processes import processes
@@ -91,7 +92,6 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
         The exit code of `train_locked_run`.
     """
     from launch.display.curves import draw_curves
-    from launch.training.summary import print_summary
 
     stopped = last_update < settings.num_updates and interrupts.requested is not None
     if stopped:
@@ -205,10 +205,15 @@ class Trainer:
     def _evaluate_start(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         """Evaluates and saves the untrained policies, as the baseline and the first checkpoint."""
         self.terminal.stage("Evaluating the untrained policies")
-        line = cast(Update, to_json({"update": 0, **algo.evaluator.evaluate()}))
+        evaluation = algo.evaluator.evaluate()
+        line = cast(Update, to_json({"update": 0, **evaluation}))
         self._record_samples(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
-        self._record(line)
         self.terminal.update(line)
+        if note := last_answer_note(line, arrow=self.terminal.arrow):
+            self.terminal.print(note)
+        if warnings := algo.health.observe_start(evaluation):
+            line["health"] = cast(list[HealthWarning], warnings)
+        self._record(line)
         self._save(algo, checkpoints)
 
     def _save(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:

@@ -294,3 +294,30 @@ def numbers_as_feedback(completions: list[str]) -> list[float]:
 
 def one_text(completions: list[str]) -> str:
     return "fine"
+
+
+def has_word(completions: list[str], word: list[str]) -> list[float]:
+    """Reads texts; the same for all lists of messages."""
+    return [float(part in text) - 0.01 * len(text) for text, part in zip(completions, word, strict=True)]
+
+
+def has_word_in_message(completions: list[list[dict[str, str]]], word: list[str]) -> list[float]:
+    return has_word([messages[0]["content"] for messages in completions], word)
+
+
+def has_lower_word(completions: list[str], word: list[str]) -> list[float]:
+    """Fails on lists of messages."""
+    return has_word([text.lower() for text in completions], word)
+
+
+def query_length(completions: list[str], prompts: list[str]) -> list[float]:
+    """Depends on the query only."""
+    return [float(len(prompt)) for prompt in prompts]
+
+
+def observer_length(completions: list[str], role: list[str]) -> list[float]:
+    return [len(text) * (name == "observer") for text, name in zip(completions, role, strict=True)]
+
+
+def token_count(completions: list[object], completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(tokens)) for tokens in completion_ids]

@@ -11,10 +11,11 @@ from cory_env.chain import Chain
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import reward_episodes
+from cory_env.rewarding.examples import gold_answers, reward_answers
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Message, Query, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from cory_env.validate import gold_answers, reward_answers, validate
+from cory_env.validate import validate
 from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer
 
 if TYPE_CHECKING:

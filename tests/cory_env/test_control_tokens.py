@@ -14,11 +14,11 @@ from cory_env.chain import Chain
 from cory_env.control_tokens import ControlTokens
 from cory_env.decoding import EarlierResponse
 from cory_env.episode import ChainEpisode
+from cory_env.rewarding.examples import gold_answers, reward_answers
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.rewards import classifier
 from cory_env.tasks import Message, Query, Task
 from cory_env.tasks.turns import SeenResponse, Turn
-from cory_env.validate import gold_answers, reward_answers
 from tests.cory_env.sample_tokenizers import KINDS, byte_level, not_special
 
 TEXTS = (

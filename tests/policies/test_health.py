@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_a_warning_starts_after_health_patience_is_logged_once_and_ends_with_its
         "repetition": 0.0,
     }
     active = []
-    for update, kl in enumerate((20.0, 20.0, 20.0, 1.0, 20.0), 1):
+    for update, kl in enumerate((14.0, 14.0, 14.0, 9.5, 14.0), 1):
         report = {"update": update, "policy": {"llm_1": {**healthy, "kl": kl}}, "role": {"pioneer": healthy}}
         warnings = health.observe(report, {"llm_1": 8})
         active.append([(warning["signature"], warning["updates"]) for warning in warnings])
@@ -207,9 +208,120 @@ def test_an_llm_whose_rewards_are_all_equal_learns_nothing(
 ) -> None:
     algorithm = make_cory(reward=f"{REWARDS}:constant", health_patience=2, eval_every=100, **settings)
     reports = [algorithm.train()["cory"] for _ in range(2)]
-    assert signs(reports[0]) == set()
-    assert signs(reports[1]) == {("no_signal", policy_id) for policy_id in algorithm.settings.policy_ids}
-    assert "Update 2: llm_1 learns nothing from its rewards: all the responses that are compared" in caplog.text
+    for report in reports:  # from the first update on
+        assert signs(report) == {("no_signal", policy_id) for policy_id in algorithm.settings.policy_ids}
+    equal = "Update 1: llm_1 learns nothing from its rewards: all the responses of a role got the same reward (pioneer"
+    assert caplog.text.count("llm_1 learns nothing") == 1 and equal in caplog.text
+
+
+def test_equal_rewards_are_a_warning_at_once_in_the_first_update_only_if_no_responses_differ() -> None:
+    updates = {}
+    for name, first, std in (("all", 1, 0.0), ("within groups", 1, 0.5), ("all, later", 2, 0.0)):
+        health = Health(make_settings({**GROUPS, "minibatch_size": 8, "health_patience": 3}))
+        metrics = {**METRICS, "task_reward_std": std, "frac_zero_std": 1.0, "grad_norm": 0.0}
+        reports = [
+            {"update": update, "policy": {"llm_1": metrics}, "role": {"pioneer": metrics}}
+            for update in range(first, first + 4)
+        ]
+        active = [health.observe(report, {"llm_1": 8}) for report in reports]
+        updates[name] = [warning["updates"] for warnings in active for warning in warnings]
+    assert updates == {"all": [1, 2, 3, 4], "within groups": [3, 4], "all, later": [3, 4]}
+
+
+def test_equal_rewards_of_conversations_come_with_how_to_read_their_completions() -> None:
+    metrics = {**METRICS, "task_reward_std": 0.0, "frac_zero_std": 1.0}
+    report = {"update": 1, "policy": {"llm_1": metrics}, "role": {"pioneer": metrics}}
+    for has_conversations in (True, False):
+        health = Health(make_settings({"num_agents": 1}), has_conversations=has_conversations)
+        (warning,) = health.observe(report, {"llm_1": 8})
+        assert ('completion[0]["content"]' in warning["text"]) == has_conversations
+
+
+def replay_kl(kls: Sequence[float], **settings: Any) -> list[list[tuple[str, int]]]:
+    """Returns the warnings of each update of a run with these KLs per response of 10 tokens."""
+    health = Health(make_settings(settings))
+    active = []
+    for update, kl in enumerate(kls, 1):
+        metrics = {**METRICS, "task_reward_std": 1.0, "response_length": 10.0, "kl": kl}
+        report = {"update": update, "policy": {"llm_1": metrics}, "role": {"pioneer": metrics}}
+        warnings = health.observe(report, {"llm_1": 8})
+        active.append([(warning["signature"], warning["updates"]) for warning in warnings])
+    return active
+
+
+@pytest.mark.parametrize(
+    ("kls", "settings", "updates"),
+    [
+        ((0.0, 18.5, 18.6, 18.0), {}, [2]),  # below max_token_kl, and far from the initial policy at once
+        ((0.0, 9.0, 18.0, 19.9), {}, []),  # the same KL, in steps
+        ((0.0, 18.5, 3.0, 18.5), {}, [2, 4]),
+        ((0.0, 18.5), {"max_token_kl": 4.0}, []),
+        ((0.0, 3.5), {"max_token_kl": 0.6}, [2]),
+        ((18.0, 18.0), {}, []),  # of a run that starts from another run's policies
+        ((math.nan, math.nan), {"kl_coef": 0.0}, []),
+        ((0.0, math.nan, 18.5), {}, [3]),  # an update without responses of the policy
+    ],
+)
+def test_a_kl_that_jumps_in_one_update_is_a_warning_at_once(
+    kls: Sequence[float], settings: dict[str, Any], updates: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    active = replay_kl(kls, **settings)
+    assert [update for update, warnings in enumerate(active, 1) if ("kl_jump", 1) in warnings] == updates
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == updates
+
+
+def test_the_warning_about_a_jump_of_the_kl_says_what_to_change_and_survives_a_restart() -> None:
+    metrics = {**METRICS, "response_length": 10.0, "frac_zero_std": 0.0, "grad_norm": 1.0}
+    for weights, has_adapters in (("full", False), ("lora", True)):
+        settings = make_settings({"weights": weights})
+        first, second = Health(settings), Health(settings)
+        first.observe({"update": 1, "policy": {"llm_1": metrics}, "role": ROLES}, {"llm_1": 8})
+        second.state = first.state
+        report = {"update": 2, "policy": {"llm_1": {**metrics, "kl": 18.5}}, "role": ROLES}
+        (warning,) = second.observe(report, {"llm_1": 8})
+        assert "KL 0.00 -> 1.85 nats per token (it may rise by 1, half of max_token_kl)" in warning["text"]
+        assert "Reduce lr, increase kl_coef" in warning["text"] and ("lora" in warning["text"]) != has_adapters
+        second.state = {"first_eos_rate": {}, "held": {}}  # of a checkpoint of an earlier version
+        assert second.observe(report, {"llm_1": 8}) == []
+
+
+LIMITED: dict[str, Any] = {"task": "arithmetic", "max_response_tokens": 12}
+
+
+@pytest.mark.parametrize(
+    ("settings", "eos_rate", "has_sign"),
+    [
+        (LIMITED, 0.05, True),
+        (LIMITED, 0.06, False),
+        (LIMITED, math.nan, False),  # a role that no chain reached
+        ({**LIMITED, "min_response_tokens": 4}, 0.0, False),  # the limit changes
+        ({**LIMITED, "task": "imdb"}, 0.0, False),  # film reviews are continued, and need no end
+    ],
+)
+def test_responses_that_nearly_all_end_at_the_length_limit_are_a_warning_at_once(
+    settings: dict[str, Any], eos_rate: float, has_sign: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    health = Health(make_settings(settings))
+    start = {"evaluation": {"llm_1": {"eos_rate": 1.0}, "llm_2": {"eos_rate": eos_rate}}}
+    cut = signs({"health": health.observe_start(start)})
+    assert cut == ({("length_limit", "pioneer")} if has_sign else set())
+    roles = {"pioneer": {**ROLES["pioneer"], "task_reward_std": 1.0, "eos_rate": eos_rate}}
+    for update in (1, 2):
+        active = health.observe({"update": update, "policy": {}, "role": roles}, {})
+        assert signs({"health": active}) == cut
+        assert [warning["updates"] for warning in active] == [update] * has_sign
+    assert len(caplog.records) == has_sign  # once, before training
+    assert (
+        "Update 0: 95% of the pioneer's responses are cut at the length limit, max_response_tokens=12." in caplog.text
+    ) == has_sign
+
+
+def test_the_length_limit_is_that_of_the_role_and_of_the_chain_s_last_answers() -> None:
+    roles = [{"name": "solver"}, {"name": "critic", "max_response_tokens": 5}]
+    health = Health(make_settings({**LIMITED, "roles": roles}))
+    start = {"evaluation": {"llm_1": {"eos_rate": 0.9}}, "last_response": {"eos_rate": 0.0}}
+    (warning,) = health.observe_start(start)
+    assert warning["subject"] == "critic" and "max_response_tokens=5." in warning["text"]
 
 
 def test_a_gradient_of_0_is_a_sign_unless_the_role_has_loss_weight_0() -> None:

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from launch.console.errors import CommandError
 from launch.models.trained import POLICIES, PolicySet, open_trained
 from launch.run_folder import manifest
+from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.run import Run
 from tests.launch.conftest import record_test_run
 from tests.paper import paper_settings
@@ -114,3 +115,12 @@ def test_invalid_weights_files_are_rejected(run: Run) -> None:
 def test_an_unknown_policy_is_rejected(policies_run: Run) -> None:
     with pytest.raises(CommandError, match=r"Unknown policy `llm_3`\. .* has: llm_1, llm_2, mean\."):
         open_trained(policies_run.path).resolve_names(["llm_1", "llm_3"])
+
+
+@pytest.mark.parametrize(
+    ("update", "folder", "is_untrained"), [(0, Path("c"), True), (3, Path("c"), False), (0, None, False)]
+)
+def test_a_checkpoint_from_before_training_is_a_warning(update: int, folder: Path | None, is_untrained: bool) -> None:
+    settings = Settings()
+    policies = PolicySet(settings, update, [], settings.policy_ids, "run", "run", "", lambda _: {}, folder=folder)
+    assert policies.warnings() == [UNTRAINED] * is_untrained

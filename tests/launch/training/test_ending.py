@@ -12,11 +12,12 @@ from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display import curves
 from launch.display.terminal import Terminal
+from launch.run_folder.records import Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from launch.training import training
 from launch.training.saving import CheckpointWriter
-from launch.training.summary import print_summary
+from launch.training.summary import last_answer_note, print_summary
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
 from tests.launch.run_folder.conftest import SETTINGS
@@ -138,3 +139,37 @@ def test_the_summary_has_samples_the_best_update_and_source_changes(
     output = capsys.readouterr().out
     assert output.count("Warning: Metrics before and after update 6 are not comparable. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output
+
+
+def evaluated(update: int, combined: float, last: dict[str, float | None]) -> Update:
+    metrics: dict[str, float | None] = {"task_reward": combined, "kl": 0.0, "combined_reward": combined}
+    metrics |= {"response_length": 4.0, "eos_rate": 1.0}
+    return {
+        "update": update,
+        "evaluation": {"llm_1": metrics, "llm_2": metrics, "mean": metrics},
+        "last_response": {**metrics, **last},
+    }
+
+
+@pytest.mark.parametrize(("before", "after", "is_untrained"), [(0.5, 0.4, True), (0.5, 0.5, True), (0.5, 0.6, False)])
+def test_the_summary_says_that_no_evaluation_beat_the_untrained_policies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: float, after: float, is_untrained: bool
+) -> None:
+    run = Run.create(tmp_path / "run")
+    run.write_settings(Settings(num_updates=12), "cory train")
+    for update, combined in ((0, before), (12, after)):
+        run.metrics.append(evaluated(update, combined, {}))
+    print_summary(run, Settings(), Terminal(Settings(), sys.stdout, quiet=True, bar=False))
+    output = capsys.readouterr().out
+    assert ("No evaluation beat update 0 (select_by=bare), so `best` has the weights" in output) == is_untrained
+
+
+def test_the_summary_explains_the_kl_of_the_last_answer_if_it_was_measured() -> None:
+    first = evaluated(0, 0.5, {"bare_kl": 12.17, "in_chain_kl": 0.0})
+    last = evaluated(12, 0.5, {"bare_kl": 14.2, "in_chain_kl": 3.1})
+    note = last_answer_note(first, last, arrow=">")
+    assert note is not None and note.startswith("KL of the last answer: to the base model given the query alone")
+    assert note.endswith("Given the same prompt: 0.00 > 3.10.")
+    not_measured = evaluated(0, 0.5, {"bare_kl": None, "in_chain_kl": None})  # kl_coef=0
+    single = Update(update=0, evaluation=first["evaluation"])  # num_agents=1
+    assert last_answer_note(not_measured, arrow=">") is last_answer_note(single, arrow=">") is None
