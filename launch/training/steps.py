@@ -5,6 +5,7 @@ import sys
 
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
+from launch.cluster.memory import check_memory
 from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder.layout import RUNS, SOURCES
 from launch.run_folder.locations import add_module_folders, locate_files
@@ -82,6 +83,8 @@ def train_run(
             return run, 0
         sources.write(run.path)
     else:
+        if (warning := check_memory(settings)) is not None:
+            print(f"Warning: {warning}", file=sys.stderr)
         starting_policies(settings)  # fail before the folder is created
         settings = located_settings = settings.with_chat_date()
         run = create_run(location, name, settings, sources, origin)

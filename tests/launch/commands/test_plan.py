@@ -10,9 +10,10 @@ import torch
 
 from benchmarks.roofline import MODELS
 from cory_env.tokenizer import DEFAULT_TOKENIZER
+from launch.cluster.machines import make_machines
 from launch.cluster.placement import Node, check_placement, make_node, pack
 from launch.cluster.session import check_driver
-from launch.commands.plan import estimate, make_machines, plan
+from launch.commands.plan import plan
 from launch.console.configuration import resolve_settings
 from launch.console.errors import CommandError
 from launch.main import main
@@ -20,6 +21,7 @@ from policies.cory import CoryConfig
 from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.files import presets
+from policies.settings.hardware.fit import estimate_processes
 from policies.settings.memory import Memory, estimate_learner, estimate_runner, model_shapes
 from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings, make_settings
@@ -127,7 +129,7 @@ def test_presets_for_large_machines_fit_with_the_fewest_shards(
 ) -> None:
     MODELS[size].save_pretrained(tmp_path)
     settings = resolve_settings(preset, [], [f"model={tmp_path}", "dtype=bf16"])
-    needs = estimate(settings, model_shapes(settings))
+    needs = estimate_processes(settings, model_shapes(settings))
     filled, shortfalls = pack(processes(settings), nodes, needs)
     assert shortfalls == [] and all(gpu < 0.6 for node in filled for gpu in node.gpus)
     if settings.shards_per_policy:
