@@ -86,8 +86,8 @@ def train_run(
             return run, 0
         sources.write(run.path)
     else:
-        if (warning := check_memory(settings)) is not None:
-            print(f"Warning: {warning}", file=sys.stderr)
+        if (memory_warning := check_memory(settings)) is not None:
+            print(f"Warning: {memory_warning}", file=sys.stderr)
         starting_policies(settings)  # fail before the folder is created
         run = create_run(location, name, settings, sources, origin)
 

@@ -31,8 +31,8 @@ class ForeignName(NamedTuple):
         if self.here == NONE:
             return f"{self.library}'s `{self.name}` has no equivalent here: {self.note}."
         verb = "are" if "`, `" in self.here or "·" in self.here else "is"
-        note = f" ({LINK.sub(r'\1', self.note)})" if self.note else ""
-        return f"{self.library}'s `{self.name}` {verb} {self.here} here{note}."
+        note = LINK.sub(r"\1", self.note)
+        return f"{self.library}'s `{self.name}` {verb} {self.here} here{f' ({note})' if note else ''}."
 
 
 @lru_cache(maxsize=1)
