@@ -342,7 +342,7 @@ def reject_unknown_settings(keys: Iterable[str], source: str = "") -> None:
         source: their origin, for the message, such as ` in FILE` (with a leading space).
 
     Raises:
-        SettingsError: a key is unknown; the message names it, and the setting that it is in another library or the closest one.
+        SettingsError: a key is unknown; the message has the setting that it is in another library, or the closest one.
     """
     names = list(Settings.model_fields)
     for key in keys:
