@@ -23,7 +23,7 @@ MAX_OPTIONS = 3
 """Maximum number of alternatives in a suggestion."""
 
 
-def check_memory(settings: Settings) -> str | None:
+def check_run_memory(settings: Settings) -> str | None:
     """Checks that a run's processes fit into this machine's memory; a run on a cluster is not checked.
 
     The estimate is about what learners need, plus an allowance. A run is refused if it does not fit even without the

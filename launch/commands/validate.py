@@ -69,10 +69,10 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
 
 def _memory_warnings(settings: Settings) -> list[str]:
     """Returns a warning if a run with these settings does not fit into this machine's memory."""
-    from launch.cluster.memory import check_memory
+    from launch.cluster.memory import check_run_memory
 
     try:
-        warning = check_memory(settings)
+        warning = check_run_memory(settings)
     except CommandError as error:
         return [str(error)]
     return [] if warning is None else [warning]

@@ -167,7 +167,7 @@ def _results(trained: PolicySet, policy_id: str) -> str:
         subject = "the LLM with the mean weights" if policy_id == AVERAGE_POLICY else "this policy"
         return (
             f"There are no figures for {subject}, as the run did not evaluate it: training does so with "
-            "eval_average=true, and `cory evaluate` for a finished run. Other rows of the run's tables are about other policies."
+            "eval_average=true, and `cory evaluate` for a finished run."
         )
     heading = ["", *columns]
     rows = [

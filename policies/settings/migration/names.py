@@ -59,5 +59,6 @@ def explain_foreign_name(key: str) -> str:
         return names[name].sentence
     if any(other.startswith(f"{name}.") for other in names):
         return f"`{name}` is a group of settings of verl; settings here have no groups (docs/from-verl.md)."
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    foreign = [other for other, row in names.items() if row.here != f"`{other}`"]  # not our own names
+    close = difflib.get_close_matches(name, foreign, n=1, cutoff=0.85)
     return names[close[0]].sentence if close else ""

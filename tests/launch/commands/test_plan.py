@@ -11,7 +11,7 @@ import torch
 from benchmarks.roofline import MODELS
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.machines import make_machines
-from launch.cluster.memory import check_memory
+from launch.cluster.memory import check_run_memory
 from launch.cluster.placement import Node, check_placement, make_node, pack
 from launch.cluster.session import check_driver
 from launch.commands.plan import plan
@@ -387,6 +387,6 @@ def test_train_and_validate_reject_a_run_that_exceeds_memory(
     assert "does not fit into memory" in capsys.readouterr().out
     settings = resolve_settings("imdb-tiny", [], [])
     monkeypatch.setenv("CORY_UNCHECKED", "1")
-    assert "may need more memory" in (check_memory(settings) or "")
+    assert "may need more memory" in (check_run_memory(settings) or "")
     monkeypatch.setattr(devices, "ram_bytes", lambda: 100e9)
-    assert check_memory(settings) is None
+    assert check_run_memory(settings) is None
