@@ -50,7 +50,7 @@ _COUNTERS = ("updates", "updates_since_exchange", "exchanges", "combined_reward"
 class CoryConfig(ChainConfig):
     """Configuration of `Cory`: flat settings, from which RLlib's own fields are derived.
 
-        config = CoryConfig.from_preset("imdb-tiny", num_updates=60)  # or the paper's settings: CoryConfig().cory(...)
+        config = CoryConfig.from_preset("imdb-tiny", num_updates=60)  # or the defaults: CoryConfig().cory(...)
         algorithm = config.build_algo()
 
     A setting may be a Tune search space (docs/tune.md):
@@ -60,7 +60,7 @@ class CoryConfig(ChainConfig):
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
-        """Initializes all settings to the paper's values."""
+        """Initializes all settings to their defaults."""
         super().__init__(algo_class=algo_class or Cory)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:

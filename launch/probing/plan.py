@@ -134,7 +134,7 @@ def plan_probe(
         target: Folder or URI of a run; or folder, hub id or bundled name of a model.
         overrides: Settings that the user changes.
         warn: Called with each difference from the models of training, and with hints.
-        preset, files: For a model: the settings; the default preset if there are neither.
+        preset, files: For a model: the settings; the defaults if there are neither.
         checkpoint: Of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
         roles: Of a run: the policies of the first and the second agent; None: those after training.
         split: The split that the queries come from.
