@@ -337,12 +337,8 @@ def nearest_key(key: str, keys: list[str]) -> str:
 def reject_unknown_settings(keys: Iterable[str], source: str = "") -> None:
     """Rejects keys that are not settings.
 
-    Args:
-        keys: names to check.
-        source: their origin, for the message, such as ` in FILE` (with a leading space).
-
-    Raises:
-        SettingsError: a key is unknown; the message has the setting that it is in another library, or the closest one.
+    The message has the setting that a key is in another library, or the closest one; `source` is its origin, such as
+    ` in FILE`.
     """
     names = list(Settings.model_fields)
     for key in keys:
