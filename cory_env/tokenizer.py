@@ -1,11 +1,16 @@
 """Loads tokenizers. Imports transformers only when needed, and torch not at all for the bundled tokenizer."""
 
+import contextlib
 import hashlib
 import json
 import os
+import socket
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from cory_env.home import expand_home
 
@@ -19,6 +24,10 @@ _PROBE = "It isn't \tO'Hara's  naïve résumé:\n\n 12,345 + 67 = 'x_1'; 漢字 
 """A text that different tokenizers are likely to split differently."""
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+HUB_TIMEOUT = 3.0
+"""Seconds within which the hub must answer."""
 
 
 class TokenizerError(ValueError):
@@ -53,8 +62,12 @@ def load_tokenizer(
             from transformers import AutoTokenizer
 
             hub_id, revision = _split_revision(name)
+            if not Path(name).exists():
+                go_offline_if_unreachable()
             loaded = AutoTokenizer.from_pretrained(hub_id, **revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        if (offline := offline_reason(name)) is not None:
+            raise TokenizerError(f"The tokenizer of {name!r} cannot be loaded: {offline}.") from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise TokenizerError(
             f"The tokenizer of {name!r} cannot be loaded: {reason}. Set the model to a folder with a tokenizer or to a "
@@ -63,6 +76,49 @@ def load_tokenizer(
     if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes an empty one if its file is missing
         raise TokenizerError(f"The tokenizer of {name!r} has no tokens. Add tokenizer.json to the model's folder.")
     return loaded
+
+
+@lru_cache(maxsize=1)
+def go_offline_if_unreachable() -> None:
+    """Makes hub clients use only their cache if the hub does not answer. They would retry every file for half a minute.
+
+    Proxies are not checked.
+    """
+    from huggingface_hub import constants
+
+    hub = urlsplit(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE or getproxies().get(hub.scheme):
+        return
+    answers: list[bool] = []
+
+    def connect() -> None:
+        with contextlib.suppress(OSError):
+            port = hub.port or (80 if hub.scheme == "http" else 443)
+            socket.create_connection((hub.hostname or "", port), timeout=HUB_TIMEOUT).close()
+            answers.append(True)
+
+    thread = threading.Thread(target=connect, daemon=True)  # looking up a name has no time limit
+    thread.start()
+    thread.join(HUB_TIMEOUT)
+    if not answers:
+        constants.HF_HUB_OFFLINE = True
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for child processes
+
+
+def offline_reason(name: str) -> str | None:
+    """Returns why a hub id cannot be loaded and what to do, if hub clients are offline; None otherwise.
+
+    Args:
+        name: A folder or hub id.
+    """
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE or Path(name).exists():
+        return None
+    return (
+        f"the hub {constants.ENDPOINT} could not be reached (or HF_HUB_OFFLINE is set), and `{name}` is not in "
+        "its cache. Connect to the network, or set model to a folder with a copy"
+    )
 
 
 def _split_revision(name: str) -> tuple[str, dict[str, str]]:

@@ -166,10 +166,13 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     ]
     if missing:
         return f"{node.name} has {' and '.join(missing)} left"
-    fraction = min(kind.gpus, 1.0)
-    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * fraction:
-        return f"{node.name}: {fraction:g} of a GPU is {node.gpu_memory * fraction / GB:.1f} GB"
-    return f"{node.name} has {node.memory / GB:.1f} GB of memory left" if host > node.memory else ""
+    share = min(kind.gpus, 1.0)
+    if node.gpu_memory is not None and kind.gpus and device > node.gpu_memory * share:
+        size = f"{share:g} of a GPU is {node.gpu_memory * share / GB:.1f} GB"
+        return f"{node.name}: {size}, but a {kind.name} needs {device / GB:.1f} GB"
+    if host > node.memory:
+        return f"{node.name} has {node.memory / GB:.1f} GB of memory left, but a {kind.name} needs {host / GB:.1f} GB"
+    return ""
 
 
 def _pick_gpus(node: Node, amount: float) -> list[int]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launch.cluster.placement import GB, Node, alive_nodes, count_noun, pack
+from launch.cluster.placement import GB, count_noun, pack
 from launch.console.cli import ConfigFiles, Debug, Words
 
 if TYPE_CHECKING:
-    from policies.settings.memory import Memory, ModelShape
+    from policies.settings.memory import Memory
     from policies.settings.processes import Process
     from policies.settings.settings import Settings
 
@@ -42,35 +42,43 @@ def plan(
     Exit codes:
       0 the run fits; 1 it does not; 2 a user error.
     """
-    from launch.cluster import session
+    from launch.cluster import machines, session
     from launch.cluster.gpus import check_gpus
+    from launch.cluster.memory import describe_shortfall, suggest_settings
     from launch.console.configuration import split_arguments
-    from policies.models.model_check import check_model_folder
+    from launch.training.preflight import resolve_settings
+    from policies.settings.gpus import other_machine
+    from policies.settings.hardware.fit import estimate_processes
     from policies.settings.memory import model_shapes
     from policies.settings.processes import processes
 
-    settings = split_arguments(words or (), config or ()).settings()
     options = {"cpus": cpus, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
     machine: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     hypothetical = nodes is not None or bool(machine)
     session.quiet_libraries(debug)
-    for path in settings.model_paths.values():
-        check_model_folder(path, weights=not hypothetical)  # hypothetical machines need no weights
+    arguments = split_arguments(words or (), config or ())
+    if hypothetical:  # on a cluster, GPUs are used only if settings say so
+        with other_machine(gpu=nodes in (None, 1) and gpus != 0):
+            settings = arguments.settings()
+        node = machines.make_machines(1, **machine)[0]
+        settings = resolve_settings(settings, node.memory, node.gpu_memory)
+    else:
+        settings = resolve_settings(arguments.settings())
     tokenizers = settings.make_tokenizers()
     for policy_id in settings.policy_ids:
         settings.vocab_size(tokenizers, policy_id)
     settings.chat_formats(tokenizers)
     models = model_shapes(settings)
-    kinds, needs = processes(settings), estimate(settings, models)
+    kinds, needs = processes(settings), estimate_processes(settings, models)
     if hypothetical:
-        machines = make_machines(nodes or 1, **machine)
-        for node in machines:  # unlimited custom resources, as the options do not specify them
+        available = machines.make_machines(nodes or 1, **machine)
+        for node in available:  # unlimited custom resources, as the options do not specify them
             node.custom.update((name, float("inf")) for kind in kinds for name in kind.custom)
     elif "RAY_ADDRESS" in os.environ:
-        machines = _cluster_nodes()
+        available = machines.cluster_nodes()
     else:
         session.check_driver(settings)
-        machines = [_this_machine(settings)]
+        available = [machines.this_machine(settings)]
     _print_processes(settings, kinds, needs)
     print()
     families = settings.families()
@@ -79,42 +87,29 @@ def plan(
         for (policy_id, name), model in zip(settings.all_models.items(), models, strict=True)
     ):
         print(line)
-    filled, shortfalls = pack(kinds, machines, needs)
+    if hypothetical and (assumed := machines.describe_assumed(machine)):
+        print(f"Assumed for each machine: {assumed}.")
+    filled, shortfalls = pack(kinds, available, needs)
     print()
     for node in filled:
         print(f"{node.name}: {', '.join(node.processes) or 'nothing'}")
-    gpu_bytes = max((node.gpu_memory or 0.0 for node in machines), default=0.0)
     for shortfall in shortfalls:
-        reasons = "; ".join(shortfall.reasons) or "the cluster has no nodes"
-        requested = count_noun(shortfall.kind.count, shortfall.kind.name)
-        print(f"Missing: no room for {shortfall.num_unplaced} of {requested}: {reasons}.")
+        print(f"Missing: {describe_shortfall(shortfall)}.")
+    gpu_bytes = max((node.gpu_memory or 0.0 for node in available), default=0.0)
     for kind in [shortfall.kind for shortfall in shortfalls] if gpu_bytes else ():
         if sum(need.total for need in needs[kind.name] if need.device == "cuda") > gpu_bytes * kind.gpus:
             print(_suggest_gpus(settings, kind.name, gpu_bytes))
+    if shortfalls and not pack(kinds, available)[1]:  # only memory is missing
+        print(suggest_settings(settings, available))
+    if any(node.gpus for node in available) and not any(kind.gpus for kind in kinds):
+        print(
+            "No process uses a GPU, as gpus_per_learner and gpus_per_runner are 0, the default on a cluster and with "
+            "num_learners. gpus_per_learner=0.5 gpus_per_runner=0.5 share one GPU."
+        )
     if not shortfalls and not hypothetical and "RAY_ADDRESS" not in os.environ:
         check_gpus(settings)
     print("It does not fit." if shortfalls else "It fits.")
     return DOES_NOT_FIT if shortfalls else 0
-
-
-def make_machines(
-    count: int, cpus: int = 96, memory: float = 1000, gpus: int = 8, gpu_memory: float = 80
-) -> list[Node]:
-    """Returns hypothetical machines; memory in GB."""
-    gpu_bytes = gpu_memory * GB if gpus else None
-    return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, {}, memory * GB, gpu_bytes) for n in range(count)]
-
-
-def estimate(settings: Settings, models: Sequence[ModelShape]) -> dict[str, list[Memory]]:
-    """Returns kind of process → its memory; a driver may have several parts."""
-    from policies.settings import memory
-
-    learner, runner = memory.estimate_learner(settings, models), memory.estimate_runner(settings, models)
-    driver = memory.Memory("cpu", {"libraries": memory.LIBRARIES["learner"]}, 0.0)
-    needs = {"runner": [runner], "learner": [learner], "driver": [driver if settings.num_learners else learner]}
-    if settings.num_runners == 0:
-        needs["driver"].append(runner)
-    return needs
 
 
 def _suggest_gpus(settings: Settings, kind: str, gpu_bytes: float) -> str:
@@ -161,37 +156,3 @@ def _size(need: Memory, kind: Process) -> str:
         return f"{need.total / GB:.1f}"
     device = f"each of {kind.gpus:g} GPUs" if kind.gpus > 1 else "a GPU"
     return f"{need.total / GB:.1f} of {device}, {need.host / GB:.1f} of CPU memory"
-
-
-def _this_machine(settings: Settings) -> Node:
-    """Returns this machine; `cory train` lets Ray assign as many CPUs as the run requires."""
-    import psutil
-    import torch
-
-    from policies.settings.processes import cpus, processes
-
-    gpus, available, required = torch.cuda.device_count(), os.cpu_count() or 1, cpus(processes(settings))
-    note = f", shared by processes that require {required}" if required > available else ""
-    memory = float(psutil.virtual_memory().total)
-    gpu_bytes = float(torch.cuda.get_device_properties(0).total_memory) if gpus else None
-    name, num_cpus = f"this machine ({available} CPUs{note})", float(max(available, required))
-    return Node(name, num_cpus, [1.0] * gpus, {}, memory, gpu_bytes)
-
-
-def _cluster_nodes() -> list[Node]:
-    """Returns the live nodes of the cluster of RAY_ADDRESS, with all their resources.
-
-    Raises:
-        CommandError: the cluster is unreachable.
-    """
-    import ray
-
-    from launch.cluster.session import init_ray
-
-    if ray.is_initialized():
-        return alive_nodes()
-    init_ray(log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    try:
-        return alive_nodes()
-    finally:
-        ray.shutdown()

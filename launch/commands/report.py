@@ -15,7 +15,12 @@ def report(
         typer.Argument(metavar="RUN|STUDY...", parser=path_or_uri, help="Folders or URIs of runs; folders of studies."),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=local_path, help="The HTML file. [default: report.html]")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=local_path,
+            help="The HTML file. [default: report.html in the run's folder; for several runs, or one in storage, here]",
+        ),
     ] = None,
     png: Annotated[
         Path | None,
@@ -30,9 +35,11 @@ def report(
     from launch.report.page import render_page
     from launch.report.runs import read_runs
     from launch.run_folder.journal import atomic_write
-    from launch.run_folder.storage import check_location
+    from launch.run_folder.storage import check_location, is_uri
 
-    out = out or Path("report.html")
+    if out is None:
+        has_folder = len(runs) == 1 and not is_uri(runs[0]) and Path(runs[0]).is_dir()
+        out = Path(runs[0] if has_folder else ".") / "report.html"
     for folder in (out.parent, png or out.parent):
         check_location(str(folder), "report")
     if out.is_dir():

@@ -32,8 +32,7 @@ def runs(
       ended       all updates are done
       collapsed   ended by stop_on_collapse
       diverged    ended by a non-finite gradient
-      stopped     no process is training it, and every update is saved; `cory train --resume RUN` continues it
-      crashed     no process is training it; --resume continues from the latest checkpoint and loses later updates
+      stopped     no process is training it; `cory train --resume RUN` continues it from its latest checkpoint
       unreadable  one of its files is damaged
 
     Examples:

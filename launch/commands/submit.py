@@ -264,9 +264,9 @@ def check_cluster(words: Sequence[str], job: Process, cluster: Sequence[placemen
     options = parse_command(words[0], words[1:])
     if options.resume:
         return  # its settings are in storage, so the driver checks the placement
-    from policies.settings.gpus import without_local_gpu
+    from policies.settings.gpus import other_machine
 
-    with without_local_gpu():
+    with other_machine(gpu=False):
         (_check_search if words[0] == "tune" else _check_run)(options, job, cluster)
 
 

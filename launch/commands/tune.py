@@ -254,7 +254,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         0, or 1 if a trial failed.
     """
     from launch.console.configuration import settings_to_yaml
-    from launch.experiments.outcome import STATUS_FAILED, group_points, write_csv
+    from launch.experiments.outcome import STATUS_FAILED, group_points, tied_points, write_csv
     from launch.experiments.search import RESULTS_FILE
     from launch.experiments.space import format_point, format_setting_value
     from launch.experiments.tables import points_table
@@ -282,5 +282,8 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         best_settings = make_settings({**search.settings.model_dump(), **values})
         atomic_write(folder / "best.yaml", f"# The best point of {folder.name}\n{settings_to_yaml(best_settings)}")
         progress.print(f"Best      {format_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
+        if ties := tied_points(points):
+            names = ", ".join(format_point(point.iloc[0][keys].to_dict()) for point in ties)
+            progress.print(f"Tied      {names}: the same score; more seeds may decide", True)
     progress.print(f"Results   {folder / RESULTS_FILE}", True)
     return int(not failed.empty)

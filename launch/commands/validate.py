@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launch.console.cli import ConfigFiles, Debug, Words
 from launch.console.errors import CommandError
+
+if TYPE_CHECKING:
+    from policies.settings.settings import Settings
 
 
 def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = False) -> int:
@@ -42,6 +47,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
     task, tokenizers = load_task(settings)
     print(describe_settings(settings, given, task), end="\n\n")
     families = settings.families()
+    memory_warnings = _memory_warnings(settings)
     is_valid, representatives = True, dict[int, str]()
     for policy_id, tokenizer in tokenizers.items():
         representatives.setdefault(id(tokenizer), policy_id)  # the first policy with each tokenizer
@@ -53,9 +59,20 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
             raise CommandError(str(error)) from error
         same_tokenizer = [name for name in families if tokenizers[name] is tokenizers[policy_id]]
         report.facts += dict.fromkeys(f"model family {families[name]}" for name in same_tokenizer)
-        report.warnings += data_warnings(settings, task)
+        report.warnings += [*data_warnings(settings, task), *memory_warnings]
         if len(same_tokenizer) < len(families):
             print(f"With the tokenizer of {settings.models[policy_id]}:\n")
         print(report)
         is_valid = is_valid and report.ok
     return 0 if is_valid else 2
+
+
+def _memory_warnings(settings: Settings) -> list[str]:
+    """Returns a warning if a run with these settings does not fit into this machine's memory."""
+    from launch.cluster.memory import check_run_memory
+
+    try:
+        warning = check_run_memory(settings)
+    except CommandError as error:
+        return [str(error)]
+    return [] if warning is None else [warning]

@@ -29,7 +29,7 @@ class RowFormatter:
         Args:
             settings: The run's settings.
             arrow: Separator of the policies in a chain.
-            width: Maximum width of a row; if the policies do not fit, only their mean is shown.
+            width: Maximum width of a row; if the policies do not fit, only the average of their metrics is shown.
         """
         self._policy_ids = settings.policy_ids
         self._roles = settings.agents
@@ -44,7 +44,7 @@ class RowFormatter:
 
     def heading(self) -> list[Text]:
         """Returns the two lines above the rows."""
-        names = self._columns or ("mean",)
+        names = self._columns or ("average",)
         first_line = " " * (self.indent + self._chain_width) + "".join(f"{name:>{POLICY_WIDTH}}" for name in names)
         labels = "".join(f"{label:>{width}}" for _, label, width in ROW_COLUMNS) * len(names)
         return [

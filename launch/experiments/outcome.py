@@ -101,6 +101,12 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = F
     return sorted((point for _, point in trials.groupby(point_ids, sort=False)), key=rank, reverse=True)
 
 
+def tied_points(points: "Sequence[pd.DataFrame]") -> "list[pd.DataFrame]":
+    """Returns the complete points whose mean objective equals that of the best, which comes first in `points`."""
+    best = points[0][OBJECTIVE].mean()
+    return [point for point in points[1:] if point["complete"].all() and point[OBJECTIVE].mean() == best]
+
+
 def _remark(trial: Mapping[str, Any]) -> str:
     if trial["status"] in (STATUS_STOPPED, STATUS_COLLAPSED):
         objective = format_number(trial[OBJECTIVE], FINE_PATTERNS[OBJECTIVE])

@@ -12,7 +12,7 @@ from policies.settings.settings import (
     Settings,
     SettingsError,
     make_settings,
-    nearest_key,
+    reject_unknown_settings,
     settings_in_categories,
 )
 from policies.settings.yaml12 import Value, parse_scalar, to_cli, write_yaml
@@ -71,8 +71,7 @@ def read_axes(options: Sequence[str]) -> list[Axis]:
             raise CommandError(
                 f"--over {option} has no values. Write key=1,2,5 or key=log:1e-6:1e-4 or key=uniform:0:1."
             )
-        if key not in Settings.model_fields:
-            raise CommandError(f"Unknown setting `{key}` in --over.{nearest_key(key, list(Settings.model_fields))}")
+        reject_unknown_settings([key], " in --over")
         if not METADATA[key].search:
             raise CommandError(f"--over {key}: trials that differ in it are not comparable. Set {key}=X for all.")
         if key in axes:

@@ -164,7 +164,11 @@ def _results(trained: PolicySet, policy_id: str) -> str:
     if policy_id in last.get("policy", {}):
         columns[f"training, update {last['update']}"] = last["policy"][policy_id]
     if not columns:
-        return "None: training did not evaluate this policy. Set eval_average=true in training, or use `cory evaluate`."
+        subject = "the LLM with the mean weights" if policy_id == AVERAGE_POLICY else "this policy"
+        return (
+            f"There are no figures for {subject}, as the run did not evaluate it: training does so with "
+            "eval_average=true, and `cory evaluate` for a finished run."
+        )
     heading = ["", *columns]
     rows = [
         [metric_format(key).heading, *(format_metric(key, figures[key]) for figures in columns.values())]

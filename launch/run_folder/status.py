@@ -24,11 +24,8 @@ from launch.run_folder.storage import (
 from policies.models.cache import file_lock
 from policies.settings.settings import Settings
 
-TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED, CRASHED = (
-    *("training", "ended", "collapsed", "diverged", "stopped", "crashed"),
-)
-"""States. `stopped`: no process trains the run, and all of its updates are saved. `crashed`: no process trains it, and
-updates after the latest checkpoint are lost, or there is no checkpoint."""
+TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED = "training", "ended", "collapsed", "diverged", "stopped"
+"""States. `stopped`: no process trains the run, which has updates left; those after the latest checkpoint are lost."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +69,7 @@ class RunStatus:
             return COLLAPSED
         if self.done:
             return ENDED
-        if self.diverged:
-            return DIVERGED
-        return STOPPED if self.saved >= max((line["update"] for line in self.updates), default=0) else CRASHED
+        return DIVERGED if self.diverged else STOPPED
 
     @property
     def best(self) -> tuple[int, float] | None:

@@ -14,30 +14,40 @@ from policies.settings.resolve import resolve
 from policies.settings.settings import Settings, Tokenizers
 
 
-def resolve_settings(settings: Settings) -> Settings:
+def resolve_settings(settings: Settings, ram: float | None = None, gpu: float | None = None) -> Settings:
     """Fills in the values that the settings leave open (`policies.settings.resolve`).
+
+    Args:
+        settings: The run's settings.
+        ram, gpu: Bytes of another machine and of each of its GPUs, if the run is not for this one; it then does not
+            need the models' weights.
 
     Raises:
         CommandError: The task is unknown, or a setting, file or template cannot be used.
         ModelError: A model does not exist.
     """
-    _check_models(settings)
+    _check_models(settings, weights=ram is None)
     from policies.models.model_check import ModelError
 
     try:
-        return resolve(settings)
+        resolved = resolve(settings)
     except ModelError:
         raise
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
+    if ram is None or settings.micro_batch_tokens != "auto":
+        return resolved
+    from policies.settings.hardware.fit import choose_micro_batch_tokens  # imports torch
+
+    return resolved.model_copy(update={"micro_batch_tokens": choose_micro_batch_tokens(resolved, ram, gpu)})
 
 
-def _check_models(settings: Settings) -> None:
+def _check_models(settings: Settings, weights: bool = True) -> None:
     with gc_paused():
         from policies.models.model_check import check_model_folder  # imports transformers
 
     for path in settings.model_paths.values():
-        check_model_folder(path)
+        check_model_folder(path, weights=weights)
 
 
 def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Tokenizers]:

@@ -5,6 +5,7 @@ import sys
 
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
+from launch.cluster.memory import check_run_memory
 from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder.layout import RUNS, SOURCES
 from launch.run_folder.locations import add_module_folders, locate_files
@@ -85,6 +86,8 @@ def train_run(
             return run, 0
         sources.write(run.path)
     else:
+        if (memory_warning := check_run_memory(settings)) is not None:
+            print(f"Warning: {memory_warning}", file=sys.stderr)
         starting_policies(settings)  # fail before the folder is created
         run = create_run(location, name, settings, sources, origin)
 

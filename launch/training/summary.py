@@ -76,7 +76,7 @@ def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> T
     rich_table = new_table([""], [metric_format(key).heading for key in columns])
     names = list(last["evaluation"])
     rows = {
-        name: (first["evaluation"][name], last["evaluation"][name])
+        "average of LLMs" if name == "mean" else name: (first["evaluation"][name], last["evaluation"][name])
         for name in (names if len(names) > 2 else names[:1])  # the mean equals the only policy's
     }
     if "last_response" in first and "last_response" in last:

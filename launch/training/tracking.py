@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,10 @@ class Tracker(Protocol):
 
     name: str
     """Display name."""
+
+    def location(self) -> str | None:
+        """Where to look at the run, as a sentence for the user; None: nowhere."""
+        return None
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of one update."""
@@ -110,6 +115,14 @@ class WeightsAndBiases(Tracker):
                 f"Weights & Biases failed to start: {error} Set WANDB_MODE=offline, or wandb=false."
             ) from error
 
+    def location(self) -> str | None:
+        """The run's address, or how to upload a run that was logged offline."""
+        if getattr(self._run, "disabled", False):
+            return None
+        if self._run.url:
+            return f"Weights & Biases: {self._run.url}"
+        return f"Weights & Biases, offline. To upload it: wandb sync {shlex.quote(str(Path(self._run.dir).parent))}"
+
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of one update, unless it repeats one after a resume."""
         if update >= self._next_update:
@@ -161,6 +174,10 @@ class Trackio(WeightsAndBiases):
         file.write_text(self._run.name, encoding="utf-8")
         self._next_update = self._run._next_step  # Trackio would store the same update twice
 
+    def location(self) -> str | None:
+        """The command that shows the run."""
+        return f"Trackio: trackio show --project {shlex.quote(os.environ.get('TRACKIO_PROJECT') or 'cory')}"
+
     def close(self, failed: bool) -> None:
         """Waits until all metrics are written."""
         from trackio import context_vars
@@ -194,6 +211,10 @@ class Trackers:
                 tracker.close(failed)
             except Exception as error:
                 _warn(tracker, error)
+
+    def locations(self) -> list[str]:
+        """Where to look at the run: a sentence for each external tracker."""
+        return [text for tracker in self._trackers if (text := tracker.location()) is not None]
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of one update."""

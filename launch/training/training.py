@@ -171,6 +171,8 @@ class Trainer:
             if done is not None and latest is not None:
                 algo.restore_from_path(str(latest[1].resolve()))
             self.trackers = stack.enter_context(open_trackers(self.run.path, self.settings, after=done))
+            for location in self.trackers.locations():
+                self.terminal.print(location)
             checkpoints = stack.enter_context(CheckpointWriter(self.run, self.settings.keep_checkpoints, self._warn))
             if done is None:
                 self._evaluate_start(algo, checkpoints)

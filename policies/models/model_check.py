@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from cory_env.tokenizer import go_offline_if_unreachable, offline_reason
 from policies.models.families import LOGPROB_TOLERANCE, read_family_table
 from policies.models.revision import split_revision
 
@@ -132,12 +133,17 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
         ModelError: not found, or the model is not a causal LM.
     """
     hub_id, revision = split_revision(path)
+    if not Path(path).exists():
+        go_offline_if_unreachable()
     try:
         config = AutoConfig.from_pretrained(hub_id, **revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise ModelError(f"`{path}` contains Python code. If you trust it, set trust_remote_code=true.") from error
-        raise ModelError(f"No language model found at `{path}`: {first_line(error)}") from error
+        reason = offline_reason(path)
+        raise ModelError(
+            f"No language model found at `{path}`: {first_line(error) if reason is None else f'{reason}.'}"
+        ) from error
     config_class = type(config)
     causal = config_class in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(config, "auto_map", ())
     encoder = config.is_encoder_decoder or (

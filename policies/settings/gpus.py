@@ -19,17 +19,22 @@ PRECISION = 10_000
 """Ray's resolution: ten-thousandths of a GPU."""
 
 
-_elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
+_other_machine_gpu: ContextVar[bool | None] = ContextVar("other_machine_gpu", default=None)
+"""Whether the other machine for which settings are made has a GPU; None: settings are for this machine."""
 
 
 @contextmanager
-def without_local_gpu() -> Iterator[None]:
-    """Within this context, settings get no GPU of this machine, as the run is submitted to a cluster."""
-    token = _elsewhere.set(True)
+def other_machine(gpu: bool) -> Iterator[None]:
+    """Within this context, settings are for a run on another machine, whose vLLM supports its devices.
+
+    Args:
+        gpu: whether the machine has a GPU; False for a cluster, whose nodes are unknown.
+    """
+    token = _other_machine_gpu.set(gpu)
     try:
         yield
     finally:
-        _elsewhere.reset(token)
+        _other_machine_gpu.reset(token)
 
 
 def choose_gpus(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,16 +65,18 @@ def _can_share(values: Mapping[str, Any]) -> bool:
         values.get("num_learners") in (None, 0)  # with explicit learners, GPUs must be set explicitly too
         and values.get("shards_per_policy") in (None, 1)
         and values.get("tensor_parallel_size") in (None, 1)
-        and not (backend == "vllm" and vllm_build() == "cpu")
+        and not (backend == "vllm" and _other_machine_gpu.get() is None and vllm_build() == "cpu")
     )
 
 
 def has_gpu() -> bool:
-    """Whether processes started here can use a GPU of this machine.
+    """Whether processes of a run can use a GPU: of this machine, or of the `other_machine`.
 
     False for a run on a cluster, whose nodes are unknown before it starts.
     """
-    if any(name in os.environ for name in CLUSTER_VARIABLES) or _elsewhere.get():
+    if (other := _other_machine_gpu.get()) is not None:
+        return other
+    if any(name in os.environ for name in CLUSTER_VARIABLES):
         return False
     if "ray" in sys.modules:
         import ray

@@ -329,7 +329,8 @@ def min_tensor_parallel_size(settings: Settings, gpu_bytes: float) -> int | None
 def _base(settings: Settings, model: ModelShape, device: torch.device) -> float:
     if settings.quantization != "none":
         return NF4 * model.parameters
-    return float(base_dtype(settings.dtype, device).itemsize * model.parameters)
+    stored = _bytes(settings, device) if device.type == "cuda" else base_dtype(settings.dtype, device).itemsize
+    return float(stored * model.parameters)
 
 
 def _bytes(settings: Settings, device: torch.device) -> int:

@@ -27,6 +27,7 @@ from policies.settings.derived import DerivedSettings
 from policies.settings.error import SettingsError, check_number
 from policies.settings.gpus import choose_gpus
 from policies.settings.metadata import Category, settings_metadata
+from policies.settings.migration.names import explain_foreign_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -329,24 +330,21 @@ class Settings(DerivedSettings):
 
 def nearest_key(key: str, keys: list[str]) -> str:
     """Returns ` Did you mean X?` for the closest of `keys`, or an empty string if none is close."""
-    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
 def reject_unknown_settings(keys: Iterable[str], source: str = "") -> None:
     """Rejects keys that are not settings.
 
-    Args:
-        keys: names to check.
-        source: their origin, for the message, such as ` in FILE` (with a leading space).
-
-    Raises:
-        SettingsError: a key is unknown; the message names it and the closest setting.
+    The message has the setting that a key is in another library, or the closest one; `source` is its origin, such as
+    ` in FILE`.
     """
     names = list(Settings.model_fields)
     for key in keys:
         if key not in names:
-            raise SettingsError(f"Unknown setting `{key}`{source}.{nearest_key(key, names)}")
+            hint = explain_foreign_name(key)
+            raise SettingsError(f"Unknown setting `{key}`{source}.{f' {hint}' if hint else nearest_key(key, names)}")
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:

@@ -13,9 +13,9 @@ import yaml
 from benchmarks.roofline import MODELS
 from launch.cluster.client import STOP_SECONDS, STOP_WAIT
 from launch.cluster.placement import Node, pack
-from launch.commands.plan import estimate
 from launch.console.cli import parse_command
 from launch.console.configuration import resolve_settings
+from policies.settings.hardware.fit import estimate_processes
 from policies.settings.memory import model_shapes
 from policies.settings.processes import processes
 from tests.docker.conftest import CHECKOUT, manifests
@@ -27,7 +27,7 @@ SIZES = {"gsm8k-qwen7b": "7B", "gsm8k-qwen14b": "14B"}
 def finds_room(preset: str, nodes: list[Node], folder: Path) -> bool:
     MODELS[SIZES[preset]].save_pretrained(folder)
     settings = resolve_settings(preset, [], [f"model={folder}", "dtype=bf16"])
-    return not pack(processes(settings), nodes, estimate(settings, model_shapes(settings)))[1]
+    return not pack(processes(settings), nodes, estimate_processes(settings, model_shapes(settings)))[1]
 
 
 def gpus(name: str, cpus: int, memory: float, count: int = 8) -> Node:

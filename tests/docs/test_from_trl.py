@@ -8,6 +8,7 @@ import pytest
 from launch.console.configuration import split_arguments
 from launch.main import main
 from launch.training import preflight
+from policies.settings.migration import names
 from policies.settings.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-trl.md").read_text(encoding="utf-8")
@@ -34,7 +35,12 @@ def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypa
     assert main(["validate", "mine.yaml"]) == 0
 
 
+@pytest.mark.parametrize("table", ("trl",))
+def test_its_table_is_the_one_that_error_messages_use(table: str) -> None:
+    assert Path(names.__file__).with_name(f"{table}.md").read_text(encoding="utf-8") in PAGE
+
+
 def test_the_settings_that_it_names_exist() -> None:
     rows = re.findall(r"^\| .*? \| (.*?) \|", PAGE, flags=re.MULTILINE)
-    names = {name.split("=")[0] for row in rows for name in re.findall(r"`([a-z_]+(?:=\w+)?)`", row)}
-    assert len(names) > 20 and names <= Settings.model_fields.keys()
+    settings = {name.split("=")[0] for row in rows for name in re.findall(r"`([a-z_]+(?:=\w+)?)`", row)}
+    assert len(settings) > 20 and settings <= Settings.model_fields.keys()

@@ -45,8 +45,12 @@ def fit_micro_batch_tokens(
     return None
 
 
-def choose_micro_batch_tokens(settings: Settings) -> int:
-    """Returns the value of `micro_batch_tokens=auto` on this machine.
+def choose_micro_batch_tokens(settings: Settings, ram: float | None = None, gpu: float | None = None) -> int:
+    """Returns the value of `micro_batch_tokens=auto`.
+
+    Args:
+        settings: The run's.
+        ram, gpu: Bytes of the machine and of each GPU; if neither is given, of this machine.
 
     Returns:
         That of `fit_micro_batch_tokens`; the smallest if none fits, as the check before a run says what would; and
@@ -56,14 +60,16 @@ def choose_micro_batch_tokens(settings: Settings) -> int:
         ModelError: A model is missing.
     """
     models = memory.model_shapes(settings)
-    available = learner_bytes(settings, models)
+    available = learner_bytes(settings, models, ram, gpu)
     if available is None:
         return ELSEWHERE_TOKENS
     return fit_micro_batch_tokens(settings, available, models) or MICRO_BATCH_TOKENS[-1]
 
 
-def learner_bytes(settings: Settings, models: Sequence[ModelShape]) -> float | None:
-    """Returns the bytes that one learner may use on its device of this machine.
+def learner_bytes(
+    settings: Settings, models: Sequence[ModelShape], ram: float | None = None, gpu: float | None = None
+) -> float | None:
+    """Returns the bytes that one learner may use on its device.
 
     On a GPU, this is its share, `gpus_per_learner`. In RAM, the other processes take what they are estimated to need,
     and learners share the rest.
@@ -71,17 +77,20 @@ def learner_bytes(settings: Settings, models: Sequence[ModelShape]) -> float | N
     Args:
         settings: The run's.
         models: From `model_shapes`.
+        ram, gpu: Bytes of the machine and of each GPU; if neither is given, of this machine.
 
     Returns:
-        The bytes; None if the device is on another machine or does not exist.
+        The bytes; None if the device does not exist, or is on another machine, which is unknown.
     """
-    if settings.num_learners and any(name in os.environ for name in CLUSTER_VARIABLES):
-        return None
+    if ram is None and gpu is None:
+        if settings.num_learners and any(name in os.environ for name in CLUSTER_VARIABLES):
+            return None
+        ram, gpu = devices.ram_bytes(), devices.gpu_bytes() if settings.gpus_per_learner else None
     if settings.gpus_per_learner:
-        gpu = devices.gpu_bytes()
         return None if gpu is None else gpu * min(settings.gpus_per_learner, 1.0)
+    assert ram is not None, "a machine without RAM"
     learners = max(settings.num_learners, 1)
-    return (RAM_SHARE * devices.ram_bytes() - _ram_beside_learners(settings, models)) / learners
+    return (RAM_SHARE * ram - _ram_beside_learners(settings, models)) / learners
 
 
 def estimate_processes(settings: Settings, models: Sequence[ModelShape]) -> dict[str, list[Memory]]:

@@ -46,7 +46,12 @@ def test_processes_are_placed_on_nodes_with_their_resources() -> None:
         (Process("runner", 1, 8, 0, {}), [node("a"), node("b")], 1, "b has 4 CPUs left"),
         (Process("runner", 1, 1, 0, {"fast": 1}), [node("a", sampling=2)], 1, "a has 0 fast left"),
         (Process("runner", 1, 8, 1, {"fast": 1}), [node("a")], 1, "a has 4 CPUs and 0 GPUs and 0 fast left"),
-        (Process("runner", 2, 1, 0, {}), [node("a", memory=1.5e9)], 1, "a has 0.5 GB of memory left"),
+        (
+            Process("runner", 2, 1, 0, {}),
+            [node("a", memory=1.5e9)],
+            1,
+            "a has 0.5 GB of memory left, but a runner needs 1.0 GB",
+        ),
     ],
 )
 def test_missing_resources_are_reported(kind: Process, nodes: list[Node], left: int, reason: str) -> None:

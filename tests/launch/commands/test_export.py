@@ -210,7 +210,7 @@ def test_the_mean_of_all_policies_is_exported(
     assert any(not torch.equal(models["mean"][key], start) for key, start in base.items())
     card = (tmp_path / "mean" / "README.md").read_text()
     assert "# llm_mean of run\n" in card and "It is the mean of the weights of llm_1, llm_2, which started" in card
-    assert "None: training did not evaluate this policy" in card
+    assert "There are no figures for the LLM with the mean weights" in card and "eval_average=true" in card
     card = (tmp_path / "2" / "README.md").read_text()
     assert "It is the mean" not in card and "| held-out, update 0 |" in card
 

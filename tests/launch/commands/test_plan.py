@@ -10,9 +10,11 @@ import torch
 
 from benchmarks.roofline import MODELS
 from cory_env.tokenizer import DEFAULT_TOKENIZER
+from launch.cluster.machines import make_machines
+from launch.cluster.memory import check_run_memory
 from launch.cluster.placement import Node, check_placement, make_node, pack
 from launch.cluster.session import check_driver
-from launch.commands.plan import estimate, make_machines, plan
+from launch.commands.plan import plan
 from launch.console.configuration import resolve_settings
 from launch.console.errors import CommandError
 from launch.main import main
@@ -20,6 +22,8 @@ from policies.cory import CoryConfig
 from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.files import presets
+from policies.settings.hardware import devices
+from policies.settings.hardware.fit import estimate_processes
 from policies.settings.memory import Memory, estimate_learner, estimate_runner, model_shapes
 from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings
@@ -128,7 +132,7 @@ def test_presets_for_large_machines_fit_with_the_fewest_shards(
 ) -> None:
     MODELS[size].save_pretrained(tmp_path)
     settings = resolve_settings(preset, [], [f"model={tmp_path}", "dtype=bf16"])
-    needs = estimate(settings, model_shapes(settings))
+    needs = estimate_processes(settings, model_shapes(settings))
     filled, shortfalls = pack(processes(settings), nodes, needs)
     assert shortfalls == [] and all(gpu < 0.6 for node in filled for gpu in node.gpus)
     if settings.shards_per_policy:
@@ -215,7 +219,9 @@ def test_a_split_engine_fits_on_several_gpus_of_one_node_but_not_on_gpus_of_two_
         return Node("a", 4, [1.0] * count, {}, 8e9, memory)
 
     assert pack([split], [gpus(2, 16e9)], need)[1] == []
-    assert pack([split], [gpus(2, 14e9)], need)[1][0].reasons == ["a: 1 of a GPU is 14.0 GB"]
+    assert pack([split], [gpus(2, 14e9)], need)[1][0].reasons == [
+        "a: 1 of a GPU is 14.0 GB, but a runner needs 15.0 GB"
+    ]
     assert pack([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].num_unplaced == 1
     values = {"tensor_parallel_size": 2, "gpus_per_runner": 2}
     config = CoryConfig().cory(**values)
@@ -330,3 +336,58 @@ def test_the_error_of_a_missing_tokenizer_has_one_line(tmp_path: Path, capsys: p
 def test_the_plan_names_the_model_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "imdb-tiny"]) == 0
     assert "model family gpt2: sdpa attention; LoRA on c_attn, c_fc, c_proj" in capsys.readouterr().out
+
+
+def test_a_gpu_that_is_asked_about_is_used_and_assumptions_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["imdb-tiny"], nodes=1, gpus=1, gpu_memory=80, cpus=16) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^1 driver +0 +1 .* of a GPU", output, re.MULTILINE)
+    assert "Assumed for each machine: 1000 GB of memory (--memory).\n" in output and "No process uses" not in output
+    assert plan(["imdb-tiny"], nodes=2, gpus=1, gpu_memory=80, cpus=16, memory=100) == 0
+    output = capsys.readouterr().out  # on a cluster, a run would not use them
+    assert "No process uses a GPU, as gpus_per_learner and gpus_per_runner are 0" in output and "Assumed" not in output
+    assert plan(["imdb-tiny"], gpus=0, cpus=16, memory=100) == 0
+    assert "No process uses" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "advice"),
+    [
+        ([], {"memory": 300, "gpus": 0}, "It would fit with weights=lora."),
+        (["weights=lora", "average_period=null"], {"memory": 20, "gpus": 0}, "It would not even fit with "),
+        ([], {"gpus": 1, "gpu_memory": 80}, "It would fit with micro_batch_tokens=2048 weights=lora, or with gradient"),
+        (
+            ["weights=lora", "average_period=null", "backend=transformers"],
+            {"gpus": 1, "gpu_memory": 24},
+            "quantization=nf4",
+        ),
+    ],
+)
+def test_a_plan_that_lacks_memory_says_which_settings_would_make_it_fit(
+    words: list[str], machine: dict[str, Any], advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MODELS["7B"].save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEFAULT_TOKENIZER / name, tmp_path)
+    assert plan(["imdb-tiny", f"model={tmp_path}", *words], nodes=1, **machine) == 1
+    output = capsys.readouterr().out
+    assert advice in output and "GB" in output
+
+
+def test_train_and_validate_reject_a_run_that_exceeds_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "ram_bytes", lambda: 0.9e9)
+    assert main(["train", "imdb-tiny"]) == 2
+    error = capsys.readouterr().err
+    assert "does not fit into memory: no room for 1 of 1 driver" in error and "It would " in error
+    assert not (tmp_path / "runs").exists()
+    assert main(["validate", "imdb-tiny"]) == 0
+    assert "does not fit into memory" in capsys.readouterr().out
+    settings = resolve_settings("imdb-tiny", [], [])
+    monkeypatch.setenv("CORY_UNCHECKED", "1")
+    assert "may need more memory" in (check_run_memory(settings) or "")
+    monkeypatch.setattr(devices, "ram_bytes", lambda: 100e9)
+    assert check_run_memory(settings) is None

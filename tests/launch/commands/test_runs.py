@@ -31,7 +31,7 @@ def runs_by_path(folder: Path) -> dict[str, ListedRun]:
 def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> None:
     record_run(tmp_path / "ended", done=12)
     record_run(tmp_path / "stopped", saved=3)
-    record_run(tmp_path / "crashed", saved=2)
+    record_run(tmp_path / "killed", saved=2)  # a killed process and a failed one have the same state
     record_run(tmp_path / "loading", done=-1)
     record_run(tmp_path / "diverged").path.joinpath("refused_update_000004_llm_1.safetensors").touch()
     collapsed = record_run(tmp_path / "study" / "runs" / "arm" / "seed_0", done=4, stop_on_collapse=True)
@@ -46,8 +46,9 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
 
     runs = runs_by_path(tmp_path)
     assert {name: run.state for name, run in runs.items()} == {
-        **{state: state for state in ("ended", "stopped", "crashed", "diverged", "training")},
-        "loading": "crashed",  # killed before its first checkpoint
+        **{state: state for state in ("ended", "stopped", "diverged", "training")},
+        "killed": "stopped",
+        "loading": "stopped",  # killed before its first checkpoint
         "study/runs/arm/seed_0": "collapsed",
         "broken": "unreadable",
     }
@@ -59,7 +60,7 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
     assert runs_by_path(tmp_path / "study") and list_runs(str(tmp_path / "ended"))[0].update == 12
 
 
-@pytest.mark.parametrize(("age", "state"), [(5, "training"), (300, "crashed"), (None, "crashed")])
+@pytest.mark.parametrize(("age", "state"), [(5, "training"), (300, "stopped"), (None, "stopped")])
 def test_a_run_in_storage_is_training_while_its_lease_is_renewed(tmp_path: Path, age: float | None, state: str) -> None:
     record_run(tmp_path / "one")
     if age is not None:

@@ -32,7 +32,7 @@ def test_heading_and_rows_have_the_same_width() -> None:
 def test_only_the_mean_is_shown_if_the_policies_do_not_fit() -> None:
     rows = RowFormatter(paper_settings(num_agents=8), ">", width=80)
     lines = [*rows.heading(), rows.update(line(8))]
-    assert [len(text) for text in lines[1:]] == [60, 60] and lines[0].plain.split() == ["mean"]
+    assert [len(text) for text in lines[1:]] == [60, 60] and lines[0].plain.split() == ["average"]
     assert lines[2].plain.split()[1:5] == ["1>2>3>4>5>6>7>8", "-12.35", "123.45", "-99.99"]
 
 

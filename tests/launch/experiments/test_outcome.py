@@ -10,7 +10,7 @@ import pytest
 from ray.tune.experiment import Trial
 from rich.console import Console
 
-from launch.experiments.outcome import group_points, trials_frame, write_csv
+from launch.experiments.outcome import group_points, tied_points, trials_frame, write_csv
 from launch.experiments.space import format_setting_value, read_axes
 from launch.experiments.tables import points_table
 from launch.experiments.trials import Trials
@@ -65,6 +65,13 @@ def test_complete_points_are_ordered_by_mean_before_incomplete_points() -> None:
     assert counts == [(3, True), (2, False), (0, False)]
     separate = group_points(RESULTS, KEYS, separate=True)
     assert means(separate)[:2] == [0.6, 0.4] and len(separate) == len(RESULTS)
+
+
+def test_complete_points_with_the_best_score_tie() -> None:
+    rows = [result(0, 1, 0, 0.4), result(1, 5, 0, 0.4), result(2, 9, 0, 0.3), result(3, 2, 0, 0.4, "stopped early")]
+    points = group_points(pd.DataFrame(rows).astype({"exchange_period": object}), KEYS)
+    assert [point.iloc[0]["exchange_period"] for point in tied_points(points)] == [5]
+    assert tied_points(group_points(RESULTS, KEYS)) == []
 
 
 def test_the_table_shows_failed_and_stopped_trials() -> None:

@@ -26,6 +26,7 @@ for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was
     tracker = WeightsAndBiases(pathlib.Path(sys.argv[1]), Settings(reward=lambda completions: [0.0]))
     tracker.log_samples(json.loads(text)["update"], [{"query": "This film", "responses": RESPONSES}], held_out=True)
     tracker.log(json.loads(text)["update"], flat_metrics(json.loads(text)))
+    print(tracker.location())
     tracker.close(failed)
     time.sleep(1.1)  # W&B names the folder of an offline run by the second of its start
 """
@@ -45,6 +46,7 @@ def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
     name = (run.path / "wandb.id").read_text()
     files = sorted((run.path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
     assert len(files) == 2
+    assert re.findall("wandb sync (.*)", result.stdout) == [str(file.parent) for file in files]
     for update, file in enumerate(files, start=1):
         kl = run.updates()[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(kl).encode()), file.read_bytes())

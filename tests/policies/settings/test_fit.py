@@ -64,16 +64,15 @@ def test_learners_use_their_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_learners_share_the_ram_that_runners_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(devices, "ram_bytes", lambda: 5e9)
-    few, many = rows_of(num_runners=1), rows_of(num_runners=3, num_learners=2)
-    models = model_shapes(few)
-    runner, driver = estimate_runner(few, models).total, 0.4e9
-    assert learner_bytes(few, models) == pytest.approx(RAM_SHARE * 5e9 - runner)
-    assert learner_bytes(many, models) == pytest.approx((RAM_SHARE * 5e9 - driver - 3 * runner) / 2)
-    in_driver = rows_of(num_runners=0)
-    assert learner_bytes(in_driver, models) == pytest.approx(RAM_SHARE * 5e9 - estimate_runner(in_driver, models).total)
-    tokens = choose_micro_batch_tokens(few)
-    assert bytes_with(few, tokens) <= RAM_SHARE * 5e9 - runner < bytes_with(few, 2 * tokens)
+    few, many, in_driver = rows_of(num_runners=1), rows_of(num_runners=3, num_learners=2), rows_of(num_runners=0)
+    models, driver = model_shapes(few), 0.4e9
+    runner = estimate_runner(few, models).total
+    usable = runner + bytes_with(few, 4096) + 1
+    monkeypatch.setattr(devices, "ram_bytes", lambda: usable / RAM_SHARE)
+    assert learner_bytes(few, models) == pytest.approx(usable - runner)
+    assert learner_bytes(many, models) == pytest.approx((usable - driver - 3 * runner) / 2)
+    assert learner_bytes(in_driver, models) == pytest.approx(usable - estimate_runner(in_driver, models).total)
+    assert choose_micro_batch_tokens(few) == 4096
     monkeypatch.setattr(devices, "ram_bytes", lambda: 1e8)
     assert choose_micro_batch_tokens(few) == 512  # does not fit; the check before a run rejects it
 

@@ -19,7 +19,7 @@ from policies.generation.cuda import DeviceError
 from policies.generation.installed import vllm_build
 from policies.settings import gpus
 from policies.settings.files import presets, read_preset
-from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu, without_local_gpu
+from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu, other_machine
 from policies.settings.processes import processes
 from tests.paper import make_settings
 
@@ -135,7 +135,7 @@ def test_has_gpu_is_false_on_a_cluster(variable: str, monkeypatch: pytest.Monkey
     for name in CLUSTER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert has_gpu()
-    with without_local_gpu():
+    with other_machine(gpu=False):
         assert not has_gpu()
     assert has_gpu()
     monkeypatch.setenv(variable, "somewhere")
