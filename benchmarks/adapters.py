@@ -26,6 +26,7 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.models.adapters import add_lora
 from policies.models.language_model import shared_base
 from policies.models.lora import Lora
+from policies.settings.files import read_preset
 
 CLAIM = "a second agent costs ≤ 15 % of memory, and its weights reach the engine in ≤ 0.2 s (135 M parameters, LoRA)"
 LORA = Lora(rank=8, alpha=16.0)
@@ -35,7 +36,8 @@ MODULES = ("llm_1", "llm_2")
 def run(folder: Path, quick: bool) -> Record:
     """Measures a random model of SmolLM2-135M's shape."""
     size = "test" if quick else "135M"
-    settings: dict[str, Any] = {
+    settings: dict[str, Any] = read_preset("paper") | {
+        "task": "imdb",
         "model": make_model(size, folder),
         "weights": "lora",
         "lora_rank": LORA.rank,

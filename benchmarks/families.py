@@ -199,6 +199,7 @@ def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> fl
     from launch.models.export import merged_model, write_weights
     from launch.models.trained import PolicySet
     from policies.learning.rows import make_rows
+    from policies.settings.files import read_preset
     from policies.settings.settings import make_settings
 
     learner = make_learner(path, settings)
@@ -208,7 +209,7 @@ def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> fl
         state = learner.state()
         return {name.removeprefix("lm."): state[name] for name in state if name.startswith("lm.")}
 
-    chosen = make_settings({"model": path, "dtype": "fp32", **settings})
+    chosen = make_settings({**read_preset("paper"), "model": path, "dtype": "fp32", **settings})
     trained = PolicySet(chosen, 1, [], ("llm_1",), "the sweep", "the sweep", "the sweep", read)
     model, tensors = merged_model(trained, "llm_1")
     os.makedirs(folder)

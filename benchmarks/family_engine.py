@@ -64,9 +64,10 @@ def make_learner(path: str, settings: Mapping[str, Any]) -> Any:
     from policies.learning.policy_model import PolicyModel
     from policies.models.model_names import model_path
     from policies.rllib.causal_lm_module import module_config
+    from policies.settings.files import read_preset
     from policies.settings.settings import make_settings
 
-    config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}), "llm_1")
+    config = module_config(make_settings({**read_preset("paper"), "model": path, "dtype": "fp32", **settings}), "llm_1")
     return PolicyModel(model_path(config.pop("model"), config.pop("revision")), **config)
 
 
@@ -131,6 +132,7 @@ def follow(engine: EngineProcess, path: str, settings: Mapping[str, Any], result
         EngineFailure: the engine's process failed.
     """
     from policies.models.weights import checksum
+    from policies.settings.files import read_preset
     from policies.settings.settings import make_settings
 
     def load(state: Mapping[str, Any]) -> Any:
@@ -140,7 +142,7 @@ def follow(engine: EngineProcess, path: str, settings: Mapping[str, Any], result
             raise EngineFailure("The engine read other weights than were sent.")
         return loaded
 
-    lora = make_settings(settings).lora
+    lora = make_settings({**read_preset("paper"), **settings}).lora
     result["model"] = engine.ask("start", path, lora)
     learner = make_learner(path, settings)
     if lora is not None:

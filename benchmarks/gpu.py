@@ -38,6 +38,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.learning.sharding import learner_mesh
 from policies.settings import memory
+from policies.settings.files import read_preset
 from policies.settings.settings import Settings, make_settings
 
 SHAPES = {  # hidden, layers, heads, groups, inner, tied, vocabulary
@@ -215,6 +216,7 @@ def settings(case: Case, o: argparse.Namespace, path: str, device: str) -> Setti
     """The settings for `cory plan`'s estimate."""
     return make_settings(
         {
+            **read_preset("paper"),
             **{"model": path, "num_agents": 1, "weights": case.weights, "dtype": "bf16", "advantage": "rloo"},
             **{
                 "queries_per_update": o.rows // 4,

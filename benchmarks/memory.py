@@ -14,6 +14,7 @@ from benchmarks.models import make_model
 from benchmarks.record import Figure, Record
 from benchmarks.sharding import AT_REST, RETURNED, start
 from policies.settings import memory
+from policies.settings.files import read_preset
 from policies.settings.settings import make_settings
 
 CLAIM = "a learner's memory, at rest and at its peak, is within 15 % of the estimate"
@@ -23,7 +24,9 @@ SIZES = ("5M", "20M", "50M", "135M", "360M")
 def run(folder: Path, quick: bool) -> Record:
     """Measures each size with full weights and adapters, in fp32 and bf16."""
     settings: dict[str, Any] = {
+        **read_preset("paper"),
         **{
+            "task": "imdb",
             "num_agents": 1,
             "lr": 1e-4,
             "queries_per_update": 16,

@@ -27,6 +27,7 @@ from policies.learning.sharding import learner_mesh
 from policies.models.language_model import meta_model
 from policies.models.model_names import BUNDLED_LM
 from policies.settings import memory
+from policies.settings.files import read_preset
 from policies.settings.settings import make_settings
 
 CLAIM = "a rank rests at ≤ 1.1 × its share of the state, and ends within 5e-5 of one process"
@@ -50,6 +51,8 @@ class RankMeasurement(NamedTuple):
 def run(folder: Path, quick: bool) -> Record:
     """Measures a random model of SmolLM2-135M's shape, with full weights and with adapters."""
     settings: dict[str, Any] = {
+        **read_preset("paper"),
+        **{"task": "imdb"},
         **{"model": make_model("test" if quick else "135M", folder), "num_agents": 1, "dtype": "fp32", "lr": 1e-4},
         **{"queries_per_update": 16, "minibatch_size": 16, "micro_batch_size": 4, "num_epochs": 1},
         **{"max_prompt_tokens": 32, "max_response_tokens": 32, "reward": "benchmarks.no_reward:zero"},

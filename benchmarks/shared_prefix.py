@@ -26,6 +26,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows, select_rows
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import module_config
+from policies.settings.files import read_preset
 from policies.settings.settings import Settings, make_settings
 
 CLAIM = "learning on groups of 8 with prompts of 200 tokens is ≥ 2.2 × as fast with shared prefixes, few-shot ≥ 5 ×"
@@ -75,6 +76,7 @@ def run(folder: Path, quick: bool) -> Record:
 def settings(folder: Path, case: Case, dtype: str, quick: bool) -> Settings:
     """One agent that learns by RLOO, in two mini-batches and one epoch."""
     values: dict[str, Any] = {
+        **read_preset("paper"),
         **{"task": "imdb", "model": make_model("test" if quick else "5M", folder), "dtype": dtype, "num_agents": 1},
         **{
             "advantage": "rloo" if case.group > 1 else "reinforce",

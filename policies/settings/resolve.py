@@ -57,7 +57,7 @@ def resolve(settings: Settings, task: Task | None = None) -> Settings:
         values["max_prompt_tokens"] = choose_prompt_limit(settings, task, tokenizers)
     settings = with_chat_date(settings.model_copy(update=values), tokenizers)
     if settings.micro_batch_tokens == "auto":
-        from policies.settings.micro_batches import choose_micro_batch_tokens  # imports torch
+        from policies.settings.hardware.fit import choose_micro_batch_tokens  # imports torch
 
         settings = settings.model_copy(update={"micro_batch_tokens": choose_micro_batch_tokens(settings)})
     return type(settings)(**settings.model_dump())  # conflicts between the new values

@@ -363,7 +363,10 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = str(first["msg"]).removeprefix("Value error, ")
+        reasons = [str(each["msg"]) for each in error.errors() if each["loc"][:1] == first["loc"][:1]]
+        reason = reasons[0].removeprefix("Value error, ")
+        if len(reasons) > 1 and all(text.startswith(EXPECTED) for text in reasons):  # a value of several types
+            reason = EXPECTED + " or ".join(text.removeprefix(EXPECTED) for text in reasons)
         if not first["loc"]:
             raise SettingsError(reason) from None
         setting = ".".join(map(str, first["loc"][: 2 if first["loc"][0] == "thinking" else 1]))
@@ -381,6 +384,8 @@ def changed_settings(recorded: Settings, requested: Settings) -> list[str]:
     return [name for name in old if old[name] != new[name] and (name, new[name]) not in OPEN_VALUES.items()]
 
 
+EXPECTED = "Input should be "
+"""How pydantic says which type is expected."""
 OPEN_VALUES = {"chat": "auto", "chat_date": None, "lr": None, "max_prompt_tokens": None, "micro_batch_tokens": "auto"}
 """Values that a run fills in when it starts (`policies.settings.resolve`)."""
 METADATA = settings_metadata(Settings)

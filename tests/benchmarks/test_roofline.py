@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.roofline import LOST, Machine, spent, uneven
 from policies.settings.memory import model_shapes
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
+from tests.paper import make_settings
 
 
 def settings(**values: Any) -> Settings:

@@ -14,8 +14,9 @@ from cory_env.pickled import display_name, spec_of
 from cory_env.rewarding.process import Reward
 from cory_env.rewarding.spec import short_names, weighted_sum
 from cory_env.rewarding.worker import RewardError, RewardWorker
-from policies.settings.settings import SettingsError, make_settings
+from policies.settings.settings import SettingsError
 from tests.cory_env import sample_rewards
+from tests.paper import make_settings
 
 
 def make_length_reward(length: float) -> Callable[[list[str]], list[float]]:
@@ -61,7 +62,7 @@ def test_large_code_reaches_the_process_and_is_not_visible_to_other_users() -> N
 def test_a_script_s_function_includes_the_objects_that_it_refers_to() -> None:
     script = """
 from cory_env.rewarding.worker import RewardWorker
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 SCORES = {"good": 2.0}
 def score(text): return SCORES.get(text, 0.0)
 def reward(completions): return [score(text) for text in completions]

@@ -9,8 +9,8 @@ import pytest
 
 import cory_rllib
 from cory_rllib import CommandError, CoryConfig, SettingsError, evaluate, export, load_run
-from policies.settings.settings import Settings
 from tests.launch.conftest import record_test_run
+from tests.paper import paper_settings
 
 PRINT_IMPORTED = "import sys, {module}; print(*sorted({{'ray', 'torch', 'vllm', 'transformers'}} & set(sys.modules)))"
 
@@ -45,16 +45,16 @@ def test_a_preset_has_the_same_settings_as_on_the_command_line() -> None:
 
     config = CoryConfig.from_preset("imdb-tiny", num_agents=1, lr=1e-3)
     assert config.settings == resolve_settings("imdb-tiny", [], ["num_agents=1", "lr=1e-3"])
-    assert CoryConfig.from_preset().settings == resolve_settings("imdb-tiny", [], [])
+    assert CoryConfig().settings == resolve_settings(None, [], [])  # the same defaults everywhere
 
 
 def test_invalid_names_and_values_have_clear_messages() -> None:
     with pytest.raises(SettingsError, match=r"^Unknown preset `imdb-tinny`\. Did you mean `imdb-tiny`\?"):
         CoryConfig.from_preset("imdb-tinny")
     with pytest.raises(SettingsError, match=r"^Unknown setting `learning_rate`\."):
-        CoryConfig.from_preset(learning_rate=1e-5)
+        CoryConfig.from_preset("imdb-tiny", learning_rate=1e-5)
     with pytest.raises(SettingsError, match=r"^Setting `lr`=-1: Input should be greater than 0\.$"):
-        _ = CoryConfig.from_preset(lr=-1).settings
+        _ = CoryConfig.from_preset("imdb-tiny", lr=-1).settings
     with pytest.raises(CommandError, match=r"^nowhere is not a run's folder: it does not exist"):
         load_run("nowhere")
     with pytest.raises(CommandError, match=r"^nowhere is not a run's folder"):
@@ -73,7 +73,7 @@ def test_an_evaluation_with_invalid_options_raises_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = record_test_run(tmp_path / "run", Settings(backend="transformers", num_runners=0), updates=range(2))
+    run = record_test_run(tmp_path / "run", paper_settings(backend="transformers", num_runners=0), updates=range(2))
     run.checkpoints.save(1, lambda folder: (folder / "file").touch())
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CommandError, match=message):
@@ -89,7 +89,7 @@ def test_an_export_to_a_uri_raises_and_leaves_no_files(tmp_path: Path, monkeypat
 
 
 def test_a_run_shows_its_curves_in_notebooks_once_they_exist(tmp_path: Path) -> None:
-    folder = record_test_run(tmp_path, Settings(), updates=range(2))
+    folder = record_test_run(tmp_path, paper_settings(), updates=range(2))
     run = load_run(tmp_path)
     assert run._repr_png_() is None
     folder.curves.write_bytes(b"a picture")

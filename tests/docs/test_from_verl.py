@@ -33,7 +33,7 @@ def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypa
     (tmp_path / "my_reward.py").write_text(code_block("python"))
     (tmp_path / "mine.yaml").write_text(code_block("yaml"))
     settings = split_arguments(["mine.yaml"]).settings()
-    assert settings.responses == 64 == 2 * settings.minibatch_size and settings.chat
+    assert settings.responses == 64 == 2 * settings.responses_per_step and settings.chat
     task, _ = preflight.check_run_settings(settings)
     assert task.train[0].columns["reward_model"] == {"style": "rule", "ground_truth": "7"}
     (arguments,) = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)

@@ -18,6 +18,7 @@ from policies.models.model_names import BUNDLED_LM
 from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings
 from tests.forked import run_forked
+from tests.paper import paper_settings
 from tests.policies.conftest import ray_session
 
 __all__ = ["ray_session"]
@@ -149,7 +150,7 @@ def record_test_run(folder: Path, settings: Settings, updates: Sequence[int] = r
     return run
 
 
-RUN_SETTINGS = Settings(
+RUN_SETTINGS = paper_settings(
     backend="transformers", num_runners=0, dtype="fp32", temperature=0.7, max_response_tokens=8, num_updates=6
 )
 """Settings of `policies_run`."""

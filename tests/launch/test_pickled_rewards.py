@@ -17,8 +17,9 @@ from launch.models.model_card import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from launch.run_folder.sources import collect_sources
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
 from tests.launch.conftest import record_test_run
+from tests.paper import make_settings
 
 
 def settings(length: int, more: Sequence[str] = ()) -> Settings:

@@ -17,7 +17,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.models.model_names import model_path
 from policies.models.weights import Weights
 from policies.rllib.causal_lm_module import module_config
-from policies.settings.settings import make_settings
+from tests.paper import PAPER, make_settings
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -25,6 +25,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise Ray's processes s
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # no Python worker per CPU; few tests use them
 
 TINY: dict[str, Any] = {
+    **PAPER,
     "backend": "transformers",
     "num_runners": 0,
     "dtype": "fp32",

@@ -14,7 +14,7 @@ from transformers import PhiConfig, PhiForCausalLM
 
 from cory_env.tokenizer import load_tokenizer
 from policies.health import Health, collapse_signs, effect_size
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 from tests.policies.conftest import MakeCory
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -10,7 +10,7 @@ import pytest
 from policies.learning.policy_model import PolicyModel
 from policies.rllib.causal_lm_module import module_config
 from policies.settings.memory import estimate_learner, model_shapes
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 from tests.policies.conftest import MakeCory
 
 

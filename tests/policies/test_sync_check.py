@@ -12,8 +12,8 @@ from policies.generation.transformers_generator import TransformersGenerator
 from policies.learning.rows import Rows, make_rows
 from policies.models.weights import Weights, checksum
 from policies.rollout.runners import WeightSyncError
-from policies.settings.settings import make_settings
 from policies.sync_check import default_max_diff, perturb
+from tests.paper import make_settings
 from tests.policies.conftest import MakeCory
 
 

@@ -13,8 +13,9 @@ from launch.console.configuration import settings_to_yaml
 from policies.cory import Cory, CoryConfig
 from policies.models.weights import checksum
 from policies.settings.error import SettingsError
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
 from policies.settings.start import POLICIES, find_start_checkpoint
+from tests.paper import make_settings
 from tests.policies.conftest import TINY, MakeCory, ray_session
 
 __all__ = ["ray_session"]

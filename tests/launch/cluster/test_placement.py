@@ -9,7 +9,7 @@ from launch.console.errors import CommandError
 from policies.cory import Cory, CoryConfig
 from policies.settings.memory import Memory
 from policies.settings.processes import Process, processes
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 
 SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
 

@@ -121,7 +121,7 @@ def test_an_unwritable_cache_is_reported_with_a_remedy(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    message = refusal("train", "model=smollm2")
+    message = refusal("train", "imdb-tiny", "model=smollm2")
     assert "Cannot write" in message and "Not a directory. Fix that, or set XDG_CACHE_HOME" in message
 
 
@@ -141,15 +141,15 @@ def test_an_unwritable_cache_is_reported_with_a_remedy(
 def test_invalid_settings_are_rejected_before_a_folder_is_created(
     refusal: Refusal, words: list[str], message_part: str
 ) -> None:
-    assert message_part in refusal("train", *words)
+    assert message_part in refusal("train", "imdb-tiny", *words)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["train", "--out", "file://FOLDER/run"],
-        pytest.param(["train"], marks=pytest.mark.slow),
-        pytest.param(["tune", "--over", "lr=1e-5,1e-4"], marks=pytest.mark.slow),
+        ["train", "imdb-tiny", "--out", "file://FOLDER/run"],
+        pytest.param(["train", "imdb-tiny"], marks=pytest.mark.slow),
+        pytest.param(["tune", "imdb-tiny", "--over", "lr=1e-5,1e-4"], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_ray_cannot_place_leaves_no_folder(
@@ -226,7 +226,7 @@ def test_a_preset_takes_precedence_over_a_file_with_its_name(cory_in_process: Co
 
 
 def test_validate_accepts_the_bundled_task(cory_in_process: Cory) -> None:
-    result = cory_in_process("validate", "task=imdb")
+    result = cory_in_process("validate", "imdb-tiny")
     assert result.returncode == 0 and "The task is sound." in result.stdout
 
 
@@ -235,6 +235,7 @@ def test_validate_shows_a_task_for_each_tokenizer(cory_in_process: Cory) -> None
         "validate",
         "drafts",
         "model=[drafts-llama-tiny,imdb-gpt2-tiny]",
+        "weights=full",
         "max_prompt_tokens=48",
         "max_response_tokens=9",
     )

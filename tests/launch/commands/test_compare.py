@@ -12,8 +12,8 @@ from launch.run_folder import final
 from launch.run_folder.final import FinalEvaluation
 from launch.run_folder.records import EvaluatedResponse
 from policies.learning.metrics import RESPONSE_METRICS
-from policies.settings.settings import Settings
 from tests.launch.conftest import record_test_run
+from tests.paper import paper_settings
 
 REWARDS = {"llm_1": [0.0, 1.0, 2.0, 5.0], "llm_2": [1.0, 1.0, 4.0, 3.0]}
 
@@ -37,7 +37,7 @@ def responses(rewards: list[float], queries: list[int]) -> list[EvaluatedRespons
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
     """A finished run with recorded final responses, and an unfinished run."""
-    finished = record_test_run(tmp_path / "finished", Settings(num_updates=12))
+    finished = record_test_run(tmp_path / "finished", paper_settings(num_updates=12))
     policy = {name: responses(rewards, [3, 4, 5, 6]) for name, rewards in REWARDS.items()}
     last = {"llm_1,llm_2": responses([2.0, 4.0], [3, 4]), "llm_2,llm_1": responses([6.0, 1.0], [4, 9])}
     for response in last["llm_2,llm_1"]:  # the other order is as in files of earlier versions
@@ -45,7 +45,7 @@ def runs(tmp_path: Path) -> list[str]:
         del response["metrics"]["kl"]
     final.write_final(finished.final, FinalEvaluation(update=12, policy=policy, last_response=last))
     unfinished = record_test_run(
-        tmp_path / "unfinished", Settings(num_updates=12, lr=3e-5, num_agents=1), updates=range(4)
+        tmp_path / "unfinished", paper_settings(num_updates=12, lr=3e-5, num_agents=1), updates=range(4)
     )
     for run in (finished, unfinished):
         run.unlock()

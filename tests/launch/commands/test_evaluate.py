@@ -15,8 +15,9 @@ from launch.run_folder.sources import collect_sources
 from policies.settings.settings import Settings, SettingsError
 from tests.launch.conftest import record_test_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
+from tests.paper import paper_settings
 
-SETTINGS = Settings(
+SETTINGS = paper_settings(
     num_agents=3,
     model="./mine",
     seed=5,
@@ -52,8 +53,9 @@ def test_a_run_keeps_its_settings_except_min_response_tokens(run: Run) -> None:
     assert settings("temperature=0.5", "max_response_tokens=20", run=run).max_response_tokens == 20
 
 
-def test_a_model_uses_the_settings_of_the_default_preset() -> None:
-    assert (settings().model, settings().num_agents, settings().max_response_tokens) == ("./model", 1, 12)
+def test_a_model_is_evaluated_with_the_defaults_and_without_an_adapter() -> None:
+    values = settings()
+    assert (values.model, values.num_agents, values.weights, values.max_response_tokens) == ("./model", 1, "full", 512)
 
 
 def test_policies_can_be_evaluated_in_a_chain_of_another_length(run: Run) -> None:
@@ -81,7 +83,7 @@ def test_settings_of_policies_cannot_be_changed(capsys: pytest.CaptureFixture[st
 
 
 def test_a_data_file_is_evaluated_completely(tmp_path: Path) -> None:
-    run_settings = Settings(
+    run_settings = paper_settings(
         task="custom", data="train.csv", eval_data="test.csv", reward="mine:score", prompt="Q: {query}"
     )
     run = record_test_run(tmp_path / "run", run_settings)
@@ -93,7 +95,7 @@ def test_a_data_file_is_evaluated_completely(tmp_path: Path) -> None:
 
 def test_another_task_drops_the_runs_data_and_prompts(tmp_path: Path) -> None:
     run = record_test_run(
-        tmp_path / "run", Settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
+        tmp_path / "run", paper_settings(task="custom", data="train.csv", reward="mine:score", temperature=0.5)
     )
     changed = settings("task=imdb", "max_response_tokens=7", run=run)
     assert (changed.task, changed.data, changed.reward, changed.temperature) == ("imdb", None, None, 0.5)
@@ -102,7 +104,7 @@ def test_another_task_drops_the_runs_data_and_prompts(tmp_path: Path) -> None:
 
 
 def test_data_replaces_generated_queries(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "run", Settings(task="arithmetic", digits=1, operations="sums"))
+    run = record_test_run(tmp_path / "run", paper_settings(task="arithmetic", digits=1, operations="sums"))
     changed = settings("data=other.jsonl", run=run)
     assert (changed.data, changed.digits, changed.operations) == ("other.jsonl", None, None)
 
@@ -122,7 +124,7 @@ def test_the_fingerprint_depends_on_the_reward_but_not_on_learning_settings(
     monkeypatch.chdir(tmp_path)
     reward = tmp_path / "mine.py"
     reward.write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
-    settings = Settings(reward="mine:score", num_agents=1)
+    settings = paper_settings(reward="mine:score", num_agents=1)
     first = plan(settings, trained=False).fingerprint
     assert (
         plan(settings.model_copy(update={"micro_batch_size": 1, "num_updates": 7}), trained=False).fingerprint == first
@@ -167,7 +169,7 @@ ORDERS = [("llm_1", "llm_2", "llm_3"), ("llm_2", "llm_3", "llm_1"), ("llm_3", "l
 
 
 def test_every_policy_is_evaluated_once_in_every_role() -> None:
-    bundled = SETTINGS.model_copy(update={"model": Settings().model})
+    bundled = SETTINGS.model_copy(update={"model": paper_settings().model})
     assert plan(bundled).lineups == [
         Lineup(False, ("llm_1", "llm_2", "llm_3"), ("base",) * 3),
         *(Lineup(True, order, order) for order in ORDERS),
@@ -191,7 +193,7 @@ def test_different_bases_are_evaluated_in_every_order_and_named_after_their_firs
 
 
 def test_batches_cover_every_sample_once_and_have_at_most_the_size_of_an_update() -> None:
-    work = plan(SETTINGS.model_copy(update={"num_agents": 1, "model": Settings().model}), trained=False).batches()
+    work = plan(SETTINGS.model_copy(update={"num_agents": 1, "model": paper_settings().model}), trained=False).batches()
     assert [len(prompt_refs) for _, prompt_refs in work] == [8, 7]
     assert [prompt_ref for _, prompt_refs in work for prompt_ref in prompt_refs] == [
         (q, s) for q in range(5) for s in range(3)

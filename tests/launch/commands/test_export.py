@@ -17,8 +17,8 @@ from launch.models.export import merged_model
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from policies.learning.rows import make_rows
-from policies.settings.settings import Settings
 from tests.launch.conftest import read_policy, record_test_run, write_policies
+from tests.paper import paper_settings
 
 TEXT = "This movie is a wonderful film, and I liked it."
 
@@ -63,7 +63,7 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     model.generation_config = GenerationConfig(eos_token_id=[5, 7], do_sample=True, top_p=0.5, repetition_penalty=1.2)
     model.save_pretrained(base)
     (base / "README.md").write_text("---\nlicense: mit\n---\n# Base\n")
-    settings = Settings(
+    settings = paper_settings(
         model=str(base), num_agents=1, temperature=1.5, chat=True, system_prompt="Be kind.", num_runners=1
     )
     settings = settings.model_copy(update={"chat_date": "2019-05-01", "chat_template_kwargs": {"mark": "'!'"}})
@@ -291,7 +291,7 @@ def test_an_invalid_export_is_rejected_and_leaves_no_files(
 
 
 def test_a_single_llm_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = Settings(num_agents=1)
+    settings = paper_settings(num_agents=1)
     run = record_test_run(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     assert main(["export", str(run.path), "--policy", "mean", "--out", str(tmp_path / "out")]) == 2
@@ -304,7 +304,7 @@ def test_a_base_model_that_has_changed_since_training_is_rejected(
     base = tmp_path / "base"
     load_tokenizer().save_pretrained(base)
     GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=1, n_head=2)).save_pretrained(base)
-    settings = Settings(model=str(base), num_agents=1)
+    settings = paper_settings(model=str(base), num_agents=1)
     run = record_test_run(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
     GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=16, n_layer=2, n_head=2)).save_pretrained(base)

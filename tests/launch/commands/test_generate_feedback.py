@@ -18,8 +18,8 @@ from launch.models.trained import open_trained
 from launch.models.trained_chain import TokenPrinter, TrainedChain
 from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
-from policies.settings.settings import Settings, make_settings
 from tests.launch.conftest import RUN_SETTINGS, Cory, record_test_run, write_policies
+from tests.paper import make_settings, paper_settings
 
 FEEDBACK = "tests.policies.sample_rewards:has_letter"
 QUERIES = ["This movie", "I did not expect", "The acting", "A film"]
@@ -159,7 +159,7 @@ def test_a_function_from_python_can_be_the_feedback_and_only_its_name_is_publish
     def two_words(completions: list[str]) -> list[str | None]:
         return [None if len(text.split()) > 1 else "say more" for text in completions]
 
-    settings = Settings(feedback=two_words)
+    settings = paper_settings(feedback=two_words)
     assert settings.public_dict()["feedback"].endswith("two_words") and len(str(settings.feedback)) > 200
     run = record_run(tmp_path / "run", feedback=two_words, observer_prompt=HIDDEN)
     for answer in generate(run.path, QUERIES):

@@ -23,8 +23,8 @@ from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
 from policies.models.model_names import model_path
-from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, Cory, record_test_run, write_policies
+from tests.paper import paper_settings
 
 QUERIES = ["This movie", "I did not expect", "The acting", "A film"]
 
@@ -57,7 +57,9 @@ def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     data = folder / "data.jsonl"
     data.write_text('{"query": "One"}\n{"query": "Two"}\n')
     changes = {"model": str(folder / "model"), "chat": True, "task": "custom", "data": str(data), "num_agents": 1}
-    settings = Settings(**{**RUN_SETTINGS.model_dump(), **changes, "reward": "tests.policies.sample_rewards:letters"})
+    settings = paper_settings(
+        **{**RUN_SETTINGS.model_dump(), **changes, "reward": "tests.policies.sample_rewards:letters"}
+    )
     run = record_test_run(folder / "run", settings, updates=range(2))
     run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     run.unlock()

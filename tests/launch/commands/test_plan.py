@@ -22,7 +22,8 @@ from policies.models.model_names import BUNDLED_LM
 from policies.settings.files import presets
 from policies.settings.memory import Memory, estimate_learner, estimate_runner, model_shapes
 from policies.settings.processes import Process, processes
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
+from tests.paper import make_settings
 
 
 def test_the_estimate_is_close_to_measured_memory() -> None:

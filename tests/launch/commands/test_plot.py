@@ -6,13 +6,13 @@ import pytest
 from matplotlib.image import imread
 
 from launch.main import main
-from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record_test_run
+from tests.paper import paper_settings
 
 
 @pytest.mark.parametrize("agents", [1, 2, 8])
 def test_a_recorded_run_is_drawn(tmp_path: Path, agents: int) -> None:
-    record_test_run(tmp_path / "run", Settings(num_agents=agents, num_updates=12))
+    record_test_run(tmp_path / "run", paper_settings(num_agents=agents, num_updates=12))
     assert main(["plot", str(tmp_path / "run")]) == 0
     image = imread(tmp_path / "run" / "curves.png")
     assert image.shape[0] > 500 and image.shape[1] > 1500
@@ -20,7 +20,7 @@ def test_a_recorded_run_is_drawn(tmp_path: Path, agents: int) -> None:
 
 
 def test_a_run_in_its_first_updates_and_with_missing_figures_is_drawn(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "run", Settings(), updates=range(2))
+    run = record_test_run(tmp_path / "run", paper_settings(), updates=range(2))
     broken = run.updates()[1]
     broken["policy"]["llm_1"]["kl"] = None
     run.metrics.append({**broken, "update": 2})
@@ -29,7 +29,7 @@ def test_a_run_in_its_first_updates_and_with_missing_figures_is_drawn(tmp_path: 
 
 
 def test_plot_prints_the_path_of_the_image(cory_in_process: Cory, tmp_path: Path) -> None:
-    record_test_run(tmp_path / "run", Settings())
+    record_test_run(tmp_path / "run", paper_settings())
     result = cory_in_process("plot", "run")
     assert (result.returncode, result.stdout) == (0, "run/curves.png\n")
 
@@ -46,7 +46,7 @@ def test_plot_prints_the_path_of_the_image(cory_in_process: Cory, tmp_path: Path
 def test_an_invalid_image_path_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str, message: str
 ) -> None:
-    record_test_run(tmp_path / "run", Settings())
+    record_test_run(tmp_path / "run", paper_settings())
     (tmp_path / "occupied").touch()
     monkeypatch.chdir(tmp_path)
     assert main(["plot", "run", "--out", out]) == 2
@@ -54,20 +54,20 @@ def test_an_invalid_image_path_is_rejected(
 
 
 def test_the_folder_of_the_image_is_created_without_temporary_files(tmp_path: Path) -> None:
-    record_test_run(tmp_path / "run", Settings())
+    record_test_run(tmp_path / "run", paper_settings())
     assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path / "new" / "curves.svg")]) == 0
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["curves.svg"]
 
 
 def test_a_run_without_metrics_cannot_be_drawn(cory_in_process: Cory, tmp_path: Path) -> None:
-    record_test_run(tmp_path / "run", Settings(), updates=[])
+    record_test_run(tmp_path / "run", paper_settings(), updates=[])
     result = cory_in_process("plot", "run")
     assert result.returncode == 2 and "no metrics yet" in result.stderr
 
 
 def test_the_csv_contains_every_metric_once_in_long_format(cory_in_process: Cory, tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "a" / "run", Settings(num_updates=12))
-    record_test_run(tmp_path / "b" / "run", Settings(num_updates=12, num_agents=1), updates=range(2))
+    run = record_test_run(tmp_path / "a" / "run", paper_settings(num_updates=12))
+    record_test_run(tmp_path / "b" / "run", paper_settings(num_updates=12, num_agents=1), updates=range(2))
     last = {**run.updates()[12], "update": 13, "last_response": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
     run.metrics.append(last)
     assert cory_in_process("plot", "a/run", "b/run", "--csv", "new/curves.csv").stdout == "new/curves.csv\n"
@@ -102,7 +102,7 @@ def test_the_csv_contains_every_metric_once_in_long_format(cory_in_process: Cory
 def test_invalid_arguments_leave_no_files(
     cory_in_process: Cory, tmp_path: Path, words: list[str], message: str
 ) -> None:
-    record_test_run(tmp_path / "run", Settings())
+    record_test_run(tmp_path / "run", paper_settings())
     result = cory_in_process("plot", *words)
     assert result.returncode == 2 and message in result.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]

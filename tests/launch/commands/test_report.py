@@ -23,8 +23,8 @@ from launch.report.tables import arm_rows, environment_rows
 from launch.run_folder.environment import describe_environment
 from launch.run_folder.manifest import own_version
 from launch.run_folder.run import Run
-from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record_test_run
+from tests.paper import paper_settings
 
 CHROMIUM = shutil.which("chromium")
 HOSTILE = "<script>document.title = 'hacked'</script> & \x00\x1b[31m \u202eabc 日本語"
@@ -64,10 +64,10 @@ def write_report(tmp_path: Path, *runs: Run) -> str:
 
 def test_runs_that_differ_only_in_the_seed_are_one_arm(tmp_path: Path) -> None:
     folders = {
-        "a": Settings(seed=1, num_agents=1),
-        "b": Settings(seed=1),
-        "c": Settings(seed=2, num_updates=7, samples_every=1),
-        "d": Settings(seed=1, lr=1e-3, exchange_period=None),
+        "a": paper_settings(seed=1, num_agents=1),
+        "b": paper_settings(seed=1),
+        "c": paper_settings(seed=2, num_updates=7, samples_every=1),
+        "d": paper_settings(seed=1, lr=1e-3, exchange_period=None),
     }
     for name, settings in folders.items():
         record_test_run(tmp_path / name, settings, updates=range(2))
@@ -82,17 +82,17 @@ def test_runs_that_differ_only_in_the_seed_are_one_arm(tmp_path: Path) -> None:
 def test_arms_that_differ_in_one_setting_are_labelled_with_it(tmp_path: Path) -> None:
     runs = []
     for period in (1, 5, None):
-        record_test_run(tmp_path / str(period), Settings(exchange_period=period), updates=range(2))
+        record_test_run(tmp_path / str(period), paper_settings(exchange_period=period), updates=range(2))
         runs.append(read_reported_run(tmp_path / str(period), str(period)))
     assert [arm.label for arm in group_arms(runs)] == [f"exchange_period={value}" for value in (1, 5, "null")]
 
 
 def test_long_labels_of_arms_are_shortened_for_plots(tmp_path: Path) -> None:
-    many_changes = Settings(
+    many_changes = paper_settings(
         task="custom", data="questions.csv", prompt="{query} " * 9, lr=1e-3, num_epochs=1, clip_ratio=0.1, gamma=0.9
     )
     runs = []
-    for name, settings in (("default", Settings()), ("changed", many_changes)):
+    for name, settings in (("default", paper_settings()), ("changed", many_changes)):
         record_test_run(tmp_path / name, settings, updates=range(2))
         runs.append(read_reported_run(tmp_path / name, name))
     assert [arm.label for arm in group_arms(runs)] == ["CORY", "task=custom, data=questions.csv, …"]
@@ -120,13 +120,14 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("runs")
     runs = [
         record_test_run(
-            folder / "<b>", Settings(num_agents=8, task="custom", data="$\\frac$.jsonl", reward="a:b", prompt="$x_1$")
+            folder / "<b>",
+            paper_settings(num_agents=8, task="custom", data="$\\frac$.jsonl", reward="a:b", prompt="$x_1$"),
         ),
-        record_test_run(folder / "finished", Settings(seed=1, num_updates=12, lr=3e-5)),
-        record_test_run(folder / "short", Settings(seed=2, num_updates=12, lr=3e-5), updates=range(4)),
-        record_test_run(folder / "other", Settings(seed=1, num_updates=12, lr=1e-5, kl_coef=0.1)),
-        record_test_run(folder / "unevaluated", Settings(num_agents=1, num_updates=12), updates=range(1, 5)),
-        record_test_run(folder / "begun", Settings(num_agents=3, num_updates=12), updates=[]),
+        record_test_run(folder / "finished", paper_settings(seed=1, num_updates=12, lr=3e-5)),
+        record_test_run(folder / "short", paper_settings(seed=2, num_updates=12, lr=3e-5), updates=range(4)),
+        record_test_run(folder / "other", paper_settings(seed=1, num_updates=12, lr=1e-5, kl_coef=0.1)),
+        record_test_run(folder / "unevaluated", paper_settings(num_agents=1, num_updates=12), updates=range(1, 5)),
+        record_test_run(folder / "begun", paper_settings(num_agents=3, num_updates=12), updates=[]),
     ]
     broken = runs[1].updates()[-1]
     broken["policy"]["llm_1"] = dict.fromkeys(broken["policy"]["llm_1"])
@@ -138,7 +139,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
-    settings = Settings(num_agents=8)
+    settings = paper_settings(num_agents=8)
     text = ParsedPage(html).text
     assert all(f"{role} · {policy}" in text for role, policy in zip(settings.agents, settings.policy_ids, strict=True))
     assert all(f">{name}</text>" in html for name in (*settings.agents, *settings.policy_ids))
@@ -146,7 +147,7 @@ def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
 
 def test_roles_and_role_exchanges_are_shown_only_for_chains(tmp_path: Path, html: str) -> None:
     assert ": by role<" in html and ">role exchange</text>" in html
-    ppo_html = write_report(tmp_path, record_test_run(tmp_path / "run", Settings(num_agents=1, num_updates=12)))
+    ppo_html = write_report(tmp_path, record_test_run(tmp_path / "run", paper_settings(num_agents=1, num_updates=12)))
     assert ": by role<" not in ppo_html and ">role exchange</text>" not in ppo_html and "PPO: by policy<" in ppo_html
 
 
@@ -180,7 +181,9 @@ def test_differing_settings_come_first_and_all_settings_are_listed(html: str) ->
 
 
 def test_runs_with_the_same_environment_share_one_entry(tmp_path: Path) -> None:
-    runs = [record_test_run(tmp_path / name, Settings(seed=seed, num_updates=12)) for seed, name in enumerate("abc")]
+    runs = [
+        record_test_run(tmp_path / name, paper_settings(seed=seed, num_updates=12)) for seed, name in enumerate("abc")
+    ]
     for run, cores in zip(runs, (2, 2, 4), strict=True):
         run.write_settings(run.settings(), f"cory train --resume {run.path.name}  # torch 2.13.0; a CPU, {cores} cores")
     reported_runs = [read_reported_run(run.path, run.path.name) for run in runs]
@@ -196,7 +199,7 @@ def test_runs_with_the_same_environment_share_one_entry(tmp_path: Path) -> None:
 
 
 def test_plots_are_saved_as_png(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "run", Settings(num_agents=1, num_updates=12))
+    run = record_test_run(tmp_path / "run", paper_settings(num_agents=1, num_updates=12))
     report([str(run.path)], tmp_path / "r.html", tmp_path / "png")
     images = {file.stem: imread(file) for file in (tmp_path / "png").iterdir()}
     assert set(images) == {"pareto", "curves-1-policies", "health"}
@@ -204,10 +207,10 @@ def test_plots_are_saved_as_png(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_counts_as_collapsed_and_has_no_final_metrics(tmp_path: Path) -> None:
-    record_test_run(tmp_path / "finished", Settings(seed=1, num_updates=12))
+    record_test_run(tmp_path / "finished", paper_settings(seed=1, num_updates=12))
     for name, rejected_update in (("diverged", 7), ("continued", 5)):
         run = record_test_run(
-            tmp_path / name, Settings(seed=2 if name == "continued" else 3, num_updates=12), updates=range(7)
+            tmp_path / name, paper_settings(seed=2 if name == "continued" else 3, num_updates=12), updates=range(7)
         )
         (run.path / f"refused_update_{rejected_update:06d}_llm_2.safetensors").touch()
     folders = [tmp_path / name for name in ("finished", "diverged", "continued")]
@@ -227,14 +230,14 @@ def test_a_diverged_run_counts_as_collapsed_and_has_no_final_metrics(tmp_path: P
 
 def test_runs_are_named_by_the_last_parts_of_their_path_or_uri(tmp_path: Path) -> None:
     for name in ("a/run", "b/run"):
-        record_test_run(tmp_path / name, Settings(num_agents=1, num_updates=12))
+        record_test_run(tmp_path / name, paper_settings(num_agents=1, num_updates=12))
     runs = read_runs([f"file://{tmp_path}/a/run", tmp_path / "b" / "run"])
     assert [(run.name, len(run.updates)) for run in runs] == [("a/run", 13), ("b/run", 13)]
     assert short_run_names(["s3://bucket/one?region=here", "s3://bucket/two/?region=here"]) == ["one", "two"]
 
 
 def test_report_prints_the_path_of_the_page(cory_in_process: Cory, tmp_path: Path) -> None:
-    record_test_run(tmp_path / "run", Settings(num_agents=1, num_updates=12)).unlock()
+    record_test_run(tmp_path / "run", paper_settings(num_agents=1, num_updates=12)).unlock()
     result = cory_in_process("report", "run", "--out", "out/here.html")
     assert (result.returncode, result.stdout) == (0, "out/here.html\n"), result.stderr
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["here.html"]
@@ -244,12 +247,12 @@ def test_invalid_runs_are_rejected_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record_test_run(tmp_path / "run", Settings(num_updates=12))
-    record_test_run(tmp_path / "empty", Settings(), updates=[])
+    record_test_run(tmp_path / "run", paper_settings(num_updates=12))
+    record_test_run(tmp_path / "empty", paper_settings(), updates=[])
     (tmp_path / "report.html").write_text("an older one")
-    record_test_run(tmp_path / "truncated", Settings(num_updates=12)).final.write_text('{"update": 12, "pol')
+    record_test_run(tmp_path / "truncated", paper_settings(num_updates=12)).final.write_text('{"update": 12, "pol')
     columns = {"update": 12, "policy": {"llm_1": {"query": [0], "figures": {"task_reward": [1.0]}}}}
-    record_test_run(tmp_path / "columns", Settings(num_updates=12)).final.write_text(json.dumps(columns))
+    record_test_run(tmp_path / "columns", paper_settings(num_updates=12)).final.write_text(json.dumps(columns))
     for words, reason in {
         ("run", "missing"): "missing is not a run's folder: it does not exist",
         ("run", "report.html"): "report.html is not a run's folder: it is a file",
@@ -267,7 +270,7 @@ def test_invalid_runs_are_rejected_and_nothing_is_written(
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_the_page_fits_the_width_of_the_browser_window(tmp_path: Path, width: int) -> None:
-    run = record_test_run(tmp_path / "run", Settings(num_agents=4, num_updates=12))
+    run = record_test_run(tmp_path / "run", paper_settings(num_agents=4, num_updates=12))
     append_sample(run, 5, "x" * 300)
     page = write_report(tmp_path, run)
     script = """<script>onload = () => {

@@ -10,11 +10,11 @@ from launch.console.errors import CommandError
 from launch.main import main
 from launch.run_folder.run import Run
 from launch.training.steps import reopen
-from policies.settings.settings import Settings
 from tests.launch.conftest import record_test_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
+from tests.paper import paper_settings
 
-SETTINGS = Settings(num_updates=12)
+SETTINGS = paper_settings(num_updates=12)
 
 
 @pytest.fixture

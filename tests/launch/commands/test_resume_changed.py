@@ -24,8 +24,8 @@ from launch.run_folder.sources import Sources, collect_sources
 from launch.run_folder.status import read_run
 from launch.training.preflight import load_task
 from launch.training.training import Trainer
-from policies.settings.settings import make_settings
 from tests.launch.conftest import record_test_run, write_policies
+from tests.paper import make_settings
 
 ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {

@@ -9,10 +9,10 @@ import pytest
 from launch.report.listing import ListedRun, list_runs
 from launch.run_folder.layout import LEASE
 from launch.run_folder.run import Run
-from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record_test_run
+from tests.paper import paper_settings
 
-SETTINGS = Settings(num_updates=12)
+SETTINGS = paper_settings(num_updates=12)
 
 
 def record_run(folder: Path, done: int = 3, saved: int | None = None, **changes: object) -> Run:

@@ -21,9 +21,9 @@ from launch.experiments.space import pin_objective, read_axes
 from launch.experiments.tuning import optuna_search
 from launch.main import main
 from launch.run_folder.layout import LOCK
-from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, start_cory
 from tests.launch.training.test_training import BREVITY, SMALL
+from tests.paper import paper_settings
 
 SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_every=1")
 
@@ -112,14 +112,14 @@ def params(trial: Path) -> dict[str, Any]:
 
 def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
     search = Search(
-        pin_objective(Settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None
+        pin_objective(paper_settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None
     )
     search.write(tmp_path, "cory tune")
     assert not is_resumable(tmp_path)
     (tmp_path / "experiment_state-1.json").touch()
     assert is_resumable(tmp_path)
     check_same_search(tmp_path, search)  # all digits are preserved
-    dated = Settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search has set it
+    dated = paper_settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search has set it
     search._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
     check_same_search(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
     search.write(tmp_path, "cory tune")
@@ -129,7 +129,7 @@ def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
         check_same_search(
             tmp_path,
             search._replace(
-                settings=pin_objective(Settings(queries_per_update=8, minibatch_size=8, backend="transformers"))
+                settings=pin_objective(paper_settings(queries_per_update=8, minibatch_size=8, backend="transformers"))
             ),
         )
 
@@ -150,40 +150,64 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
     ("words", "message"),
     [
         ((), "Nothing to search"),
-        (("--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
-        (("--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples requires a range in --over"),
-        (("--over", "seed=1,2", "--seeds", "2"), "conflicts with --over seed"),
+        (("imdb-tiny", "--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
+        (("imdb-tiny", "--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples requires a range in --over"),
+        (("imdb-tiny", "--over", "seed=1,2", "--seeds", "2"), "conflicts with --over seed"),
         (
-            ("--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"),
+            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"),
             "--scheduler pbt conflicts with --seeds and --concurrent",
         ),
-        (("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"), "stops a point's unlucky seeds"),
-        (("--over", "num_agents=1,2", "--scheduler", "pbt"), "cannot change num_agents while a trial runs"),
-        (("--over", "queries_per_update=128,256", "--scheduler", "pbt"), "cannot change queries_per_update"),
-        (("--over", "lora_alpha=16,32", "--scheduler", "pbt"), "cannot change lora_alpha while a trial runs"),
         (
-            ("--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),
+            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"),
+            "stops a point's unlucky seeds",
+        ),
+        (
+            ("imdb-tiny", "--over", "num_agents=1,2", "--scheduler", "pbt"),
+            "cannot change num_agents while a trial runs",
+        ),
+        (
+            ("imdb-tiny", "--over", "queries_per_update=128,256", "--scheduler", "pbt"),
+            "cannot change queries_per_update",
+        ),
+        (
+            ("imdb-tiny", "--over", "lora_alpha=16,32", "--scheduler", "pbt"),
+            "cannot change lora_alpha while a trial runs",
+        ),
+        (
+            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),
             "it requires one eval_every below num_updates=45",
         ),
-        (("--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
-        (("--over", "max_prompt_tokens=64,5"), "4000 of 4000 queries of train do not fit max_prompt_tokens = 5"),
-        (("--over", "select_by=bare,chain"), "trials that differ in it are not comparable"),
-        (("--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
+        (("imdb-tiny", "--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (
-            ("--over", "lora_target_modules=c_attn,q_proj", "weights=lora"),
+            ("imdb-tiny", "--over", "max_prompt_tokens=64,5"),
+            "4000 of 4000 queries of train do not fit max_prompt_tokens = 5",
+        ),
+        (("imdb-tiny", "--over", "select_by=bare,chain"), "trials that differ in it are not comparable"),
+        (("imdb-tiny", "--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
+        (
+            ("imdb-tiny", "--over", "lora_target_modules=c_attn,q_proj", "weights=lora"),
             "has no linear layer 'q_proj' to adapt. It has c_",
         ),
-        (("--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
-        (("--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
-        (("--over", "lr=1e-5", "start_from=s3://bucket/run"), "start_from=s3://bucket/run is a URI, but trials req"),
-        (("--over", "checkpoint_every=1,2"), "--over checkpoint_every: trials that differ in it are not comparable"),
-        (("--over", "eval_every=5,9", "--scheduler", "asha"), "it requires one eval_every below num_updates=45"),
+        (("imdb-tiny", "--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
+        (("imdb-tiny", "--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
+        (
+            ("imdb-tiny", "--over", "lr=1e-5", "start_from=s3://bucket/run"),
+            "start_from=s3://bucket/run is a URI, but trials req",
+        ),
+        (
+            ("imdb-tiny", "--over", "checkpoint_every=1,2"),
+            "--over checkpoint_every: trials that differ in it are not comparable",
+        ),
+        (
+            ("imdb-tiny", "--over", "eval_every=5,9", "--scheduler", "asha"),
+            "it requires one eval_every below num_updates=45",
+        ),
         (("--resume", "taken"), "contains no search.yaml"),
         (
             ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--continue"),
             "--resume can only be combined with --max-updates, --max-minutes, --allow-changes,",
         ),
-        (("--over", "lr=1e-5", "--continue"), "--continue requires --out, the folder of the search."),
+        (("imdb-tiny", "--over", "lr=1e-5", "--continue"), "--continue requires --out, the folder of the search."),
     ],
 )
 def test_an_invalid_search_is_rejected_in_one_line_and_creates_no_folder(

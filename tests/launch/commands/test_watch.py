@@ -8,10 +8,10 @@ import pytest
 
 from launch.commands.watch import watch
 from launch.console.errors import CommandError
-from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record_test_run, start_cory
+from tests.paper import paper_settings
 
-SETTINGS = Settings(num_updates=12)
+SETTINGS = paper_settings(num_updates=12)
 
 
 def rows(output: str) -> list[str]:

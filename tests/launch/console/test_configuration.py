@@ -18,8 +18,9 @@ from launch.console.configuration import (
 from launch.console.errors import CommandError
 from launch.experiments.study import load_study
 from policies.settings.files import presets
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError
 from policies.settings.yaml12 import Value, parse_scalar, to_cli
+from tests.paper import make_settings, paper_settings
 from tests.policies.settings.test_yaml12 import AWKWARD_TEXTS
 
 TEXTS = [
@@ -63,9 +64,13 @@ def test_preset_values_that_overrides_make_irrelevant_are_dropped() -> None:
     assert resolve_settings("imdb-tiny", [], []).average_period == 5
     for word in ("num_agents=1", "num_policies=1", "model=[imdb-gpt2-tiny,drafts-llama-tiny]"):
         assert resolve_settings("imdb-tiny", [], [word]).average_period is None
-    assert resolve_settings("imdb-tiny", [], ["credit=chain"]).partner_reward == 1
     assert resolve_settings("drafts-tiny", [], ["credit=sum"]).chain_gamma == 1
     assert resolve_settings("imdb-tiny", [], ["lr=1e-3"]).num_runners == 0
+    assert resolve_settings("imdb-tiny", [], ["num_passes=2"]).num_passes == 2
+    with pytest.raises(SettingsError, match=r"^num_updates and num_passes both set the length of the run\."):
+        resolve_settings("imdb-tiny", [], ["num_passes=2", "num_updates=3"])
+    with pytest.raises(SettingsError, match=r"^Setting `chat`='maybe': Input should be 'auto' or a valid boolean"):
+        resolve_settings(None, [], ["chat=maybe"])
     for word in ("max_lag=1", "runner_threads=2", "weight_transfer=gloo"):
         assert resolve_settings("imdb-tiny", [], [word]).num_runners == 1
     with pytest.raises(SettingsError, match="max_lag=1 requires num_runners"):
@@ -168,7 +173,7 @@ def test_texts_may_look_like_numbers_that_are_not_decimal(tmp_path: Path) -> Non
     assert parse_overrides(["stop=0x10", "system_prompt=1_0.5"]) == {"stop": "0x10", "system_prompt": "1_0.5"}
 
 
-@pytest.mark.parametrize("word", ["num_updates=1:30", "lr=yes", "chat=maybe"])
+@pytest.mark.parametrize("word", ["num_updates=1:30", "lr=yes", "validation=maybe"])
 def test_invalid_numbers_and_booleans_are_rejected(word: str, tmp_path: Path) -> None:
     key, _, text = word.partition("=")
     (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
@@ -228,7 +233,7 @@ def test_every_text_round_trips_through_a_settings_file(first: int, tmp_path: Pa
     texts = dict(
         zip(TEXTS, AWKWARD_TEXTS[first:] + AWKWARD_TEXTS[:first], strict=False)
     )  # over all cases, each setting has each text
-    settings = Settings().model_copy(update=texts)
+    settings = paper_settings().model_copy(update=texts)
     (tmp_path / "saved.yaml").write_text(settings_to_yaml(settings), encoding="utf-8")
     assert read_file(tmp_path / "saved.yaml") == settings.model_dump()
 
@@ -299,7 +304,7 @@ def test_a_duplicate_key_is_reported(tmp_path: Path) -> None:
 
 def test_a_run_is_named_after_its_preset_or_file() -> None:
     files = [Path("base.yaml"), Path("configs/my task.yaml")]
-    for preset, paths, name in (("gsm8k", files, "gsm8k"), (None, files, "my task"), (None, [], "imdb-tiny")):
+    for preset, paths, name in (("gsm8k", files, "gsm8k"), (None, files, "my task"), (None, [], "run")):
         assert SettingsArguments(preset, paths, []).name == name
 
 
@@ -309,7 +314,9 @@ def test_a_preset_builds_on_its_base() -> None:
 
 
 def test_a_long_value_is_separated_from_its_description(tmp_path: Path) -> None:
-    (tmp_path / "saved.yaml").write_text(settings_to_yaml(Settings(model="/a/folder/with/quite/a/long/name/model")))
+    (tmp_path / "saved.yaml").write_text(
+        settings_to_yaml(paper_settings(model="/a/folder/with/quite/a/long/name/model"))
+    )
     assert read_file(tmp_path / "saved.yaml")["model"] == "/a/folder/with/quite/a/long/name/model"
 
 

@@ -13,8 +13,9 @@ from cory_env.tasks.rows import parse_source, read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.console.cli import local_path, parse_command, path_or_uri
 from launch.console.errors import CommandError
-from policies.settings.settings import SettingsError, make_settings
+from policies.settings.settings import SettingsError
 from tests.launch.conftest import Cory
+from tests.paper import make_settings
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from launch.experiments.outcome import group_points, trials_frame, write_csv
 from launch.experiments.space import format_setting_value, read_axes
 from launch.experiments.tables import points_table
 from launch.experiments.trials import Trials
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
+from tests.paper import make_settings, paper_settings
 
 KEYS = ["exchange_period", "lr"]
 AXES = read_axes(["exchange_period=1,5,null", "lr=log:1e-6:1e-4"])
@@ -90,7 +91,7 @@ def test_a_trial_with_a_collapse_warning_counts_as_collapsed_only_with_stop_on_c
     trial = Trial("cory", stub=True, trial_id="t")
     trial.set_status(Trial.TERMINATED)
     trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    trials = make_trials(tmp_path, Settings(num_updates=9, stop_on_collapse=stop_on_collapse))
+    trials = make_trials(tmp_path, paper_settings(num_updates=9, stop_on_collapse=stop_on_collapse))
     row = trials_frame([trial], trials, AXES, {}).iloc[0]
     assert (row["status"], row["updates"], row["combined_reward"]) == (status, 3, 0.5)
 
@@ -119,6 +120,6 @@ def test_the_file_contains_every_trial(tmp_path: Path) -> None:
 
 
 def test_a_search_without_trials_has_a_file_too(tmp_path: Path) -> None:
-    empty = trials_frame([], make_trials(tmp_path, Settings()), AXES, {})
+    empty = trials_frame([], make_trials(tmp_path, paper_settings()), AXES, {})
     write_csv(empty, KEYS, tmp_path / "results.csv")
     assert (tmp_path / "results.csv").read_text().startswith("trial,exchange_period,lr,seed,status,updates,")

@@ -12,7 +12,7 @@ from launch.experiments.callbacks import ProgressCallback
 from launch.experiments.search import read_reports
 from launch.experiments.trials import Trials
 from launch.run_folder.journal import Journal
-from policies.settings.settings import Settings
+from tests.paper import paper_settings
 
 
 def trial() -> Trial:
@@ -20,7 +20,7 @@ def trial() -> Trial:
 
 
 def make_callback(journal: Journal, progress: ProgressPrinter, updates: int) -> ProgressCallback:
-    trials = Trials(journal.path.parent, Settings(num_updates=updates), ["lr"], lambda settings: settings)
+    trials = Trials(journal.path.parent, paper_settings(num_updates=updates), ["lr"], lambda settings: settings)
     trials.values["a_00000"] = {"lr": 1e-4, "seed": 0}
     return ProgressCallback(journal, progress, trials)
 

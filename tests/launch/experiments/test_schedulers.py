@@ -24,7 +24,7 @@ from launch.experiments.search import Search, check_trial_placement
 from launch.experiments.space import read_axes
 from launch.experiments.trials import Trials
 from launch.experiments.tuning import make_scheduler, run_trials
-from policies.settings.settings import Settings
+from tests.paper import paper_settings
 from tests.policies.conftest import ray_session
 
 __all__ = ["ray_session"]
@@ -68,7 +68,7 @@ def run_climb(
 
 def pbt_search(samples: int, **settings: Any) -> Search:
     axes = read_axes(["lr=uniform:0.001:1"])
-    return Search(Settings(**settings), axes, "pbt", samples, seeds=1, concurrent=None)
+    return Search(paper_settings(**settings), axes, "pbt", samples, seeds=1, concurrent=None)
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_trial_that_starts_after_its_search_was_moved_has_the_current_folder_a
     trial = member(before, 3, 1e-4)
     trial.evaluated_params["cory_settings/data"] = "other.jsonl"
     shared = storage(before)
-    base = Settings(task="custom", data="q.jsonl", reward="a:b")
+    base = paper_settings(task="custom", data="q.jsonl", reward="a:b")
     keys = ["lr", "data"]
     trials = Trials(after, base, keys, lambda settings: settings.model_copy(update={"data": f"/{settings.data}"}))
     FifoScheduler(trials, lambda: False).on_trial_add(None, trial)
@@ -149,7 +149,7 @@ def test_a_trial_that_starts_after_its_search_was_moved_has_the_current_folder_a
 
 
 def test_a_clone_keeps_its_values_and_its_checkpoint_when_its_search_resumes(tmp_path: Path, staged: None) -> None:
-    folder, settings = tmp_path / "search", Settings()
+    folder, settings = tmp_path / "search", paper_settings()
 
     def add(*members: Trial) -> Trials:
         trials = Trials(folder, settings, ["lr"], lambda settings: settings)
@@ -214,7 +214,7 @@ def test_a_stopped_search_saves_its_trials_and_resumes_in_another_folder_with_it
 
 def test_a_search_that_does_not_fit_on_the_cluster_is_rejected() -> None:
     nodes = [make_node("a", {"CPU": 3.0}), make_node("b", {"CPU": 1.0})]
-    settings = Settings(backend="transformers", num_runners=0)
+    settings = paper_settings(backend="transformers", num_runners=0)
     check_trial_placement([settings], nodes)
     with pytest.raises(
         CommandError,

@@ -11,12 +11,12 @@ from launch.experiments.schedulers import AshaScheduler, PbtScheduler
 from launch.experiments.search import Search
 from launch.experiments.space import Axis, grid_points, pin_objective, read_axes
 from launch.experiments.trials import Trials
-from policies.settings.settings import Settings
 from policies.settings.yaml12 import Value
 from tests.launch.experiments.test_schedulers import storage
+from tests.paper import paper_settings
 from tests.policies.settings.test_yaml12 import AWKWARD_TEXTS
 
-SETTINGS = Settings(num_updates=9, eval_every=1, kl_coef=0.1)
+SETTINGS = paper_settings(num_updates=9, eval_every=1, kl_coef=0.1)
 
 
 def test_lists_and_ranges_are_parsed_and_formatted_back() -> None:
@@ -72,7 +72,7 @@ def test_every_point_of_a_search_must_have_valid_settings() -> None:
     with pytest.raises(CommandError, match="--over gamma=2: "):
         grid_points(SETTINGS, read_axes(["gamma=uniform:0:2"]))
     with pytest.raises(CommandError, match="--over num_agents=1: average_period=5 requires two or more LLMs"):
-        grid_points(Settings(average_period=5), read_axes(["num_agents=1,2"]))
+        grid_points(paper_settings(average_period=5), read_axes(["num_agents=1,2"]))
 
 
 def test_the_objective_keeps_the_kl_coef_from_before_the_search() -> None:

@@ -12,8 +12,8 @@ from launch.console.errors import CommandError
 from launch.models.trained import POLICIES, PolicySet, open_trained
 from launch.run_folder import manifest
 from launch.run_folder.run import Run
-from policies.settings.settings import Settings
 from tests.launch.conftest import record_test_run
+from tests.paper import paper_settings
 
 
 def folder_of(trained: PolicySet) -> Path:
@@ -44,7 +44,7 @@ def test_the_latest_checkpoint_is_opened_if_there_is_no_best(run: Run) -> None:
 
 
 def test_a_run_without_checkpoints_is_rejected(tmp_path: Path) -> None:
-    record_test_run(tmp_path, Settings(), updates=[0])
+    record_test_run(tmp_path, paper_settings(), updates=[0])
     with pytest.raises(CommandError, match="has no checkpoint yet"):
         open_trained(tmp_path)
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_without_an_entry_in_the_metrics_is_rejected(run: Run) -> N
 
 
 def test_policy_ids_are_in_the_chain_order_of_the_next_update(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path, Settings(num_agents=3, num_updates=6), updates=range(7))
+    run = record_test_run(tmp_path, paper_settings(num_agents=3, num_updates=6), updates=range(7))
     for update in (0, 4, 5, 6):
         run.checkpoints.save(update, lambda folder: (folder / "file").touch())
     policy_ids = [open_trained(tmp_path, checkpoint).policy_ids for checkpoint in ("0", "4", "5", "6")]

@@ -21,9 +21,9 @@ from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_UPDATE, Request, Sampling, sampling_seed
 from policies.rollout.chain_scheduler import ChainScheduler, ChainState
 from policies.rollout.prompt_sampling import PromptRef
-from policies.settings.settings import make_settings
 from policies.settings.yaml12 import Value
 from tests.launch.conftest import RUN_SETTINGS, record_test_run, write_policies
+from tests.paper import make_settings
 
 FUNCTIONS = """
 def even(completions):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from launch.run_folder.run import Run
-from policies.settings.settings import Settings
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
+from tests.paper import paper_settings
 
-SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
+SETTINGS = paper_settings(num_updates=12, keep_checkpoints=2)
 
 
 @pytest.fixture

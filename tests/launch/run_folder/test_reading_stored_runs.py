@@ -21,12 +21,12 @@ from launch.run_folder.run import Run
 from launch.run_folder.status import read_run
 from launch.run_folder.storage import Storage, StorageError
 from policies.models.model_names import AVERAGE_POLICY
-from policies.settings.settings import Settings
 from tests.launch.commands.test_report import append_sample
 from tests.launch.conftest import record_test_run
 from tests.launch.experiments.test_results import last_responses
 from tests.launch.run_folder.conftest import SETTINGS
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
+from tests.paper import paper_settings
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
 
 
 def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Path, tmp_path: Path) -> None:
-    settings = Settings(num_updates=6)
+    settings = paper_settings(num_updates=6)
     run = record_test_run(tmp_path / "run", settings, updates=range(7))
     append_sample(run, 5, "a wonderful film")
     final.write_final(run.final, {**last_responses(settings, 4), "update": 6})

@@ -11,10 +11,10 @@ import pytest
 
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
-from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record_test_run
+from tests.paper import paper_settings
 
-SETTINGS = Settings(num_updates=12)
+SETTINGS = paper_settings(num_updates=12)
 HOLD = """
 import sys
 from pathlib import Path

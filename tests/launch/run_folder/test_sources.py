@@ -22,8 +22,8 @@ from launch.run_folder.sources import (
 )
 from launch.training.preflight import load_task
 from launch.training.source_check import check_sources, incomparable_warning
-from policies.settings.settings import Settings, make_settings
 from tests.cory_env.sample_tasks import reviews
+from tests.paper import make_settings, paper_settings
 
 ROWS: list[dict[str, object]] = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {
@@ -225,7 +225,7 @@ def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_a
         return replace(before, llms={"llm_1": replace(before.llms["llm_1"], model=model)})
 
     def changes(old: Sources, new: Sources, name: str) -> list[tuple[str, str]]:
-        settings = Settings(model=f"owner/{name}", num_agents=1)
+        settings = paper_settings(model=f"owner/{name}", num_agents=1)
         return [
             (change.part, change.text)
             for change in find_changes(old, settings, make_task("imdb"), new)

@@ -13,11 +13,11 @@ from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem,
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
 from launch.run_folder.storage import CACHED_FILES, REPORT_FILES, Storage, StorageError, check_location
-from policies.settings.settings import Settings
 from tests.launch.conftest import record_test_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
+from tests.paper import paper_settings
 
-SETTINGS = Settings(num_updates=12, keep_checkpoints=2)
+SETTINGS = paper_settings(num_updates=12, keep_checkpoints=2)
 RUN_FILES = ["*"]
 """The files of a run except its checkpoints."""
 

@@ -17,11 +17,11 @@ from launch.run_folder.sources import Sources
 from launch.training import training
 from launch.training.saving import CheckpointWriter
 from launch.training.summary import print_summary
-from policies.settings.settings import Settings
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
 from tests.launch.run_folder.conftest import SETTINGS
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
+from tests.paper import paper_settings
 
 
 def finish_run(uri: str, recorded: Path, event: str) -> int:
@@ -77,9 +77,11 @@ class SignallingPeriod(int):
 
 
 def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
-    settings = Settings(num_updates=12, samples_every=100).model_copy(update={"checkpoint_every": SignallingPeriod(10)})
-    run = record_test_run(tmp_path / "run", Settings(num_updates=12), updates=[0])
-    lines = iter(record_test_run(tmp_path / "other", Settings(num_updates=12)).updates()[1:])
+    settings = paper_settings(num_updates=12, samples_every=100).model_copy(
+        update={"checkpoint_every": SignallingPeriod(10)}
+    )
+    run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=[0])
+    lines = iter(record_test_run(tmp_path / "other", paper_settings(num_updates=12)).updates()[1:])
     algo = SimpleNamespace(
         updates=0,
         get_state=lambda not_components: {},
@@ -101,7 +103,7 @@ def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -
 
 
 def test_a_run_whose_folder_was_renamed_fails_without_creating_it_again(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "run", Settings(num_updates=6), updates=[0])
+    run = record_test_run(tmp_path / "run", paper_settings(num_updates=6), updates=[0])
     run.path.rename(tmp_path / "renamed")
     expected_error = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
     with expected_error as raised, training._explain_failure(run):
@@ -115,7 +117,7 @@ def test_aborting_a_renamed_run_does_not_remove_a_new_run_at_its_path(tmp_path: 
     run.path.rename(tmp_path / "renamed")
     other = Run.create(tmp_path / "run")
     for new_run in (run, other):
-        new_run.write_settings(Settings(), "cory train")
+        new_run.write_settings(paper_settings(), "cory train")
     run.abort()
     assert other.exists()
     other.abort()
@@ -126,13 +128,13 @@ def test_aborting_a_renamed_run_does_not_remove_a_new_run_at_its_path(tmp_path: 
 def test_the_summary_has_samples_the_best_update_and_source_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = record_test_run(tmp_path / "run", Settings(num_updates=12))
+    run = record_test_run(tmp_path / "run", paper_settings(num_updates=12))
     changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
     Sources({}, None, {}, {}, [], changes).write(run.path)
     for update, text in ((0, "before"), (12, "after")):
         response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
         run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
-    print_summary(run, Settings(num_updates=12), Terminal(Settings(num_updates=12), sys.stdout, bar=False))
+    print_summary(run, paper_settings(num_updates=12), Terminal(paper_settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
     assert output.count("Warning: Metrics before and after update 6 are not comparable. q.jsonl differs.") == 1
     assert "before" in output and "after" in output and "from update " in output

@@ -10,11 +10,12 @@ import pytest
 from launch.main import main
 from launch.run_folder import final
 from launch.training.start import lacks_final
-from policies.settings.settings import Settings
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
+from tests.paper import paper_settings
 
 WORDS = (
+    "imdb-tiny",
     *("backend=transformers", "num_runners=0", "num_updates=3", "queries_per_update=2", "num_generations=2"),
     *("minibatch_size=4", "num_epochs=1", "eval_queries=4", "eval_every=3", "checkpoint_every=10", "dtype=fp32"),
     *("max_response_tokens=6", "check_weight_sync=false", "average_period=null", "exchange_period=1"),
@@ -83,7 +84,7 @@ def test_a_run_killed_during_its_final_evaluation_is_saved_and_resumes_to_the_sa
 def test_a_run_lacks_its_final_evaluation_only_after_its_last_update(
     tmp_path: Path, updates: int, changes: dict[str, int | None], written: int | None, expected: bool
 ) -> None:
-    settings = Settings(num_updates=12, test_queries=4).model_copy(update=changes)
+    settings = paper_settings(num_updates=12, test_queries=4).model_copy(update=changes)
     run = record_test_run(tmp_path / "run", settings, updates=range(updates + 1))
     if written is not None:
         final.write_final(run.final, {"update": written, "policy": {}})

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record_test_run
+from tests.paper import paper_settings
 
 TO_TRACKIO = """
 import json, pathlib, sys
@@ -18,7 +18,7 @@ run, again = pathlib.Path(sys.argv[1]), sys.argv[2:]
 first, *rest = map(json.loads, sys.stdin)
 
 def session(*lines):
-    (tracker,) = open_services(run, Settings(trackio=True, lr=3e-5), group="search")
+    (tracker,) = open_services(run, paper_settings(trackio=True, lr=3e-5), group="search")
     for line in lines:
         response = {"role": "pioneer", "policy": "llm_1", "text": "good", "task_reward": 1.0}
         tracker.log_samples(line["update"], [{"query": "Is it", "responses": [response]}], True)
@@ -31,7 +31,7 @@ session(first, *rest)  # resumes from a checkpoint before its first update
 
 
 def test_trackio_continues_a_resumed_run_and_stores_each_update_once(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(3))
+    run = record_test_run(tmp_path / "here", paper_settings(num_updates=12), updates=range(3))
     environment = {**ENVIRONMENT, "TRACKIO_DIR": str(tmp_path / "kept"), "TRACKIO_PROJECT": "theirs"}
     result = subprocess.run(
         [sys.executable, "-c", TO_TRACKIO, str(run.path)],

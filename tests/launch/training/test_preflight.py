@@ -18,9 +18,9 @@ from launch.run_folder.run import Run
 from launch.training.preflight import check_run_settings
 from policies.generation import installed
 from policies.models.model_check import ModelError
-from policies.settings.settings import make_settings
 from tests.cory_env.test_preference import save_chat_model
 from tests.launch.conftest import Cory
+from tests.paper import make_settings
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from policies.generation.generator import GenerationError
 from policies.learning.rows import NonFiniteUpdate
 from policies.models.model_check import ModelError
 from policies.rllib.learners import LearnerError
-from policies.settings.settings import Settings, SettingsError
+from policies.settings.settings import SettingsError
 from tests.launch.conftest import record_test_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
+from tests.paper import paper_settings
 
 
 def raised_in_worker(error: Exception) -> Exception:
@@ -60,7 +61,7 @@ def test_recurring_errors_are_not_retryable(error: Exception) -> None:
 
 
 def test_a_run_resumes_from_its_latest_valid_checkpoint(tmp_path: Path) -> None:
-    run: Run = record_test_run(tmp_path / "run", Settings(num_updates=12), updates=range(7))
+    run: Run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=range(7))
     warnings: list[str] = []
     assert latest_valid_checkpoint(run, warnings.append) is None and not warnings
     for update in (3, 6):

@@ -12,7 +12,8 @@ from launch.experiments.study import load_study
 from launch.main import main
 from launch.training.preflight import load_task
 from launch.training.source_check import absolute_settings, check_all_sources, read_all_sources, write_all_sources
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
+from tests.paper import make_settings
 
 ROWS = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {

@@ -17,9 +17,10 @@ from launch.run_folder.checkpoints import BEST
 from launch.run_folder.run import Run
 from launch.training.start import starting_policies
 from policies.settings.error import SettingsError
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record_test_run
 from tests.launch.training.test_training import BREVITY, SMALL
+from tests.paper import make_settings
 
 VALUES = {"task": "imdb", "advantage": "rloo", "num_generations": 2, "queries_per_update": 4, "minibatch_size": 8}
 

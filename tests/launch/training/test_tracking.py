@@ -14,6 +14,7 @@ from launch.console.errors import CommandError
 from launch.training.tracking import check_trackers
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record_test_run
+from tests.paper import paper_settings
 
 OFFLINE = """
 import json, pathlib, sys, time
@@ -31,7 +32,7 @@ for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was
 
 
 def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(3))
+    run = record_test_run(tmp_path / "here", paper_settings(num_updates=12), updates=range(3))
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "HOME": str(tmp_path)},
@@ -56,7 +57,7 @@ def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
 
 
 def test_wandb_environment_variables_apply_except_the_run_id(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(2))
+    run = record_test_run(tmp_path / "here", paper_settings(num_updates=12), updates=range(2))
     variables = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
     variables |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "wandb-dir")}
     (tmp_path / "wandb-dir").mkdir()
@@ -111,7 +112,7 @@ run = pathlib.Path(sys.argv[1])
 lines = [json.loads(line) for line in sys.stdin]
 with forward_warnings(print):
     for _ in range(2):  # a run, and its next attempt in the same process
-        with open_trackers(run, Settings(wandb=True), after=None) as trackers:
+        with open_trackers(run, paper_settings(wandb=True), after=None) as trackers:
             trackers.log(0, flat_metrics(lines[0]))
             (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
             core.terminate()
@@ -122,7 +123,7 @@ with forward_warnings(print):
 
 
 def test_a_killed_tracker_is_dropped_with_a_warning_and_the_others_continue(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "here", Settings(num_updates=12), updates=range(4))
+    run = record_test_run(tmp_path / "here", paper_settings(num_updates=12), updates=range(4))
     result = subprocess.run(
         [sys.executable, "-c", KILLED, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},
@@ -146,4 +147,4 @@ def test_a_tracker_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyP
     for name in ("wandb", "trackio"):
         with pytest.raises(CommandError, match=f"Run `pip install {name}`, or set {name}=false"):
             check_trackers(Settings.model_validate({name: True}))
-    check_trackers(Settings())
+    check_trackers(paper_settings())

@@ -16,6 +16,7 @@ from tests.launch.conftest import Cory, start_cory
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
+    "imdb-tiny",
     *(
         "backend=transformers",
         "num_runners=0",

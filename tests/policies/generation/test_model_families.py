@@ -21,8 +21,8 @@ from policies.generation.vllm_generator import VLLMGenerator
 from policies.learning.rows import make_rows
 from policies.models.lora import Lora
 from policies.models.weights import checksum
-from policies.settings.settings import make_settings
 from policies.sync_check import perturb
+from tests.paper import make_settings
 from tests.policies.conftest import MakeCory, make_model, weights_of
 from tests.policies.generation.test_vllm_generator import close_all
 

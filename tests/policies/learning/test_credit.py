@@ -20,7 +20,7 @@ from policies.learning.credit import (
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.learning.rows import Rows
-from policies.settings.settings import Settings
+from tests.paper import paper_settings
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def infinite(task_rewards):
 
 
 def custom_credit(name: str) -> Credit:
-    return Settings(credit=f"credit_functions:{name}").credit_assignment
+    return paper_settings(credit=f"credit_functions:{name}").credit_assignment
 
 
 def test_a_custom_credit_is_a_function_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

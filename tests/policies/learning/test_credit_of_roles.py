@@ -24,7 +24,7 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.role_mapping import make_mapping
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 from tests.policies.learning.test_policy_learner import make_learner, make_row_batch, path, ready
 from tests.policies.rllib.test_token_batch import make_episode
 

@@ -15,7 +15,7 @@ from policies.learning.credit import (
     last_agent_rewards,
 )
 from policies.learning.hyperparameters import Credit
-from policies.settings.settings import Settings
+from tests.paper import paper_settings
 from tests.policies.learning.test_credit import make_estimators, rows, scored
 
 NAN = math.nan
@@ -75,7 +75,7 @@ def test_a_pioneer_from_which_chains_fork_gets_their_mean_only_if_they_go_on() -
 
 
 def credit_of(name: str) -> Credit:
-    return Settings(credit=f"credit_of_stopped:{name}").credit_assignment
+    return paper_settings(credit=f"credit_of_stopped:{name}").credit_assignment
 
 
 CREDIT_FUNCTIONS = """

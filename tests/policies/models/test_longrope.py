@@ -20,7 +20,7 @@ from policies.learning.rows import Rows, make_rows
 from policies.models.adapters import describe_family
 from policies.models.families import fix_rope_factors
 from policies.models.language_model import init_empty
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 from tests.policies.conftest import make_model
 from tests.policies.generation.test_model_families import LONGROPE, LORA, ORIGINAL_LENGTH, save_model
 

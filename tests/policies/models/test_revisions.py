@@ -19,7 +19,8 @@ from policies.models.revision import split_revision
 from policies.models.stored_weights import StoredWeights
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
 from policies.settings.error import SettingsError
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
+from tests.paper import make_settings
 
 HUB_ID = "owner/model"
 MAIN, TAGGED = "1" * 40, "2" * 40

@@ -25,7 +25,7 @@ from policies.models.language_model import load_language_model, stop_token_ids
 from policies.models.model_check import check_model
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import CausalLMModule
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 
 pytestmark = pytest.mark.slow  # unpacking takes a minute, and the package's version is pinned
 

@@ -14,9 +14,9 @@ from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.episodes import to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping, make_mapping
-from policies.settings.settings import make_settings
 from tests.cory_env.test_thinking import make_chain as make_thinking_chain
 from tests.cory_env.test_thinking import thinker
+from tests.paper import make_settings
 
 
 def make_chain(num_agents: int, **others: Any) -> tuple[Chain, RoleMapping]:

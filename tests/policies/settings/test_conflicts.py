@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from policies.settings.settings import SettingsError, make_settings
+from policies.settings.settings import SettingsError
+from tests.paper import make_settings
 
 GDPO: dict[str, Any] = {
     **{"advantage": "gdpo", "num_generations": 2, "queries_per_update": 128, "kl_estimator": "k3"},

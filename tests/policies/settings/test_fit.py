@@ -17,7 +17,8 @@ from policies.settings.hardware.fit import (
     learner_bytes,
 )
 from policies.settings.memory import estimate_learner, estimate_runner, model_shapes
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
+from tests.paper import make_settings
 
 ROWS = {"queries_per_update": 256, "minibatch_size": 256, "micro_batch_size": 256}
 LENGTHS = {"max_prompt_tokens": 60, "max_response_tokens": 68}

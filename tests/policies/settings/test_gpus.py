@@ -21,7 +21,7 @@ from policies.settings import gpus
 from policies.settings.files import presets, read_preset
 from policies.settings.gpus import CLUSTER_VARIABLES, has_gpu, without_local_gpu
 from policies.settings.processes import processes
-from policies.settings.settings import make_settings
+from tests.paper import make_settings
 
 Machine = Callable[..., None]
 

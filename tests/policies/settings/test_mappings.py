@@ -9,8 +9,9 @@ from launch.console.configuration import parse_overrides, resolve_settings, sett
 from launch.evaluation.target import target_settings
 from policies.cory import CoryConfig
 from policies.settings.error import SettingsError
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
 from policies.settings.yaml12 import to_cli
+from tests.paper import PAPER, make_settings
 
 WORDS = ["chat=true", "chat_template_kwargs={enable_thinking: false}", "thinking={start: <think>, end: </think>}"]
 TAGS = {"start": "<think>", "end": "</think>"}
@@ -33,7 +34,7 @@ def test_they_are_given_as_yaml_on_the_command_line_and_in_files(tmp_path: Path)
 
 
 def test_they_reach_the_algorithm_and_the_environment(small_model: str) -> None:
-    values = {"backend": "transformers", "num_runners": 0, "thinking": Thinking("the", "a")}
+    values = {**PAPER, "backend": "transformers", "num_runners": 0, "thinking": Thinking("the", "a")}
     config = CoryConfig().cory(**values)
     config.validate()
     assert config.settings.thinking == config.env_config["thinking"] == Thinking("the", "a")

@@ -27,7 +27,8 @@ from transformers import (
 from policies.models.adapters import add_lora
 from policies.models.language_model import cast_linear_layers, eager_is_faster, load_language_model
 from policies.settings.memory import estimate_learner, model_shapes
-from policies.settings.settings import Settings, make_settings
+from policies.settings.settings import Settings
+from tests.paper import make_settings
 
 ROWS, PROMPT, RESPONSE = 3, 8, 8
 SIZES: dict[str, Any] = {

@@ -15,7 +15,8 @@ from policies.rollout.role_mapping import make_mapping, make_orders
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
 from policies.settings.overrides import apply_overrides
-from policies.settings.settings import Settings, changed_settings, make_settings
+from policies.settings.settings import Settings, changed_settings
+from tests.paper import make_settings
 
 SOLVER: dict[str, Any] = {"name": "solver", "count": 2}
 CRITIC: dict[str, Any] = {"name": "critic", "prompt": "{query} {solver.response}", "produces_response": False}

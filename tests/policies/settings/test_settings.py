@@ -17,7 +17,9 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer, same_tokenizer
 from policies.cory import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_tensor_parallel
 from policies.models.model_names import BUNDLED_LM
-from policies.settings.settings import SettingsError, changed_settings, make_settings
+from policies.settings.resolve import resolve
+from policies.settings.settings import SettingsError, changed_settings
+from tests.paper import PAPER, make_settings
 
 
 def test_defaults_are_those_of_the_paper() -> None:
@@ -114,9 +116,11 @@ def test_a_run_records_the_date_that_its_chat_template_asks_for(small_model: str
     template = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
     (folder / "chat_template.jinja").write_text(template)
     dated = make_settings({"model": str(folder), "chat": True})
-    recorded = dated.with_chat_date()
-    assert recorded.chat_date == date.today().isoformat() and recorded.with_chat_date() is recorded
-    config = CoryConfig().cory(model=str(folder), chat=True, backend="transformers", num_runners=0)
+    recorded = resolve(dated)
+    assert recorded.chat_date == date.today().isoformat() and resolve(recorded) is recorded
+    config = CoryConfig().cory(
+        **{**PAPER, "model": str(folder), "chat": True, "backend": "transformers", "num_runners": 0}
+    )
     config.validate()  # as when an algorithm is built
     assert config.settings.chat_date == config.env_config["chat_date"] == recorded.chat_date
 
@@ -126,7 +130,7 @@ def test_a_run_records_the_date_that_its_chat_template_asks_for(small_model: str
     assert changed_settings(past, dated) == []  # requested again on another day
     assert changed_settings(past, recorded) == ["chat_date"]
     (folder / "chat_template.jinja").write_text(template.partition("}}")[2])
-    assert dated.with_chat_date() is dated  # the template has no date now
+    assert resolve(dated) == dated  # the template has no date now
     with pytest.raises(SettingsError, match="chat_date"):
         make_settings({"chat": True, "chat_date": "yesterday"})
 
