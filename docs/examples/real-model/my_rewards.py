@@ -10,9 +10,10 @@ def both_words(completions, first, second, **kwargs):
 
 
 def right_label(completions, label, **kwargs):
-    """1 if the response names the right label and not the other one, less 0.02 for each word after the first, at most 0.5."""
+    """1 for the right label without the other one, less 0.02 for each word after the first, at most 0.5."""
     other = {"positive": "negative", "negative": "positive"}
     return [
-        float(right in text.lower() and other[right] not in text.lower()) - min(0.02 * max(0, len(text.split()) - 1), 0.5)
+        float(right in text.lower() and other[right] not in text.lower())
+        - min(0.02 * max(0, len(text.split()) - 1), 0.5)
         for text, right in zip(completions, label, strict=True)
     ]
