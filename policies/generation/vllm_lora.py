@@ -67,6 +67,8 @@ def replace_adapter(model_runner: Any, tensors: dict[str, torch.Tensor], number:
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 
+    from policies.generation import vllm_cpu_lora
+
     worker = model_runner.lora_manager
     manager = adapter_manager(model_runner)
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)  # only some families rename modules
@@ -88,6 +90,7 @@ def replace_adapter(model_runner: Any, tensors: dict[str, torch.Tensor], number:
     manager.remove_adapter(number)
     manager.add_adapter(adapter)
     manager.activate_adapter(number)
+    vllm_cpu_lora.discard_packed()
 
 
 @cache

@@ -36,6 +36,10 @@ from policies.settings.settings import Settings
 
 T = TypeVar("T")
 
+_PROBE_TOKENS = 64
+"""Longest response of the weight-sync check. With perturbed weights, responses rarely end by themselves, and a check
+with 512 tokens takes minutes on a CPU."""
+
 
 class ChainRunner(StatelessRunner):
     """An RLlib EnvRunner for chains. Its episodes equal those of stepping `cory_v0` with the same tokens.
@@ -180,7 +184,8 @@ class ChainRunner(StatelessRunner):
     def probe(self, policy_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Generates responses to raw prompts, for the weight-sync check."""
         stop_token_ids = self.chain((policy_id,)).stop_token_ids
-        sampling = Sampling(self.settings.temperature, self.settings.max_response_tokens, seeds, stop_token_ids)
+        length = min(self.settings.max_response_tokens, _PROBE_TOKENS)
+        sampling = Sampling(self.settings.temperature, length, seeds, stop_token_ids)
         return self.generator.generate(prompts, policy_id, sampling)
 
     def load_weights(self, *, policy_id: str, weights: Weights, version: int) -> LoadedWeights:

@@ -211,6 +211,13 @@ def test_each_update_draws_one_response_limit_for_all_positions_and_held_out_que
     runner.stop()
 
 
+def test_the_weight_sync_check_samples_short_responses_however_long_they_may_be(ray_session: None) -> None:
+    runner = make_runner(max_response_tokens=150, num_agents=1)
+    responses = runner.probe("llm_1", [[1, 2, 3]] * 8, range(8))
+    assert max(len(response.tokens) for response in responses) == 64
+    runner.stop()
+
+
 def test_a_runners_error_reaches_the_caller_immediately() -> None:
     def fail(_: Any) -> None:
         raise ValueError("the error")
