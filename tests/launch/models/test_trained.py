@@ -121,6 +121,6 @@ def test_an_unknown_policy_is_rejected(policies_run: Run) -> None:
     ("update", "folder", "is_untrained"), [(0, Path("c"), True), (3, Path("c"), False), (0, None, False)]
 )
 def test_a_checkpoint_from_before_training_is_a_warning(update: int, folder: Path | None, is_untrained: bool) -> None:
-    settings = Settings()
+    settings = paper_settings()
     policies = PolicySet(settings, update, [], settings.policy_ids, "run", "run", "", lambda _: {}, folder=folder)
     assert policies.warnings() == [UNTRAINED] * is_untrained

@@ -156,10 +156,10 @@ def test_the_summary_says_that_no_evaluation_beat_the_untrained_policies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], before: float, after: float, is_untrained: bool
 ) -> None:
     run = Run.create(tmp_path / "run")
-    run.write_settings(Settings(num_updates=12), "cory train")
+    run.write_settings(paper_settings(num_updates=12), "cory train")
     for update, combined in ((0, before), (12, after)):
         run.metrics.append(evaluated(update, combined, {}))
-    print_summary(run, Settings(), Terminal(Settings(), sys.stdout, quiet=True, bar=False))
+    print_summary(run, paper_settings(), Terminal(paper_settings(), sys.stdout, quiet=True, bar=False))
     output = capsys.readouterr().out
     assert ("No evaluation beat update 0 (select_by=bare), so `best` has the weights" in output) == is_untrained
 

@@ -22,8 +22,8 @@ from policies.learning.rows import Rows, make_rows
 from policies.models.smollm2 import SmolLM2Error
 from policies.models.weights import Weights
 from policies.rollout.runners import WeightSyncError
-from policies.settings.settings import make_settings
 from policies.sync_check import LogprobDiff, check_diff, check_weight_sync, perturb
+from tests.paper import make_settings
 from tests.policies.conftest import make_model
 from tests.policies.generation.test_vllm_generator import close_all
 

@@ -3,7 +3,8 @@
 import pytest
 
 from policies.settings.migration.names import NONE, explain_foreign_name, foreign_names
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.settings import Settings, SettingsError
+from tests.paper import make_settings
 
 
 @pytest.mark.parametrize(
