@@ -22,7 +22,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from rich.table import Table
 
-from cory_env.tasks import make_task
 from cory_env.tasks.drafts import is_working
 from launch.console.errors import CommandError
 from launch.display.drawing import choose_colours, style_panel
@@ -109,9 +108,9 @@ def run_demo(study: Study, seed: int, folder: Path) -> None:
     probes = {name: _probe(words, folder / "probes" / name) for name, words in targets.items()}
     tokens = {name: curve(name, lines)[-1][0] for name, lines in updates.items()}
     print(f"\nShare of {NUM_QUERIES} test sums that are right [95 % CI], at equal tokens in training:\n")
-    print_tables(sys.stdout, results_table(probes, tokens))
+    print_tables(sys.stdout, demo_table(probes, tokens))
     settings = study.settings(study.arms[CHAIN], seed)
-    queries = [query.text for query in make_task(settings).queries("test")]
+    queries = [query.text for query in settings.make_task().queries("test")]
     print(f"\n{example(queries, probes)}\n")
     image = folder / "curves.png"
     image.parent.mkdir(exist_ok=True, parents=True)
@@ -193,7 +192,7 @@ def curve(name: str, lines: Sequence[Update]) -> list[tuple[int, float]]:
     return points
 
 
-def results_table(probes: Mapping[str, Probe], tokens: Mapping[str, int]) -> Table:
+def demo_table(probes: Mapping[str, Probe], tokens: Mapping[str, int]) -> Table:
     """Returns the table of all ways to answer, before and after training.
 
     Args:

@@ -51,7 +51,8 @@ def arm_curves(arm: ReportedArm, name: str) -> list[Plot]:
 def comparison_plots(arms: Sequence[ReportedArm]) -> list[Plot]:
     """Plots the arms' curves in shared panels: validation metrics, or training metrics if no arm is evaluated."""
     evaluated_arms = [arm for arm in arms if arm.is_evaluated]
-    kinds, note = ("train",), "Mean of the policies, training responses."
+    kinds: tuple[str, ...] = ("train",)
+    note = "Mean of the policies, training responses."
     if evaluated_arms:
         kinds = ("bare", "last")
         note = "Held-out queries: mean of the policies, each alone, and the last answers of chains. Points of the same "

@@ -277,7 +277,8 @@ def _run_description(settings: Settings, arrow: str) -> str:
     if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.policy_ids) > 1:
         exchange = f"; roles are exchanged every {settings.exchange_period}"
     if settings.average_period is not None:
-        exchange += f"; LLMs are averaged every {settings.average_period}"
+        distance = "" if settings.average_tau == 1 else f" by {settings.average_tau:g} of the way"
+        exchange += f"; LLMs are averaged{distance} every {settings.average_period}"
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     if settings.num_siblings > 1:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
