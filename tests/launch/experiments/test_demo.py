@@ -14,9 +14,9 @@ from launch.experiments.demo import (
     UNTRAINED,
     Probe,
     curve,
+    demo_table,
     example,
     plot_curves,
-    demo_table,
     run_demo,
 )
 from launch.experiments.study import load_study
