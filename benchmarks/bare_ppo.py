@@ -38,12 +38,10 @@ class BarePPO:
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.parameters = [*self.lm.parameters(), *self.head.parameters()]
-        self.adam = torch.optim.Adam(self.parameters, lr=settings.lr)
+        self.adam = torch.optim.Adam(self.parameters, lr=settings.learning_rate)
         self.dtype = compute_dtype(settings.dtype, torch.device("cpu"))
         for lm in (self.lm, self.reference):
-            if eager_is_faster(
-                self.dtype, torch.device("cpu"), settings.max_prompt_tokens + settings.max_response_tokens
-            ):
+            if eager_is_faster(self.dtype, torch.device("cpu"), settings.prompt_limit + settings.max_response_tokens):
                 lm.set_attn_implementation("eager")
         self.random = np.random.default_rng(settings.seed)
 
@@ -67,8 +65,8 @@ class BarePPO:
             columns["advantages"] = (columns["advantages"] - mean) / deviation
         for _ in range(s.num_epochs):
             order = self.random.permutation(len(samples))
-            for start in range(0, len(samples), s.minibatch_size):
-                self._step(order[start : start + s.minibatch_size], samples, scored)
+            for start in range(0, len(samples), s.responses_per_step):
+                self._step(order[start : start + s.responses_per_step], samples, scored)
 
     def _micro_batches(self, indices: np.ndarray, samples: Sequence[Sample], size: int) -> list[list[int]]:
         """Rows of similar length together, so that little is padded."""

@@ -137,8 +137,8 @@ def least_gpus(path: Path, weights: str) -> int | None:
 def update(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict[str, float]:
     """Seconds of each part of one update."""
     ranks, num_policies = s.shards_per_policy or 1, len(s.policy_ids)
-    tokens = s.responses * (s.max_prompt_tokens / 2 + s.max_response_tokens) / ranks
-    at_once = s.micro_batch_size * (s.max_prompt_tokens / 2 + s.max_response_tokens)
+    tokens = s.responses * (s.prompt_limit / 2 + s.max_response_tokens) / ranks
+    at_once = s.micro_batch_size * (s.prompt_limit / 2 + s.max_response_tokens)
     turns = 1 if s.shards_per_policy else num_policies  # one learner that has all LLMs takes one after another
     trained = model.parameters if s.lora is None else model.adapter
     forward = 2.0 * model.parameters * tokens / machine.arithmetic
@@ -150,8 +150,8 @@ def update(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict
     learn = max(s.num_epochs * steps * forward, traffic)
     per_engine = s.chains / max(s.num_runners, 1)
     parts = s.tensor_parallel_size
-    context = s.max_prompt_tokens / 2 + s.max_response_tokens / 2
-    prefill = 2.0 * model.parameters * per_engine * s.max_prompt_tokens / 2 / parts / machine.arithmetic
+    context = s.prompt_limit / 2 + s.max_response_tokens / 2
+    prefill = 2.0 * model.parameters * per_engine * s.prompt_limit / 2 / parts / machine.arithmetic
     read = (2.0 * model.parameters + 2.0 * model.heads * model.head * context * per_engine) / parts / machine.memory
     decode = s.max_response_tokens * max(read, 2.0 * model.parameters * per_engine / parts / machine.arithmetic)
     sent = 4.0 * trained
@@ -177,7 +177,7 @@ def spent(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict[
         * model.parameters
         * s.num_agents
         * s.chains
-        * (s.max_prompt_tokens / 2 + s.max_response_tokens)
+        * (s.prompt_limit / 2 + s.max_response_tokens)
         / machine.arithmetic
     )
     backward = 2.0 if s.lora is None else 1.0
@@ -206,14 +206,13 @@ def uneven(s: Settings) -> float:
     """How much longer rows of many lengths take than the same tokens would, dealt evenly and without padding."""
     random = np.random.default_rng(0)
     ranks = s.shards_per_policy or 1
-    lengths = random.integers(s.max_response_tokens // 4, s.max_response_tokens + 1, s.minibatch_size).tolist()
+    lengths = random.integers(s.max_response_tokens // 4, s.max_response_tokens + 1, s.responses_per_step).tolist()
     some = [[0] * length for length in lengths]
     prompts = [
-        [0] * length
-        for length in random.integers(s.max_prompt_tokens // 4, 3 * s.max_prompt_tokens // 4, s.minibatch_size)
+        [0] * length for length in random.integers(s.prompt_limit // 4, 3 * s.prompt_limit // 4, s.responses_per_step)
     ]
-    rows = make_rows(prompts, some, [[0.0] * length for length in lengths], lengths, [True] * s.minibatch_size)
-    shares = Paths(rows).micro_batches(s.micro_batch_size, s.micro_batch_tokens, cost=None, ranks=ranks)
+    rows = make_rows(prompts, some, [[0.0] * length for length in lengths], lengths, [True] * s.responses_per_step)
+    shares = Paths(rows).micro_batches(s.micro_batch_size, s.micro_batch_limit, cost=None, ranks=ranks)
     costs = [[float(len(packs) * max(pack.nodes for pack in packs)) for packs in share] for share in shares]
     steps = max(map(len, costs))
     slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))

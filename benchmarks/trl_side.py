@@ -30,10 +30,10 @@ class TwoTrainers:
         self.chain: Chain = s.make_chain(s.make_task(), tokenizers)
         config = {
             "batch_size": s.queries_per_update,
-            "mini_batch_size": s.minibatch_size,
+            "mini_batch_size": s.responses_per_step,
             "gradient_accumulation_steps": 1,
             "ppo_epochs": s.num_epochs,
-            "learning_rate": s.lr,
+            "learning_rate": s.learning_rate,
             "init_kl_coef": s.kl_coef,
             "adap_kl_ctrl": False,
             "kl_penalty": "kl",

@@ -91,7 +91,7 @@ def main() -> None:
     work: dict[str, Any] = json.loads(sys.argv[1])
     settings = make_settings(work["settings"])
     batch = settings.queries_per_update * settings.num_generations
-    steps = batch // settings.minibatch_size
+    steps = batch // settings.responses_per_step
     referee = Referee(settings, steps * settings.num_epochs, work["began"])
     task = referee.task
     tokenizer = settings.make_tokenizers()[POLICY_ID]
@@ -107,7 +107,7 @@ def main() -> None:
         reward_funcs=lambda completions, query, **_: referee.rewards([task.train[q] for q in query], completions),
         args=kind[1](
             output_dir=str(Path(work["folder"])),
-            per_device_train_batch_size=settings.minibatch_size,
+            per_device_train_batch_size=settings.responses_per_step,
             steps_per_generation=steps,
             num_generations=settings.num_generations,
             num_iterations=settings.num_epochs,
@@ -115,7 +115,7 @@ def main() -> None:
             max_completion_length=settings.max_response_tokens,
             temperature=settings.temperature,
             beta=settings.kl_coef,
-            learning_rate=settings.lr,
+            learning_rate=settings.learning_rate,
             lr_scheduler_type=schedule,
             warmup_steps=settings.warmup_updates * steps * settings.num_epochs,
             max_grad_norm=settings.grad_clip,

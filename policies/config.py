@@ -21,10 +21,11 @@ from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.role_exchange import RoleExchange
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.role_mapping import make_mapping
-from policies.settings.files import DEFAULT_PRESET, read_preset
+from policies.settings.files import read_preset
 from policies.settings.gpus import GPU_SETTINGS
 from policies.settings.overrides import apply_overrides
 from policies.settings.processes import named_resources, processes
+from policies.settings.resolve import OPEN_SETTINGS, resolve
 from policies.settings.settings import Settings, SettingsError, make_settings, reject_unknown_settings
 from policies.settings.start import find_start_checkpoint
 from policies.worker_setup import check_workers
@@ -38,12 +39,12 @@ class ChainConfig(AlgorithmConfig):
     """An RLlib configuration that is set through `cory(...)` alone."""
 
     def __init__(self, algo_class: type | None = None) -> None:
-        """Initializes all settings to the paper's values."""
+        """Initializes all settings to their defaults."""
         super().__init__(algo_class=algo_class)
         self.cory_settings: dict[str, Any] = {}
 
     @classmethod
-    def from_preset(cls, name: str = DEFAULT_PRESET, **settings: Any) -> Self:
+    def from_preset(cls, name: str, **settings: Any) -> Self:
         """Creates a configuration from a preset and overrides, as `cory train NAME key=value ...` does.
 
         Args:
@@ -117,7 +118,8 @@ class ChainConfig(AlgorithmConfig):
             SettingsError: a value is invalid or conflicts with another.
         """
         if not self._is_frozen:
-            self.cory(chat_date=self.settings.with_chat_date().chat_date)  # one date in all processes
+            settings = resolve(self.settings)  # the same values in all processes
+            self.cory(**{name: getattr(settings, name) for name in OPEN_SETTINGS})
             self._set_rllib_fields(self.settings)
         super().validate()
 

@@ -151,7 +151,7 @@ class SyncCheck:
 
     def _probe(self, policy_id: str) -> SyncDiffs:
         prompts = self._prompts(policy_id)
-        length = self.settings.max_prompt_tokens
+        length = self.settings.prompt_limit
         prompts.append([token for prompt in prompts * length for token in prompt][:length])
 
         def score(weights: Weights, rows: Rows) -> torch.Tensor:

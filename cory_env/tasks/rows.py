@@ -35,7 +35,10 @@ QUERY = "query"
 QUERY_COLUMN = "query_column"
 """The source's setting for another column."""
 RESERVED = ("prompts", "completions", "completion_ids", "role")  # arguments of a reward that are not columns
-HOLD_OUT_EVERY = 10
+HOLD_OUT_EVERY, MIN_HOLD_OUT_EVERY = 10, 3
+"""Of one file, every tenth row is held out; of a small one every k-th, at least every third, to get `MIN_HELD_OUT`."""
+MIN_HELD_OUT = 40
+"""Enough for 20 validation and 20 test queries."""
 MAX_CHARACTERS_PER_TOKEN = 32  # upper estimate, so that long texts are not tokenized completely
 CONVERSATION = re.compile(
     r"""\s*\[\s*\{ (?=.*['"]role['"]\s*:) (?=.*['"]content['"]\s*:) .*\}\s*\]\s*""", re.DOTALL | re.VERBOSE
@@ -185,7 +188,8 @@ def _read_query(location: str, column: str, value: object) -> tuple[str, tuple[M
 def hold_out(queries: Sequence[Query], source: str) -> tuple[list[Query], list[Query]]:
     """Splits queries into training queries and held-out queries, each renumbered from 0.
 
-    Rows 10, 20, 30, … are held out, or the last one if there are fewer than ten. The split depends only on the order.
+    Rows 10, 20, 30, … are held out. If these are fewer than `MIN_HELD_OUT`, rows k, 2k, 3k, … are, with the largest k
+    that suffices, but at least 3, or the last one of two rows. The split depends only on the order.
 
     Args:
         queries: All queries of a source.
@@ -198,7 +202,7 @@ def hold_out(queries: Sequence[Query], source: str) -> tuple[list[Query], list[Q
         raise DataError(
             f"{source} has only one row, so none can be held out for evaluation. Add rows, or set eval_data."
         )
-    every = min(HOLD_OUT_EVERY, len(queries))
+    every = min(max(len(queries) // MIN_HELD_OUT, MIN_HOLD_OUT_EVERY), HOLD_OUT_EVERY, len(queries))
     train = [query for query in queries if (query.id + 1) % every]
     return _renumber(train), _renumber([query for query in queries if not (query.id + 1) % every])
 

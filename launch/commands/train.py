@@ -61,15 +61,15 @@ def train(
 ) -> int:
     """Train a chain of language models that learn from each other, or continue a run.
 
-    Without arguments, the preset imdb-tiny is trained. Settings are written as KEY=VALUE, with values as in YAML;
+    The first argument is a preset or a file of settings. Settings are written as KEY=VALUE, with values as in YAML;
     `cory train --print-config` lists all settings with their meaning. Later values override earlier ones: defaults,
-    then the preset (or imdb-tiny and FILE), then each -c file in order, then KEY=VALUE.
+    then the preset or FILE, then each -c file in order, then KEY=VALUE.
 
     --resume takes the settings from the run. Only settings for the length of training, output, computation, and the
     locations of data and model may change. Checkpoints are pickles, which can run code: resume only your own runs.
 
     Examples:
-      cory train
+      cory train imdb-tiny
       cory train imdb-tiny lr=3e-5 seed=1 --out runs/low-lr
       cory train mine.yaml model=./my-model
       cory train --resume runs/low-lr num_updates=120
@@ -157,11 +157,15 @@ def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
         CommandError: Another setting differs.
     """
     from cory_env.pickled import display_name
-    from policies.settings.settings import changed_settings, make_settings
+    from policies.settings.resolve import updates_of_passes
+    from policies.settings.settings import OPEN_VALUES, changed_settings, make_settings
     from policies.settings.yaml12 import to_cli
 
     run_settings = run.settings()
     old, new = run_settings.model_dump(), settings.model_dump()
+    if settings.num_passes is not None:
+        new |= {"num_passes": None, "num_updates": updates_of_passes(settings, _count_training_queries(run))}
+        settings = make_settings(new)
     fixed = [
         f"{key}={display_name(to_cli(old[key]))}"
         for key in changed_settings(run_settings, settings)
@@ -172,7 +176,17 @@ def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
             f"{run.location} is a run with {', '.join(fixed)}, which cannot change when it resumes; only "
             f"{', '.join(CHANGEABLE)} can. Resume it with `{run.resume_command()}`, or start a new run."
         )
-    return make_settings({**old, **{key: new[key] for key in CHANGEABLE}})
+    return make_settings(old | {key: new[key] for key in CHANGEABLE if (key, new[key]) not in OPEN_VALUES.items()})
+
+
+def _count_training_queries(run: "Run") -> int:
+    from launch.run_folder.layout import SOURCES
+    from launch.run_folder.sources import Sources
+
+    sources = Sources.read(run.path)
+    if sources is None:
+        raise CommandError(f"{run.location} has no {SOURCES}, so num_passes is unknown. Set num_updates instead.")
+    return sources.queries["train"].count
 
 
 def _resume_settings(run: "Run", pairs: Sequence[str]) -> "Settings":

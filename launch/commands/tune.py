@@ -140,7 +140,9 @@ def tune(
     if is_resuming:
         lock = lock_folder(folder)
     else:
-        search = search._replace(settings=search.settings.with_chat_date())
+        from policies.settings.resolve import with_chat_date
+
+        search = search._replace(settings=with_chat_date(search.settings))
         command = shlex.join(["cory", "tune", *ctx.meta["words"]])
         lock = create_search_folder(folder, search, f"{command}  # cory-rllib {own_version()}")
     stop_message = "Running trials finish their update and are saved. Press Ctrl-C again to abort immediately."

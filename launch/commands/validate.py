@@ -11,8 +11,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
 
     The first argument is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, sudoku, or your own), a preset,
     or a file of settings. The command reads every query, prints each role's prompt, and calls the reward in its own
-    process: on a few responses, and on all reference answers if the task has them. If max_prompt_tokens is not set, it
-    prints the smallest sufficient value.
+    process: on a few responses, and on all reference answers if the task has them.
 
     Examples:
       cory validate arithmetic digits=3 operations=sums
@@ -24,41 +23,37 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
       0 the task is valid; 2 it is invalid or cannot be read.
     """
     from launch.cluster import session
-    from launch.console.configuration import parse_overrides, presets, read_file, split_arguments
+    from launch.console.configuration import parse_overrides, presets, split_arguments
 
     session.quiet_libraries(debug)
     request = split_arguments(words or (), config or ())
     if request.preset is not None and request.preset not in presets():
         request = request._replace(preset=None, pairs=[f"task={request.preset}", *request.pairs])
-    explicit = {*parse_overrides(request.pairs), *(name for file in request.files for name in read_file(file))}
-    if "task" not in explicit and request.preset is None:
+    if request.preset is None and not request.files and "task" not in parse_overrides(request.pairs):
         raise CommandError(f"The task is missing. Run `cory validate {' '.join(['TASK', *request.pairs])}`.")
     settings = request.settings()
 
     from cory_env.validate import validate as validate_task
-    from launch.training.preflight import load_task, repetition_warning
+    from launch.training.description import describe_settings
+    from launch.training.preflight import data_warnings, load_task, resolve_settings
 
+    given = settings.model_fields_set
+    settings = resolve_settings(settings)
     task, tokenizers = load_task(settings)
+    print(describe_settings(settings, given, task), end="\n\n")
     families = settings.families()
     is_valid, representatives = True, dict[int, str]()
     for policy_id, tokenizer in tokenizers.items():
         representatives.setdefault(id(tokenizer), policy_id)  # the first policy with each tokenizer
     for policy_id in representatives.values():
         chain = settings.chain_settings(tokenizers, policy_id)
-        if "max_prompt_tokens" not in explicit:
-            chain["max_prompt_tokens"] = None
         try:
             report = validate_task(task, tokenizers[policy_id], **chain, reward_timeout=settings.reward_timeout)
         except ValueError as error:
             raise CommandError(str(error)) from error
         same_tokenizer = [name for name in families if tokenizers[name] is tokenizers[policy_id]]
         report.facts += dict.fromkeys(f"model family {families[name]}" for name in same_tokenizer)
-        report.warnings += filter(None, [repetition_warning(settings, task)])
-        if "max_prompt_tokens" not in explicit and report.max_prompt_tokens > settings.max_prompt_tokens:
-            report.warnings.append(
-                f"The default max_prompt_tokens={settings.max_prompt_tokens} is too small for some prompts with "
-                f"full-length references. Train with max_prompt_tokens={report.max_prompt_tokens}."
-            )
+        report.warnings += data_warnings(settings, task)
         if len(same_tokenizer) < len(families):
             print(f"With the tokenizer of {settings.models[policy_id]}:\n")
         print(report)

@@ -1,4 +1,4 @@
-"""Resolves settings from a preset, files and `key=value` arguments: defaults < preset < files in order < arguments."""
+"""Combines settings from a preset, files and `key=value` arguments: defaults < preset < files in order < arguments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cory_env.home import expand_home
 from launch.console.errors import CommandError
-from policies.settings.files import DEFAULT_PRESET, presets, read_file, read_preset, takes_lists, takes_mappings
+from policies.settings.files import presets, read_file, read_preset, takes_lists, takes_mappings
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, reject_unknown_settings
 from policies.settings.yaml12 import Value, parse_scalar, to_yaml
@@ -22,12 +22,12 @@ class SettingsArguments(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name for a new run: its preset, else its last file, else the default preset."""
-        return self.preset or (self.files[-1].stem if self.files else DEFAULT_PRESET)
+        """The name for a new run: its preset, else its last file, else `run`."""
+        return self.preset or (self.files[-1].stem if self.files else "run")
 
     def settings(self) -> Settings:
         """Resolves the settings (see `resolve_settings`)."""
-        return resolve_settings(self.preset or DEFAULT_PRESET, self.files, self.pairs)
+        return resolve_settings(self.preset, self.files, self.pairs)
 
 
 def split_arguments(words: Sequence[str], files: Sequence[Path] = ()) -> SettingsArguments:
@@ -66,11 +66,11 @@ def is_file(word: str) -> bool:
     return False
 
 
-def resolve_settings(preset: str, paths: Sequence[Path], words: Sequence[str]) -> Settings:
+def resolve_settings(preset: str | None, paths: Sequence[Path], words: Sequence[str]) -> Settings:
     """Resolves the settings of a run.
 
     Args:
-        preset: a name of `presets()`.
+        preset: a name of `presets()`; None: the defaults.
         paths: YAML files of flat settings; later files take precedence.
         words: `key=value` arguments; they take precedence over everything.
 
@@ -78,7 +78,7 @@ def resolve_settings(preset: str, paths: Sequence[Path], words: Sequence[str]) -
         CommandError: an unknown preset or key, an unreadable file, or an argument without `=`.
         SettingsError: a value of the wrong type, or conflicting settings.
     """
-    values = read_preset(preset)
+    values = {} if preset is None else read_preset(preset)
     for source in (*map(read_file, paths), parse_overrides(words)):
         values = apply_overrides(values, source)
     return make_settings(values)

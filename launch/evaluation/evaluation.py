@@ -174,10 +174,10 @@ def plan_evaluation(
         CommandError: A setting or file cannot be used, a number is below 1, or the split has no queries.
         ModelError: The model does not exist.
     """
+    settings = preflight.resolve_settings(settings)
     task, tokenizers = preflight.check_run_settings(settings)
     if run is not None:
         preflight.check_rope_factors(settings, run.settings().max_length)
-    settings = settings.with_chat_date()
     check_gpus(settings)
     sources = collect_sources(settings, task, tokenizers)
     for text in changes_since(run, settings, task, sources) if run is not None else ():

@@ -10,7 +10,6 @@ from launch.evaluation.evaluation import located_settings
 from launch.run_folder.run import Run
 from launch.run_folder.status import read_run
 from launch.run_folder.storage import is_uri
-from policies.settings.files import DEFAULT_PRESET, read_preset
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, settings_in_categories
 from policies.settings.yaml12 import Value
@@ -51,7 +50,7 @@ def target_settings(
         run: The run; None: a model.
         overrides: Settings that the user changes.
         agents: Number of agents in the chain; None: the run's, 1 for a model.
-        model_settings: The settings of a model, whose policy settings are ignored; None: those of the default preset.
+        model_settings: The settings of a model, whose policy settings are ignored; None: the defaults.
 
     Raises:
         CommandError: A setting cannot be changed, or requires another one.
@@ -66,7 +65,7 @@ def target_settings(
     if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file
         overrides["data"] = overrides["eval_data"] = overrides.get("data", overrides.get("eval_data"))
         overrides["validation"] = False
-    base: Mapping[str, Value] = read_preset(DEFAULT_PRESET) if model_settings is None else model_settings
+    base: Mapping[str, Value] = {} if model_settings is None else model_settings
     if run is not None:
         base = located_settings(run, overrides).model_dump()
         policy = {key: base[key] for key in settings_in_categories("policy")}
@@ -75,11 +74,12 @@ def target_settings(
     if agents is not None:  # the critic is unused, and its inputs would not match another chain length
         policies = policy.get("num_policies") or policy["num_agents"]
         policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
-    if overrides.get("task", base["task"]) != base["task"]:
+    task = base.get("task")
+    if task is not None and overrides.get("task", task) != task:
         if "max_response_tokens" not in overrides:
             raise CommandError(
                 f"task={overrides['task']} requires max_response_tokens=TOKENS: the value of {target}, "
-                f"{base.get('max_response_tokens')}, is for task={base['task']}."
+                f"{base.get('max_response_tokens')}, is for task={task}."
             )
         base = {key: value for key, value in base.items() if key == "task" or key not in settings_in_categories("task")}
     if "data" in overrides:
@@ -89,6 +89,7 @@ def target_settings(
         values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # unused: there is no training
         roles = cast(int, policy["num_agents"])
         teams = max(cast(int, policy.get("num_policies") or roles) // roles, 1)
-        values["queries_per_update"] = math.ceil(cast(int, values["queries_per_update"]) / teams) * teams
+        queries = values.get("queries_per_update", Settings.model_fields["queries_per_update"].default)
+        values["queries_per_update"] = math.ceil(cast(int, queries) / teams) * teams
     final_overrides = {key: values[key] for key in overrides if key in values}
     return make_settings(apply_overrides(values, {**final_overrides, **policy, "min_response_tokens": None}))

@@ -104,7 +104,7 @@ def start_generator(
     return VLLMGenerator(
         models,
         **common,
-        max_prompt_tokens=settings.max_prompt_tokens,
+        max_prompt_tokens=settings.prompt_limit,
         max_response_tokens=settings.max_response_tokens,
         max_sequences=max_sequences,
         tensor_parallel_size=settings.tensor_parallel_size,

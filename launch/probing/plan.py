@@ -27,7 +27,7 @@ from launch.run_folder import manifest
 from launch.run_folder.sources import collect_sources, digest_function
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
-from policies.settings.files import DEFAULT_PRESET, read_file, read_preset
+from policies.settings.files import read_file, read_preset
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, Tokenizers
 from policies.settings.yaml12 import Value
@@ -154,7 +154,7 @@ def plan_probe(
         if checkpoint is not None or roles is not None:
             name = "checkpoint" if checkpoint is not None else "roles"
             raise CommandError(f"--{name} requires a run, but {target} is a model.")
-        base = read_preset(preset or DEFAULT_PRESET)
+        base = {} if preset is None else read_preset(preset)
         for file in files:
             base = apply_overrides(base, read_file(file))
     else:
@@ -210,10 +210,10 @@ def make_probe_plan(
         raise CommandError("knowledge_transfer=false conflicts with a probe: the second agent must see the answer.")
     policy_ids = _choose_policies(settings, policies, policy_ids)
     settings = settings.model_copy(update={"stop_when": None, "stop_in_training": False})
+    settings = preflight.resolve_settings(settings)
     task, tokenizers = preflight.check_run_settings(settings)
     if policies is not None:
         preflight.check_rope_factors(settings, policies.settings.max_length)
-    settings = settings.with_chat_date()
     plain_settings, plain_task = settings, task
     if settings.feedback is not None:
         plain_settings = _without_feedback(settings)

@@ -7,9 +7,37 @@ from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Task
 from cory_env.validate import ValidationReport, check_chat, check_columns, check_lengths
 from launch.console.errors import CommandError
+from launch.training.description import small_splits_warning
 from policies.compat.imports import gc_paused
 from policies.generation.installed import vllm_installed
+from policies.settings.resolve import resolve
 from policies.settings.settings import Settings, Tokenizers
+
+
+def resolve_settings(settings: Settings) -> Settings:
+    """Fills in the values that the settings leave open (`policies.settings.resolve`).
+
+    Raises:
+        CommandError: The task is unknown, or a setting, file or template cannot be used.
+        ModelError: A model does not exist.
+    """
+    _check_models(settings)
+    from policies.models.model_check import ModelError
+
+    try:
+        return resolve(settings)
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise CommandError(" ".join(str(error).split())) from error
+
+
+def _check_models(settings: Settings) -> None:
+    with gc_paused():
+        from policies.models.model_check import check_model_folder  # imports transformers
+
+    for path in settings.model_paths.values():
+        check_model_folder(path)
 
 
 def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Tokenizers]:
@@ -23,11 +51,7 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         CommandError: The task is unknown, or a setting, file or template cannot be used.
         ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
     """
-    with gc_paused():
-        from policies.models.model_check import check_model_folder  # imports transformers
-
-    for path in settings.model_paths.values():
-        check_model_folder(path)
+    _check_models(settings)
     try:
         tokenizers = settings.make_tokenizers()
         for policy_id in tokenizers:
@@ -48,6 +72,11 @@ def repetition_warning(settings: Settings, task: Task) -> str | None:
         f"Only {count} training {queries} for queries_per_update={size}, so an update asks {target} {repeats} times. "
         f"Add training queries, or lower queries_per_update to {count}; num_generations sets the responses per query."
     )
+
+
+def data_warnings(settings: Settings, task: Task) -> list[str]:
+    """Returns warnings about the number of training queries and of held-out ones."""
+    return [text for text in (repetition_warning(settings, task), small_splits_warning(settings, task)) if text]
 
 
 def check_rope_factors(settings: Settings, trained_length: int) -> None:
@@ -88,6 +117,7 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
         ModelError: A model does not exist, or lacks a layer of `lora_target_modules`.
         SpecError, CreditError: A custom credit scheme cannot be loaded or used.
     """
+    settings = resolve_settings(settings)
     task, tokenizers = load_task(settings)
     if settings.backend == "vllm" and not vllm_installed():
         raise CommandError(

@@ -12,6 +12,7 @@ from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, collect_sources, function_names
 from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
+from launch.training.description import describe_settings
 from launch.training.source_check import check_sources, incomparable_warning
 from launch.training.start import create_run, lacks_final, latest_valid_checkpoint, starting_policies
 from policies.settings.settings import Settings
@@ -49,6 +50,7 @@ def train_run(
         StorageError: Storage cannot be read or written.
     """
     tracking.check_trackers(settings)
+    given = settings.model_fields_set
     before = None if run is None else Sources.read(run.path)
     located_settings = settings
     if before is not None:  # paths and modules may be relative to the folder in which the run was started
@@ -56,8 +58,9 @@ def train_run(
         located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))
+        settings = located_settings = preflight.resolve_settings(settings)
     task, tokenizers = preflight.check_run_settings(located_settings)
-    if (warning := preflight.repetition_warning(located_settings, task)) is not None:
+    for warning in preflight.data_warnings(located_settings, task):
         print(f"Warning: {warning}", file=sys.stderr)
     sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
@@ -83,9 +86,10 @@ def train_run(
         sources.write(run.path)
     else:
         starting_policies(settings)  # fail before the folder is created
-        settings = located_settings = settings.with_chat_date()
         run = create_run(location, name, settings, sources, origin)
 
+    if not quiet:
+        print(describe_settings(located_settings, given, task), flush=True)
     from launch.training.training import train_locked_run
 
     try:

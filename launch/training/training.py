@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 from cory_env.tasks import Task
 from launch.cluster import session
-from launch.cluster.placement import count_noun
 from launch.console import output
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts, hangup_blocked
@@ -21,6 +21,7 @@ from launch.run_folder.records import Sample, Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_queries
 from launch.run_folder.storage import StorageError
+from launch.training.description import describe_run
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, lacks_final, latest_valid_checkpoint, starting_policies
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
@@ -63,7 +64,7 @@ def train_locked_run(
             print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
 
     interrupts = Interrupts(confirm)
-    terminal.print(_run_description(settings, terminal.arrow))
+    terminal.print(describe_run(settings, terminal.arrow))
     terminal.print(f"Run folder: {run.location}" + (f" (resuming after update {done})" if done is not None else ""))
     terminal.print()
     with interrupts:
@@ -208,7 +209,15 @@ class Trainer:
         self._record_samples(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
         self._record(line)
         self.terminal.update(line)
+        self._save(algo, checkpoints)
+
+    def _save(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         checkpoints.start(algo)
+        self._saved_at = time.monotonic()
+
+    def _is_checkpoint_due(self) -> bool:
+        minutes = self.settings.checkpoint_minutes
+        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _loop(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         """Trains until all updates are done or the user stops the run; saves the last update in both cases.
@@ -218,6 +227,7 @@ class Trainer:
         """
         settings = self.settings
         self.interrupts.training = True
+        self._saved_at = time.monotonic()
         if self.terminal.has_bar:
             self.terminal.stage("Training")
         ended = False
@@ -238,8 +248,8 @@ class Trainer:
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
             is_best = "evaluation" in line and self.run.best_update() == update
-            if is_best or update % settings.checkpoint_every == 0:
-                checkpoints.start(algo)
+            if is_best or update % settings.checkpoint_every == 0 or self._is_checkpoint_due():
+                self._save(algo, checkpoints)
             checkpoints.poll()
         # A signal may have ended the loop between two periodic checkpoints.
         if not self.run.checkpoints.path_of(algo.updates).exists():
@@ -265,28 +275,6 @@ def _stop_after_failure(algo: "Cory", kind: type[BaseException] | None, *_: obje
     if kind is not None and not issubclass(kind, KeyboardInterrupt):
         with contextlib.suppress(Exception):
             algo.stop()
-
-
-def _run_description(settings: Settings, arrow: str) -> str:
-    """Describes the training in two sentences."""
-    learners = f"{settings.algorithm}: one agent learns"
-    if settings.num_agents > 1:
-        algorithm = "" if settings.critic else f" by {settings.algorithm}"
-        learners = f"CORY{algorithm}: {settings.num_agents} agents ({f' {arrow} '.join(settings.agents)}) learn"
-    exchange = ""
-    if settings.exchange_period is not None and settings.num_agents > 1 and len(settings.policy_ids) > 1:
-        exchange = f"; roles are exchanged every {settings.exchange_period}"
-    if settings.average_period is not None:
-        distance = "" if settings.average_tau == 1 else f" by {settings.average_tau:g} of the way"
-        exchange += f"; LLMs are averaged{distance} every {settings.average_period}"
-    times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
-    if settings.num_siblings > 1:
-        times += f", {settings.num_siblings} chains from each response of the pioneer"
-    return (
-        f"{learners} task {settings.task}, starting from {settings.model_names}.\n"
-        f"{count_noun(settings.num_updates, 'update')} of {settings.queries_per_update} queries{times}{exchange}. "
-        f"Generation: {settings.backend}."
-    )
 
 
 def _save_rejected_batch(run: Run, error: Exception) -> Path | None:

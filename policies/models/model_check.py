@@ -43,8 +43,7 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
             f"`{path}` is of the family {config.model_type}, whose code ignores padding or positions: "
             "log-probabilities would depend on the other rows of a batch. Set model to one of another family."
         )
-    config = config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
+    config, positions = config.get_text_config(), max_positions(path, trust_remote_code)
     if positions is not None and context > positions:
         raise ModelError(
             f"max_prompt_tokens + max_response_tokens is {context} tokens, but `{path}` has {positions} positions. "
@@ -52,6 +51,16 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
         )
     check_tensor_parallel(config, tensor_parallel_size)
     return int(config.vocab_size)
+
+
+def max_positions(path: str, trust_remote_code: bool = False) -> int | None:
+    """Returns the number of positions of a model; None: unlimited.
+
+    Raises:
+        ModelError: no such model.
+    """
+    check_model_folder(path, weights=False)
+    return getattr(load_config(path, trust_remote_code).get_text_config(), "max_position_embeddings", None)
 
 
 def check_tensor_parallel(config: PreTrainedConfig, parts: int) -> None:

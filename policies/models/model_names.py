@@ -9,6 +9,7 @@ BUNDLED_LM = DEFAULT_TOKENIZER.name
 BUNDLED_MODELS = {
     name: DEFAULT_TOKENIZER.with_name(name) for name in (BUNDLED_LM, "drafts-llama-tiny", "sudoku-llama-tiny")
 }
+SMOLLM2 = smollm2.NAME
 AVERAGE_POLICY = "llm_mean"
 """Policy id of the average of the trained policies. Not `mean`, which is the key of metrics averaged over policies."""
 

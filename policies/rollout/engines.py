@@ -36,7 +36,7 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
         return VLLMGenerator(
             s.model_paths,
             **common_arguments,
-            max_prompt_tokens=s.max_prompt_tokens,
+            max_prompt_tokens=s.prompt_limit,
             max_response_tokens=s.max_response_tokens,
             max_sequences=min(s.chains, 256),
             seed=s.seed,

@@ -164,7 +164,7 @@ def _batch(s: DerivedSettings) -> Iterator[str]:
             f"queries_per_update={s.queries_per_update}, num_generations={s.num_generations} and "
             f"num_siblings={s.num_siblings} make {s.chains:,} chains per update, more than {MAX_CHAINS:,}. Lower one."
         )
-    if s.responses % s.minibatch_size:
+    if s.responses % s.responses_per_step:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
         divisors = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))
         yield (
@@ -172,8 +172,9 @@ def _batch(s: DerivedSettings) -> Iterator[str]:
             f"(queries_per_update={s.queries_per_update}). Valid sizes: {divisors}."
         )
     learners = max(s.num_learners, 1)
-    if s.shards_per_policy is None and s.minibatch_size % learners:
-        yield f"minibatch_size={s.minibatch_size} is not divisible by num_learners={learners}. Set a multiple of it."
+    if s.shards_per_policy is None and s.responses_per_step % learners:
+        size = s.responses_per_step
+        yield f"minibatch_size={size} is not divisible by num_learners={learners}. Set a multiple of it."
     if s.warmup_updates >= s.num_updates:
         yield (
             f"warmup_updates={s.warmup_updates} is not below num_updates={s.num_updates}. "

@@ -16,6 +16,8 @@ from policies.models.lora import Lora
 from policies.settings.fields import Fields
 from policies.settings.roles import RoleSettings, assign_policies, frozen_policies, num_positions
 
+DEFAULT_LR = {"lora": 1e-5, "full": 1e-6}
+
 
 class DerivedSettings(Fields):
     """The settings of one run with values derived from them."""
@@ -48,7 +50,28 @@ class DerivedSettings(Fields):
     @property
     def max_length(self) -> int:
         """Maximum number of tokens of a prompt and its response."""
-        return self.max_prompt_tokens + self.max_response_tokens
+        return self.prompt_limit + self.max_response_tokens
+
+    @property
+    def prompt_limit(self) -> int:
+        """`max_prompt_tokens`, which must be resolved (`policies.settings.resolve`)."""
+        assert self.max_prompt_tokens is not None, "unresolved settings"
+        return self.max_prompt_tokens
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the default for the kind of weights."""
+        return self.lr or DEFAULT_LR[self.weights]
+
+    @property
+    def micro_batch_limit(self) -> int | None:
+        """`micro_batch_tokens`; None while it is `auto`."""
+        return None if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+
+    @property
+    def responses_per_step(self) -> int:
+        """Responses of one policy per optimizer step."""
+        return self.minibatch_size or self.responses
 
     @property
     def chain_roles(self) -> list[RoleSettings]:
@@ -152,7 +175,8 @@ class DerivedSettings(Fields):
     def hyperparameters(self) -> Hyperparameters:
         """Hyperparameters of each policy's learner."""
         values = {field.name: getattr(self, field.name) for field in fields(Hyperparameters) if field.name != "steps"}
-        return Hyperparameters(**values, steps=self.responses // self.minibatch_size)
+        values |= {"lr": self.learning_rate, "micro_batch_tokens": self.micro_batch_limit}
+        return Hyperparameters(**values, steps=self.responses // self.responses_per_step)
 
     @property
     def clip_range(self) -> tuple[float, float]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from cory_env.chain_settings import MAX_AGENTS, ObservedResponses, StopWhen, Thinking
 from cory_env.tasks import Operations
@@ -17,7 +17,7 @@ from policies.learning.hyperparameters import (
     Overlong,
     RewardScope,
 )
-from policies.models.model_names import BUNDLED_LM
+from policies.models.model_names import SMOLLM2
 from policies.settings.metadata import (
     computing_setting,
     learning_setting,
@@ -29,6 +29,8 @@ from policies.settings.metadata import (
 )
 from policies.settings.roles import RoleSettings
 
+Tokens = Annotated[int, Field(ge=1)]
+
 MAX_POLICIES = 256
 """Maximum number of LLMs of a run."""
 MAX_PROCESSES = 1024
@@ -36,21 +38,25 @@ MAX_PROCESSES = 1024
 
 
 class Fields(BaseModel):
-    """The settings of one run, and values derived from them. Defaults are the paper's for IMDB, if it states one."""
+    """The settings of one run. Defaults suit an instruct model of 0.1 to 8 B parameters on one's own data.
+
+    docs/reference/settings.md has their sources. The paper's values are the preset `paper`.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
     )
 
     # Task, data and model.
-    task: str = task_setting("imdb")
-    """The task: `arithmetic`, `code`, `custom`, `drafts`, `gsm8k`, `imdb`, `math`, `sudoku`, or your own as
-    `module:function` (docs/guide/own.md)."""
+    task: str = task_setting("custom")
+    """The task: `custom`, your own `data` and `reward`; `arithmetic`, `code`, `drafts`, `gsm8k`, `imdb`, `math` or
+    `sudoku`; or a function of yours that makes one, `module:function` (docs/guide/own.md)."""
     data: str | None = task_setting(None, content=True)
     """Training queries instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME` or
     `hub:FOLDER`; options follow as `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
     eval_data: str | None = task_setting(None, content=True)
-    """Held-out queries, in the same form as `data`; null: every tenth row of `data`."""
+    """Held-out queries, in the same form as `data`; null: every tenth row of `data`; of fewer than 400 rows, every k-th
+    one to get 40, at least every third."""
     validation: bool = task_setting(True)
     """Split the held-out queries: the first `eval_queries` (at most half; every second one if they are rows of `data`)
     select checkpoints and trials, and the rest are the test set. If false, all of them serve both purposes."""
@@ -78,7 +84,7 @@ class Fields(BaseModel):
     """If a reward fails: `stop` the run, or `skip` its chain and count it (docs/faults.md)."""
     reward_timeout: float = computing_setting(300.0, gt=0)
     """Time limit of one reward call, in seconds; then its process is killed."""
-    model: str | list[str] = policy_setting(BUNDLED_LM, content=True)
+    model: str | list[str] = policy_setting(SMOLLM2, content=True)
     """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id; or a list with
     one per LLM, `[small, large]` (docs/chains.md)."""
     model_revision: str | list[str | None] | None = policy_setting(None, search=False)
@@ -89,8 +95,9 @@ class Fields(BaseModel):
     `model` stays the reference, and optimizers start fresh."""
     trust_remote_code: bool = sampling_setting(False)
     """Run Python code that comes with the model."""
-    chat: bool = sampling_setting(False)
-    """Format prompts with the model's chat template, as user messages, as instruction-tuned models expect."""
+    chat: Literal["auto"] | bool = sampling_setting("auto")
+    """Format prompts with the model's chat template, as user messages, as instruction-tuned models expect; `auto`: if
+    all tokenizers have a template."""
     system_prompt: str | None = sampling_setting(None)
     """System message of every conversation (requires `chat`)."""
     chat_date: str | None = sampling_setting(None, pattern=r"^\d{4}-\d\d-\d\d$")
@@ -142,9 +149,9 @@ class Fields(BaseModel):
     reward_scope: RewardScope = learning_setting("all")
     """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's. It does not change the reported
     task rewards, which are each agent's own."""
-    partner_reward: float = learning_setting(1.0, clone=True)
+    partner_reward: float = learning_setting(0.0, clone=True)
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
-    r, except those of other drafts of its role."""
+    r, except those of other drafts of its role. 0: each agent has its own reward; the paper's sum is 1."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
     """Discount from one agent to the next in `credit=chain`; 0 gives each agent only its own reward."""
     chain_lam: float = learning_setting(1.0, ge=0, le=1)
@@ -152,7 +159,7 @@ class Fields(BaseModel):
     estimate, which has less variance."""
 
     # Weights, precision and placement.
-    weights: Literal["full", "lora"] = policy_setting("full")
+    weights: Literal["full", "lora"] = policy_setting("lora")
     """Weights of each policy: `full`, its own copy; `lora`, its own adapter on one frozen base, which is also the
     reference."""
     lora_rank: int = policy_setting(16, ge=1, le=512)
@@ -205,33 +212,36 @@ class Fields(BaseModel):
 
     # Updates.
     num_updates: int = learning_setting(100, ge=1, search=False, resume=True)
-    """Number of updates of the run."""
+    """Length of the run in updates."""
+    num_passes: float | None = learning_setting(None, gt=0, search=False)
+    """Length of the run in passes over the training queries, instead of `num_updates`, which is computed from it."""
     max_lag: int = learning_setting(0, ge=0, le=1)
     """1 prefetches the next update's rollouts while learners learn, with weights one update older, corrected by
     `importance_sampling_clip_max` (docs/plan.md). A resumed run generates its first update with the current weights, so
     it differs slightly from an uninterrupted one."""
-    queries_per_update: int = learning_setting(256, ge=1)
+    queries_per_update: int = learning_setting(16, ge=1)
     """Queries per update."""
-    num_generations: int = learning_setting(1, ge=1)
+    num_generations: int = learning_setting(8, ge=1)
     """Responses of the pioneer per query."""
     num_siblings: int = learning_setting(1, ge=1)
     """Chains that continue from each response of the pioneer; their responses form a group for advantages
     (docs/credit.md)."""
-    minibatch_size: int = learning_setting(256, ge=1, clone=True)
-    """Responses of one policy per optimizer step, over all learners. All LLMs take equally many steps, so an LLM with
-    fewer responses than others (`roles`) has smaller mini-batches."""
+    minibatch_size: int | None = learning_setting(None, ge=1, clone=True)
+    """Responses of one policy per optimizer step, over all learners; null: all of an update, so one step per epoch. All
+    LLMs take equally many steps, so an LLM with fewer responses than others (`roles`) has smaller mini-batches."""
     micro_batch_size: int = computing_setting(64, ge=1)
     """Maximum responses per forward and backward pass."""
-    micro_batch_tokens: int | None = computing_setting(None, ge=1)
+    micro_batch_tokens: Literal["auto"] | Tokens | None = computing_setting("auto")
     """Maximum tokens per forward and backward pass, including prompts and padding, shared prefixes counted once; a
-    longer row is processed alone. Null: no limit."""
+    longer row is processed alone. `auto`: as many as fit into the learner's device by estimate (docs/plan.md), at most
+    16,384; null: no limit."""
     prefix_sharing: Literal["auto", "off"] = computing_setting("auto")
     """`auto`: learners compute a prefix that several rows share only once, where that is cheaper and the model's family
     allows it (docs/prefix-sharing.md). `off`: every row is computed by itself."""
-    num_epochs: int = learning_setting(4, ge=1, clone=True)
-    """PPO epochs: passes over each update's responses."""
-    lr: float = learning_setting(1.41e-5, gt=0, clone=True)
-    """Learning rate of AdamW."""
+    num_epochs: int = learning_setting(1, ge=1, clone=True)
+    """PPO epochs: passes over each update's responses (`num_passes` counts passes over the data)."""
+    lr: float | None = learning_setting(None, gt=0, clone=True)
+    """Learning rate of AdamW; null: 1e-5 for adapters, 1e-6 for full weights."""
     lr_schedule: Literal["constant", "linear", "cosine"] = learning_setting("constant")
     """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to 0 at `num_updates`. Resuming with
     another `num_updates` changes the decay."""
@@ -239,9 +249,10 @@ class Fields(BaseModel):
     """Updates over which the learning rate rises linearly to `lr`."""
     weight_decay: float = learning_setting(0.0, ge=0, clone=True)
     """Decoupled weight decay of AdamW."""
-    max_prompt_tokens: int = sampling_setting(64, ge=1)
-    """Maximum prompt length, in tokens."""
-    max_response_tokens: int = sampling_setting(15, ge=1)
+    max_prompt_tokens: int | None = sampling_setting(None, ge=1)
+    """Maximum prompt length, in tokens; null: as long as the data and earlier responses of full length need, but at
+    most 4,096 and the model's context."""
+    max_response_tokens: int = sampling_setting(512, ge=1)
     """Maximum response length, in tokens."""
     min_response_tokens: int | None = sampling_setting(None, ge=1)
     """Sample the length limit of each training update from `min_response_tokens` to `max_response_tokens`; null: always
@@ -250,11 +261,11 @@ class Fields(BaseModel):
     """Sampling temperature; also divides the logits in training."""
 
     # The objective.
-    advantage: Advantage = policy_setting("gae")
+    advantage: Advantage = policy_setting("rloo")
     """Advantage estimator (docs/estimators.md): `gae` with a value head (PPO); `rloo`, `grpo` or `dr_grpo`, relative to
     the policy's other responses to the query in the same role; `gdpo`, as `grpo` but each of several reward functions
     apart; `reinforce`, relative to all its responses."""
-    kl_coef: float = learning_setting(0.3, ge=0, clone=True)
+    kl_coef: float = learning_setting(0.01, ge=0, clone=True)
     """Weight of the KL penalty to the reference policy (eta); 0: no reference is loaded and no KL is measured, unless
     a role's `kl_coef` or `eval_kl_coef` is above 0."""
     kl_estimator: KLEstimator = learning_setting("k1")
@@ -364,6 +375,8 @@ class Fields(BaseModel):
     `final.json`; null: no final evaluation."""
     checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
+    checkpoint_minutes: float | None = output_setting(None, gt=0)
+    """Also save a checkpoint after an update if the last one is at least this many minutes old; null: never."""
     keep_checkpoints: int = output_setting(2, ge=1)
     """Number of latest checkpoints to keep, besides the best one."""
     samples_every: int = output_setting(5, ge=1)

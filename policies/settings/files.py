@@ -10,7 +10,6 @@ from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, nearest_key, reject_unknown_settings
 from policies.settings.yaml12 import Scalar, Value, read_yaml
 
-DEFAULT_PRESET = "imdb-tiny"
 BASE_KEY = "base"
 """Key in a preset that names the preset it is based on."""
 

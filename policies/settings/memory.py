@@ -240,10 +240,10 @@ def _tree_mask(settings: Settings, model: ModelShape, device: torch.device) -> f
 
 def _rows(settings: Settings) -> int:
     """Maximum number of full-length rows in a micro-batch."""
-    rows = min(settings.micro_batch_size, -(-settings.minibatch_size // settings.ranks))
-    if settings.micro_batch_tokens is None:
+    rows = min(settings.micro_batch_size, -(-settings.responses_per_step // settings.ranks))
+    if settings.micro_batch_limit is None:
         return rows
-    return min(rows, max(settings.micro_batch_tokens // settings.max_length, 1))
+    return min(rows, max(settings.micro_batch_limit // settings.max_length, 1))
 
 
 def _logits(settings: Settings, model: ModelShape, device: torch.device, shards: int) -> float:
@@ -253,8 +253,8 @@ def _logits(settings: Settings, model: ModelShape, device: torch.device, shards:
     """
     rows, size = _rows(settings), _bytes(settings, device)
     positions = rows * (settings.max_response_tokens + 1)
-    if model.tree_masks and settings.micro_batch_tokens is not None:  # all of these may predict response tokens
-        positions = max(positions, min(settings.micro_batch_tokens, settings.micro_batch_size * positions // rows))
+    if model.tree_masks and settings.micro_batch_limit is not None:  # all of these may predict response tokens
+        positions = max(positions, min(settings.micro_batch_limit, settings.micro_batch_size * positions // rows))
     count = float(positions * model.vocabulary)
     part = 4.0 * min(count, max(logits.CHUNK_LOGITS[device.type], rows * model.vocabulary))
     head = 0.0 if settings.lora or shards > 1 else (4.0 + 2.0 * (size == 2)) * model.vocabulary * model.hidden

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from policies.settings.error import SettingsError
 from policies.settings.fields import Fields
 from policies.settings.yaml12 import to_cli
 
 GROUP_ESTIMATORS = ("rloo", "grpo", "dr_grpo", "gdpo")
 """Estimators that compare the responses of a group."""
+EARLIER_DEFAULTS = {"partner_reward": 1.0}
+"""Defaults of earlier versions, which their runs and the preset `paper` have even if they have no effect."""
 RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag", "runner_resources")
 """Settings of runner processes."""
 
@@ -102,6 +105,11 @@ REQUIREMENTS = (
 )
 
 
+def is_earlier_default(name: str, value: object) -> bool:
+    """Whether a setting has its default of earlier versions, which is then allowed to have no effect."""
+    return name in EARLIER_DEFAULTS and value == EARLIER_DEFAULTS[name]
+
+
 def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Applies overrides to preset values, and drops preset values that lose their effect.
 
@@ -111,9 +119,17 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     Args:
         values: setting name → value; may be incomplete or invalid, like the overrides.
         overrides: setting name → value.
+
+    Raises:
+        SettingsError: the overrides set the length of the run twice.
     """
     if "roles" in overrides:  # their number is the number of agents
         values = {name: value for name, value in values.items() if name != "num_agents"}
+    for name, other in (("num_updates", "num_passes"), ("num_passes", "num_updates")):
+        if overrides.get(name) is not None:
+            if overrides.get(other) is not None:
+                raise SettingsError("num_updates and num_passes both set the length of the run. Remove one.")
+            values = {key: value for key, value in values.items() if key != other}
     result = {**values, **overrides}
     runner_settings = (*RUNNER_SETTINGS, "runner_threads", "gpus_per_runner")
     if result.get("num_runners") == 0 and "num_runners" not in overrides and any(map(overrides.get, runner_settings)):
@@ -123,7 +139,10 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         # `num_agents=1` is set. Values without effect before, such as `average_tau` alone in a file, are rejected
         # later.
         if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
-            result = {name: value for name, value in result.items() if name in overrides or name not in names}
+            unused = {
+                name for name in names if name not in overrides and not is_earlier_default(name, result.get(name))
+            }
+            result = {name: value for name, value in result.items() if name not in unused}
     return result
 
 
@@ -136,5 +155,5 @@ def reject_unused_settings(settings: Fields) -> None:
     for names, is_met, text in REQUIREMENTS:
         for name in () if is_met(settings) else names:
             value, default = getattr(settings, name), type(settings).model_fields[name].default
-            if value != default:
+            if value != default and not is_earlier_default(name, value):
                 raise ValueError(f"{name}={to_cli(value)} requires {text}. Set that, or {name}={to_cli(default)}.")

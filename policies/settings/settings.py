@@ -118,6 +118,7 @@ class Settings(DerivedSettings):
         """
         values = {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in METADATA}
         values["roles"] = None if self.roles is None else [role.role for role in self.roles]
+        values |= {"chat": self.uses_chat(tokenizers), "max_prompt_tokens": self.prompt_limit}
         model_values = ("vocab_size", "num_embeddings", "stop_token_ids")
         return values | {name: getattr(self, name)(tokenizers, policy_id) for name in model_values}
 
@@ -139,7 +140,8 @@ class Settings(DerivedSettings):
         by_path: Tokenizers = {}
         for path in dict.fromkeys(self.model_paths.values()):
             tokenizer = load_tokenizer(path, trust_remote_code=self.trust_remote_code)
-            by_path[path] = next((t for t in by_path.values() if same_tokenizer(tokenizer, t, self.chat)), tokenizer)
+            same = (known for known in by_path.values() if same_tokenizer(tokenizer, known, bool(self.chat)))
+            by_path[path] = next(same, tokenizer)
         return {policy_id: by_path[path] for policy_id, path in self.model_paths.items()}
 
     def chat_formats(self, tokenizers: Tokenizers) -> dict[str, ChatTemplate]:
@@ -148,23 +150,17 @@ class Settings(DerivedSettings):
         Raises:
             ChatError: a template is missing or invalid.
         """
-        if not self.chat:
+        if not self.uses_chat(tokenizers):
             return {}
         arguments = (self.system_prompt, self.chat_date, self.chat_template_kwargs)
         formats = {id(tokenizer): ChatTemplate(tokenizer, *arguments) for tokenizer in tokenizers.values()}
         return {policy_id: formats[id(tokenizer)] for policy_id, tokenizer in tokenizers.items()}
 
-    def with_chat_date(self) -> Self:
-        """These settings with `chat_date` set to today, if a chat template asks for a date and none is set.
-
-        Raises:
-            ValueError: a tokenizer or its chat template is missing or invalid.
-        """
-        if not self.chat or self.chat_date is not None:
-            return self
-        formats = self.chat_formats(self.make_tokenizers()).values()
-        uses_date = any(chat_format.uses_date for chat_format in formats)
-        return self.model_copy(update={"chat_date": date.today().isoformat()}) if uses_date else self
+    def uses_chat(self, tokenizers: Tokenizers) -> bool:
+        """Whether prompts are formatted with chat templates: `chat`, or with `auto` whether all tokenizers have one."""
+        if self.chat == "auto":
+            return all(tokenizer.chat_template for tokenizer in tokenizers.values())
+        return self.chat
 
     def make_chain(
         self, task: Task, tokenizers: Tokenizers, policy_ids: Sequence[str] | None = None, *, training: bool = False
@@ -379,12 +375,14 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
 def changed_settings(recorded: Settings, requested: Settings) -> list[str]:
     """Returns the names of settings whose requested values differ from those that a run recorded.
 
-    A date that the run filled in, because a chat template asks for one and none was set, is not a difference.
+    A value that a request leaves open, and that the run filled in, is not a difference.
     """
     old, new = recorded.comparable_dump(), requested.comparable_dump()
-    return [name for name in old if old[name] != new[name] and (name != "chat_date" or new[name] is not None)]
+    return [name for name in old if old[name] != new[name] and (name, new[name]) not in OPEN_VALUES.items()]
 
 
+OPEN_VALUES = {"chat": "auto", "chat_date": None, "lr": None, "max_prompt_tokens": None, "micro_batch_tokens": "auto"}
+"""Values that a run fills in when it starts (`policies.settings.resolve`)."""
 METADATA = settings_metadata(Settings)
 """Setting name → metadata."""
 RESUMABLE = tuple(name for name, metadata in METADATA.items() if metadata.resume)

@@ -1,0 +1,1 @@
+"""Memory of this machine's devices, and settings with which a run fits into it."""

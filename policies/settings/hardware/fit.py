@@ -1,0 +1,107 @@
+"""Chooses settings with which a run's processes fit into memory, by the estimates of `memory.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from policies.settings import memory
+from policies.settings.gpus import CLUSTER_VARIABLES
+from policies.settings.hardware import devices
+from policies.settings.memory import Memory, ModelShape
+from policies.settings.settings import Settings
+
+MICRO_BATCH_TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
+"""Values that `micro_batch_tokens=auto` may have."""
+RAM_SHARE = 0.8
+"""Share of the RAM that `micro_batch_tokens=auto` may use; the rest is for the system and other programs."""
+ELSEWHERE_TOKENS = 4096
+"""Tokens per micro-batch of learners on machines that are unknown before the run starts."""
+
+
+def fit_micro_batch_tokens(
+    settings: Settings, available_bytes: float, models: Sequence[ModelShape] | None = None
+) -> int | None:
+    """Returns the largest number of tokens per micro-batch with which one learner fits into memory.
+
+    `micro_batch_size` still limits the rows of a micro-batch.
+
+    Args:
+        settings: The run's; their `micro_batch_tokens` does not count.
+        available_bytes: Memory that one learner may use on its device (`learner_bytes`).
+        models: From `model_shapes`, if they are known.
+
+    Returns:
+        A power of two from 512 to 16384, or None if a learner does not fit even with 512.
+
+    Raises:
+        ModelError: A model is missing.
+    """
+    models = memory.model_shapes(settings) if models is None else models
+    for tokens in MICRO_BATCH_TOKENS:
+        limited = settings.model_copy(update={"micro_batch_tokens": tokens})
+        if memory.estimate_learner(limited, models).total <= available_bytes:
+            return tokens
+    return None
+
+
+def choose_micro_batch_tokens(settings: Settings) -> int:
+    """Returns the value of `micro_batch_tokens=auto` on this machine.
+
+    Returns:
+        That of `fit_micro_batch_tokens`; the smallest if none fits, as the check before a run says what would; and
+        `ELSEWHERE_TOKENS` if the learners' devices are not this machine's.
+
+    Raises:
+        ModelError: A model is missing.
+    """
+    models = memory.model_shapes(settings)
+    available = learner_bytes(settings, models)
+    if available is None:
+        return ELSEWHERE_TOKENS
+    return fit_micro_batch_tokens(settings, available, models) or MICRO_BATCH_TOKENS[-1]
+
+
+def learner_bytes(settings: Settings, models: Sequence[ModelShape]) -> float | None:
+    """Returns the bytes that one learner may use on its device of this machine.
+
+    On a GPU, this is its share, `gpus_per_learner`. In RAM, the other processes take what they are estimated to need,
+    and learners share the rest.
+
+    Args:
+        settings: The run's.
+        models: From `model_shapes`.
+
+    Returns:
+        The bytes; None if the device is on another machine or does not exist.
+    """
+    if settings.num_learners and any(name in os.environ for name in CLUSTER_VARIABLES):
+        return None
+    if settings.gpus_per_learner:
+        gpu = devices.gpu_bytes()
+        return None if gpu is None else gpu * min(settings.gpus_per_learner, 1.0)
+    learners = max(settings.num_learners, 1)
+    return (RAM_SHARE * devices.ram_bytes() - _ram_beside_learners(settings, models)) / learners
+
+
+def estimate_processes(settings: Settings, models: Sequence[ModelShape]) -> dict[str, list[Memory]]:
+    """Returns kind of process → its memory; a driver may have several parts.
+
+    Args:
+        settings: The run's.
+        models: From `model_shapes`.
+    """
+    learner, runner = memory.estimate_learner(settings, models), memory.estimate_runner(settings, models)
+    driver = Memory("cpu", {"libraries": memory.LIBRARIES["learner"]}, 0.0)
+    needs = {"runner": [runner], "learner": [learner], "driver": [driver if settings.num_learners else learner]}
+    if settings.num_runners == 0:
+        needs["driver"].append(runner)
+    return needs
+
+
+def _ram_beside_learners(settings: Settings, models: Sequence[ModelShape]) -> float:
+    """Bytes of RAM that runners, and a driver that does not learn, need."""
+    runner = memory.estimate_runner(settings, models)
+    runner_ram = runner.host + (runner.total if runner.device == "cpu" else 0.0)
+    driver = memory.LIBRARIES["learner"] if settings.num_learners else 0.0
+    return driver + max(settings.num_runners, 1) * runner_ram
