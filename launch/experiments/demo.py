@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,8 +105,8 @@ def run_demo(study: Study, seed: int, folder: Path) -> None:
     updates = {name: _train(study, name, seed, folder / name) for name in (SINGLE, CHAIN)}
     print("\nMeasuring the untrained model and both runs on the same test queries …", flush=True)
     model = [str(study.settings(study.arms[CHAIN], seed).model), study.base, "dtype=fp32"]
-    targets = {UNTRAINED: model, **{name: [str(folder / name)] for name in updates}}
-    probes = {name: _probe(words, folder / "probes" / name) for name, words in targets.items()}
+    targets = {name: [str(folder / name), "--checkpoint", "latest"] for name in updates}
+    probes = _probe({UNTRAINED: model, **targets}, folder / "probes")
     tokens = {name: curve(name, lines)[-1][0] for name, lines in updates.items()}
     print(f"\nShare of {NUM_QUERIES} test sums that are right [95 % CI], at equal tokens in training:\n")
     print_tables(sys.stdout, demo_table(probes, tokens))
@@ -141,18 +142,24 @@ def _train(study: Study, name: str, seed: int, folder: Path) -> list[Update]:
     return Run(folder).updates()
 
 
-def _probe(words: Sequence[str], folder: Path) -> Probe:
-    """Measures a run, or a model with settings, at temperature 1."""
-    options = ["--queries", str(NUM_QUERIES), "--samples", str(NUM_SAMPLES), "--temperatures", "1"]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    command = ["probe", *words, *options, "--quiet", "--out", str(folder)]
-    output = folder.with_suffix(".txt")
-    with _start(command, output) as process:
-        _check(process, output)
+def _probe(targets: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Probe]:
+    """Measures runs, or models with settings, at temperature 1 and at the same time; returns the results by name."""
+    options = ["--queries", str(NUM_QUERIES), "--samples", str(NUM_SAMPLES), "--temperatures", "1", "--quiet"]
+    folder.mkdir(parents=True)
+    outputs = {name: folder / f"{name}.txt" for name in targets}
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(_start(["probe", *words, *options, "--out", str(folder / name)], outputs[name]))
+            for name, words in targets.items()
+        }
+        for name, process in processes.items():
+            _check(process, outputs[name])
+    return {name: _read_probe(folder / name) for name in targets}
+
+
+def _read_probe(folder: Path) -> Probe:
     batches = [json.loads(line) for line in (folder / "responses.jsonl").read_text("utf-8").splitlines()[1:]]
-    samples = {
-        sample["query"]: sample for batch in batches for sample in reversed(batch["samples"]) if sample["sample"] == 0
-    }
+    samples = {sample["query"]: sample for batch in batches for sample in batch["samples"] if sample["sample"] == 0}
     return Probe(json.loads((folder / "probe.json").read_text("utf-8"))["results"][0]["figures"], samples)
 
 

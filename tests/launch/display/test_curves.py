@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -35,7 +36,7 @@ def drawn(curves: Plot, panel: int = 0) -> dict[tuple[str, str], list[float]]:
     axes = Figure().subplots()
     curves.panels[panel].draw(axes)
     return {
-        (str(line.get_color()), str(line.get_marker())): [round(float(y), 2) for y in line.get_ydata()]  # type: ignore[union-attr]
+        (str(line.get_color()), str(line.get_marker())): np.asarray(line.get_ydata(), float).round(2).tolist()
         for line in axes.lines
         if len(line.get_xdata()) > 2 or line.get_marker() != "None"  # type: ignore[arg-type]
     }
