@@ -1,4 +1,4 @@
-"""`make demo`: a single agent and a chain, trained with as many generated tokens, in about two minutes on two cores.
+"""`make demo`: a single agent and a chain, trained with as many generated tokens, in two to three minutes on two cores.
 
 Trains both arms of the study `demo` with `cory train`, and measures them and the untrained model with `cory probe`, all
 on the same test queries. Prints a table and an example, and draws both learning curves.
@@ -24,7 +24,7 @@ from matplotlib.ticker import PercentFormatter
 from rich.table import Table
 
 from cory_env.tasks.drafts import is_working
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, make_folder
 from launch.display.drawing import choose_colours, style_panel
 from launch.display.frame import MEAN
 from launch.display.plot import LEGEND_STYLES, LegendEntry, Panel, Plot
@@ -40,6 +40,7 @@ PRETRAINING = (
 )
 UNTRAINED, SINGLE, CHAIN = "untrained", "single", "chain"
 SINGLE_LABEL, CHAIN_LABEL = "single agent", "chain, last answer"
+SEED = 0
 NUM_QUERIES, NUM_SAMPLES = 500, 3
 """Of the probes: test queries, and answers to each."""
 POLL_SECONDS = 0.2
@@ -75,11 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the demo; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m launch.experiments.demo", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="new folder of the demo [default: runs/demo-TIME]")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
-    study, folder = load_study("demo"), options.out or new_folder("demo")
     try:
-        run_demo(study, options.seed, folder)
+        run_demo(load_study("demo"), options.out or new_folder("demo"))
     except CommandError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -89,32 +88,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_demo(study: Study, seed: int, folder: Path) -> None:
+def run_demo(study: Study, folder: Path) -> None:
     """Trains, measures, and shows the results.
 
     Args:
         study: The study `demo`, with the arms `single` and `chain`.
-        seed: Seed of both runs.
         folder: Where to write them.
 
     Raises:
         CommandError: A command failed.
     """
     start = time.monotonic()
+    make_folder(folder)
     print(f"Adding three numbers, such as 48+61+35.\n{PRETRAINING}\n")
-    updates = {name: _train(study, name, seed, folder / name) for name in (SINGLE, CHAIN)}
+    updates = {name: _train(study, name, folder / name) for name in (SINGLE, CHAIN)}
     print("\nMeasuring the untrained model and both runs on the same test queries …", flush=True)
-    model = [str(study.settings(study.arms[CHAIN], seed).model), study.base, "dtype=fp32"]
+    settings = study.settings(study.arms[CHAIN], SEED)
+    model = [settings.model_names, study.base, "dtype=fp32"]
     targets = {name: [str(folder / name), "--checkpoint", "latest"] for name in updates}
     probes = _probe({UNTRAINED: model, **targets}, folder / "probes")
     tokens = {name: curve(name, lines)[-1][0] for name, lines in updates.items()}
     print(f"\nShare of {NUM_QUERIES} test sums that are right [95 % CI], at equal tokens in training:\n")
     print_tables(sys.stdout, demo_table(probes, tokens))
-    settings = study.settings(study.arms[CHAIN], seed)
     queries = [query.text for query in settings.make_task().queries("test")]
     print(f"\n{example(queries, probes)}\n")
     image = folder / "curves.png"
-    image.parent.mkdir(exist_ok=True, parents=True)
     plot_curves(updates).save(image)
     print(f"Curves      {image}")
     print(f"Runs        {folder / SINGLE}, {folder / CHAIN}  (try: cory generate {folder / CHAIN} 48+61+35)")
@@ -122,13 +120,12 @@ def run_demo(study: Study, seed: int, folder: Path) -> None:
     print(f"Took {time.monotonic() - start:.0f} s.")
 
 
-def _train(study: Study, name: str, seed: int, folder: Path) -> list[Update]:
+def _train(study: Study, name: str, folder: Path) -> list[Update]:
     """Trains an arm, and prints each held-out score as soon as it is known; returns the lines of `metrics.jsonl`."""
     arm = study.arms[name]
-    words = [word for word in study.words(arm, seed) if not word.startswith("test_queries=")]  # the probes use more
-    num_updates = study.settings(arm, seed).num_updates
+    words = [word for word in study.words(arm, SEED) if not word.startswith("test_queries=")]  # the probes use more
+    num_updates = study.settings(arm, SEED).num_updates
     print(f"Training: {arm.label}, {num_updates} updates. Held-out score:", end="", flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     output, num_printed, is_done = folder.with_suffix(".txt"), 0, False
     with _start(["train", *words, "--quiet", "--out", str(folder)], output) as process:
         while not is_done:
@@ -145,7 +142,7 @@ def _train(study: Study, name: str, seed: int, folder: Path) -> list[Update]:
 def _probe(targets: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Probe]:
     """Measures runs, or models with settings, at temperature 1 and at the same time; returns the results by name."""
     options = ["--queries", str(NUM_QUERIES), "--samples", str(NUM_SAMPLES), "--temperatures", "1", "--quiet"]
-    folder.mkdir(parents=True)
+    make_folder(folder)
     outputs = {name: folder / f"{name}.txt" for name in targets}
     with ExitStack() as stack:
         processes = {

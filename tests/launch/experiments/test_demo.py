@@ -16,6 +16,7 @@ from launch.experiments.demo import (
     curve,
     demo_table,
     example,
+    main,
     plot_curves,
     run_demo,
 )
@@ -98,13 +99,19 @@ def test_the_arms_of_the_demo_have_the_same_model_task_and_evaluation() -> None:
     assert single.queries_per_update == chain.queries_per_update * chain.num_agents  # as many responses per update
 
 
+def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["--out", str(tmp_path / "file" / "demo")]) == 2
+    assert "file/demo cannot be created: Not a directory." in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_demo_prints_a_table_and_an_example_and_draws_the_curves(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     study = load_study("demo", ["num_updates=2", "eval_queries=20"])
     study.arms[SINGLE].differs["num_updates"] = 2
-    run_demo(study, 0, tmp_path / "demo")
+    run_demo(study, tmp_path / "demo")
     output = capfd.readouterr().out
     assert "was pre-trained to" in output and "chain, last answer" in output and "For example " in output
     assert output.count("%") > 8 and imread(tmp_path / "demo" / "curves.png")[..., :3].std() > 0.05
