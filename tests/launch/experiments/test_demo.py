@@ -107,16 +107,14 @@ def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path, capsys:
 
 @pytest.mark.slow
 def test_the_demo_prints_a_table_and_an_example_and_draws_the_curves(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("launch.experiments.demo.NUM_QUERIES", 20)
     study = load_study("demo", ["num_updates=2", "eval_queries=20"])
     study.arms[SINGLE].differs["num_updates"] = 2
     run_demo(study, tmp_path / "demo")
     output = capfd.readouterr().out
     assert "was pre-trained to" in output and "chain, last answer" in output and "For example " in output
     assert output.count("%") > 8 and imread(tmp_path / "demo" / "curves.png")[..., :3].std() > 0.05
-    assert {path.name for path in (tmp_path / "demo" / "probes").iterdir() if path.is_dir()} == {
-        SINGLE,
-        CHAIN,
-        UNTRAINED,
-    }
+    probes = tmp_path / "demo" / "probes"
+    assert {path.name for path in probes.iterdir() if path.is_dir()} == {SINGLE, CHAIN, UNTRAINED}
