@@ -110,7 +110,7 @@ def test_the_demo_prints_a_table_and_an_example_and_draws_the_curves(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.experiments.demo.NUM_QUERIES", 20)
-    study = load_study("demo", ["num_updates=2", "eval_queries=20"])
+    study = load_study("demo", ["num_updates=2", "warmup_updates=1", "eval_queries=20"])
     study.arms[SINGLE].differs["num_updates"] = 2
     run_demo(study, tmp_path / "demo")
     output = capfd.readouterr().out
