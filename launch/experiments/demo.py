@@ -176,8 +176,9 @@ def _check(process: "subprocess.Popen[bytes]", output: Path) -> None:
         CommandError: It failed.
     """
     if process.wait():
-        last_line = (output.read_text("utf-8", "replace").strip().splitlines() or [""])[-1]
-        raise CommandError(f"A command of the demo failed, see {output}: {last_line.removeprefix('Error: ')}")
+        lines = output.read_text("utf-8", "replace").splitlines()
+        errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+        raise CommandError(f"A command of the demo failed, see {output}: {(errors or lines)[-1]}")
 
 
 def curve(name: str, lines: Sequence[Update]) -> list[tuple[int, float]]:
