@@ -57,7 +57,7 @@ def target_settings(
         SettingsError: A value is invalid, or settings conflict.
     """
     overrides = dict(overrides)
-    policy: dict[str, Value] = {"model": target, "num_agents": 1}
+    policy: dict[str, Value] = {"model": target, "num_agents": 1, "advantage": "gae"}  # unused: there is no training
     if run is None and "model_revision" in overrides:
         policy["model_revision"] = overrides.pop("model_revision")
     if policy_overrides := settings_in_categories("policy") & overrides.keys():
