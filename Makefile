@@ -26,8 +26,8 @@ export RAY_AUTH_MODE ?= disabled
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## Train two language models on film reviews, offline; a few minutes on 2 cores
-	@$(BIN)/cory train imdb-tiny num_updates=25 --out "runs/demo/$$(date +%Y%m%d-%H%M%S)"
+demo: $(READY) ## Train a single agent and a chain on sums and compare them, offline; 2 to 3 minutes on 2 cores
+	@$(BIN)/python -m launch.experiments.demo
 
 # Three processes on two cores: much of a test's time is waiting for processes to start.
 test: $(READY) ## Run the tests

@@ -67,7 +67,7 @@ FILMS = Contest(
     RLOO,
     {"dtype": "fp32", "num_updates": 20, "eval_every": 5, "eval_queries": 512, "minibatch_size": 64},
     {
-        "imdb-tiny": ["imdb-tiny"],
+        "imdb-tiny": ["imdb-tiny", "average_period=5", "average_tau=1.0"],  # the preset when it was measured
         "RLOO": ["imdb-tiny-ppo", *_words(RLOO)],
         "PPO": ["imdb-tiny-ppo", "queries_per_update=256"],
     },

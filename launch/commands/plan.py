@@ -46,7 +46,7 @@ def plan(
     from launch.cluster.gpus import check_gpus
     from launch.cluster.memory import describe_shortfall, suggest_settings
     from launch.console.configuration import split_arguments
-    from launch.training.preflight import resolve_settings
+    from launch.training.preflight import fill_in_settings
     from policies.settings.gpus import other_machine
     from policies.settings.hardware.fit import estimate_processes
     from policies.settings.memory import model_shapes
@@ -61,9 +61,9 @@ def plan(
         with other_machine(gpu=nodes in (None, 1) and gpus != 0):
             settings = arguments.settings()
         node = machines.make_machines(1, **machine)[0]
-        settings = resolve_settings(settings, node.memory, node.gpu_memory)
+        settings = fill_in_settings(settings, node.memory, node.gpu_memory)
     else:
-        settings = resolve_settings(arguments.settings())
+        settings = fill_in_settings(arguments.settings())
     tokenizers = settings.make_tokenizers()
     for policy_id in settings.policy_ids:
         settings.vocab_size(tokenizers, policy_id)

@@ -40,12 +40,12 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
 
     from cory_env.validate import validate as validate_task
     from launch.training.description import describe_settings
-    from launch.training.preflight import data_warnings, load_task, resolve_settings
+    from launch.training.preflight import data_warnings, fill_in_settings, load_task
 
-    given = settings.model_fields_set
-    settings = resolve_settings(settings)
+    set_names = settings.model_fields_set
+    settings = fill_in_settings(settings)
     task, tokenizers = load_task(settings)
-    print(describe_settings(settings, given, task), end="\n\n")
+    print(describe_settings(settings, set_names, task), end="\n\n")
     families = settings.families()
     memory_warnings = _memory_warnings(settings)
     is_valid, representatives = True, dict[int, str]()

@@ -14,12 +14,12 @@ from launch.display.drawing import (
     choose_colours,
     draw_band,
     draw_bars,
-    draw_evaluations,
     draw_training,
     style_panel,
 )
-from launch.display.frame import MEAN, MIN_SEEDS, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
+from launch.display.frame import LAST_RESPONSE, MEAN, MIN_SEEDS, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
 from launch.display.plot import LEGEND_STYLES, LegendEntry, Panel, Plot
+from launch.display.tables import BARE_KL
 from launch.display.texts import algorithm_name
 from launch.run_folder.records import Update
 from policies.models.model_names import AVERAGE_POLICY
@@ -57,29 +57,55 @@ EVENT_MARKS = (
 )
 
 
+SERIES_LABELS = {"train": "training", "bare": "held out, bare query", "last": "held out, last answer of the chain"}
+"""The kinds of series in a curve, in the order in which they are drawn, and their labels."""
+Series = dict[str, pd.DataFrame]
+"""By kind, the mean over seeds by update (`frame.mean_over_seeds`)."""
+
+
 class Curve(NamedTuple):
-    """The data of one curve: the metrics of a policy, of a role, or by default the mean of the policies."""
+    """The data of one curve, in one colour: up to one series of each kind."""
 
     metrics: Metrics
     policy: str = MEAN
+    """Whose training responses and held-out responses to the bare query are shown, by default the policies' mean."""
     role: str = ""
-    show_train: bool = True
-    show_validation: bool = True
+    """The role whose training responses are shown instead of the policy's, whichever policy had it."""
+    kinds: tuple[str, ...] = ("train", "bare")
 
-    def means(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Returns the training and validation means by update (`frame.mean_over_seeds`), empty if there are none."""
-        train, validation = (
-            mean_over_seeds(self.metrics.get(split if show else "none", metric, self.policy, self.role))
-            for split, show in (("train", self.show_train), ("validation", self.show_validation))
-        )
-        return train, validation
+    def series(self, metric: str) -> Series:
+        """Returns the series that have values."""
+        # Earlier versions named the KL of last answers `kl`.
+        has_bare_kl = self.metrics.get("validation", BARE_KL, "", LAST_RESPONSE).notna().any()
+        keys = {
+            "train": ("train", metric, "" if self.role else self.policy, self.role),
+            "bare": ("validation", metric, self.policy, ""),
+            "last": ("validation", BARE_KL if metric == "kl" and has_bare_kl else metric, "", LAST_RESPONSE),
+        }
+        frames = {kind: mean_over_seeds(self.metrics.get(*keys[kind])) for kind in SERIES_LABELS if kind in self.kinds}
+        return {kind: frame for kind, frame in frames.items() if frame["mean"].notna().any()}
 
 
 def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: Settings) -> Plot:
-    """Plots each policy of one run, or of runs that differ only in their seed."""
-    policy_ids = [*settings.policy_ids, *([AVERAGE_POLICY] if AVERAGE_POLICY in set(metrics.frame["policy"]) else [])]
-    curves = {policy_id: Curve(metrics, policy_id, show_train=policy_id != AVERAGE_POLICY) for policy_id in policy_ids}
+    """Plots each policy of one run, or of runs that differ only in their seed; or the roles that one policy has."""
+    if has_shared_policy(settings):
+        first, last = settings.agents[0], settings.agents[-1]
+        kinds = {first: ("train", "bare"), last: ("train", "last")}
+        curves = {
+            role: Curve(metrics, settings.policy_ids[0], role, kinds.get(role, ("train",))) for role in settings.agents
+        }
+    else:
+        curves = {policy_id: Curve(metrics, policy_id) for policy_id in settings.policy_ids}
+        if LAST_RESPONSE in set(metrics.frame["role"]):
+            curves[LAST_RESPONSE] = Curve(metrics, kinds=("last",))
+    if AVERAGE_POLICY in set(metrics.frame["policy"]):
+        curves[AVERAGE_POLICY] = Curve(metrics, AVERAGE_POLICY, kinds=("bare",))
     return plot_over_updates(name, title, note, curves, [settings], events=metrics)
+
+
+def has_shared_policy(settings: Settings) -> bool:
+    """Returns whether one policy has all roles of a chain."""
+    return len(settings.policy_ids) == 1 < settings.num_agents
 
 
 def plot_over_updates(
@@ -107,24 +133,26 @@ def plot_over_updates(
     coef = f"{coefs.pop():g}" if len(coefs) == 1 else "η"
     event_updates = {} if events is None else {mark: _event_updates(events, mark.event) for mark in EVENT_MARKS}
     event_updates = {mark: updates for mark, updates in event_updates.items() if updates}
-    panels, kinds = [], set()
+    panels: list[Panel] = []
+    kinds: set[str] = set()
     for metric, heading, unit in metric_panels:
-        means = {label: curve.means(metric) for label, curve in curves.items()}
-        last_values = []
-        for label, (train, validation) in means.items():
-            kinds |= {kind for kind, frame in (("training", train), ("held out", validation)) if not frame.empty}
-            if len(last := (train if validation.empty else validation)["mean"].dropna()):  # NaN: without responses
-                last_values.append(f"{label} ends at {last.iloc[-1]:.2f}")
+        series = {label: curve.series(metric) for label, curve in curves.items()}
+        kinds |= {kind for frames in series.values() for kind in frames}
+        last_values = [
+            f"{label} ends at {list(frames.values())[-1]['mean'].dropna().iloc[-1]:.2f}"
+            for label, frames in series.items()
+            if frames
+        ]
         if metric in OPTIONAL_METRICS and not last_values:
             continue
         limit = None
         if metric in COLLAPSE_LIMITS:
             limit = max(getattr(run_settings, COLLAPSE_LIMITS[metric]) for run_settings in settings)
-        draw = partial(_draw_panel, heading, unit.format(coef), means, colours, limit, event_updates)
+        draw = partial(_draw_panel, heading, unit.format(coef), series, colours, limit, event_updates)
         panels.append(Panel(draw, f"{heading}. {'; '.join(last_values)}"))
     legend = [LegendEntry(label, colour) for label, colour in colours.items()]
     if len(kinds) > 1:
-        legend += [LegendEntry("training", INK, "training"), LegendEntry("held out, bare query", INK, "held out")]
+        legend += [LegendEntry(label, INK, kind) for kind, label in SERIES_LABELS.items() if kind in kinds]
     legend += [LegendEntry(mark.label, mark.colour, mark.kind) for mark in event_updates]
     return Plot(name, title, with_interval_note(note, [curve.metrics for curve in curves.values()]), panels, legend)
 
@@ -132,7 +160,7 @@ def plot_over_updates(
 def _draw_panel(
     title: str,
     unit: str,
-    means: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]],
+    series: Mapping[str, Series],
     colours: Mapping[str, str],
     limit: float | None,
     event_updates: Mapping[EventMark, Sequence[int]],
@@ -143,7 +171,7 @@ def _draw_panel(
     Args:
         title: The panel's title.
         unit: Label of the y axis.
-        means: By label, the training and the validation means.
+        series: By label.
         colours: By label.
         limit: Height of the dashed horizontal line; None: no line.
         event_updates: The updates after which each event happened.
@@ -155,16 +183,17 @@ def _draw_panel(
     for mark, updates in event_updates.items():
         for update in updates:
             panel.axvline(update + 0.5, color=mark.colour, zorder=0, **{**LEGEND_STYLES[mark.kind], "linewidth": 0.8})
-    evaluated_updates = [update for _, validation in means.values() for update in validation.index]
-    step = POINT_OFFSET * (max(evaluated_updates) - min(evaluated_updates)) if evaluated_updates else 0.0
-    for index, (label, (train, validation)) in enumerate(means.items()):
-        if not train.empty:
-            draw_training(panel, train.index, train["mean"], colours[label], faint=not validation.empty)
+    for label, frames in series.items():
+        if (train := frames.get("train")) is not None:
+            draw_training(panel, train.index, train["mean"], colours[label], faint=len(frames) > 1)
             draw_band(panel, train, colours[label])
-        if not validation.empty:
-            shifted = validation.set_axis(validation.index + step * (index - (len(means) - 1) / 2))
-            draw_evaluations(panel, shifted.index, shifted["mean"], colours[label])
-            draw_bars(panel, shifted, colours[label])
+    points = [(label, kind, frames[kind]) for label, frames in series.items() for kind in frames if kind != "train"]
+    evaluated_updates = [update for *_, frame in points for update in frame.index]
+    step = POINT_OFFSET * (max(evaluated_updates) - min(evaluated_updates)) if points else 0.0
+    for index, (label, kind, frame) in enumerate(points):
+        shifted = frame.set_axis(frame.index + step * (index - (len(points) - 1) / 2))
+        panel.plot(shifted.index, shifted["mean"], color=colours[label], **LEGEND_STYLES[kind], zorder=3)
+        draw_bars(panel, shifted, colours[label])
 
 
 def with_interval_note(note: str, metrics: Sequence[Metrics]) -> str:

@@ -38,11 +38,6 @@ def draw_training(panel: Axes, x: Sequence[float], y: Sequence[float], colour: s
     panel.plot(x, y, color=colour, marker="." if len(x) < 3 else None, **line_style)
 
 
-def draw_evaluations(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
-    """Draws a metric of held-out evaluations."""
-    panel.plot(x, y, color=colour, linewidth=1.8, **POINT_STYLE, zorder=3)
-
-
 def style_panel(panel: Axes, title: str, unit: str, xlabel: str = "update") -> None:
     """Sets a panel's title, labels and grid."""
     panel.set_title(title, loc="left", fontsize=11, color=INK)

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ LEGEND_LINE = 0.24
 PANELS_PER_ROW = 3
 """Maximum number of panels side by side."""
 LEGEND_STYLES: dict[str, dict[str, Any]] = {
-    "training": {"linewidth": 1.1, "alpha": TRAINING_ALPHA},
-    "held out": {"linewidth": 1.8, **POINT_STYLE},
+    "train": {"linewidth": 1.1, "alpha": TRAINING_ALPHA},
+    "bare": {"linewidth": 1.8, **POINT_STYLE},
+    "last": {"linewidth": 1.8, **POINT_STYLE, "marker": "D"},
     "exchange": {"linewidth": 1.2, "linestyle": EXCHANGE_DASHES},
     "averaging": {"linewidth": 1.2, "linestyle": AVERAGING_DASHES, "alpha": TRAINING_ALPHA},
     "series": {"linewidth": 2.2},
@@ -34,6 +35,13 @@ LEGEND_STYLES: dict[str, dict[str, Any]] = {
 """Line styles by kind of legend entry."""
 _RC = {"svg.fonttype": "none", "svg.hashsalt": "cory", "text.parse_math": False}
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+def _to_svg(figure: Figure) -> Markup:
+    """Returns a figure as an SVG element."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata=_NO_METADATA)
+    return Markup(text.getvalue()[text.getvalue().index("<svg") :].strip())  # without the XML declaration
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,17 @@ class LegendEntry:
     colour: str
     kind: str = "series"
 
+    def line(self, x: Sequence[float] = (), y: Sequence[float] = ()) -> Line2D:
+        """Returns a line in the entry's style."""
+        return Line2D(x, y, color=self.colour, label=self.label, **LEGEND_STYLES[self.kind])
+
+    def svg(self) -> Markup:
+        """Returns its line as an SVG element for the legend of an HTML page."""
+        with matplotlib.rc_context(_RC):
+            figure = Figure(figsize=(0.44, 0.16))
+            figure.add_artist(self.line((0, 0.5, 1), (0.5, 0.5, 0.5)))
+            return _to_svg(figure)
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -67,12 +86,10 @@ class Plot:
     height: float = HEIGHT
     """Height of a panel, in inches."""
 
-    def svg(self) -> Markup:
-        """Returns the plot as an SVG element for an HTML page."""
-        text = io.StringIO()
+    def svg(self, panel: Panel) -> Markup:
+        """Returns one of the panels, without the legend, as an SVG element for an HTML page."""
         with matplotlib.rc_context(_RC):
-            self._draw(0.0).savefig(text, format="svg", transparent=True, metadata=_NO_METADATA)
-        return Markup(text.getvalue()[text.getvalue().index("<svg") :])  # without the XML declaration
+            return _to_svg(replace(self, panels=(panel,), legend=())._draw(0.0))
 
     def save(self, file: Path) -> None:
         """Writes the plot with its title; the suffix chooses the format, and an existing file is replaced."""
@@ -108,10 +125,7 @@ class Plot:
             panel.draw(panel_axes)
         for unused_axes in axes[len(self.panels) :]:
             unused_axes.set_axis_off()
-        handles = [
-            Line2D([], [], color=entry.colour, label=entry.label, **LEGEND_STYLES[entry.kind]) for entry in self.legend
-        ]
-        if handles:
+        if handles := [entry.line() for entry in self.legend]:
             options: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelcolor": INK}
             figure.legend(handles=handles, loc="lower left", ncols=legend_columns, **options)
         return figure

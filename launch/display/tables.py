@@ -8,6 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from launch.run_folder.records import MetricValues, Update
+
 T = TypeVar("T")
 
 
@@ -46,6 +48,18 @@ def metric_format(name: str) -> MetricFormat:
 def with_shown_kl(metrics: Mapping[str, T]) -> dict[str, T]:
     """Returns metrics with the KL to show as `kl`: of last answers `bare_kl`, which earlier versions named `kl`."""
     return {**metrics, "kl": metrics[BARE_KL]} if BARE_KL in metrics else {**metrics}
+
+
+def held_out_pairs(first: Update, last: Update) -> dict[str, tuple[MetricValues, MetricValues]]:
+    """Returns the held-out metrics at two evaluations of a run, by policy id, `average of LLMs` and `last answer`."""
+    names = list(last["evaluation"])
+    rows = {
+        "average of LLMs" if name == "mean" else name: (first["evaluation"][name], last["evaluation"][name])
+        for name in (names if len(names) > 2 else names[:1])  # the mean equals the only policy's
+    }
+    if "last_response" in first and "last_response" in last:
+        rows["last answer"] = (with_shown_kl(first["last_response"]), with_shown_kl(last["last_response"]))
+    return rows
 
 
 def format_number(value: float | None, pattern: str) -> str:

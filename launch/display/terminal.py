@@ -145,11 +145,14 @@ class Terminal(ProgressPrinter):
             left = self.advance(line["seconds"]["total"])
             row = self._rows.update(line)
             self.print(row if self.has_bar else row.append(f"  {left}"))
+        self._event(line.get("averaged"), "LLMs averaged")  # before they were evaluated
         for row in self._rows.evaluation(line) if "evaluation" in line else ():
             self.print(row)
-        for event, text in (("exchanged", "roles exchanged"), ("averaged", "LLMs averaged")):
-            if line.get(event):
-                self.print(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
+        self._event(line.get("exchanged"), "roles exchanged")
+
+    def _event(self, happened: bool | None, text: str) -> None:
+        if happened:
+            self.print(Text(f"{'':{self._rows.indent}}{text}", style="cyan"))
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Prints a few chains of this update's training queries; only one if chains are long."""

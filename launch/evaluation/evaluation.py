@@ -175,7 +175,7 @@ def plan_evaluation(
         CommandError: A setting or file cannot be used, a number is below 1, or the split has no queries.
         ModelError: The model does not exist.
     """
-    settings = preflight.resolve_settings(settings)
+    settings = preflight.fill_in_settings(settings)
     task, tokenizers = preflight.check_run_settings(settings)
     if run is not None:
         preflight.check_rope_factors(settings, run.settings().max_length)

@@ -210,7 +210,7 @@ def make_probe_plan(
         raise CommandError("knowledge_transfer=false conflicts with a probe: the second agent must see the answer.")
     policy_ids = _choose_policies(settings, policies, policy_ids)
     settings = settings.model_copy(update={"stop_when": None, "stop_in_training": False})
-    settings = preflight.resolve_settings(settings)
+    settings = preflight.fill_in_settings(settings)
     task, tokenizers = preflight.check_run_settings(settings)
     if policies is not None:
         preflight.check_rope_factors(settings, policies.settings.max_length)

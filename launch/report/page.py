@@ -49,6 +49,7 @@ def render_page(runs: Sequence[ReportedRun]) -> tuple[str, list[Plot]]:
         version=own_version(),
         caveats=_caveats(arms),
         arms=tables.arm_rows(arms),
+        before_and_after=tables.before_and_after(runs),
         differences=tables.difference_rows(arms),
         runs=tables.run_rows(arms),
         overview=overview,

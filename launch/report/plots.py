@@ -12,6 +12,7 @@ from launch.display.curves import (
     PANELS,
     Curve,
     MetricPanel,
+    has_shared_policy,
     plot_over_updates,
     policy_curves,
     with_interval_note,
@@ -36,11 +37,13 @@ HELD_OUT_NOTE = "Held-out queries, mean of the policies, after training. Small d
 
 def arm_curves(arm: ReportedArm, name: str) -> list[Plot]:
     """Plots an arm's curves by policy and, if it has several roles, by role."""
-    note = "Lines: training responses. Dots: each policy alone on held-out queries, mean over seeds."
-    plots = [policy_curves(f"{name}-policies", f"{arm.label}: by policy", note, arm.metrics, arm.settings)]
-    if len(arm.settings.agents) > 1:
+    shared = has_shared_policy(arm.settings)
+    title = f"{arm.label}: by {'role' if shared else 'policy'}"
+    note = "Lines: training responses. Dots: held-out queries, mean over seeds."
+    plots = [policy_curves(f"{name}-{'roles' if shared else 'policies'}", title, note, arm.metrics, arm.settings)]
+    if len(arm.settings.agents) > 1 and not shared:
         title, note = f"{arm.label}: by role", "Training responses of whichever policy had the role."
-        curves = {role: Curve(arm.metrics, "", role, show_validation=False) for role in arm.settings.agents}
+        curves = {role: Curve(arm.metrics, role=role, kinds=("train",)) for role in arm.settings.agents}
         plots.append(plot_over_updates(f"{name}-roles", title, note, curves, [arm.settings], events=arm.metrics))
     return plots
 
@@ -48,24 +51,32 @@ def arm_curves(arm: ReportedArm, name: str) -> list[Plot]:
 def comparison_plots(arms: Sequence[ReportedArm]) -> list[Plot]:
     """Plots the arms' curves in shared panels: validation metrics, or training metrics if no arm is evaluated."""
     evaluated_arms = [arm for arm in arms if arm.is_evaluated]
+    kinds: tuple[str, ...] = ("train",)
     note = "Mean of the policies, training responses."
     if evaluated_arms:
-        note = "Mean of the policies, each alone on held-out queries; points of the same update are drawn side by side."
-    return _plot_arms("arms", "Arms over training", note, evaluated_arms or arms, PANELS, held_out=bool(evaluated_arms))
+        kinds = ("bare", "last")
+        note = "Held-out queries: mean of the policies, each alone, and the last answers of chains. Points of the same "
+        note += "update are drawn side by side."
+    return _plot_arms("arms", "Arms over training", note, evaluated_arms or arms, PANELS, kinds)
 
 
 def health_plots(arms: Sequence[ReportedArm]) -> list[Plot]:
     """Plots the metrics in which collapse shows, with their limits."""
     note = f"Mean of the policies, training responses. Dashed: the limits {' and '.join(COLLAPSE_LIMITS.values())}."
-    return _plot_arms("health", "Signs of collapse", note, arms, HEALTH_PANELS, held_out=False)
+    return _plot_arms("health", "Signs of collapse", note, arms, HEALTH_PANELS, ("train",))
 
 
 def _plot_arms(
-    name: str, title: str, note: str, arms: Sequence[ReportedArm], metric_panels: Sequence[MetricPanel], held_out: bool
+    name: str,
+    title: str,
+    note: str,
+    arms: Sequence[ReportedArm],
+    metric_panels: Sequence[MetricPanel],
+    kinds: tuple[str, ...],
 ) -> list[Plot]:
     plots = []
     for page_name, page_arms in _paginate(name, arms):
-        curves = {arm.label: Curve(arm.metrics, show_train=not held_out, show_validation=held_out) for arm in page_arms}
+        curves = {arm.label: Curve(arm.metrics, kinds=kinds) for arm in page_arms}
         settings = [arm.settings for arm in page_arms]
         plots.append(plot_over_updates(page_name, title, note, curves, settings, metric_panels))
     return plots
@@ -82,9 +93,12 @@ def _paginate(name: str, arms: Sequence[ReportedArm]) -> list[tuple[str, Sequenc
 
 
 def pareto_plots(arms: Sequence[ReportedArm]) -> list[Plot]:
-    """Plots the final task reward against −KL, of the arms that measure the KL."""
+    """Plots the final task reward against −KL, of the arms that measure the KL; not of a single run."""
     plots = []
-    for name, page_arms in _paginate("pareto", [arm for arm in arms if arm.settings.evaluates_with_reference]):
+    measured_arms = [arm for arm in arms if arm.settings.evaluates_with_reference]
+    if sum(len(arm.runs) for arm in measured_arms) < 2:
+        return []
+    for name, page_arms in _paginate("pareto", measured_arms):
         legend = [
             LegendEntry(arm.label, colour)
             for arm, colour in zip(page_arms, choose_colours(len(page_arms)), strict=True)

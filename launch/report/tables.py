@@ -9,7 +9,15 @@ import pandas as pd
 
 from launch.display.frame import LAST_RESPONSE, MEAN
 from launch.display.statistics import Difference, Estimate, column_cis, mean_ci
-from launch.display.tables import MAIN_METRICS, format_metric, format_number, metric_format, with_shown_kl
+from launch.display.tables import (
+    BARE_KL,
+    MAIN_METRICS,
+    format_metric,
+    format_number,
+    held_out_pairs,
+    metric_format,
+    with_shown_kl,
+)
 from launch.experiments.measures import (
     Measure,
     count_collapsed,
@@ -60,21 +68,46 @@ def _arm_row(arm: ReportedArm) -> dict[str, Any]:
     def cell_of(measure: Measure, pattern: str) -> TableCell:
         return mean_cell(arm.values(measure), pattern, count)
 
+    last = [cell_of(measure, metric_format(key).pattern) for key, measure in _last_answer_measures(arm).items()]
     average = [cell_of(final_average_policy_value(key), metric_format(key).pattern) for key in MAIN_METRICS]
     return {
         "label": arm.label,
         "runs": str(len(arm.runs)) if arm.counted == arm.runs else f"{count} of {len(arm.runs)}",
         "figures": [cell_of(final_value(key), metric_format(key).pattern) for key in MAIN_METRICS],
+        "last": last if any(figure.text != "-" for figure in last) else [],
         "average": average if any(figure.text != "-" for figure in average) else [],
         "collapsed": count_collapsed(arm.results),
         "more": [
             cell_of(mean_curve_height, COMBINED_PATTERN),
-            cell_of(final_last_response_value("combined_reward"), COMBINED_PATTERN),
             cell_of(final_influence, "{:.0%}"),
             mean_cell([result.cost["tokens"] / 1e3 for result in arm.results], "{:.0f}"),
             mean_cell([result.cost["seconds"] / 60 for result in arm.results], "{:.1f}"),
         ],
     }
+
+
+def _last_answer_measures(arm: ReportedArm) -> dict[str, Measure]:
+    """Returns the measures of an arm's last answers by metric; earlier versions named their KL `kl`."""
+    measures = {key: final_last_response_value(key) for key in MAIN_METRICS}
+    bare_kl = final_last_response_value(BARE_KL)
+    return measures if all(map(math.isnan, arm.values(bare_kl))) else {**measures, "kl": bare_kl}
+
+
+def before_and_after(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
+    """Returns the held-out metrics of a single run before and after training; None for several runs.
+
+    Returns:
+        The two updates, and by policy id, `mean` and `last answer` a text per metric.
+    """
+    evaluations = [line for line in runs[0].updates if "evaluation" in line]
+    if len(runs) > 1 or len(evaluations) < 2:
+        return None
+    first, last = evaluations[0], evaluations[-1]
+    rows = {
+        name: [f"{format_metric(key, old.get(key))} → {format_metric(key, new.get(key))}" for key in MAIN_METRICS]
+        for name, (old, new) in held_out_pairs(first, last).items()
+    }
+    return {"first": first["update"], "last": last["update"], "rows": rows}
 
 
 def difference_rows(arms: Sequence[ReportedArm]) -> list[dict[str, Any]]:

@@ -34,7 +34,8 @@ def describe_run(settings: Settings, arrow: str) -> str:
     if settings.exchange_period is not None and settings.num_agents > 1 and count > 1:
         exchange = f"; roles are exchanged every {settings.exchange_period}"
     if settings.average_period is not None:
-        exchange += f"; LLMs are averaged every {settings.average_period}"
+        distance = "" if settings.average_tau == 1 else f" by {settings.average_tau:g} of the way"
+        exchange += f"; LLMs are averaged{distance} every {settings.average_period}"
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     if settings.num_siblings > 1:
         times += f", {settings.num_siblings} chains from each response of the pioneer"
@@ -48,12 +49,12 @@ def describe_run(settings: Settings, arrow: str) -> str:
     return text
 
 
-def describe_settings(settings: Settings, given: Collection[str], task: Task) -> str:
+def describe_settings(settings: Settings, set_names: Collection[str], task: Task) -> str:
     """Lists the settings that decide a run's result, those that the user or a preset set apart from defaults.
 
     Args:
         settings: of the run, resolved.
-        given: names of the settings that were set.
+        set_names: names of the settings that were set.
         task: the run's task.
     """
     names = [*ALWAYS, *(CHAIN if settings.num_agents > 1 else ())]
@@ -65,8 +66,8 @@ def describe_settings(settings: Settings, given: Collection[str], task: Task) ->
     words = {name: f"{name}={to_cli(values[name])}" for name in settings.__class__.model_fields if name in names}
     splits = ", ".join(f"{len(task.queries(split))} {split}" for split in task.splits)
     lists = {
-        "Set": [word for name, word in words.items() if name in given],
-        "Defaults": [word for name, word in words.items() if name not in given],
+        "Set": [word for name, word in words.items() if name in set_names],
+        "Defaults": [word for name, word in words.items() if name not in set_names],
         "Queries": [splits],
     }
     return "\n".join(

@@ -14,7 +14,7 @@ from policies.settings.resolve import resolve
 from policies.settings.settings import Settings, Tokenizers
 
 
-def resolve_settings(settings: Settings, ram: float | None = None, gpu: float | None = None) -> Settings:
+def fill_in_settings(settings: Settings, ram: float | None = None, gpu: float | None = None) -> Settings:
     """Fills in the values that the settings leave open (`policies.settings.resolve`).
 
     Args:
@@ -127,7 +127,7 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
         ModelError: A model does not exist, or lacks a layer of `lora_target_modules`.
         SpecError, CreditError: A custom credit scheme cannot be loaded or used.
     """
-    settings = resolve_settings(settings)
+    settings = fill_in_settings(settings)
     task, tokenizers = load_task(settings)
     if settings.backend == "vllm" and not vllm_installed():
         raise CommandError(

@@ -51,7 +51,7 @@ def train_run(
         StorageError: Storage cannot be read or written.
     """
     tracking.check_trackers(settings)
-    given = settings.model_fields_set
+    set_names = settings.model_fields_set
     before = None if run is None else Sources.read(run.path)
     located_settings = settings
     if before is not None:  # paths and modules may be relative to the folder in which the run was started
@@ -59,7 +59,7 @@ def train_run(
         located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))
-        settings = located_settings = preflight.resolve_settings(settings)
+        settings = located_settings = preflight.fill_in_settings(settings)
     task, tokenizers = preflight.check_run_settings(located_settings)
     for warning in preflight.data_warnings(located_settings, task) if run is None else ():
         print(f"Warning: {warning}", file=sys.stderr)
@@ -92,7 +92,7 @@ def train_run(
         run = create_run(location, name, settings, sources, origin)
 
     if not quiet:
-        print(describe_settings(located_settings, given, task), flush=True)
+        print(describe_settings(located_settings, set_names, task), flush=True)
     from launch.training.training import train_locked_run
 
     try:

@@ -5,7 +5,7 @@ from typing import cast
 from rich.table import Table
 from rich.text import Text
 
-from launch.display.tables import MAIN_METRICS, format_metric, metric_format, new_table, with_shown_kl
+from launch.display.tables import MAIN_METRICS, format_metric, held_out_pairs, metric_format, new_table
 from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after_text
 from launch.run_folder.records import SampleLine, Update
@@ -74,14 +74,7 @@ def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> T
     """Returns a table of each policy's held-out metrics at two updates."""
     columns = SUMMARY_METRICS if terminal.console.width >= MIN_WIDE_TERMINAL else MAIN_METRICS
     rich_table = new_table([""], [metric_format(key).heading for key in columns])
-    names = list(last["evaluation"])
-    rows = {
-        "average of LLMs" if name == "mean" else name: (first["evaluation"][name], last["evaluation"][name])
-        for name in (names if len(names) > 2 else names[:1])  # the mean equals the only policy's
-    }
-    if "last_response" in first and "last_response" in last:
-        rows["last answer"] = (with_shown_kl(first["last_response"]), with_shown_kl(last["last_response"]))
-    for name, (old, new) in rows.items():
+    for name, (old, new) in held_out_pairs(first, last).items():
         pairs = ([format_metric(key, figures[key]) for figures in (old, new)] for key in columns)
         rich_table.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
     return rich_table

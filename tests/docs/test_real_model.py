@@ -19,7 +19,7 @@ def test_its_files_are_valid_and_held_out_rows_share_nothing_with_training(
     monkeypatch.chdir(FOLDER)
     model = str(FOLDER.parents[2] / "cory_env" / "assets" / "imdb-gpt2-tiny")  # the page's is an optional package
     words = [f"{task}.yaml", f"model={model}", "chat=false", "max_prompt_tokens=100", "max_response_tokens=100"]
-    loaded, _ = preflight.check_run_settings(preflight.resolve_settings(split_arguments(words).settings()))
+    loaded, _ = preflight.check_run_settings(preflight.fill_in_settings(split_arguments(words).settings()))
     assert len(loaded.train) == 400 and len(loaded.queries("validation")) + len(loaded.test) == 160
     assert not {query.text for query in loaded.train} & {query.text for query in loaded.test}
     assert (FOLDER / f"{task}.yaml").read_text() in PAGE

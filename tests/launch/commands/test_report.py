@@ -21,6 +21,7 @@ from launch.main import main
 from launch.report.runs import group_arms, read_reported_run, read_runs, short_run_names
 from launch.report.tables import arm_rows, environment_rows
 from launch.run_folder.environment import describe_environment
+from launch.run_folder.layout import METRICS
 from launch.run_folder.manifest import own_version
 from launch.run_folder.run import Run
 from tests.launch.conftest import Cory, record_test_run
@@ -142,13 +143,13 @@ def test_every_role_and_policy_of_a_chain_is_on_the_page(html: str) -> None:
     settings = paper_settings(num_agents=8)
     text = ParsedPage(html).text
     assert all(f"{role} · {policy}" in text for role, policy in zip(settings.agents, settings.policy_ids, strict=True))
-    assert all(f">{name}</text>" in html for name in (*settings.agents, *settings.policy_ids))
+    assert all(f"</svg> {name}</li>" in html for name in (*settings.agents, *settings.policy_ids))  # in legends
 
 
 def test_roles_and_role_exchanges_are_shown_only_for_chains(tmp_path: Path, html: str) -> None:
-    assert ": by role<" in html and ">role exchange</text>" in html
+    assert ": by role<" in html and "> role exchange</li>" in html
     ppo_html = write_report(tmp_path, record_test_run(tmp_path / "run", paper_settings(num_agents=1, num_updates=12)))
-    assert ": by role<" not in ppo_html and ">role exchange</text>" not in ppo_html and "PPO: by policy<" in ppo_html
+    assert ": by role<" not in ppo_html and "> role exchange</li>" not in ppo_html and "PPO: by policy<" in ppo_html
 
 
 def test_the_page_loads_no_external_resources(html: str) -> None:
@@ -199,11 +200,36 @@ def test_runs_with_the_same_environment_share_one_entry(tmp_path: Path) -> None:
 
 
 def test_plots_are_saved_as_png(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "run", paper_settings(num_agents=1, num_updates=12))
-    report([str(run.path)], tmp_path / "r.html", tmp_path / "png")
+    runs = [
+        record_test_run(tmp_path / str(seed), paper_settings(num_agents=1, num_updates=12, seed=seed))
+        for seed in (1, 2)
+    ]
+    report([str(run.path) for run in runs], tmp_path / "r.html", tmp_path / "png")
     images = {file.stem: imread(file) for file in (tmp_path / "png").iterdir()}
     assert set(images) == {"pareto", "curves-1-policies", "health"}
     assert all(image.shape[1] > 800 and image[..., :3].std() > 0.05 for image in images.values())
+
+
+def test_a_single_run_is_shown_before_and_after_training_with_the_last_answer_of_its_chain(tmp_path: Path) -> None:
+    run = record_test_run(tmp_path / "run", paper_settings(num_updates=12))
+    lines = run.updates()
+    for line, reward in ((lines[0], 0.125), (lines[12], 0.875)):
+        line["last_response"] = {
+            **{"task_reward": reward, "combined_reward": reward - 0.5},
+            **{"bare_kl": 3.25, "in_chain_kl": 9.0},
+        }
+    (run.path / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    html = write_report(tmp_path, run)
+    cells = [" ".join(row.split()) for row in re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)]
+    number = '<td class="number">{}</td>'.format
+    main_row, before_and_after = (next(cell for cell in cells if label in cell) for label in (": last answer", ">last"))
+    assert all(number(text) in main_row for text in ("+0.88", "3.25", "+0.38"))
+    for text in ("+0.12 → +0.88", "3.25 → 3.25", "-0.38 → +0.38"):
+        assert number(text) in before_and_after, before_and_after
+    assert "updates 0 → 12" in html and "Task reward against KL" not in html  # one dot would say nothing
+    write_report(tmp_path, run, record_test_run(tmp_path / "other", paper_settings(seed=1, num_updates=12)))
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Before and after" not in html and "Task reward against KL" in html and ": last answer" in html
 
 
 def test_a_diverged_run_counts_as_collapsed_and_has_no_final_metrics(tmp_path: Path) -> None:
@@ -277,13 +303,15 @@ def test_the_page_fits_the_width_of_the_browser_window(tmp_path: Path, width: in
         const page = frames[0].document;
         page.querySelectorAll("details").forEach(section => section.open = true);
         const texts = [...page.querySelectorAll(".panels text")].map(text => text.getBoundingClientRect().height);
-        document.title = [frames[0].innerWidth, page.documentElement.scrollWidth, Math.min(...texts)];
+        const plots = [...page.querySelectorAll(".panels svg")].map(plot => plot.getBoundingClientRect().right);
+        document.title = [
+            frames[0].innerWidth, page.documentElement.scrollWidth, Math.min(...texts), Math.max(...plots)];
     }</script>"""
     # Chromium windows are at least 500 pixels wide; frames can be narrower.
     frame = f'<iframe style="border: 0" width={width} height=900 srcdoc="{escape(page)}"></iframe>'
     (tmp_path / "frame.html").write_text(f"<!DOCTYPE html>{frame}{script}", encoding="utf-8")
-    inner, content, letters = map(float, title_in_browser(tmp_path, "frame.html").split(","))
-    assert inner == width and content <= width
+    inner, content, letters, right = map(float, title_in_browser(tmp_path, "frame.html").split(","))
+    assert inner == width and content <= width and right <= width
     assert letters > 9  # pixels of the smallest text of a plot
 
 

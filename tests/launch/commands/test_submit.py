@@ -114,7 +114,7 @@ def test_a_job_s_resources_count_for_its_run_and_in_addition_to_its_search(
 
 @pytest.mark.parametrize("words", [["train"], ["tune", "--over", "lr=1e-5,1e-4"]])
 def test_a_local_gpu_does_not_affect_the_cluster_check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "has_gpu", lambda: not gpus._elsewhere.get())
+    monkeypatch.setattr(gpus, "has_gpu", lambda: gpus._other_machine_gpu.get() is not False)
     command = [words[0], "imdb-tiny", "backend=transformers", *words[1:]]
     check_cluster(command, job(), make_nodes({"CPU": 8.0}))
 

@@ -56,14 +56,21 @@ def test_imdb_tiny_is_an_arm_of_the_credit_study() -> None:
         "validation",
         "num_epochs",
         "lr",
+        "average_period",
+        "average_tau",
     }
     assert {key for key in preset if preset[key] != arm[key]} == differing
 
 
+def test_the_two_llms_of_the_default_preset_never_have_equal_weights_after_averaging() -> None:
+    assert resolve_settings("imdb-tiny", [], []).average_tau < 1
+
+
 def test_preset_values_that_overrides_make_irrelevant_are_dropped() -> None:
-    assert resolve_settings("imdb-tiny", [], []).average_period == 5
+    assert resolve_settings("imdb-tiny", [], []).average_period == 2
     for word in ("num_agents=1", "num_policies=1", "model=[imdb-gpt2-tiny,drafts-llama-tiny]"):
-        assert resolve_settings("imdb-tiny", [], [word]).average_period is None
+        settings = resolve_settings("imdb-tiny", [], [word])
+        assert (settings.average_period, settings.average_tau) == (None, 1)
     assert resolve_settings("drafts-tiny", [], ["credit=sum"]).chain_gamma == 1
     assert resolve_settings("imdb-tiny", [], ["lr=1e-3"]).num_runners == 0
     assert resolve_settings("imdb-tiny", [], ["num_passes=2"]).num_passes == 2

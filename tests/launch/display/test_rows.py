@@ -1,4 +1,7 @@
+import io
+
 from launch.display.rows import RowFormatter
+from launch.display.terminal import Terminal
 from launch.run_folder.records import MetricValues, Update
 from tests.paper import paper_settings
 
@@ -54,3 +57,16 @@ def test_an_evaluation_has_rows_for_policies_last_response_and_average() -> None
             ["last", "answer", "-12.35", "123.45", "-99.99"],
             ["llm_mean", "-12.35", "-", "-99.99"],
         ]
+
+
+def test_averaging_is_shown_above_the_evaluation_of_the_averaged_llms_and_an_exchange_below() -> None:
+    output = io.StringIO()
+    evaluation = {name: {**FIGURES} for name in ("llm_1", "llm_2", "mean")}
+    terminal = Terminal(paper_settings(), output, bar=False)
+    terminal.update({**line(2), "averaged": True, "exchanged": True, "evaluation": evaluation})
+    lines = output.getvalue().splitlines()
+    assert [" ".join(text.split()[:2]) for text in lines[-3:]] == [
+        "LLMs averaged",
+        "99/100 held-out",
+        "roles exchanged",
+    ]
