@@ -11,7 +11,7 @@ from policies.settings.yaml12 import to_cli
 WIDTH = 118
 """Columns of the lists of settings."""
 MIN_HELD_OUT = 20
-"""Held-out splits with fewer queries than this are worth a warning."""
+"""With fewer queries per held-out split, intervals are too wide to choose by."""
 ALWAYS = (
     *("model", "weights", "chat", "lr", "advantage", "kl_coef", "num_updates", "queries_per_update", "num_generations"),
     *("minibatch_size", "num_epochs", "max_prompt_tokens", "max_response_tokens", "temperature", "eval_every"),
@@ -85,17 +85,13 @@ def describe_settings(settings: Settings, set_names: Collection[str], task: Task
 
 
 def small_splits_warning(settings: Settings, task: Task) -> str | None:
-    """Returns a warning if a held-out split has so few queries that its figures say little."""
-    small = [
-        f"{len(task.queries(split))} {split} queries"
-        for split in task.splits
-        if split != "train"
-        if len(task.queries(split)) < MIN_HELD_OUT
-    ]
-    if not small:
+    """Returns a warning if there are too few held-out queries for splits of `MIN_HELD_OUT`."""
+    sizes = {split: len(task.queries(split)) for split in task.splits if split != "train"}
+    if sum(sizes.values()) >= MIN_HELD_OUT * len(sizes):
         return None
-    source = "Add rows to data, or set eval_data" if settings.eval_data is None else "Add rows to eval_data"
+    source = "data, or set eval_data" if settings.eval_data is None else "eval_data"
     return (
-        f"Only {' and '.join(small)}, fewer than {MIN_HELD_OUT}, so held-out figures, and with them the choice of the "
-        f"best checkpoint, say little. {source}."
+        f"Only {' and '.join(f'{count} {split}' for split, count in sizes.items())} queries, fewer than {MIN_HELD_OUT} "
+        "each, so held-out figures, and with them the choice of the best checkpoint, say little. Add rows to "
+        f"{source}."
     )

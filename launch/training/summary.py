@@ -1,5 +1,6 @@
 """The summary of a finished run: held-out metrics and samples before and after training, and file locations."""
 
+from importlib.util import find_spec
 from typing import cast
 
 from rich.table import Table
@@ -52,6 +53,8 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
             "training, which other commands use by default. `--checkpoint latest` selects the trained ones.",
             True,
         )
+    if find_spec("tensorboard") is None:
+        terminal.print(f"TensorBoard pip install tensorboard; tensorboard --logdir {run.user_path(run.path)}")
     terminal.print(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
 
 

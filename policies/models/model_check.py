@@ -12,7 +12,6 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from cory_env.tokenizer import go_offline_if_unreachable, offline_reason
 from policies.models.families import LOGPROB_TOLERANCE, read_family_table
 from policies.models.revision import split_revision
 
@@ -132,6 +131,8 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
     Raises:
         ModelError: not found, or the model is not a causal LM.
     """
+    from cory_env.tokenizer import go_offline_if_unreachable, offline_reason  # learning needs no environment
+
     hub_id, revision = split_revision(path)
     if not Path(path).exists():
         go_offline_if_unreachable()

@@ -234,7 +234,7 @@ class Fields(BaseModel):
     micro_batch_tokens: Literal["auto"] | Tokens | None = computing_setting("auto")
     """Maximum tokens per forward and backward pass, including prompts and padding, shared prefixes counted once; a
     longer row is processed alone. `auto`: as many as fit into the learner's device by estimate (docs/plan.md), at most
-    16,384; null: no limit."""
+    16,384, on a CPU 2,048; null: no limit."""
     prefix_sharing: Literal["auto", "off"] = computing_setting("auto")
     """`auto`: learners compute a prefix that several rows share only once, where that is cheaper and the model's family
     allows it (docs/prefix-sharing.md). `off`: every row is computed by itself."""

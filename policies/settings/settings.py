@@ -364,7 +364,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         reasons = [str(each["msg"]) for each in error.errors() if each["loc"][:1] == first["loc"][:1]]
         reason = reasons[0].removeprefix("Value error, ")
         if len(reasons) > 1 and all(text.startswith(EXPECTED) for text in reasons):  # a value of several types
-            reason = EXPECTED + " or ".join(text.removeprefix(EXPECTED) for text in reasons)
+            reason = EXPECTED + " or ".join(dict.fromkeys(text.removeprefix(EXPECTED) for text in reasons))
         if not first["loc"]:
             raise SettingsError(reason) from None
         setting = ".".join(map(str, first["loc"][: 2 if first["loc"][0] == "thinking" else 1]))

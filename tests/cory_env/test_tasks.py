@@ -57,7 +57,7 @@ def test_a_custom_task_uses_the_user_s_queries_columns_and_templates(tmp_path: P
         prompt="How much is {query} in {unit}? {{short}}",
         observer_prompt="Someone said {reference} to {query} in {unit}.",
     )
-    query = task.train[3]
+    query = task.train[2]
     assert (query.text, query.columns) == ("3 + 3", {"answer": 6, "unit": "cm"})
     assert task.prompt(query) == "How much is 3 + 3 in cm? {short}"
     assert task.observer_prompt(query, ["{6}"]) == "Someone said {6} to 3 + 3 in cm."
@@ -70,11 +70,11 @@ def test_by_default_the_observer_sees_the_pioneer_s_prompt_after_the_reference(t
     assert task.observer_prompt(task.train[0], ["yes"]) == "Reference: yes\nQ: a\nA:"
 
 
-def test_every_tenth_row_is_held_out_unless_eval_data_is_set(tmp_path: Path) -> None:
+def test_rows_are_held_out_unless_eval_data_is_set(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 31)])
     task = make_task("custom", data=data, reward=REWARD)
-    assert [query.text for query in task.test] == ["q10", "q20", "q30"]
-    assert len(task.train) == 27 and [query.id for query in task.train] == list(range(27))
+    assert [query.text for query in task.test] == [f"q{i}" for i in range(3, 31, 3)]
+    assert len(task.train) == 20 and [query.id for query in task.train] == list(range(20))
     held_out = write(tmp_path / "held_out.jsonl", [{"query": "other"}])
     both = make_task("custom", data=data, eval_data=held_out, reward=REWARD)
     assert len(both.train) == 30 and [query.text for query in both.test] == ["other"]
@@ -83,7 +83,7 @@ def test_every_tenth_row_is_held_out_unless_eval_data_is_set(tmp_path: Path) -> 
 def test_validation_and_test_are_disjoint_and_training_keeps_its_rows(
     tmp_path: Path,
 ) -> None:
-    data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 101)])
+    data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 401)])
     unsplit = make_task("custom", data=data, reward=REWARD)
     assert unsplit.queries("validation") == unsplit.test and unsplit.splits == ("train", "test")
 
@@ -94,12 +94,12 @@ def test_validation_and_test_are_disjoint_and_training_keeps_its_rows(
         return [query.text for query in task.queries("validation")], [query.text for query in task.test]
 
     one_file = make_task("custom", data=data, reward=REWARD, validation=128)
-    assert texts(one_file) == (["q10", "q30", "q50", "q70", "q90"], ["q20", "q40", "q60", "q80", "q100"])
+    assert texts(one_file) == ([f"q{i}" for i in range(10, 401, 20)], [f"q{i}" for i in range(20, 401, 20)])
     few = make_task("custom", data=data, reward=REWARD, validation=2)
-    assert texts(few) == (["q10", "q30"], ["q20", "q40", "q50", "q60", "q70", "q80", "q90", "q100"])
+    assert texts(few) == (["q10", "q30"], ["q20", *(f"q{i}" for i in range(40, 401, 10))])
     two_files = make_task("custom", data=data, eval_data=data, reward=REWARD, validation=3)
     assert [query.text for query in two_files.queries("validation")] == ["q1", "q2", "q3"]
-    assert len(two_files.test) == 97 and two_files.splits == ("train", "validation", "test")
+    assert len(two_files.test) == 397 and two_files.splits == ("train", "validation", "test")
 
 
 def test_imdb_validation_queries_are_the_first_held_out_ones() -> None:
@@ -115,6 +115,15 @@ def test_fewer_than_ten_rows_hold_out_the_last_one_and_a_single_row_is_rejected(
     assert [query.text for query in task.train] == ["q1", "q2"] and [query.text for query in task.test] == ["q3"]
     with pytest.raises(DataError, match=r"only one row.*eval_data"):
         make_task("custom", data=write(data, [{"query": "q"}]), reward=REWARD)
+
+
+@pytest.mark.parametrize(
+    ("rows", "held_out"), [(4, 1), (60, 20), (119, 39), (120, 40), (200, 40), (399, 44), (400, 40), (1000, 100)]
+)
+def test_of_few_rows_more_than_every_tenth_is_held_out(tmp_path: Path, rows: int, held_out: int) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(rows)])
+    task = make_task("custom", data=data, reward=REWARD)
+    assert (len(task.test), len(task.train)) == (held_out, rows - held_out)
 
 
 def test_imdb_supports_user_data(tmp_path: Path) -> None:

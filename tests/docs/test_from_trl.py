@@ -28,7 +28,7 @@ def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypa
     settings = split_arguments(["mine.yaml"]).settings()
     assert settings.responses == 64 == settings.minibatch_size and settings.advantage == "grpo"
     task, _ = preflight.check_run_settings(settings)
-    assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 2
+    assert task.train[0].columns == {"likes": "great"} and len(task.test) + len(task.queries("validation")) == 6
     (arguments,) = re.findall(r"cory train mine.yaml (num_agents=2 .*)", PAGE)
     pair = split_arguments(["mine.yaml", *(word.strip("'") for word in arguments.split(" ", 1))]).settings()
     assert preflight.check_run_settings(pair)[0].observer_template.startswith("{query} (another one said")

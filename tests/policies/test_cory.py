@@ -25,6 +25,7 @@ from policies.report import Report
 from policies.rollout.prompt_sampling import PromptRef, sample_prompts
 from policies.rollout.role_mapping import RoleMapping
 from policies.sync_check import perturb
+from tests.paper import PAPER
 from tests.policies.conftest import MakeCory
 
 
@@ -266,7 +267,7 @@ def test_rllib_does_not_suggest_its_old_api_stack(
     monkeypatch.setattr(debug, "_logged", set())
     logger = logging.getLogger(algorithm_config.__name__)
     logger.addHandler(caplog.handler)
-    CoryConfig().validate()
+    CoryConfig().cory(**PAPER).validate()
     logger.removeHandler(caplog.handler)
     assert "API stack" not in caplog.text
 

@@ -73,7 +73,7 @@ def test_a_search_space_requires_a_tuner() -> None:
 @pytest.mark.parametrize(
     ("before", "changes", "eval_kl_coef"),
     [
-        ({}, {}, 0.3),
+        ({}, {}, 0.01),
         ({"kl_coef": 0.1}, {}, 0.1),
         ({"eval_kl_coef": 0.05}, {}, 0.05),
         ({}, {"eval_kl_coef": 0.05}, 0.05),

@@ -15,6 +15,8 @@ MICRO_BATCH_TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
 """Values that `micro_batch_tokens=auto` may have."""
 RAM_SHARE = 0.8
 """Share of the RAM that `micro_batch_tokens=auto` may use; the rest is for the system and other programs."""
+MAX_CPU_TOKENS = 2048
+"""Largest value on a CPU, where larger micro-batches take memory but save no time."""
 ELSEWHERE_TOKENS = 4096
 """Tokens per micro-batch of learners on machines that are unknown before the run starts."""
 
@@ -63,7 +65,8 @@ def choose_micro_batch_tokens(settings: Settings, ram: float | None = None, gpu:
     available = learner_bytes(settings, models, ram, gpu)
     if available is None:
         return ELSEWHERE_TOKENS
-    return fit_micro_batch_tokens(settings, available, models) or MICRO_BATCH_TOKENS[-1]
+    tokens = fit_micro_batch_tokens(settings, available, models) or MICRO_BATCH_TOKENS[-1]
+    return tokens if settings.gpus_per_learner else min(tokens, MAX_CPU_TOKENS)
 
 
 def learner_bytes(

@@ -27,7 +27,7 @@ from policies.settings.hardware.fit import estimate_processes
 from policies.settings.memory import Memory, estimate_learner, estimate_runner, model_shapes
 from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings
-from tests.paper import make_settings
+from tests.paper import PAPER, make_settings
 
 
 def test_the_estimate_is_close_to_measured_memory() -> None:
@@ -224,7 +224,7 @@ def test_a_split_engine_fits_on_several_gpus_of_one_node_but_not_on_gpus_of_two_
     ]
     assert pack([split], [gpus(1, 80e9), gpus(1, 80e9)], need)[1][0].num_unplaced == 1
     values = {"tensor_parallel_size": 2, "gpus_per_runner": 2}
-    config = CoryConfig().cory(**values)
+    config = CoryConfig().cory(**{**PAPER, **values})
     config.validate()
     assert config.num_gpus_per_env_runner == 2
     node_a, node_b = make_node("a", {"CPU": 1, "GPU": 1}), make_node("b", {"CPU": 1, "GPU": 2})
@@ -242,7 +242,7 @@ def test_a_driver_that_learns_cannot_share_a_gpu_with_runners_that_need_more_tha
         with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
             check_driver(make_settings(crowded))
         with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
-            plan([f"{key}={value}" for key, value in crowded.items()])
+            plan(["imdb-tiny", *(f"{key}={value}" for key, value in crowded.items())])
         check_driver(make_settings({**crowded, "num_learners": 1}))
         check_driver(make_settings(crowded), driver_gpus=1.0)
     for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
@@ -276,11 +276,11 @@ def test_a_preset_fits_on_this_machine_but_missing_gpus_do_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert plan([]) == 0
+    assert plan(["imdb-tiny"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"^1 driver +0 +0 +\d\.\d \+ \d\.\d \(coordinates, learns, generates\)$", output, re.MULTILINE)
     assert output.endswith(": 1 driver\nIt fits.\n")
-    assert plan(["num_runners=1"]) == 0
+    assert plan(["imdb-tiny", "num_runners=1"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"^1 driver +0 +0 +\d\.\d \(coordinates, learns\)$", output, re.MULTILINE)
     assert re.search(r"^1 runner +1 +0 +\d\.\d \(2 vLLM engines\)$", output, re.MULTILINE)
@@ -355,7 +355,7 @@ def test_a_gpu_that_is_asked_about_is_used_and_assumptions_are_stated(capsys: py
     [
         ([], {"memory": 300, "gpus": 0}, "It would fit with weights=lora."),
         (["weights=lora", "average_period=null"], {"memory": 20, "gpus": 0}, "It would not even fit with "),
-        ([], {"gpus": 1, "gpu_memory": 80}, "It would fit with micro_batch_tokens=2048 weights=lora, or with gradient"),
+        ([], {"gpus": 1, "gpu_memory": 80}, "It would fit with weights=lora."),
         (
             ["weights=lora", "average_period=null", "backend=transformers"],
             {"gpus": 1, "gpu_memory": 24},

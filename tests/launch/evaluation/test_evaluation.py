@@ -31,6 +31,8 @@ def brevity(completions):
 """
 IN_TRAINING = ("--split", "validation")
 """The queries of evaluations during training."""
+SHORT = ("task=imdb", "max_response_tokens=12", "backend=transformers", "num_runners=0")
+"""Settings for the bundled model."""
 ARGUMENTS = (
     "run",
     *IN_TRAINING,
@@ -79,7 +81,7 @@ def scenario() -> None:
     shutil.rmtree(folder)
     assert main(["evaluate", *ARGUMENTS, "--quiet"]) == 0
     assert main(["evaluate", *ARGUMENTS, "seed=1"]) == 2  # the folder contains another evaluation
-    assert main(["evaluate", "imdb-gpt2-tiny", "backend=transformers", "num_runners=0", *ALONE]) == 0
+    assert main(["evaluate", "imdb-gpt2-tiny", *SHORT, *ALONE]) == 0
 
 
 def model_with_vllm() -> None:

@@ -100,10 +100,10 @@ OTHER: dict[str, object] = {"query": "Another book was", "want": "bad"}
     [
         ([{**ROWS[0], "want": "bad"}, *ROWS[1:]], ["train"]),
         ([*ROWS[:3], ROWS[4], ROWS[3], *ROWS[5:]], ["train"]),
-        ([*ROWS[:9], OTHER, *ROWS[10:]], ["validation"]),
-        ([*ROWS[:19], OTHER], ["test"]),
-        ([*ROWS, OTHER], ["train"]),
-        (ROWS[:-2], ["train", "validation", "test"]),
+        ([*ROWS[:2], OTHER, *ROWS[3:]], ["validation"]),
+        ([*ROWS[:17], OTHER, *ROWS[18:]], ["test"]),
+        ([*ROWS, OTHER], ["test"]),
+        (ROWS[2:], ["train", "validation", "test"]),
     ],
 )
 def test_splits_with_different_queries_are_reported(
@@ -291,7 +291,7 @@ def test_changed_templates_of_the_task_are_reported(folder: Path) -> None:
 
 def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
     before = sources()
-    write_rows([*ROWS[:9], OTHER, *ROWS[10:18], OTHER, ROWS[19]])
+    write_rows([*ROWS[:2], OTHER, *ROWS[3:18], OTHER, ROWS[19]])
     settings = make_settings(VALUES)
     task, now = settings.make_task(), sources()
     with pytest.raises(

@@ -4,7 +4,7 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -77,12 +77,9 @@ class SignallingPeriod(int):
         return 1
 
 
-def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
-    settings = paper_settings(num_updates=12, samples_every=100).model_copy(
-        update={"checkpoint_every": SignallingPeriod(10)}
-    )
-    run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=[0])
-    lines = iter(record_test_run(tmp_path / "other", paper_settings(num_updates=12)).updates()[1:])
+def recorded_algorithm(folder: Path) -> Any:
+    """An algorithm whose updates are recorded, and whose checkpoints are a single file."""
+    lines = iter(record_test_run(folder, paper_settings(num_updates=12)).updates()[1:])
     algo = SimpleNamespace(
         updates=0,
         get_state=lambda not_components: {},
@@ -95,10 +92,32 @@ def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -
         return {"cory": {**next(lines), "samples": [], "collapsed": False}}
 
     algo.train = train
+    algo.evaluator = SimpleNamespace(evaluate=dict, samples=lambda *_: [])
+    algo.mapping = None
+    return algo
+
+
+@pytest.mark.parametrize(("minutes", "updates"), [(1e-9, [1, 2, 3, 4]), (1e9, [4]), (None, [4])])
+def test_checkpoints_are_also_saved_by_time(tmp_path: Path, minutes: float | None, updates: list[int]) -> None:
+    settings = paper_settings(num_updates=4, samples_every=100, checkpoint_every=100, checkpoint_minutes=minutes)
+    run = record_test_run(tmp_path / "run", settings, updates=[0])
+    terminal, interrupts = Terminal(settings, sys.stdout, bar=False), Interrupts(lambda: None)
+    with terminal, interrupts, CheckpointWriter(run, 9, pytest.fail) as checkpoints:
+        trainer = training.Trainer(run, settings, terminal, interrupts, debug=True)
+        trainer._loop(recorded_algorithm(tmp_path / "other"), checkpoints)
+    assert run.checkpoints.updates() == updates
+
+
+def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
+    settings = paper_settings(num_updates=12, samples_every=100).model_copy(
+        update={"checkpoint_every": SignallingPeriod(10)}
+    )
+    run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=[0])
+    algo = recorded_algorithm(tmp_path / "other")
     terminal = Terminal(settings, sys.stdout, bar=False)
     interrupts = Interrupts(lambda: None)
     with terminal, interrupts, CheckpointWriter(run, 2, pytest.fail) as checkpoints:
-        training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(cast(Any, algo), checkpoints)
+        training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(algo, checkpoints)
     assert interrupts.requested == signal.SIGTERM and algo.updates == 2
     assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]
 

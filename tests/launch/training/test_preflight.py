@@ -1,6 +1,7 @@
 """Checks before a run's folder is created: models, queries, rewards and backends."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from datetime import date
@@ -165,14 +166,18 @@ def test_the_vllm_backend_without_vllm_is_rejected_with_the_install_command(monk
     check_run_settings(make_settings({"backend": "transformers"}))
 
 
-def test_validate_prints_the_required_max_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["arithmetic", "digits=1", "operations=sums", "max_response_tokens=40"]
-    assert main(["validate", *words]) == 0
+def test_validate_says_which_max_prompt_tokens_would_suffice(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["arithmetic", "model=imdb-gpt2-tiny", "digits=1", "operations=sums", "max_response_tokens=40"]
+    assert main(["validate", *words, "max_prompt_tokens=64"]) == 0
     printed = capsys.readouterr().out
-    assert "46 of 46 gold answers score 1.0" in printed and "The default max_prompt_tokens=64 is too small" in printed
-    required = printed.split("Train with max_prompt_tokens=")[1].split(".")[0]
-    assert main(["validate", *words, f"max_prompt_tokens={required}"]) == 0
-    assert "Warnings" not in capsys.readouterr().out
+    assert (
+        "46 of 46 gold answers score 1.0" in printed and "leave too little room for full-length references" in printed
+    )
+    required = max(map(int, re.findall(r"Set max_prompt_tokens to (\d+)", printed)))
+    for enough in ([f"max_prompt_tokens={required}"], []):  # the default is as long as the data need
+        assert main(["validate", *words, *enough]) == 0
+        printed = capsys.readouterr().out
+        assert f"max_prompt_tokens={required} " in printed and "too little" not in printed
 
 
 def test_validate_shows_the_prompts_of_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ def test_a_run_trains_with_its_recorded_chat_date(
         used_settings.append(settings)
         return 0
 
-    monkeypatch.setattr("policies.settings.settings.date", ChangingDate)
+    monkeypatch.setattr("policies.settings.resolve.date", ChangingDate)
     monkeypatch.setattr("launch.training.training.train_locked_run", record_settings)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text(BREVITY)

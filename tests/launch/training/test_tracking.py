@@ -114,7 +114,7 @@ run = pathlib.Path(sys.argv[1])
 lines = [json.loads(line) for line in sys.stdin]
 with forward_warnings(print):
     for _ in range(2):  # a run, and its next attempt in the same process
-        with open_trackers(run, paper_settings(wandb=True), after=None) as trackers:
+        with open_trackers(run, Settings(wandb=True), after=None) as trackers:
             trackers.log(0, flat_metrics(lines[0]))
             (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
             core.terminate()
