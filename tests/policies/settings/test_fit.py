@@ -10,6 +10,7 @@ import pytest
 from policies.settings.hardware import devices
 from policies.settings.hardware.fit import (
     ELSEWHERE_TOKENS,
+    MAX_CPU_TOKENS,
     MICRO_BATCH_TOKENS,
     RAM_SHARE,
     choose_micro_batch_tokens,
@@ -67,12 +68,14 @@ def test_learners_share_the_ram_that_runners_leave(monkeypatch: pytest.MonkeyPat
     few, many, in_driver = rows_of(num_runners=1), rows_of(num_runners=3, num_learners=2), rows_of(num_runners=0)
     models, driver = model_shapes(few), 0.4e9
     runner = estimate_runner(few, models).total
-    usable = runner + bytes_with(few, 4096) + 1
+    usable = runner + bytes_with(few, 1024) + 1
     monkeypatch.setattr(devices, "ram_bytes", lambda: usable / RAM_SHARE)
     assert learner_bytes(few, models) == pytest.approx(usable - runner)
     assert learner_bytes(many, models) == pytest.approx((usable - driver - 3 * runner) / 2)
     assert learner_bytes(in_driver, models) == pytest.approx(usable - estimate_runner(in_driver, models).total)
-    assert choose_micro_batch_tokens(few) == 4096
+    assert choose_micro_batch_tokens(few) == 1024
+    monkeypatch.setattr(devices, "ram_bytes", lambda: 1e12)
+    assert choose_micro_batch_tokens(few) == MAX_CPU_TOKENS == 2048
     monkeypatch.setattr(devices, "ram_bytes", lambda: 1e8)
     assert choose_micro_batch_tokens(few) == 512  # does not fit; the check before a run rejects it
 
