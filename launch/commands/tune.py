@@ -222,6 +222,7 @@ def read_search(options: Any) -> "tuple[Search, str]":
         f"num_updates={settings.num_updates}.": (
             options.scheduler and ("eval_every" in keys or settings.eval_every >= settings.num_updates)
         ),
+        "num_passes conflicts with a search, which counts updates. Set num_updates.": settings.num_passes is not None,
         "--search optuna requires the package optuna. Run `pip install optuna`.": (
             optuna and importlib.util.find_spec("optuna") is None
         ),

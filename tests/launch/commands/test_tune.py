@@ -182,6 +182,10 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
             ("imdb-tiny", "--over", "max_prompt_tokens=64,5"),
             "4000 of 4000 queries of train do not fit max_prompt_tokens = 5",
         ),
+        (
+            ("imdb-tiny", "--over", "lr=1e-5", "num_passes=2"),
+            "num_passes conflicts with a search, which counts updates",
+        ),
         (("imdb-tiny", "--over", "select_by=bare,chain"), "trials that differ in it are not comparable"),
         (("imdb-tiny", "--over", "lr=1e-5", "--out", "taken"), "taken is not empty"),
         (
