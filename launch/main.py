@@ -36,8 +36,8 @@ def cory(
 ) -> None:
     """Reinforcement fine-tuning of language models by several cooperating copies of the model.
 
-    `cory train` trains two agents on film reviews, offline, in a few minutes on two cores. `cory COMMAND --help`
-    describes a command.
+    `cory train imdb-tiny` trains two agents on film reviews, offline, in a few minutes on two cores. `cory COMMAND
+    --help` describes a command.
     """
 
 

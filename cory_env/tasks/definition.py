@@ -24,7 +24,7 @@ class TaskSettings:
         task: One of `cory_env.tasks.TASKS`, or `module:function`. The function returns a `Task` and gets `data`,
             `eval_data`, `reward`, `prompt` and `observer_prompt` if they are set.
         data: The training queries: a file or a hub data set (see `cory_env.tasks.rows`).
-        eval_data: The held-out queries. By default, every tenth row of `data` is held out.
+        eval_data: The held-out queries. By default, rows of `data` are held out (`cory_env.tasks.rows.hold_out`).
         reward: The reward function as `module:function`.
         prompt: Template of the pioneer's prompt, with `{query}` and any column of the data.
         observer_prompt: Template of the later agents' prompts, with `{query}`, `{reference}`, with feedback

@@ -71,7 +71,7 @@ def evaluate(
     Metrics: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2 (over all responses to a
     query), and pass@k if the task defines correct responses; with 95 % intervals.
 
-    Settings: a run uses its own, a model those of the preset imdb-tiny. KEY=VALUE changes them, except those that
+    Settings: a run uses its own, a model the defaults, so set its task. KEY=VALUE changes them, except those that
     define the policies. `data=FILE` evaluates on all of FILE. Chains are generated in batches as large as those of an
     update; `seed` seeds the sampling of responses.
 

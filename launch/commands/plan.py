@@ -57,6 +57,7 @@ def plan(
     hypothetical = nodes is not None or bool(machine)
     session.quiet_libraries(debug)
     arguments = split_arguments(words or (), config or ())
+    arguments.check_task()
     if hypothetical:  # on a cluster, GPUs are used only if settings say so
         with other_machine(gpu=nodes in (None, 1) and gpus != 0):
             settings = arguments.settings()

@@ -65,8 +65,8 @@ def probe(
     `feedback=task` uses the task's own feedback function, `feedback=module:function` yours; its None means "solved"
     and ends best-of-n and the chain. An answer is right from the task reward `--solved-at`.
 
-    Settings: a run uses its own; a model those of a preset or file, by default of the preset imdb-tiny, except those
-    that define the policies. KEY=VALUE changes them. `data=FILE` takes the queries from FILE; `seed` seeds sampling.
+    Settings: a run uses its own; a model those of a preset or file, or else the defaults, except those that define
+    the policies. KEY=VALUE changes them. `data=FILE` takes the queries from FILE; `seed` seeds sampling.
 
     Repeat the command to continue a killed probe. The policies' weights are read from the checkpoint, no pickles.
 

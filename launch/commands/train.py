@@ -96,6 +96,8 @@ def train(
         if print_config:
             print(settings_to_yaml(settings), end="")
             return 0
+        if not resume:
+            request.check_task()
         from launch.cluster import session
         from launch.run_folder import environment
         from launch.training.steps import is_done, print_done, train_run

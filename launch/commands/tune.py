@@ -193,6 +193,7 @@ def read_search(options: Any) -> "tuple[Search, str]":
     from policies.settings.settings import METADATA
 
     request = split_arguments(options.words or (), options.config or ())
+    request.check_task()
     settings = request.settings()
     axes = read_axes(options.over or ())
     keys = {axis.key for axis in axes}

@@ -28,14 +28,13 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
       0 the task is valid; 2 it is invalid or cannot be read.
     """
     from launch.cluster import session
-    from launch.console.configuration import parse_overrides, presets, split_arguments
+    from launch.console.configuration import presets, split_arguments
 
     session.quiet_libraries(debug)
     request = split_arguments(words or (), config or ())
     if request.preset is not None and request.preset not in presets():
         request = request._replace(preset=None, pairs=[f"task={request.preset}", *request.pairs])
-    if request.preset is None and not request.files and "task" not in parse_overrides(request.pairs):
-        raise CommandError(f"The task is missing. Run `cory validate {' '.join(['TASK', *request.pairs])}`.")
+    request.check_task()
     settings = request.settings()
 
     from cory_env.validate import validate as validate_task

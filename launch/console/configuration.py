@@ -25,6 +25,18 @@ class SettingsArguments(NamedTuple):
         """The name for a new run: its preset, else its last file, else `run`."""
         return self.preset or (self.files[-1].stem if self.files else "run")
 
+    def check_task(self) -> None:
+        """Checks that the arguments say what to train on.
+
+        Raises:
+            CommandError: There is no preset and no file, and neither a task nor data.
+        """
+        if self.preset is None and not self.files and not {"task", "data"} & parse_overrides(self.pairs).keys():
+            raise CommandError(
+                "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task. `cory train "
+                "--presets` lists the presets."
+            )
+
     def settings(self) -> Settings:
         """Resolves the settings (see `resolve_settings`)."""
         return resolve_settings(self.preset, self.files, self.pairs)

@@ -30,12 +30,11 @@ def is_resolved(settings: Settings) -> bool:
     return settings.num_passes is None and open_values in ([], ["chat_date"])
 
 
-def resolve(settings: Settings, task: Task | None = None) -> Settings:
+def resolve(settings: Settings) -> Settings:
     """Fills in the values that are left open.
 
     Args:
         settings: of the run; resolved settings are returned unchanged, except for a missing date.
-        task: the settings' task, if it is loaded already.
 
     Raises:
         ValueError: a tokenizer, its chat template, a model or the data cannot be loaded.
@@ -48,13 +47,11 @@ def resolve(settings: Settings, task: Task | None = None) -> Settings:
         values["chat"] = settings.uses_chat(tokenizers)
         settings = settings.model_copy(update=values)
     if settings.num_passes is not None or settings.max_prompt_tokens is None:
-        task = task or settings.make_task()
-    if settings.num_passes is not None:
-        assert task is not None
-        values |= {"num_passes": None, "num_updates": updates_of_passes(settings, len(task.train))}
-    if settings.max_prompt_tokens is None:
-        assert task is not None
-        values["max_prompt_tokens"] = choose_prompt_limit(settings, task, tokenizers)
+        task = settings.make_task()
+        if settings.num_passes is not None:
+            values |= {"num_passes": None, "num_updates": updates_of_passes(settings, len(task.train))}
+        if settings.max_prompt_tokens is None:
+            values["max_prompt_tokens"] = choose_prompt_limit(settings, task, tokenizers)
     settings = with_chat_date(settings.model_copy(update=values), tokenizers)
     if settings.micro_batch_tokens == "auto":
         from policies.settings.hardware.fit import choose_micro_batch_tokens  # imports torch

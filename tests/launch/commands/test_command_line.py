@@ -116,6 +116,14 @@ def test_an_invalid_value_is_rejected_with_the_value(refusal: Refusal) -> None:
     assert "`num_updates`='many'" in refusal("train", "num_updates=many")
 
 
+@pytest.mark.parametrize(
+    "words", [["train"], ["train", "lr=1e-4"], ["tune", "--over", "lr=1e-5"], ["plan"], ["validate"]]
+)
+def test_a_command_needs_a_preset_a_file_or_a_task(refusal: Refusal, words: list[str]) -> None:
+    message = refusal(*words)
+    assert "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task." in message
+
+
 def test_an_unwritable_cache_is_reported_with_a_remedy(
     refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

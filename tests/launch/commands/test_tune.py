@@ -149,7 +149,7 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Nothing to search"),
+        (("imdb-tiny",), "Nothing to search"),
         (("imdb-tiny", "--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
         (("imdb-tiny", "--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples requires a range in --over"),
         (("imdb-tiny", "--over", "seed=1,2", "--seeds", "2"), "conflicts with --over seed"),
@@ -242,7 +242,10 @@ def test_an_invalid_search_with_optuna_is_rejected(words: tuple[str, ...], messa
     pytest.importorskip("optuna")
     with pytest.raises(CommandError, match=re.escape(message)):
         read_search(
-            parse_command("tune", ["backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words])
+            parse_command(
+                "tune",
+                ["imdb-tiny", "backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words],
+            )
         )
 
 
@@ -250,7 +253,7 @@ def test_optuna_samples_ranges_and_lists_and_is_stored_with_the_search(tmp_path:
     pytest.importorskip("optuna")
     axes = ["--over", "lr=log:1e-5:1e-1", "--over", "num_epochs=uniform:1:3", "--over", "exchange_period=1,5,null"]
     search, _ = read_search(
-        parse_command("tune", ["backend=transformers", *axes, "--search", "optuna", "--samples", "9"])
+        parse_command("tune", ["imdb-tiny", "backend=transformers", *axes, "--search", "optuna", "--samples", "9"])
     )
     assert search.trials == 9
     search.write(tmp_path, "cory tune")

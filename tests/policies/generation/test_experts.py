@@ -19,8 +19,8 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Weights
 from policies.sync_check import perturb
 from tests.policies.conftest import make_model, weights_of
+from tests.policies.generation.conftest import close_all
 from tests.policies.generation.test_model_families import assert_synced, measure_weight_sync, save_model
-from tests.policies.generation.test_vllm_generator import close_all
 from tests.policies.generation.test_weight_transfer import make_source, sample_logprobs, send
 
 pytestmark = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from policies.models.weights import checksum
 from policies.sync_check import perturb
 from tests.paper import make_settings
 from tests.policies.conftest import MakeCory, make_model, weights_of
-from tests.policies.generation.test_vllm_generator import close_all
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {
@@ -138,14 +136,6 @@ def test_transformers_samples_with_new_weights(tmp_path: Path, weights: str, fam
     lora = lora_of(weights)
     generator = TransformersGenerator({"llm_1": path}, dtype="fp32", device=CPU, lora=lora)
     assert_synced(measure_weight_sync(generator, path, weights))
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[list[VLLMGenerator]]:
-    """The engines of this process. They share its distributed state, so they are closed together."""
-    engines: list[VLLMGenerator] = []
-    yield engines
-    close_all(engines)
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")

@@ -11,7 +11,8 @@ from cory_env.tokenizer import load_tokenizer
 from policies.generation.generator import Request, Response
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
-from tests.policies.generation.test_vllm_generator import MODEL, close_all, make_generator, make_request
+from tests.policies.generation.conftest import close_all
+from tests.policies.generation.test_vllm_generator import MODEL, make_generator, make_request
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),

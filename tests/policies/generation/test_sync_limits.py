@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from policies.rollout.runners import WeightSyncError
 from policies.sync_check import LogprobDiff, check_diff, check_weight_sync, perturb
 from tests.paper import make_settings
 from tests.policies.conftest import make_model
-from tests.policies.generation.test_vllm_generator import close_all
 
 SMALLEST = (
     *("starcoder2", "minicpm3", "arcee", "ernie4_5", "smollm3", "vaultgemma", "apertus", "gemma2", "gemma3_text"),
@@ -83,14 +82,6 @@ def test_rounding_passes_and_other_weights_are_detected(tmp_path: Path, family: 
     lora = make_settings(WEIGHTS[weights]).lora
     generator = TransformersGenerator({"llm_1": str(tmp_path)}, dtype=dtype, device=CPU, lora=lora)
     assert_tells_rounding_from_other_weights(generator, str(tmp_path), dtype, WEIGHTS[weights])
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[list[VLLMGenerator]]:
-    """The engines of this process. They share its distributed state, so they are closed together."""
-    engines: list[VLLMGenerator] = []
-    yield engines
-    close_all(engines)
 
 
 @pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from policies.models.lora import Lora
 from policies.models.weights import Weights, checksum, shared_memory_file
 from policies.sync_check import SyncDiffs, WeightSyncCheckError, check_weight_sync, perturb
 from tests.policies.conftest import make_model, weights_of
+from tests.policies.generation.conftest import close_all
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
@@ -46,13 +46,6 @@ def make_generator(policy_ids: Sequence[str] = ("llm_1",), **settings: Any) -> V
         **settings,
     }
     return VLLMGenerator(dict.fromkeys(policy_ids, MODEL), **arguments)
-
-
-def close_all(generators: Sequence[VLLMGenerator]) -> None:
-    """Closes engines, without vLLM's garbage collection at each close, which takes a second."""
-    with patch("gc.collect"):
-        for generator in generators:
-            generator.close()
 
 
 @pytest.fixture(scope="module")

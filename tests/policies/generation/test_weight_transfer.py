@@ -20,7 +20,8 @@ from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Digest, Weights
 from policies.sync_check import perturb
 from tests.policies.conftest import make_model, weights_of
-from tests.policies.generation.test_vllm_generator import MODEL, close_all, make_generator
+from tests.policies.generation.conftest import close_all
+from tests.policies.generation.test_vllm_generator import MODEL, make_generator
 
 pytestmark = [
     pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed"),
