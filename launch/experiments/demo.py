@@ -232,7 +232,7 @@ def example(queries: Sequence[str], probes: Mapping[str, Probe]) -> str:
     ]
     query = [*contrasts, *wanted, *chain][0]
     lines = [
-        f"For example {queries[query]}:",
+        f"{'An example in which they differ,' if contrasts else 'For example'} {queries[query]}:",
         f"  single agent, trained   {_answer(single[query]['first'])}",
         f"  chain, untrained        {_chain_answers(before[query])}",
         f"  chain, trained          {_chain_answers(chain[query])}",

@@ -68,7 +68,7 @@ def test_the_example_is_a_query_that_only_the_trained_chain_answers_right() -> N
         CHAIN: probe(0.9, wrong, ("109+035", 0.0, "144", 1.0), right),
     }
     assert example(["1+1+1", "48+61+35", "2+2+2"], probes).splitlines() == [
-        "For example 48+61+35:",
+        "An example in which they differ, 48+61+35:",
         "  single agent, trained   143 (wrong)",
         "  chain, untrained        pioneer 109+035 (working), observer 141 (wrong)",
         "  chain, trained          pioneer 109+035 (working), observer 144 (right)",
@@ -114,7 +114,11 @@ def test_the_demo_prints_a_table_and_an_example_and_draws_the_curves(
     study.arms[SINGLE].differs["num_updates"] = 2
     run_demo(study, tmp_path / "demo")
     output = capfd.readouterr().out
-    assert "was pre-trained to" in output and "chain, last answer" in output and "For example " in output
+    assert (
+        "was pre-trained to" in output
+        and "chain, last answer" in output
+        and "An example in which they differ, " in output
+    )
     assert output.count("%") > 8 and imread(tmp_path / "demo" / "curves.png")[..., :3].std() > 0.05
     probes = tmp_path / "demo" / "probes"
     assert {path.name for path in probes.iterdir() if path.is_dir()} == {SINGLE, CHAIN, UNTRAINED}
