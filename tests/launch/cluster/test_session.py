@@ -101,7 +101,7 @@ def test_a_start_timeout_of_ray_is_reported_in_one_sentence(monkeypatch: pytest.
 
 
 def test_python_without_docstrings_is_rejected() -> None:
-    command = [sys.executable, "-OO", "-m", "cory_rllib", "train"]
+    command = [sys.executable, "-OO", "-m", "cory_rllib", "train", "imdb-tiny"]
     result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr[:31]) == (2, "Error: Ray requires docstrings."), result.stderr
 
