@@ -122,6 +122,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # a test that ran before may not have reached the real hub
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # Xet uploads large files to another service
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_TOKEN", OWNER_TOKEN)
