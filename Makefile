@@ -26,7 +26,7 @@ export RAY_AUTH_MODE ?= disabled
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## Train a single agent and a chain on sums and compare them, offline; 2 to 3 minutes on 2 cores
+demo: $(READY) ## Train a single agent and a chain that corrects its drafts, and compare them, offline; 2 to 3 minutes on 2 cores
 	@$(BIN)/python -m launch.experiments.demo
 
 # Three processes on two cores: much of a test's time is waiting for processes to start.

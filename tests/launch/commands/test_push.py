@@ -138,6 +138,7 @@ def test_the_exported_folder_is_uploaded_in_one_commit(
 ) -> None:
     words = ["export", str(policies_run.path), "--policy", "llm_1", "--out", "out", "--push", MODEL, "--private"]
     environment = {"HF_ENDPOINT": hub.address, "HF_TOKEN": OWNER_TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    environment["HF_HUB_OFFLINE"] = "0"
     result = cory(*words, **environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"out: llm_1 after update 5, fp32, 17 MB.\n{hub.address}/{MODEL}\n"
