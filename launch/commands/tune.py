@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.search import Search
 
-RESUME_OPTIONS = ("resume", "max_updates", "max_minutes", "allow_changes", "quiet", "debug")
+RESUME_OPTIONS = ("resume", "max_minutes", "allow_changes", "quiet", "debug")
 """Options that can be combined with --resume: they do not define the search."""
 
 
@@ -42,7 +42,6 @@ def tune(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every point with N seeds.")] = None,
     concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum concurrent trials.")] = None,
-    max_updates: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after N updates in total.")] = None,
     max_minutes: Annotated[float | None, typer.Option(min=0.01, metavar="M", help="Stop after M minutes.")] = None,
     out: Annotated[
         Path | None,
@@ -63,14 +62,14 @@ def tune(
       key=log:1e-6:1e-4         a range, sampled log-uniformly; --samples sets the number of samples
       key=uniform:0:1           a range, sampled uniformly
 
-    asha stops bad trials early. pbt continues the worst trials as clones of the best, with perturbed values. optuna
-    (TPE, extra `optuna`) chooses each trial's values from the results of earlier trials; --samples sets the number of
-    trials.
+    asha stops bad trials early. pbt continues the worst trials as clones of the best, with perturbed values; such a
+    search cannot resume. optuna (TPE, extra `optuna`) chooses each trial's values from the results of earlier trials;
+    --samples sets the number of trials.
 
     The objective is the held-out combined reward, task reward - eval_kl_coef * KL, averaged over the policies unless
     select_by is set. eval_kl_coef is fixed before the search, so searching over kl_coef does not change the objective.
-    On Ctrl-C, running trials finish their update and are saved. Checkpoints are pickles, which can run code: resume
-    only your own searches.
+    After Ctrl-C or --max-minutes, --resume continues unfinished trials from their last checkpoints (checkpoint_every).
+    Checkpoints are pickles, which can run code: resume only your own searches.
 
     Examples:
       cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
@@ -81,6 +80,9 @@ def tune(
     Exit codes:
       0 all trials are done; 1 some failed; 2 user error; 129, 130, 143 stopped by a signal.
     """
+    import contextlib
+    import io
+
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus
     from launch.console import output
@@ -92,7 +94,6 @@ def tune(
         create_search_folder,
         is_resumable,
         pin_start_checkpoint,
-        read_reports,
         resume_command,
     )
     from launch.experiments.space import distinct_settings, grid_points
@@ -122,6 +123,11 @@ def tune(
             search, is_resuming = Search.read(folder), True  # with the stored chat date and start checkpoint
         else:
             search = pin_start_checkpoint(search)
+    if is_resuming and not search.can_resume:
+        raise CommandError(
+            f"{folder} is a search with --scheduler pbt, which cannot resume: Ray would give clones their first values "
+            "again. Start it anew with another --out."
+        )
     kinds = distinct_settings(grid_points(search.settings, search.axes))
     tracking.check_trackers(search.settings)
     session.quiet_libraries(debug)
@@ -145,33 +151,34 @@ def tune(
         search = search._replace(settings=with_chat_date(search.settings))
         command = shlex.join(["cory", "tune", *ctx.meta["words"]])
         lock = create_search_folder(folder, search, f"{command}  # cory-rllib {own_version()}")
-    stop_message = "Running trials finish their update and are saved. Press Ctrl-C again to abort immediately."
-    interrupts = Interrupts(lambda: progress.print(stop_message, True))
+    hint = f" Continue with:\n  {resume_command(folder)}" if search.can_resume else ""
+    progress = ProgressPrinter(output.dup_stdout(), search.trials, quiet=quiet, bar=False)
+
+    def stop() -> None:
+        progress.print("The search is saved, and stops. Press Ctrl-C again to abort immediately.", True)
+        request_stop()
+
+    interrupts = Interrupts(stop)
     with lock, interrupts:
         write_all_sources(folder, sources)
-        done, total = len(read_reports(folder)), search.trials * search.settings.num_updates
-        progress = ProgressPrinter(output.dup_stdout(), total, done=done, quiet=quiet, bar=not debug)
         progress.print(_describe(search))
         progress.print(f"Search folder: {folder}")
-        hint = f"Continue with:\n  {resume_command(folder)}"
         try:
-            from launch.experiments.callbacks import StopCallback
-            from launch.experiments.outcome import STATUS_UNFINISHED
-            from launch.experiments.tuning import run_search
+            from launch.experiments.outcome import STATUS_UNFINISHED, trials_frame
+            from launch.experiments.tuning import request_stop, run_search
 
-            stop = StopCallback(interrupts, max_updates, max_minutes)
             resolve_paths = functools.partial(absolute_settings, sources=sources.values())
-            results = run_search(search, folder, resolve_paths, progress, stop, debug)
+            with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+                results = trials_frame(
+                    run_search(search, folder, resolve_paths, interrupts, max_minutes, debug), search
+                )
             exit_code = _report_results(results, search, folder, progress)
         except KeyboardInterrupt:
-            progress.print(f"Aborted. {hint}" if is_resumable(folder) else "Aborted.", True)
+            progress.print(f"Aborted.{hint}" if is_resumable(folder) else "Aborted.", True)
             return interrupts.exit_code
     if len(results) < search.trials or (results["status"] == STATUS_UNFINISHED).any():
-        is_spent = interrupts.requested is None and stop.is_spent
-        updates = count_noun(stop.done.total(), "update")
-        reason = f"The budget is exhausted after {updates}." if is_spent else "Stopped."
-        progress.print(f"{reason} {hint}", True)
-        return exit_code if is_spent else interrupts.exit_code
+        progress.print(f"{'The time is over.' if interrupts.requested is None else 'Stopped.'}{hint}", True)
+        return exit_code if interrupts.requested is None else interrupts.exit_code
     return exit_code
 
 

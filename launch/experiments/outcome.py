@@ -1,20 +1,22 @@
 """Results of a search: how each trial ended, and the points (combinations of values), best first."""
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
 from launch.display.tables import FINE_PATTERNS, format_number, with_shown_kl
-from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, Axis, to_axis_text
+from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, to_axis_text
 from launch.run_folder.journal import atomic_write
+from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
-    from ray.tune.experiment import Trial
+    from ray.tune import Result, ResultGrid
 
-    from launch.experiments.trials import Trials
+    from launch.experiments.search import Search
 
 STATUS_DONE, STATUS_COLLAPSED, STATUS_STOPPED, STATUS_FAILED, STATUS_UNFINISHED = (
     "done",
@@ -30,49 +32,39 @@ OUTCOME_METRICS = (OBJECTIVE, "task_reward", "kl")
 `eval_kl_coef`."""
 
 
-def trials_frame(
-    tune_trials: "Sequence[Trial]", trials: "Trials", axes: Sequence[Axis], statuses: Mapping[str, str]
-) -> "pd.DataFrame":
-    """Returns a data frame with one row per trial: name, searched values (under PBT the last ones), status, metrics.
-
-    Args:
-        tune_trials: as Tune leaves them.
-        trials: the search's values and settings of each trial.
-        axes: the searched settings.
-        statuses: trial id to status, from before Tune stopped and marked all trials as terminated.
-    """
+def trials_frame(results: "ResultGrid", search: "Search") -> "pd.DataFrame":
+    """Returns a data frame with one row per trial: name, searched values (under PBT the last ones), status, metrics."""
     import pandas as pd
 
-    keys = dict.fromkeys([*(axis.key for axis in axes), SEED_KEY])
+    keys = dict.fromkeys([*(axis.key for axis in search.axes), SEED_KEY])
     columns = ["trial", *keys, "status", TIME_KEY, *OUTCOME_METRICS, "exchanges", "seconds", "reason"]
-    rows = [_trial_row(trial, statuses.get(trial.trial_id, trial.status), trials) for trial in tune_trials]
+    rows = [_trial_row(result, search.settings, keys) for result in results]
     frame = pd.DataFrame(rows, columns=columns, dtype=object).sort_values("trial", ignore_index=True)
     return frame.astype(dict.fromkeys([*OUTCOME_METRICS, "seconds"], float))
 
 
-def _trial_row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
-    settings = trials.settings.model_copy(update=trials.values[trial.trial_id])
-    last = trial.last_result or {}
-    report, done, reason = last.get("cory", {}), last.get(TIME_KEY, 0), ""
-    if status == trial.ERROR:
-        error, status = trial.get_pickled_error(), STATUS_FAILED
-        reason = describe_error(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
-    elif status != trial.TERMINATED:
+def _trial_row(result: "Result", settings: Settings, keys: Iterable[str]) -> dict[str, Any]:
+    folder, last = Path(result.path), result.metrics or {}
+    trial_settings = json.loads((folder / "params.json").read_text(encoding="utf-8"))["cory_settings"]
+    report, done = last.get("cory", {}), last.get(TIME_KEY, 0)
+    if result.error is not None:
+        status = STATUS_FAILED
+    elif not last.get("done"):
         status = STATUS_UNFINISHED
     elif done >= settings.num_updates:
         status = STATUS_DONE
     else:  # a trial may show a collapse warning although a scheduler stopped it
         status = STATUS_COLLAPSED if report.get("collapsed") and settings.stop_on_collapse else STATUS_STOPPED
     return {
-        "trial": str(trial),
-        **trials.values[trial.trial_id],
+        "trial": folder.name,
+        **{key: trial_settings[key] for key in keys},
         "status": status,
         TIME_KEY: done,
         **(with_shown_kl(settings.selection_metrics(report)) if "evaluation" in report else {}),
         OBJECTIVE: last.get(OBJECTIVE),
         "exchanges": report.get("exchanges", 0),
         "seconds": last.get("time_total_s", 0.0),
-        "reason": reason,
+        "reason": "" if result.error is None else describe_error(result.error),
     }
 
 
