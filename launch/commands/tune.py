@@ -164,14 +164,12 @@ def tune(
         progress.print(_describe(search))
         progress.print(f"Search folder: {folder}")
         try:
-            from launch.experiments.outcome import STATUS_UNFINISHED, trials_frame
+            from launch.experiments.outcome import STATUS_UNFINISHED
             from launch.experiments.tuning import request_stop, run_search
 
             resolve_paths = functools.partial(absolute_settings, sources=sources.values())
             with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
-                results = trials_frame(
-                    run_search(search, folder, resolve_paths, interrupts, max_minutes, debug), search
-                )
+                results = run_search(search, folder, resolve_paths, interrupts, max_minutes, debug)
             exit_code = _report_results(results, search, folder, progress)
         except KeyboardInterrupt:
             progress.print(f"Aborted.{hint}" if is_resumable(folder) else "Aborted.", True)
@@ -247,12 +245,10 @@ def read_search(options: Any) -> "tuple[Search, str]":
 def _describe(search: "Search") -> str:
     settings = search.settings
     axes = " and ".join(axis.option for axis in search.axes)
-    seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
-    subjects = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
+    subject = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
     return (
-        f"A search over {axes}: {search.trials} trials{seeds}, {count_noun(settings.num_updates, 'update')} of "
-        f"{settings.queries_per_update} queries each.\n"
-        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {subjects[settings.select_by]}."
+        f"A search over {axes}: {count_noun(search.trials, 'trial')} of {count_noun(settings.num_updates, 'update')}.\n"
+        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {subject[settings.select_by]}."
     )
 
 
@@ -263,7 +259,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         0, or 1 if a trial failed.
     """
     from launch.console.configuration import settings_to_yaml
-    from launch.experiments.outcome import STATUS_FAILED, group_points, tied_points, write_csv
+    from launch.experiments.outcome import STATUS_FAILED, group_points, write_csv
     from launch.experiments.search import RESULTS_FILE
     from launch.experiments.space import format_point, format_setting_value
     from launch.experiments.tables import points_table
@@ -291,8 +287,5 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         best_settings = make_settings({**search.settings.model_dump(), **values})
         atomic_write(folder / "best.yaml", f"# The best point of {folder.name}\n{settings_to_yaml(best_settings)}")
         progress.print(f"Best      {format_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
-        if ties := tied_points(points):
-            names = ", ".join(format_point(point.iloc[0][keys].to_dict()) for point in ties)
-            progress.print(f"Tied      {names}: the same score; more seeds may decide", True)
     progress.print(f"Results   {folder / RESULTS_FILE}", True)
     return int(not failed.empty)

@@ -1,12 +1,13 @@
 """Runs a search in Ray Tune: `tune.Tuner` with Ray's own schedulers and searchers, `tune.Tuner.restore` to resume."""
 
+import logging
 import os
 import signal
 import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.experiment import Trial
@@ -17,13 +18,15 @@ from ray.tune.search.optuna import OptunaSearch
 from launch.cluster import placement, session
 from launch.console.interrupts import Interrupts
 from launch.experiments.callbacks import ProgressCallback, TrackerCallback
+from launch.experiments.outcome import trials_frame
 from launch.experiments.search import ResolvePaths, Search, check_trial_placement
 from launch.experiments.space import OBJECTIVE, TIME_KEY, Axis, grid_points
 from policies.cory import Cory, CoryConfig
 from policies.settings.processes import cpus, processes
 
-REDUCTION_FACTOR = 3
-"""ASHA: the best third continues at each rung."""
+if TYPE_CHECKING:
+    import pandas as pd
+
 PBT_CHECKPOINTS = 4
 """PBT: checkpoints of a trial. Until a clone starts, the donor may save three more."""
 
@@ -35,7 +38,7 @@ def run_search(
     interrupts: Interrupts,
     max_minutes: float | None,
     debug: bool,
-) -> tune.ResultGrid:
+) -> "pd.DataFrame":
     """Runs all remaining trials of a search, until they end or the search is stopped.
 
     Args:
@@ -46,20 +49,23 @@ def run_search(
         max_minutes: time budget; None: no limit.
         debug: show libraries' logs.
 
+    Returns:
+        The trials so far (`trials_frame`).
+
     Raises:
         CommandError: a trial requires more resources than Ray has.
     """
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths refer to the user's working directory
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` handles SIGINT
     if not debug:
-        os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
+        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # otherwise Tune prints boxes in spite of `verbose=0`
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it repeats the errors of trials
     point_settings = grid_points(search.settings, search.axes)
     largest = max((processes(settings, trial=True) for settings in point_settings), key=cpus)
     with session.ray_session(largest, debug):
         interrupts.install()  # Ray has replaced the SIGTERM handler
         if session.UNCHECKED not in os.environ:
             check_trial_placement(point_settings, placement.alive_nodes())
-        tuner = make_tuner(Cory, CoryConfig().cory(**search.space(resolve_paths)), search, folder)
         # Not `time_budget_s`, which marks unfinished trials as ended, so that they could not resume.
         timer = threading.Timer(60 * (max_minutes or 0), request_stop)
         timer.daemon = True
@@ -67,14 +73,22 @@ def run_search(
             timer.start()
         interrupts.training = True
         try:
-            return tuner.fit()
+            return run_trials(Cory, CoryConfig().cory(**search.space(resolve_paths)), search, folder)
         finally:
             timer.cancel()
 
 
+def run_trials(trainable: type[tune.Trainable], space: Any, search: Search, folder: Path) -> "pd.DataFrame":
+    """Starts a search, or resumes it if it has started."""
+    folder = folder.resolve()
+    make_tuner(trainable, space, search, folder).fit()
+    # Not `fit`'s own results, which show unfinished trials as ended after the search was stopped.
+    return trials_frame(tune.ExperimentAnalysis(str(folder)).trials, search)
+
+
 def make_tuner(trainable: type[tune.Trainable], space: Any, search: Search, folder: Path) -> tune.Tuner:
     """Creates the tuner of a search, or restores it if the search has started."""
-    settings, folder = search.settings, folder.resolve()
+    settings = search.settings
     if tune.Tuner.can_restore(str(folder)):
         return tune.Tuner.restore(str(folder), trainable, param_space=space, resume_errored=True)
     is_pbt = search.scheduler == "pbt"
@@ -119,7 +133,7 @@ def make_scheduler(search: Search) -> TrialScheduler | None:
             time_attr=TIME_KEY,
             max_t=settings.num_updates,
             grace_period=settings.eval_every,
-            reduction_factor=REDUCTION_FACTOR,
+            reduction_factor=3,  # the best third continues
         )
     if search.scheduler == "pbt":
         mutations = {
