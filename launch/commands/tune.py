@@ -1,7 +1,9 @@
 """`cory tune`: searches over settings, such as the exchange period, with Ray Tune."""
 
+import contextlib
 import functools
 import importlib.util
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -80,9 +82,6 @@ def tune(
     Exit codes:
       0 all trials are done; 1 some failed; 2 user error; 129, 130, 143 stopped by a signal.
     """
-    import contextlib
-    import io
-
     from launch.cluster import session
     from launch.cluster.gpus import check_gpus
     from launch.console import output

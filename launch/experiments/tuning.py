@@ -118,7 +118,7 @@ def make_tuner(trainable: type[tune.Trainable], space: Any, search: Search, fold
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=0 if is_pbt else settings.checkpoint_every,  # PBT saves its donors itself
                 checkpoint_at_end=True,
-                num_to_keep=max(PBT_CHECKPOINTS if is_pbt else 1, settings.keep_checkpoints),
+                num_to_keep=max(PBT_CHECKPOINTS, settings.keep_checkpoints) if is_pbt else settings.keep_checkpoints,
             ),
             verbose=0,
         ),
