@@ -174,7 +174,7 @@ def tune(
             progress.print(f"Aborted.{hint}" if is_resumable(folder) else "Aborted.", True)
             return interrupts.exit_code
     if len(results) < search.trials or (results["status"] == STATUS_UNFINISHED).any():
-        progress.print(f"{'The time is over.' if interrupts.requested is None else 'Stopped.'}{hint}", True)
+        progress.print(f"{'The time budget is exhausted.' if interrupts.requested is None else 'Stopped.'}{hint}", True)
         return exit_code if interrupts.requested is None else interrupts.exit_code
     return exit_code
 

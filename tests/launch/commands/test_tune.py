@@ -52,7 +52,7 @@ def test_a_stopped_and_killed_search_resumes_exactly_and_a_failed_trial_does_not
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     spent = cory("tune", "--resume", "found", "--max-minutes", "0.01")
-    assert spent.returncode == 0 and "The time is over. Continue with:" in spent.stdout, spent.stderr
+    assert spent.returncode == 0 and "The time budget is exhausted. Continue with:" in spent.stdout, spent.stderr
 
     resumed = cory(*command, "--continue")
     assert resumed.returncode == 1 and not resumed.stderr

@@ -82,7 +82,7 @@ def test_a_population_clones_its_best_members_and_does_not_wait_for_a_failed_one
     one_at_a_time = tune.with_resources(Climb, {"cpu": 4})
     frame = run_climb(tmp_path / "climb", search, one_at_a_time, cory_settings=settings)
     assert list(frame["status"]) == ["done", "failed", "done"] and list(frame["updates"]) == [6, 3, 6]
-    assert frame["reason"][1] == "This trial fails."
+    assert frame["reason"][1] == "RuntimeError: This trial fails."
     updates, rewards = read_progress(tmp_path / "climb" / "trial_00002")
     assert updates == [1, 2, 3, 4, 5, 6] and rewards[:4] == pytest.approx([0.01, 0.02, 0.03, 0.04])
     lr = rewards[5] - rewards[4]
@@ -102,7 +102,11 @@ def test_a_stopped_search_resumes_its_trials_from_their_checkpoints_and_a_failed
     frame = run_climb(tmp_path / "climb", search, **stopping)
     assert list(frame["lr"]) == [0.1, 0.2, 0.4, 0.6]
     assert list(frame["status"]) == ["done", "done", "failed", "failed"]
-    assert list(frame["reason"]) == ["", "", "This trial fails.", "This trial does not start."]
+    assert list(frame["reason"]) == [
+        "",
+        "",
+        *(f"RuntimeError: This trial {error}." for error in ("fails", "does not start")),
+    ]
     assert frame["combined_reward"][1] == pytest.approx(6 * 0.2)
     updates, rewards = read_progress(tmp_path / "climb" / "trial_00001")
     assert updates.count(1) == 1 and sorted(set(updates)) == list(range(1, 7))
