@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
-from launch.run_folder.final import FinalEvaluation, FinalInfluence
+from launch.run_folder.final import FinalEvaluation
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import EvaluatedResponse, MetricValues, SampleLine, Update, mean_over_policies, to_json
 from policies.settings.settings import Settings, make_settings, settings_in_categories
@@ -54,7 +54,6 @@ class FinalFigures(TypedDict):
     """Metrics of the chain's last response to the same queries, averaged over the orders of its policies, with
     `bare_kl` and `in_chain_kl` instead of `kl`. If chains can stop, also `chain_tokens`, the tokens that a chain
     generated per query."""
-    influence: NotRequired[FinalInfluence]
 
 
 class StudyRun(NamedTuple):
@@ -202,8 +201,6 @@ def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFig
     )
     if "last_response" in final:
         figures["last_response"] = mean_over_policies([_means(group) for group in final["last_response"].values()])
-    if "influence" in final:
-        figures["influence"] = final["influence"]
     return cast(FinalFigures, round_significant(figures))
 
 
