@@ -14,7 +14,8 @@ from launch.run_folder.environment import Hardware
 from launch.run_folder.final import FinalEvaluation
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import EvaluatedResponse, MetricValues, SampleLine, Update, mean_over_policies, to_json
-from policies.settings.settings import Settings, make_settings, settings_in_categories
+from policies.settings.removed import recorded_settings
+from policies.settings.settings import Settings, settings_in_categories
 
 Status = Literal["done", "collapsed", "diverged"]
 """`collapsed`: stopped by `stop_on_collapse`. `diverged`: stopped by a non-finite gradient. Both count as results."""
@@ -128,7 +129,7 @@ def read_result(file: Path) -> StudyRun:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         entries = {key: entries[key] for key in StudyRun._fields if key in entries}
-        run = StudyRun(**{**entries, "settings": make_settings(entries["settings"])})
+        run = StudyRun(**{**entries, "settings": recorded_settings(entries["settings"])})
         _add_derived_metrics(run)
         if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
             raise ValueError(f"it belongs to arm {run.arm}, seed {run.seed}")
