@@ -6,9 +6,9 @@ metrics.jsonl    one line per update; line 0 is the held-out evaluation before t
 samples.jsonl    sample responses of the chain, every few updates, and on held-out queries before and after training
 final.json       with `test_queries`: all responses of each policy alone, after the last update
 tensorboard/     the metrics for TensorBoard
-wandb/           with `wandb`: files of Weights & Biases
-wandb.id         with `wandb`: the run's id there
-trackio.id       with `trackio`: the run's name there
+wandb/           with `tracker=wandb`: files of Weights & Biases
+wandb.id         with `tracker=wandb`: the run's id there
+trackio.id       with `tracker=trackio`: the run's name there
 run.id           for a run in storage: its unique id
 checkpoints/     the latest checkpoints, and `best`
 log.txt          output of libraries and rewards

@@ -37,7 +37,7 @@ from launch.run_folder.lease import Lease, LeaseLostError
 from launch.run_folder.locks import LocksUnsupportedError, lock_folder
 from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.storage import Storage, StorageError, checkpoint_updates, is_uri
-from policies.settings.removed import recorded_settings
+from policies.settings.migration.removed import recorded_settings
 from policies.settings.settings import Settings, SettingsError
 
 

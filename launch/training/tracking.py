@@ -1,4 +1,4 @@
-"""Logs a run's metrics to TensorBoard files and, if enabled, to Weights & Biases and Trackio."""
+"""Logs a run's metrics to TensorBoard files and, if set, to Weights & Biases or Trackio."""
 
 import contextlib
 import importlib.util
@@ -112,7 +112,7 @@ class WeightsAndBiases(Tracker):
             )
         except wandb.Error as error:
             raise CommandError(
-                f"Weights & Biases failed to start: {error} Set WANDB_MODE=offline, or wandb=false."
+                f"Weights & Biases failed to start: {error} Set WANDB_MODE=offline, or tracker=null."
             ) from error
 
     def location(self) -> str | None:
@@ -241,21 +241,21 @@ def _warn(tracker: Tracker, error: Exception) -> None:
 
 
 SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "trackio": Trackio}
-"""External trackers by package name, which is also the setting that enables them."""
+"""External trackers by package name, the value of the setting `tracker`."""
 
 
 def check_trackers(settings: Settings) -> None:
-    """Checks that the enabled trackers are installed.
+    """Checks that the run's external tracker is installed.
 
     Raises:
-        CommandError: `wandb=true` or `trackio=true` without the package.
+        CommandError: It is not.
     """
-    for name in SERVICES:
-        if getattr(settings, name) and importlib.util.find_spec(name) is None:
-            raise CommandError(
-                f"{name}=true requires the package {name}, which is not installed. Run `pip install {name}`, or set "
-                f"{name}=false."
-            )
+    name = settings.tracker
+    if name is not None and importlib.util.find_spec(name) is None:
+        raise CommandError(
+            f"tracker={name} requires the package {name}, which is not installed. Run `pip install {name}`, or set "
+            "tracker=null."
+        )
 
 
 def open_trackers(folder: Path, settings: Settings, after: int | None) -> Trackers:
@@ -273,7 +273,7 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
 
 
 def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
-    """Opens the enabled external trackers.
+    """Opens the run's external tracker, if it has one.
 
     Args:
         folder: The run's folder, whose name is the default name of the tracker's run.
@@ -283,7 +283,7 @@ def open_services(folder: Path, settings: Settings, group: str | None = None) ->
     Raises:
         CommandError: A tracker fails to start.
     """
-    return [kind(folder, settings, group) for name, kind in SERVICES.items() if getattr(settings, name)]
+    return [SERVICES[settings.tracker](folder, settings, group)] if settings.tracker else []
 
 
 def end_services() -> None:

@@ -372,7 +372,5 @@ class Fields(BaseModel):
     """Number of latest checkpoints to keep, besides the best one."""
     samples_every: int = output_setting(5, ge=1)
     """Updates between sample texts."""
-    wandb: bool = output_setting(False)
-    """Also log to Weights & Biases (extra `wandb`)."""
-    trackio: bool = output_setting(False)
-    """Also log to Trackio, a local dashboard (extra `trackio`)."""
+    tracker: Literal["wandb", "trackio"] | None = output_setting(None)
+    """Also log to Weights & Biases (`wandb`), or to Trackio, a local dashboard (`trackio`); each is an extra."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
-from policies.settings.removed import recorded_settings
+from policies.settings.migration.removed import recorded_settings
 from policies.settings.settings import Settings
 from policies.settings.yaml12 import to_cli
 

@@ -208,8 +208,10 @@ def test_half_of_a_surrogate_pair_is_rejected_in_any_setting(key: str, text: str
 
 
 def test_yes_and_no_are_booleans_for_boolean_settings_and_text_for_text_settings() -> None:
-    settings = resolve_settings("imdb-tiny", [], ["wandb=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"])
-    assert (settings.wandb, settings.check_weight_sync, settings.chat, settings.system_prompt) == (
+    settings = resolve_settings(
+        "imdb-tiny", [], ["validation=yes", "check_weight_sync=off", "chat=on", "system_prompt=no"]
+    )
+    assert (settings.validation, settings.check_weight_sync, settings.chat, settings.system_prompt) == (
         True,
         False,
         True,

@@ -17,7 +17,7 @@ from policies.settings.settings import Settings
 class Trial:
     def __init__(self, name):
         self.trial_id, self.path = name, str(folder / name)
-        self.config = {"cory_settings": Settings(wandb=True).model_dump()}
+        self.config = {"cory_settings": Settings(tracker="wandb").model_dump()}
     def __str__(self):
         return self.trial_id
 

@@ -18,7 +18,7 @@ run, again = pathlib.Path(sys.argv[1]), sys.argv[2:]
 first, *rest = map(json.loads, sys.stdin)
 
 def session(*lines):
-    (tracker,) = open_services(run, Settings(trackio=True, lr=3e-5), group="search")
+    (tracker,) = open_services(run, Settings(tracker="trackio", lr=3e-5), group="search")
     for line in lines:
         response = {"role": "pioneer", "policy": "llm_1", "text": "good", "task_reward": 1.0}
         tracker.log_samples(line["update"], [{"query": "Is it", "responses": [response]}], True)

@@ -114,7 +114,7 @@ run = pathlib.Path(sys.argv[1])
 lines = [json.loads(line) for line in sys.stdin]
 with forward_warnings(print):
     for _ in range(2):  # a run, and its next attempt in the same process
-        with open_trackers(run, Settings(wandb=True), after=None) as trackers:
+        with open_trackers(run, Settings(tracker="wandb"), after=None) as trackers:
             trackers.log(0, flat_metrics(lines[0]))
             (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
             core.terminate()
@@ -147,6 +147,6 @@ def test_a_killed_tracker_is_dropped_with_a_warning_and_the_others_continue(tmp_
 def test_a_tracker_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("wandb", "trackio"):
-        with pytest.raises(CommandError, match=f"Run `pip install {name}`, or set {name}=false"):
-            check_trackers(Settings.model_validate({name: True}))
+        with pytest.raises(CommandError, match=f"Run `pip install {name}`, or set tracker=null"):
+            check_trackers(Settings.model_validate({"tracker": name}))
     check_trackers(paper_settings())

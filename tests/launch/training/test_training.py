@@ -113,7 +113,7 @@ def test_stop_on_collapse_saves_the_run_and_exits_with_3(cory: Cory, tmp_path: P
 def test_a_run_stopped_like_a_ray_job_is_saved_even_if_the_wandb_process_is_killed_too(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     tracked = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    process = start_cory(tmp_path, "train", *SMALL, "wandb=true", "num_updates=50", "--out", "run", **tracked)
+    process = start_cory(tmp_path, "train", *SMALL, "tracker=wandb", "num_updates=50", "--out", "run", **tracked)
     assert process.stdout and process.stderr
     lines_printed: list[str] = []
     while not lines_printed or not lines_printed[-1].lstrip().startswith("1/50"):

@@ -19,7 +19,7 @@ from tests.paper import make_settings
         ("max_prompt_length", "max_prompt_tokens"),
         ("num_train_epochs", "num_passes"),
         ("num_iterations", "num_epochs"),
-        ("report_to", "wandb=true"),
+        ("report_to", "tracker=wandb"),
         ("per_device_train_batch_size", "minibatch_size"),
         ("epsilon_high", "clip_ratio_high"),
         ("peft_config", "weights=lora"),

@@ -17,7 +17,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer, same_tokenizer
 from policies.cory import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_tensor_parallel
 from policies.models.model_names import BUNDLED_LM
-from policies.settings.removed import recorded_settings
+from policies.settings.migration.removed import recorded_settings
 from policies.settings.resolve import resolve
 from policies.settings.settings import SettingsError, changed_settings
 from tests.paper import PAPER, make_settings

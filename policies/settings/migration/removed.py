@@ -5,7 +5,13 @@ from typing import Any
 
 from policies.settings.settings import Settings, make_settings
 
-REMOVED: dict[str, Any] = {"num_siblings": 1, "group_baseline": 0.0, "critic_inputs": "tokens"}
+REMOVED: dict[str, Any] = {
+    "num_siblings": 1,
+    "group_baseline": 0.0,
+    "critic_inputs": "tokens",
+    "wandb": False,
+    "trackio": False,
+}
 """By name, the value without an effect (docs/project/removed.md)."""
 
 
