@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import FileSelector, S3FileSystem
 
+from launch.run_folder.storage import Storage, WriterChangedError
 from tests.launch.conftest import Cory
 from tests.launch.training.test_training import BREVITY, SMALL
 
@@ -58,7 +59,7 @@ def bucket() -> Iterator[tuple[S3FileSystem, str]]:
         process.wait()
 
 
-def test_a_run_in_a_bucket_is_trained_resumed_and_evaluated(
+def test_a_run_in_a_bucket_is_trained_resumed_and_taken_over(
     bucket: tuple[S3FileSystem, str], cory: Cory, tmp_path: Path
 ) -> None:
     filesystem, uri = bucket
@@ -76,7 +77,11 @@ def test_a_run_in_a_bucket_is_trained_resumed_and_evaluated(
         assert [json.loads(line)["update"] for line in metrics.read().splitlines()] == [0, 1, 2, 3, 4]
     paths = [file.path for file in filesystem.get_file_info(FileSelector("bucket/run/checkpoints", recursive=True))]
     assert "bucket/run/checkpoints/update_000004/manifest.json" in paths
-    evaluated = cory("evaluate", uri, "--checkpoint", "latest", "--queries", "2", "--samples", "1", **environment)
-    assert evaluated.returncode == 0 and "llm_1 after llm_2" in evaluated.stdout, evaluated.stderr
-    missing = cory("watch", uri.replace("bucket/run", "nobody/run"), "--once", **environment)
+    missing = cory("train", "--resume", uri.replace("bucket/run", "nobody/run"), **environment)
     assert missing.returncode == 2 and missing.stderr.startswith("Error: s3://nobody/run")
+    with filesystem.open_output_stream("bucket/run/.writer") as writer:
+        writer.write(b"another 1 on elsewhere")
+    storage = Storage(uri, (filesystem, "bucket/run"))
+    storage._writer = "mine"
+    with pytest.raises(WriterChangedError, match=r"^s3://bucket/run.* was taken over by process 1 on elsewhere"):
+        storage.upload(tmp_path, keep=1, best=None)
