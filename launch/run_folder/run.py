@@ -52,15 +52,7 @@ class Run:
 
     @classmethod
     def create(cls, location: str | Path | None, name: str = "") -> Self:
-        """Creates and locks a new run.
-
-        Args:
-            location: a folder; None: a new folder under `runs/`.
-            name: the beginning of that new folder's name.
-
-        Raises:
-            CommandError: the folder is not empty, cannot be created, or is in use by another process.
-        """
+        """Creates and locks a new run in a folder; None: a new folder `runs/NAME-TIME`."""
         run = cls(new_folder(name) if location is None else Path(location))
         run._is_new = location is None or not run.path.exists()
         make_folder(run.path)
@@ -79,11 +71,7 @@ class Run:
 
     @classmethod
     def open(cls, location: str | Path) -> Self:
-        """Opens an existing run, without locking it.
-
-        Raises:
-            CommandError: there is no run, or its location is a URI.
-        """
+        """Opens an existing run in a folder, without locking it."""
         reject_uri(str(location))
         path = Path(location)
         run = cls(path)
@@ -108,12 +96,7 @@ class Run:
         return is_config(self.read(CONFIG))
 
     def lock(self) -> None:
-        """Locks the run for this process until `unlock` or the end of the process. Does nothing if it is locked.
-
-        Raises:
-            CommandError: another process holds the lock.
-            LocksUnsupportedError: the file system has no locks.
-        """
+        """Locks the run for this process until `unlock` or the end of the process. Does nothing if it is locked."""
         if self._lock is None:
             self._lock = lock_folder(self.path)
             self._lock_file = (self.path / LOCK).stat()
@@ -125,23 +108,14 @@ class Run:
             self._lock = self._lock_file = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
-        """Writes `config.yaml`.
-
-        Args:
-            settings: of the run.
-            origin: the command that starts or resumes the run; added to the comments at the top of the file.
-        """
+        """Writes `config.yaml`. `origin`, the command that starts or resumes the run, becomes a comment at its top."""
         file = self.path / CONFIG
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.splitlines())}"]
         atomic_write(file, "\n".join(comments) + "\n" + settings_to_yaml(settings))
 
     def settings(self) -> Settings:
-        """Reads `config.yaml`. Missing settings have their defaults.
-
-        Raises:
-            CommandError: a setting is unknown or invalid, possibly because another version wrote it.
-        """
+        """Reads `config.yaml`. Missing settings have their defaults."""
         try:
             return make_settings(read_file(self.path / CONFIG))
         except (CommandError, SettingsError) as error:

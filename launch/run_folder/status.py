@@ -59,11 +59,7 @@ class RunStatus:
 
 
 def read_status(location: str | Path) -> RunStatus:
-    """Reads the state of the run in a folder. Incomplete lines are ignored.
-
-    Raises:
-        CommandError: there is no run, or one of its files is damaged.
-    """
+    """Reads the state of the run in a folder. Incomplete lines are ignored."""
     run = Run.open(location)
     # Before the updates, so that the last records of a process that is just ending are not missed.
     process = lock_holder(run.path)

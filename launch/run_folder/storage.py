@@ -56,15 +56,7 @@ def join_location(parent: str, name: str) -> str:
 
 
 def check_location(location: str, kind: str = "run") -> None:
-    """Rejects a location that would be lost after a Ray job, or that contains a secret.
-
-    Args:
-        location: a folder or a URI.
-        kind: of the output, for messages. Only a `run` may have a URI.
-
-    Raises:
-        CommandError: a relative path inside a Ray job; a URI with a secret; a URI for another kind of output.
-    """
+    """Rejects a folder that would be lost after a Ray job, a URI with a secret, and other URIs unless for a `run`."""
     if is_uri(location):
         if kind != "run":
             raise CommandError(f"{location} is a URI, but the {kind} requires a local folder. Use a path.")
@@ -82,11 +74,7 @@ def check_location(location: str, kind: str = "run") -> None:
 
 
 def reject_uri(location: str) -> None:
-    """Rejects a URI, for commands that read a run.
-
-    Raises:
-        CommandError: the location is a URI.
-    """
+    """Rejects a URI, for commands that read a run."""
     if is_uri(location):
         check_location(location)  # not to repeat a secret
         raise CommandError(
@@ -103,14 +91,9 @@ class Storage:
     """
 
     def __init__(self, uri: str, filesystem: "tuple[FileSystem, str] | None" = None) -> None:
-        """Resolves the URI without reading anything.
+        """Resolves the URI, as accepted by `pyarrow.fs.FileSystem.from_uri`, without reading anything.
 
-        Args:
-            uri: as accepted by `pyarrow.fs.FileSystem.from_uri`.
-            filesystem: a file system and a path in it; None: those of the URI.
-
-        Raises:
-            CommandError: the URI's file system is unknown.
+        `filesystem` is a file system and a path in it; None: those of the URI.
         """
         import pyarrow
         from pyarrow.fs import FileSystem

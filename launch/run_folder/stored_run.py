@@ -1,4 +1,7 @@
-"""A run in storage: it works in a folder of the user's cache, and is uploaded after each checkpoint."""
+"""A run in storage: it works in a folder of the user's cache, and is uploaded after each checkpoint.
+
+The folder's lock prevents a second process on this machine, the writer's id (`Storage`) one on another machine.
+"""
 
 import contextlib
 import platform
@@ -25,11 +28,7 @@ class StoredRun(Run):
 
     @classmethod
     def create(cls, location: str | Path | None, name: str = "") -> Self:
-        """Creates a new run at a URI: locks its local folder, and takes storage over.
-
-        Raises:
-            CommandError: there is a run with a checkpoint, or another process on this machine trains one.
-        """
+        """Creates a run at a URI that has none with a checkpoint: locks its local folder, and takes storage over."""
         run = cls(Storage(str(location)))
         run.lock()
         try:
@@ -49,11 +48,7 @@ class StoredRun(Run):
 
     @classmethod
     def open(cls, location: str | Path) -> Self:
-        """Opens and locks an existing run, to resume it. This only reads storage; `take_over` follows.
-
-        Raises:
-            CommandError: there is no run with a checkpoint, or another process on this machine trains it.
-        """
+        """Opens and locks an existing run, to resume it. This only reads storage; `take_over` follows."""
         run = cls(Storage(str(location)))
         if not run._has_checkpoint():
             raise CommandError(
@@ -65,24 +60,17 @@ class StoredRun(Run):
 
     @classmethod
     def is_started(cls, location: str) -> bool:
-        """Whether there is a run with a checkpoint, possibly one that is not uploaded yet.
-
-        Raises:
-            CommandError: the location has other files.
-        """
+        """Whether a URI has a run with a checkpoint, possibly one that is not uploaded yet."""
         return cls(Storage(location))._has_checkpoint()
 
     def lock(self) -> None:
-        """Locks the local folder for this process, which prevents other processes on this machine."""
         make_folder(self.path)
         super().lock()
 
     def user_path(self, path: Path) -> str:
-        """Returns the URI of a path in the run's folder."""
         return self.storage.uri_of("" if path == self.path else path.relative_to(self.path).as_posix())
 
     def latest_checkpoint(self) -> int:
-        """Returns the update of the latest checkpoint, local or in storage; -1 if there is none."""
         return max([super().latest_checkpoint(), *self.storage.updates()])
 
     def take_over(self) -> None:
@@ -104,20 +92,12 @@ class StoredRun(Run):
         Args:
             best: update of the best checkpoint, which is kept; None: the best one in the metrics.
             cancelled: whether to stop, asked before each file.
-
-        Raises:
-            WriterChangedError: another process has taken the run over.
-            StorageError: storage cannot be written.
         """
         best = self.best_update() if best is None else best
         self.storage.upload(self.path, self.settings().keep_checkpoints, best, cancelled)
 
     def finish_upload(self) -> None:
-        """Uploads the rest of a run that has ended or failed.
-
-        Raises:
-            StorageError: storage cannot be written; the message has the local folder and how to upload it.
-        """
+        """Uploads the rest of a run that has ended or failed. An error says where it is and how to upload it."""
         try:
             self.upload()
         except WriterChangedError:
@@ -129,7 +109,6 @@ class StoredRun(Run):
             ) from error
 
     def remove_local(self) -> None:
-        """Removes the local folder, and unlocks it."""
         (self.path / RUN_ID).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
         shutil.rmtree(self.path.parent)
         self.unlock()
@@ -149,11 +128,7 @@ class StoredRun(Run):
     def _download_newer(self, local: int) -> bool:
         """Replaces the local folder by the files in storage, without checkpoints, unless it is as new or newer.
 
-        Args:
-            local: the update of its latest checkpoint; -1 if there is none.
-
-        Returns:
-            Whether it was replaced.
+        `local` is the update of its latest checkpoint; -1 if there is none. Returns whether it was replaced.
         """
         local = local if self.read(RUN_ID) == self.storage.read(RUN_ID) else -1
         remote = max(self.storage.updates(), default=-1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import cory_rllib
 from launch.console.configuration import settings_to_yaml
 from launch.console.errors import CommandError
 from launch.main import main
@@ -13,10 +14,12 @@ from launch.run_folder.storage import Storage, StorageError, WriterChangedError
 from launch.run_folder.stored_run import StoredRun
 from launch.training.saving import CheckpointWriter
 from launch.training.training import Trainer
+from policies.cory import CoryConfig
 from tests.launch.conftest import mount, record_test_run
 from tests.launch.run_folder.conftest import SETTINGS, contents, on_another_machine, resume, stored_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
 from tests.launch.training.test_ending import recorded_algorithm
+from tests.paper import paper_settings
 
 
 @pytest.fixture
@@ -84,6 +87,24 @@ def test_taking_a_run_over_ends_the_process_that_trains_it_and_nothing_is_overwr
     (folder,) = (home / "cory-rllib" / "runs").glob("*/run")
     assert f"Its results are in {folder} on " in error
     assert [line["update"] for line in Run.open(folder).updates()][:4] == [1, 2, 3, 4]
+
+
+def test_a_run_in_storage_that_was_trained_from_python_stays_on_this_machine(
+    home: Path, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(self: Trainer, *_: object) -> int:
+        with CheckpointWriter(self.run, 2, pytest.fail) as checkpoints:
+            self._loop(recorded_algorithm(tmp_path / "recorded"), checkpoints)
+        return self.settings.num_updates
+
+    monkeypatch.setattr(Trainer, "train", train)
+    settings = paper_settings(backend="transformers", num_runners=0, num_updates=12, samples_every=100)
+    config = CoryConfig().cory(**settings.model_dump())
+    run = cory_rllib.train(config, out=f"file://{path}", quiet=True)
+    assert home in run.path.parents and run.location == str(run.path) and run.metrics == Run.open(path).updates()
+    assert Run.open(run.path).checkpoints.updates() == Run.open(path).checkpoints.updates() == [10, 12]
+    with pytest.raises(CommandError, match=f"^file://{path} is a URI, which only `cory train` takes"):
+        cory_rllib.load_run(f"file://{path}")
 
 
 def test_a_process_that_was_taken_over_writes_nothing_even_if_the_new_writer_has_ended(
