@@ -20,6 +20,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def path(home: Path, tmp_path: Path) -> Path:
+    """Folder of a run in storage."""
+    return tmp_path / "storage" / "run"
+
+
 @contextlib.contextmanager
 def on_another_machine(folder: Path) -> Iterator[None]:
     """Context manager: uses another cache, as on another machine."""
@@ -50,3 +56,9 @@ def resume(path: Path) -> StoredRun:
 def contents(path: Path) -> dict[str, bytes]:
     """Returns all files below a folder, by relative path."""
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def end(run: StoredRun) -> None:
+    """Ends a run whose updates are done."""
+    run.finish_upload()
+    run.remove_local()
