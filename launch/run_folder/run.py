@@ -29,7 +29,8 @@ from launch.run_folder.layout import (
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.storage import reject_uri
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.removed import recorded_settings
+from policies.settings.settings import Settings, SettingsError
 
 
 class Run:
@@ -117,7 +118,7 @@ class Run:
     def settings(self) -> Settings:
         """Reads `config.yaml`. Missing settings have their defaults."""
         try:
-            return make_settings(read_file(self.path / CONFIG))
+            return recorded_settings(read_file(self.path / CONFIG))
         except (CommandError, SettingsError) as error:
             raise CommandError(
                 f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (see "
