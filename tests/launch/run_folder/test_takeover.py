@@ -1,6 +1,10 @@
 """Taking a run in storage over from a process that still trains it."""
 
+import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +15,11 @@ from launch.run_folder.storage import Storage, WriterChangedError
 from launch.run_folder.stored_run import StoredRun
 from launch.training.saving import CheckpointWriter
 from launch.training.training import Trainer
+from tests.launch.conftest import Cory, start_cory
 from tests.launch.run_folder.conftest import SETTINGS, contents, end, on_another_machine, resume, stored_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
 from tests.launch.training.test_ending import recorded_algorithm
+from tests.launch.training.test_training import BREVITY, SMALL
 
 
 def test_taking_a_run_over_ends_the_process_that_trains_it_and_nothing_is_overwritten(
@@ -119,3 +125,34 @@ def test_a_checkpoint_that_the_other_process_was_just_completing_is_removed(path
     assert Storage(f"file://{path}").updates() == [0, 1]
     assert [line["update"] for line in Run.open(path).updates()] == [0, 1]
     run.unlock()
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Returns a run's metrics without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second")} for line in lines
+    ]
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_same_command_continues_exactly_from_storage_on_another_machine(
+    path: Path, cory: Cory, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    small = ("train", *SMALL, "dtype=fp32", "num_updates=4", "checkpoint_every=1")
+    words = (*small, "--out", f"file://{path}", "--continue")
+    process = start_cory(tmp_path, *words, XDG_CACHE_HOME=str(tmp_path / "one"))
+    assert process.stdout and process.stderr
+    while not (line := process.stdout.readline()).lstrip().startswith("3/4"):
+        assert line, process.stderr.read()  # it ended before its last update
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    again = cory(*words, XDG_CACHE_HOME=str(tmp_path / "another"))
+    assert again.returncode == 0 and "(resuming after update " in again.stdout, again.stderr
+    undisturbed = cory(*small, "--out", "undisturbed")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert metrics(path) == metrics(tmp_path / "undisturbed")
+    assert not list((tmp_path / "another" / "cory-rllib" / "runs").iterdir())
+    done = cory(*words, XDG_CACHE_HOME=str(tmp_path / "one"))  # its local folder is older
+    assert done.returncode == 0 and "is done: all 4 updates are completed" in done.stdout
