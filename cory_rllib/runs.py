@@ -16,8 +16,6 @@ from launch.run_folder import environment
 from launch.run_folder.layout import FROM_PYTHON
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
-from launch.run_folder.status import read_run
-from launch.run_folder.storage import RECORD_FILES
 from launch.training.steps import train_run
 from policies.settings.settings import Settings
 
@@ -27,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run's folder. Properties read the files on each access, so the run may still be training.
-
-    For a run in cloud storage, they read the files that `load_run` copied.
-    """
+    """A run's folder. Properties read the files on each access, so the run may still be training."""
 
     def __init__(self, directory: RunFolder) -> None:
         self.directory = directory
@@ -44,12 +39,12 @@ class Run:
 
     @property
     def location(self) -> str:
-        """Folder or URI of the run, as an argument for commands."""
-        return self.directory.user_path(self.directory.path)
+        """Folder of the run, as an argument for commands."""
+        return str(self.directory.path)
 
     @property
     def path(self) -> Path:
-        """Folder of the run; for a run in storage, of its local copy."""
+        """Folder of the run."""
         return self.directory.path
 
     @property
@@ -161,16 +156,15 @@ def load_run(location: str | Path) -> Run:
     """Opens a run of `cory train` or `train`.
 
     Args:
-        location: folder or URI of the run. From a URI, the files needed for reports are copied.
+        location: folder of the run.
 
     Returns:
         The run.
 
     Raises:
-        CommandError: there is no run at the location.
-        StorageError: the storage cannot be read.
+        CommandError: there is no run at the location, or it is a URI.
     """
-    return Run(read_run(expand_home(str(location)), RECORD_FILES))
+    return Run(RunFolder.open(expand_home(str(location))))
 
 
 def start_ray(config: CoryConfig) -> None:
@@ -203,12 +197,12 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
 
     Args:
         config: the run's configuration.
-        out: folder of the run, new or empty, or a URI; None: a new folder in `runs/`.
+        out: folder of the run, new or empty; or a URI, to which it is uploaded; None: a new folder in `runs/`.
         max_failures: how often to resume from the latest checkpoint after processes or machines are lost.
         quiet: whether to print only the location of the results.
 
     Returns:
-        The run; with `stop_on_collapse` it may have ended early.
+        The run; with `stop_on_collapse` it may have ended early. For a URI, it reads the local copy, `Run.path`.
 
     Raises:
         SettingsError: a setting is invalid or conflicts with another.
@@ -227,7 +221,8 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
         name=settings.task.partition("?")[0],
         max_failures=max_failures,
         quiet=quiet,
+        keep_local=True,
     )
     if code not in (0, EXIT_COLLAPSED):
         raise KeyboardInterrupt
-    return load_run(run.location)
+    return load_run(run.path)

@@ -39,7 +39,7 @@ def generate(
     """Generates responses to queries with the chain, or a single policy, by `transformers` in this process.
 
     Args:
-        source: an algorithm (its current weights), a run, or a run's folder or URI.
+        source: an algorithm (its current weights), a run, or a run's folder.
         queries: one query or several. Query n gets the same random numbers in each call.
         roles: policy ids in the order of the chain, such as `["llm_2", "llm_1"]`, or `["mean"]` for the LLM with the
             mean of all weights; None: the whole chain, in its roles at the end of training.
@@ -91,7 +91,7 @@ def evaluate(
     written.
 
     Args:
-        source: an algorithm, a run, or a run's folder or URI.
+        source: an algorithm, a run, or a run's folder.
         queries: number of queries, from the start of the split; None: all.
         samples: responses per query.
         split: `test`; `validation`, the queries that select the best checkpoint; or `train`.
@@ -138,7 +138,7 @@ def probe(
         probe("smollm2", "code-smollm2", feedback="task", queries=100).advice.text
 
     Args:
-        source: a run, a run's folder or URI; or a model: a folder, a hub id or a bundled name.
+        source: a run, a run's folder; or a model: a folder, a hub id or a bundled name.
         preset: of a model: the preset with the other settings; None: imdb-tiny.
         temperatures: of sampling, each above 0.
         queries: number of queries, from the start of the split; None: all.
@@ -198,7 +198,7 @@ def export(
     Active health warnings of the policy are issued as Python warnings.
 
     Args:
-        source: an algorithm (its current weights), a run, or a run's folder or URI.
+        source: an algorithm (its current weights), a run, or a run's folder.
         out: folder for the model, new or empty.
         policy: policy id such as `llm_1`, or `mean` for the mean of all weights; None if there is only one policy.
         checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.

@@ -21,7 +21,7 @@ def evaluate(
         typer.Argument(
             metavar="RUN|MODEL",
             parser=path_or_uri,
-            help="Folder or URI of a run; or folder, hub id or bundled name of a model.",
+            help="Folder of a run; or folder, hub id or bundled name of a model.",
         ),
     ],
     words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.")] = None,
@@ -41,8 +41,7 @@ def evaluate(
         typer.Option(
             metavar="DIR",
             parser=local_path,
-            help="Folder of the evaluation. [default: in RUN/evaluation; for models and runs in storage in "
-            "./evaluations]",
+            help="Folder of the evaluation. [default: in RUN/evaluation; for models in ./evaluations]",
         ),
     ] = None,
     quiet: Quiet = False,

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 def plot(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", parser=path_or_uri, help="Folders or URIs of runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", parser=path_or_uri, help="Folders of runs.")],
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=local_path,
-            help="Image file. [default: RUN/curves.png; ./curves.png for several runs; ./NAME-curves.png for a run in "
-            "storage]",
+            help="Image file. [default: RUN/curves.png; ./curves.png for several runs]",
         ),
     ] = None,
     csv: Annotated[
@@ -76,7 +75,7 @@ def _draw(location: str, out: Path | None) -> None:
     from launch.display.curves import draw_curves
 
     run = _read_run_with_metrics(location)
-    file = out or (run.curves if run.storage is None else Path(f"{run.path.name}-curves.png"))
+    file = out or run.curves
     make_folder(file.parent)
     draw_curves(run.updates(), run.settings(), file)
     print(file)
@@ -85,13 +84,11 @@ def _draw(location: str, out: Path | None) -> None:
 def _compare(locations: Sequence[str], out: Path) -> None:
     from launch.display.comparison import ComparedRun, comparison_plot, comparison_tables, group_runs
     from launch.display.tables import print_tables
-    from launch.run_folder.layout import FINAL
-    from launch.run_folder.storage import CACHED_FILES
 
     names = _short_names(locations)
     groups = group_runs(
         [
-            ComparedRun.read(_read_run_with_metrics(location, (*CACHED_FILES, FINAL)), name)
+            ComparedRun.read(_read_run_with_metrics(location), name)
             for location, name in zip(locations, names, strict=True)
         ]
     )
@@ -118,11 +115,8 @@ def _write_csv(locations: Sequence[str], file: Path) -> None:
 
 
 def _short_names(locations: Sequence[str]) -> list[str]:
-    """Returns a name per folder or URI: the last parts of its path, as few as make the names distinct."""
-    from launch.run_folder.storage import is_uri
-
-    addresses = [location if is_uri(location) else Path(location).resolve().as_posix() for location in locations]
-    parts = [tuple(address.partition("?")[0].rstrip("/").split("/")) for address in addresses]
+    """Returns a name per folder: the last parts of its path, as few as make the names distinct."""
+    parts = [Path(location).resolve().parts for location in locations]
     for size in range(1, max(map(len, parts)) + 1):
         names = ["/".join(path[-size:]) for path in parts]
         if len(set(names)) == len(set(parts)):
@@ -130,16 +124,15 @@ def _short_names(locations: Sequence[str]) -> list[str]:
     return names
 
 
-def _read_run_with_metrics(location: str, files: Sequence[str] | None = None) -> "Run":
+def _read_run_with_metrics(location: str) -> "Run":
     """Reads a run.
 
     Raises:
         CommandError: It has no metrics yet.
     """
-    from launch.run_folder.status import read_run
-    from launch.run_folder.storage import CACHED_FILES
+    from launch.run_folder.run import Run
 
-    run = read_run(location, files or CACHED_FILES)
+    run = Run.open(location)
     if not run.updates():
         raise CommandError(f"{location} has no metrics yet. Try again after the first update.")
     return run

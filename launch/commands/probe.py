@@ -21,7 +21,7 @@ def probe(
         typer.Argument(
             metavar="RUN|MODEL",
             parser=path_or_uri,
-            help="Folder or URI of a run; or folder, hub id or bundled name of a model.",
+            help="Folder of a run; or folder, hub id or bundled name of a model.",
         ),
     ],
     words: Annotated[
@@ -48,7 +48,7 @@ def probe(
         typer.Option(
             metavar="DIR",
             parser=local_path,
-            help="Folder of the result. [default: in RUN/probe; for models and runs in storage in ./probes]",
+            help="Folder of the result. [default: in RUN/probe; for models in ./probes]",
         ),
     ] = None,
     quiet: Quiet = False,

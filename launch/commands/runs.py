@@ -1,4 +1,4 @@
-"""`cory runs`: lists the runs in a folder or storage with their state and progress."""
+"""`cory runs`: lists the runs in a folder with their state and progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ListedRun(NamedTuple):
     """A run and its status."""
 
     run: str
-    """Its folder or URI."""
+    """Its folder."""
     state: str
     """A state of `launch.run_folder.status`, or `unreadable`."""
     process: str | None = None
@@ -45,12 +45,12 @@ class ListedRun(NamedTuple):
 def runs(
     folder: Annotated[
         str | None,
-        typer.Argument(metavar="[FOLDER|URI]", parser=path_or_uri, help="Folder or storage with runs. [default: runs]"),
+        typer.Argument(metavar="[FOLDER]", parser=path_or_uri, help="Folder with runs. [default: runs]"),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the runs in a folder or storage, including the runs of studies.
+    """List the runs in a folder, including the runs of studies.
 
     States:
       training    a process is training it
@@ -63,7 +63,7 @@ def runs(
     Examples:
       cory runs
       cory runs runs/study
-      cory runs s3://bucket/runs --json
+      cory runs /shared/runs --json
     """
     from launch.display.tables import print_tables
     from launch.run_folder.layout import RUNS
@@ -101,27 +101,21 @@ def _runs_table(rows: list[ListedRun]) -> Table:
 
 
 def list_runs(location: str) -> list[ListedRun]:
-    """Returns the runs below a folder or in storage, sorted by the time of their last update.
+    """Returns the runs below a folder, sorted by the time of their last update.
 
     Raises:
-        CommandError: The folder or storage does not exist.
-        StorageError: Storage cannot be read.
+        CommandError: The folder does not exist.
     """
     from launch.run_folder.layout import CONFIG
     from launch.run_folder.run import Run
-    from launch.run_folder.storage import Storage, is_uri
+    from launch.run_folder.storage import reject_uri
 
-    if is_uri(location):
-        storage = Storage(location)
-        run_locations = [storage.uri_of(name) for name in _topmost(storage.files())]
-    else:
-        folder = Path(location)
-        if not folder.is_dir():
-            raise CommandError(
-                f"{location} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder of runs."
-            )
-        files = [file.relative_to(folder).as_posix() for file in folder.rglob(CONFIG) if Run(file.parent).exists()]
-        run_locations = [str(folder / name) for name in _topmost(files)]
+    reject_uri(location)
+    folder = Path(location)
+    if not folder.is_dir():
+        raise CommandError(f"{location} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder of runs.")
+    files = [file.relative_to(folder).as_posix() for file in folder.rglob(CONFIG) if Run(file.parent).exists()]
+    run_locations = [str(folder / name) for name in _topmost(files)]
     return sorted(map(_list_run, run_locations), key=lambda run: (run.written or 0.0, run.run))
 
 

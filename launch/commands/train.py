@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +44,7 @@ def train(
     continue_: Continue = False,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", parser=path_or_uri, help="Continue a run from its latest checkpoint."),
+        typer.Option(metavar="DIR|URI", parser=path_or_uri, help="Continue a run from its latest checkpoint."),
     ] = None,
     max_failures: Annotated[
         int,
@@ -67,6 +66,7 @@ def train(
 
     --resume takes the settings from the run. Only settings for the length of training, output, computation, and the
     locations of data and model may change. Checkpoints are pickles, which can run code: resume only your own runs.
+    A run in a bucket is taken over: a process that trains it on another machine ends at its next upload.
 
     Examples:
       cory train imdb-tiny
@@ -108,6 +108,8 @@ def train(
             settings = _merge_resumable(run, settings)
             last_update = run.latest_checkpoint()
             if is_done(run, settings, last_update):  # avoids downloading the checkpoint
+                if not run.checkpoints.empty():
+                    run.take_over()  # uploads what storage lacks
                 print_done(run, last_update)
                 return 0
         _, code = train_run(
@@ -126,30 +128,23 @@ def train(
 
 def _open_run(location: str, stack: contextlib.ExitStack) -> "Run":
     """Opens and locks a run; `stack` unlocks it."""
-    from launch.run_folder.run import Run
     from launch.run_folder.storage import check_location
+    from launch.run_folder.stored_run import run_type
 
     check_location(location)
-    run = Run.open(location)
+    run = run_type(location).open(location)
     stack.callback(run.unlock)
     return run
 
 
 def _find_run(location: str) -> "Run | None":
-    """Opens the run in a folder or storage; None if there is none with a checkpoint.
-
-    Waits until the lease of a killed process expires, because `--continue` is for unattended restarts.
-    """
-    from launch.console.retry import retry
-    from launch.run_folder.lease import STALE, LeaseHeldError
-    from launch.run_folder.run import Run, is_started
+    """Opens the run in a folder or storage; None if there is none with a checkpoint."""
     from launch.run_folder.storage import check_location
-
-    def warn(error: Exception) -> None:
-        print(f"Warning: {error} Retrying until then.", file=sys.stderr, flush=True)
+    from launch.run_folder.stored_run import run_type
 
     check_location(location)
-    return retry(lambda: Run.open(location), STALE, LeaseHeldError, warn) if is_started(location) else None
+    kind = run_type(location)
+    return kind.open(location) if kind.is_started(location) else None
 
 
 def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":

@@ -1,4 +1,4 @@
-"""`cory watch RUN`: follows a run from another terminal or machine by reading its folder or storage."""
+"""`cory watch RUN`: follows a run from another terminal or machine by reading its folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ EXIT_NOT_DONE = 1
 """Exit code if the run is not done and no process is training it."""
 POLL_SECONDS = 1.0
 """Seconds between two reads of a run's folder."""
-STORAGE_POLL_SECONDS = 5.0
-"""Seconds between two reads of a run in storage."""
 
 
 def watch(
@@ -35,14 +33,9 @@ def watch(
 
     Exit codes: 0 the run is done; 1 it is not done and no process is training it; 3 stop_on_collapse ended it; 130
     interrupted by Ctrl-C.
-
-    A run in storage is followed until it is done, even if no process is training it: its lease still looks valid for
-    two minutes after the training process has died.
     """
-    from launch.console.retry import RETRY_SECONDS, retry
     from launch.display.terminal import Terminal
     from launch.run_folder.status import read_status
-    from launch.run_folder.storage import StorageError
     from launch.training.training import EXIT_COLLAPSED
 
     status = read_status(run)
@@ -50,13 +43,10 @@ def watch(
         shown_updates: list[Update] = []
         training: bool | None = None
 
-        def warn(error: Exception) -> None:
-            terminal.print(f"Warning: {error} Retrying for a minute.")
-
         while True:
             _print_new(terminal, shown_updates, status)
             shown_updates = status.updates
-            is_last = once or status.done or not (follow or status.process or status.stored)
+            is_last = once or status.done or not (follow or status.process)
             if terminal.has_bar and not is_last:
                 terminal.stage(_state_text(status))
             elif is_last or training != bool(status.process):
@@ -64,8 +54,8 @@ def watch(
             training = bool(status.process)
             if is_last:
                 return EXIT_COLLAPSED if status.collapsed else 0 if status.done or status.process else EXIT_NOT_DONE
-            time.sleep(STORAGE_POLL_SECONDS if status.stored else POLL_SECONDS)
-            status = retry(lambda: read_status(run), RETRY_SECONDS, StorageError, warn)
+            time.sleep(POLL_SECONDS)
+            status = read_status(run)
 
 
 def _print_new(terminal: Terminal, shown_updates: list[Update], status: RunStatus) -> None:
@@ -99,7 +89,7 @@ def _state_text(status: RunStatus) -> str:
         parts.append(f"{max(time.time() - status.written, 0):.0f} s ago")
     if status.process:
         parts.append(f"training in process {status.process}")
-    elif not (status.done or status.stored):
+    elif not status.done:
         parts.append("no process on this machine is training it")
     if status.done:
         parts.append("stopped because a policy collapsed" if status.collapsed else "done")

@@ -150,7 +150,7 @@ def local_path(word: str) -> Path:
     return Path(path_or_uri(word))
 
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", parser=path_or_uri, help="The run's folder or URI.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", parser=path_or_uri, help="The run's folder.")]
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="PRESET|FILE|KEY=VALUE", help="A preset or YAML file, and settings."),

@@ -324,9 +324,9 @@ def evaluate_batch(
 
 
 def default_folder(target: str, run: Run | None, checkpoint: Path | None, fingerprint: str) -> Path:
-    """Returns the default folder: inside the run's folder, or in `./evaluations` for storage and models."""
+    """Returns the default folder: inside the run's folder, or in `./evaluations` for models."""
     name = fingerprint if checkpoint is None else f"{checkpoint.name}-{fingerprint}"
-    if run is not None and run.storage is None:
+    if run is not None:
         return run.path / "evaluation" / name
     return Path("evaluations", f"{Path(target).resolve().name}-{name}")
 

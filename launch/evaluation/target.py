@@ -8,7 +8,6 @@ from typing import cast
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import located_settings
 from launch.run_folder.run import Run
-from launch.run_folder.status import read_run
 from launch.run_folder.storage import is_uri
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, settings_in_categories
@@ -19,15 +18,14 @@ GENERATED_QUERY_SETTINGS = ("digits", "operations")
 
 
 def find_run(target: str) -> Run | None:
-    """Returns the run in a folder or storage, or None if the target is a model.
+    """Returns the run in a folder, or None if the target is a model.
 
     Raises:
-        CommandError: The target is a path without a run or model, or a URI without a run.
-        StorageError: Storage cannot be read.
+        CommandError: The target is a path without a run or model, or a URI.
     """
     path = Path(target)
     if is_uri(target) or Run(path).exists():
-        return read_run(target)
+        return Run.open(target)
     if (path / "adapter_config.json").is_file():
         raise CommandError(f"{target} is an adapter. Evaluate its run, or export it with --merge.")
     is_path = path.exists() or target.startswith((".", "/")) or (len(path.parts) > 1 and path.parent.is_dir())

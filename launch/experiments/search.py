@@ -21,7 +21,6 @@ from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
-from launch.run_folder.storage import is_uri
 from launch.training.start import starting_policies
 from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
@@ -123,16 +122,10 @@ def pin_start_checkpoint(search: Search) -> Search:
     """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search.
 
     Raises:
-        CommandError: the run has no checkpoint, or it is a URI.
-        SettingsError: its policies do not match those of a trial.
+        CommandError: the run has no checkpoint.
+        SettingsError: its policies do not match those of a trial, or it is a URI.
     """
     kinds = distinct_settings(grid_points(search.settings, search.axes))
-    for settings in kinds:
-        if settings.start_from is not None and is_uri(settings.start_from):
-            raise CommandError(
-                f"start_from={settings.start_from} is a URI, but trials require a folder that all nodes share. Copy "
-                "the run to such a folder."
-            )
     starts = [starting_policies(settings) for settings in kinds]
     if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
         return search

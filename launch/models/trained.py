@@ -21,7 +21,6 @@ from launch.run_folder.locations import add_module_folders, locate_files
 from launch.run_folder.records import Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_models, find_model_changes
-from launch.run_folder.status import read_run
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE_POLICY
@@ -48,7 +47,7 @@ class PolicySet:
     policy_ids: tuple[str, ...]
     """Policy ids in chain order, as the next update would have assigned the roles."""
     location: str
-    """The run's folder or URI, for messages."""
+    """The run's folder, for messages."""
     name: str
     """Short name of the run."""
     command: str
@@ -194,21 +193,18 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
     """Opens a checkpoint of a run. The run may still be training.
 
     Args:
-        location: the run's folder or URI.
+        location: the run's folder.
         checkpoint: `best`, `latest` or the number of an update; None for the best, or the latest if none was evaluated.
 
     Raises:
         CommandError: the run or checkpoint was not found, is damaged, or has no entry in the run's metrics.
-        StorageError: storage cannot be read.
         FormatError: the run has another format version.
     """
-    run = read_run(location)
+    run = Run.open(location)
     update, folder = run.checkpoints.choose(checkpoint, POLICIES)
     metrics = [line for line in run.updates() if line["update"] <= update]
     if not metrics or metrics[-1]["update"] != update:
-        raise CommandError(
-            f"{run.user_path(run.metrics.path)} has no entry for update {update} of the requested checkpoint."
-        )
+        raise CommandError(f"{run.metrics.path} has no entry for update {update} of the requested checkpoint.")
     sources = Sources.read(run.path)
     settings = run.settings()
     if sources is not None:
@@ -221,7 +217,7 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
         update=update,
         metrics=metrics,
         policy_ids=_next_policy_ids(settings, metrics[-1]),
-        location=run.user_path(run.path),
+        location=str(run.path),
         name=run.path.resolve().name,
         command="\n".join(line.removeprefix("# ") for line in commands if line.startswith("# ")),
         read_weights=lambda policy_id: _read_weights(folder, policy_id),

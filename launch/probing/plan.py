@@ -131,7 +131,7 @@ def plan_probe(
     """Plans the probe of a run's policies or of a model.
 
     Args:
-        target: Folder or URI of a run; or folder, hub id or bundled name of a model.
+        target: Folder of a run; or folder, hub id or bundled name of a model.
         overrides: Settings that the user changes.
         warn: Called with each difference from the models of training, and with hints.
         preset, files: For a model: the settings; the defaults if there are neither.

@@ -47,10 +47,10 @@ class ProbeResult(NamedTuple):
 
 
 def probe_folder(target: str, plan: ProbePlan) -> Path:
-    """Returns the default folder: inside the run's folder, or in `./probes` for storage and models."""
+    """Returns the default folder: inside the run's folder, or in `./probes` for models."""
     run, checkpoint = (None, None) if plan.policies is None else (plan.policies.run, plan.policies.folder)
     name = plan.fingerprint if checkpoint is None else f"{checkpoint.name}-{plan.fingerprint}"
-    if run is not None and run.storage is None:
+    if run is not None:
         return run.path / "probe" / name
     return Path("probes", f"{Path(target).resolve().name}-{name}")
 

@@ -28,19 +28,9 @@ _DAMAGED_PREFIX = "damaged_"
 class Checkpoints:
     """The `checkpoints` folder of a run: `update_000010`, ..., and the link `best`."""
 
-    def __init__(
-        self, folder: Path, user_path: Callable[[Path], str] = str, fetch: Callable[[Path, str], object] | None = None
-    ) -> None:
-        """Initializes without reading or creating anything.
-
-        Args:
-            folder: the `checkpoints` folder, which may not exist yet.
-            user_path: formats a path in the folder for messages.
-            fetch: downloads part of a checkpoint into its folder when it is chosen; None: checkpoints are local.
-        """
+    def __init__(self, folder: Path) -> None:
+        """Initializes without reading or creating anything; the `checkpoints` folder may not exist yet."""
         self.folder = folder
-        self._user_path = user_path
-        self._fetch = fetch
 
     def save(self, update: int, write: Callable[[Path], object]) -> Path:
         """Saves a checkpoint, unless it exists.
@@ -106,29 +96,25 @@ class Checkpoints:
 
         Args:
             name: `best`, `latest` or an update's number; None: `best`, or `latest` if none was evaluated.
-            part: fetch and verify only files whose paths start with this prefix.
+            part: verify only files whose paths start with this prefix.
 
         Raises:
-            CommandError: the checkpoint does not exist, is damaged, or cannot be downloaded.
+            CommandError: the checkpoint does not exist or is damaged.
             FormatError: the checkpoint has another format.
         """
         saved, best = self.updates(), self.best()
         if not saved:
-            raise CommandError(
-                f"{self._user_path(self.folder)} has no checkpoint yet. Try again when the first update is saved."
-            )
+            raise CommandError(f"{self.folder} has no checkpoint yet. Try again when the first update is saved.")
         best_choice = [(BEST, update) for update in saved if self.path_of(update).resolve() == best]
         choices = dict([*best_choice, ("latest", saved[-1]), *((str(update), update) for update in saved)])
         name = name or next(iter(choices))
         listing = ", ".join(key if key == str(update) else f"{key} ({update})" for key, update in choices.items())
         if name not in choices:
-            raise CommandError(f"{self._user_path(self.folder)} has no checkpoint `{name}`. It has: {listing}.")
+            raise CommandError(f"{self.folder} has no checkpoint `{name}`. It has: {listing}.")
         path = self.path_of(choices[name])
-        if self._fetch is not None:
-            self._fetch(path, part)
         problem = manifest.verify(path, part)
         if problem is not None:
-            raise CommandError(f"{self._user_path(path)} {problem}. Choose another one with --checkpoint: {listing}.")
+            raise CommandError(f"{path} {problem}. Choose another one with --checkpoint: {listing}.")
         return choices[name], path
 
     def quarantine_damaged(self) -> list[str]:
@@ -164,7 +150,7 @@ class Checkpoints:
     def best(self) -> Path | None:
         """Returns the folder of the best checkpoint, if there is one."""
         link = self.folder / BEST
-        if link.is_file():  # downloaded from storage, which has a file instead of a link
+        if link.is_file():  # a copy of a run in storage, which has a file instead of a link
             link = self.folder / link.read_text(encoding="utf-8").strip()
         return link.resolve() if link.exists() else None
 

@@ -35,9 +35,9 @@ FINAL = "final.json"
 LOG, CURVES = "log.txt", "curves.png"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
-LEASE = ".lease"
-"""The lease of a run in storage (`launch.run_folder.lease`)."""
-WRITERS = (LOCK, LEASE)
+WRITER = ".writer"
+"""The id of the process that trains a run in storage (`launch.run_folder.storage`)."""
+WRITERS = (LOCK, WRITER)
 """Prefixes of the files that record which process may write."""
 RUN_ID = "run.id"
 REJECTED_BATCH_FILE = "refused_update_{:06d}_{}.safetensors"

@@ -1,27 +1,12 @@
-"""Reading a run without locking it, from its folder or a copy of storage: its progress and how it ended."""
+"""The state of a run, read without locking it: its progress and how it ended."""
 
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.console.errors import CommandError
-from launch.run_folder import manifest
-from launch.run_folder.checkpoints import Checkpoints, checkpoint_name
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, LEASE, LOCK, REJECTED_BATCH_FILE
-from launch.run_folder.lease import Owner
+from launch.run_folder.layout import REJECTED_BATCH_FILE
 from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.run import Run
-from launch.run_folder.storage import (
-    CACHED_FILES,
-    REJECTED_FILES,
-    Storage,
-    check_location,
-    checkpoint_updates,
-    is_uri,
-)
-from policies.models.cache import file_lock
 from policies.settings.settings import Settings
 
 TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED = "training", "ended", "collapsed", "diverged", "stopped"
@@ -38,10 +23,6 @@ class RunStatus:
     """When the last update was recorded, in seconds since 1970; None before the first."""
     process: str | None
     """The process that trains the run, as `123 on host`; None if there is none."""
-    stored: bool = False
-    """Whether the run is in storage. A killed process then still counts as training for two minutes."""
-    saved: int = -1
-    """The update of the latest checkpoint; -1 if there is none."""
     diverged: str | None = None
     """A sentence about the gradient that was not finite and ended the run; None if there was none."""
 
@@ -77,69 +58,14 @@ class RunStatus:
         return best_evaluation(self.updates, self.settings)
 
 
-def read_run(location: str | Path, files: Sequence[str] = CACHED_FILES) -> Run:
-    """Opens a run for reading, without a lock.
-
-    A run in storage is read from a copy in the user's cache, which is updated first. The copy's checkpoints are
-    downloaded only when they are chosen (`Checkpoints.choose`).
-
-    Args:
-        location: a folder or a URI.
-        files: patterns of the files that the copy contains (`Storage.download`).
-
-    Raises:
-        CommandError: there is no run, or the URI contains a password.
-        StorageError: storage cannot be read.
-    """
-    if not is_uri(str(location)):
-        return Run.open(location)
-    check_location(str(location))
-    storage = Storage(str(location))
-    if storage.folder is not None:
-        return Run.open(storage.folder)
-    run = Run(storage.cache("downloads"), storage)
-    run.path.mkdir(parents=True, exist_ok=True)
-    lock = file_lock(run.path / LOCK)
-
-    def fetch(checkpoint: Path, part: str) -> None:
-        name = f"{CHECKPOINTS}/{checkpoint.name}"
-        with lock:
-            storage.download(run.path, [f"{name}/{manifest.NAME}", f"{name}/{part}**"])
-
-    run.checkpoints = Checkpoints(run.checkpoints.folder, run.user_path, fetch)
-    with lock:
-        remote = storage.files()
-        storage.download(run.path, files, remote)
-        saved = checkpoint_updates(remote)
-        for update in {*run.checkpoints.updates()}.difference(saved):
-            shutil.rmtree(run.checkpoints.path_of(update))
-        for update in saved:
-            (run.checkpoints.folder / checkpoint_name(update)).mkdir(parents=True, exist_ok=True)
-    if not run.exists():
-        raise CommandError(f"{storage.uri} is not a run's folder: it has no run's {CONFIG}.")
-    return run
-
-
 def read_status(location: str | Path) -> RunStatus:
-    """Reads the state of a run. Incomplete lines are ignored.
-
-    Args:
-        location: the run's folder or URI.
-
-    Raises:
-        CommandError: there is no run, or one of its files is damaged.
-        StorageError: storage cannot be read.
-    """
-    run = read_run(location, (*CACHED_FILES, REJECTED_FILES))
+    """Reads the state of the run in a folder. Incomplete lines are ignored."""
+    run = Run.open(location)
     # Before the updates, so that the last records of a process that is just ending are not missed.
-    owner = Owner.read((run.storage or run).read(LEASE))
-    process = lock_holder(run.path) if run.storage is None else None
-    process = process or (str(owner) if owner is not None and owner.is_alive else None)
+    process = lock_holder(run.path)
     updates = run.updates()
     last_write = run.metrics.path.stat().st_mtime if updates else None
-    stored = is_uri(str(location))
-    saved = max(run.checkpoints.updates(), default=-1)
-    return RunStatus(run.settings(), updates, last_write, process, stored, saved, divergence(run))
+    return RunStatus(run.settings(), updates, last_write, process, divergence(run))
 
 
 def divergence(run: Run) -> str | None:

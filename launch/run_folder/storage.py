@@ -3,13 +3,17 @@
 The layout is that of a run's folder (`launch.run_folder.layout`), except that `checkpoints/best` is a file with the
 checkpoint's name, because object stores have no links. A checkpoint's manifest is uploaded last and removed first: a
 folder without a manifest is not a checkpoint.
+
+A process takes a run over by writing its own id into the object `WRITER`. Any other process that still writes there
+finds that id before its next file, and stops.
 """
 
 import contextlib
 import hashlib
 import os
+import platform
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -18,17 +22,12 @@ from launch.console.credentials import find_secret
 from launch.console.errors import IN_JOB, CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, checkpoint_name, parse_update
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, FINAL, LEASE, METRICS, SAMPLES, SOURCES, WRITERS
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, WRITER
 from policies.models.cache import user_cache
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo, FileSystem
+    from pyarrow.fs import FileSystem
 
-CACHED_FILES = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
-"""Files of a run that readers need, besides a checkpoint."""
-REJECTED_FILES = "refused_update_*"
-RECORD_FILES = (*CACHED_FILES, SAMPLES, FINAL, REJECTED_FILES)
-"""All files of a run that Python programs read, besides checkpoints."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems that publish a file only when it is complete, and have no folders."""
 PART_SUFFIX = ".part"
@@ -39,6 +38,10 @@ COPY_CHUNK_BYTES = 2**24
 
 class StorageError(CommandError):
     """Storage cannot be read or written. The message has the URI, the reason and a remedy."""
+
+
+class WriterChangedError(StorageError):
+    """Another process has taken the run over. The message has that process and this process's local folder."""
 
 
 def is_uri(location: str) -> bool:
@@ -53,15 +56,7 @@ def join_location(parent: str, name: str) -> str:
 
 
 def check_location(location: str, kind: str = "run") -> None:
-    """Rejects a location that would be lost after a Ray job, or that contains a secret.
-
-    Args:
-        location: a folder or a URI.
-        kind: of the output, for messages. Only a `run` may have a URI.
-
-    Raises:
-        CommandError: a relative path inside a Ray job; a URI with a secret; a URI for another kind of output.
-    """
+    """Rejects a folder that would be lost after a Ray job, a URI with a secret, and other URIs unless for a `run`."""
     if is_uri(location):
         if kind != "run":
             raise CommandError(f"{location} is a URI, but the {kind} requires a local folder. Use a path.")
@@ -78,18 +73,27 @@ def check_location(location: str, kind: str = "run") -> None:
         )
 
 
+def reject_uri(location: str) -> None:
+    """Rejects a URI, for commands that read a run."""
+    if is_uri(location):
+        check_location(location)  # not to repeat a secret
+        raise CommandError(
+            f"{location} is a URI, which only `cory train` takes (--out, --resume). Mount the bucket, or copy the run "
+            "to a folder, for example with `aws s3 sync URI DIR`."
+        )
+
+
 class Storage:
-    """A run's files at a URI. Only the process that holds the run's lock or `Lease` may write there."""
+    """A run's files at a URI.
+
+    The first write of a process takes the run over, unless it called `take_over` before. Methods raise a `StorageError`
+    if storage cannot be read or written, and a `WriterChangedError` if another process has taken the run over.
+    """
 
     def __init__(self, uri: str, filesystem: "tuple[FileSystem, str] | None" = None) -> None:
-        """Resolves the URI without reading anything.
+        """Resolves the URI, as accepted by `pyarrow.fs.FileSystem.from_uri`, without reading anything.
 
-        Args:
-            uri: as accepted by `pyarrow.fs.FileSystem.from_uri`.
-            filesystem: a file system and a path in it; None: those of the URI.
-
-        Raises:
-            CommandError: the URI's file system is unknown.
+        `filesystem` is a file system and a path in it; None: those of the URI.
         """
         import pyarrow
         from pyarrow.fs import FileSystem
@@ -102,57 +106,30 @@ class Storage:
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
             raise CommandError(f"Invalid run URI {uri}: {_reason(error)}. Use s3://, gs:// or file:///.") from error
         self._base = base.rstrip("/")
+        self._writer: str | None = None  # this process's id, once it has taken the run over
         self._uploaded: dict[str, tuple[int, int]] = {}  # (size, mtime) of uploaded files, by name
-        self._damaged: set[int] = set()  # updates whose remote checkpoints are damaged
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of storage on a local or mounted disk; None otherwise."""
-        return Path(self._base) if self._filesystem.type_name == "local" else None
+        self.resumed_after: int | None = None
+        """The update from which training resumed. The next upload removes later checkpoints from storage."""
 
     def uri_of(self, name: str) -> str:
         """Returns the URI of a file of the run, or of the run itself if `name` is empty."""
         return join_location(self.uri, name) if name else self.uri
 
-    def cache(self, kind: str) -> Path:
-        """Returns the folder for a copy of this run in the user's cache.
-
-        Args:
-            kind: `runs` for runs that are trained, `downloads` for runs that are only read.
-        """
+    def cache(self) -> Path:
+        """Returns the folder in the user's cache in which this run trains."""
         name = PurePosixPath(self.uri.partition("?")[0]).name
-        return user_cache() / kind / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name
+        return user_cache() / "runs" / hashlib.sha256(self.uri.encode()).hexdigest()[:12] / name
 
-    def files(self) -> "dict[str, FileInfo]":
-        """Lists the run's files in storage.
-
-        Returns:
-            Files by path relative to the run.
-
-        Raises:
-            StorageError: storage cannot be read.
-        """
-        from pyarrow.fs import FileSelector, FileType
-
-        with self._storage_errors("read"):
-            entries = self._filesystem.get_file_info(FileSelector(self._base, recursive=True, allow_not_found=True))
-        files = {file.path.removeprefix(self._base).lstrip("/"): file for file in entries if file.type == FileType.File}
-        return {name: file for name, file in files.items() if _is_run_file(name)}
+    def files(self) -> list[str]:
+        """Returns the paths of the run's files in storage, relative to the run."""
+        return [name for name in self._all_files() if not name.startswith(".") and not name.endswith(PART_SUFFIX)]
 
     def updates(self) -> list[int]:
-        """Returns the updates of the checkpoints in storage, in order.
-
-        Raises:
-            StorageError: storage cannot be read.
-        """
+        """Returns the updates of the checkpoints in storage, in order."""
         return checkpoint_updates(self.files())
 
     def read(self, name: str) -> bytes | None:
-        """Returns a file's content, or None if the file does not exist.
-
-        Raises:
-            StorageError: storage cannot be read.
-        """
+        """Returns a file's content, or None if the file does not exist."""
         from pyarrow.fs import FileType
 
         with self._storage_errors("read"):
@@ -161,67 +138,48 @@ class Storage:
             with self._filesystem.open_input_stream(self._full_path(name)) as file:
                 return file.read()
 
-    def write(self, name: str, content: bytes) -> None:
-        """Writes a small file atomically: readers see either the old or the new content, even after a kill.
-
-        Raises:
-            StorageError: storage cannot be written.
-        """
-
-        def write_content(path: str) -> None:
-            with self._filesystem.open_output_stream(path) as file:
-                file.write(content)
-
-        # In a thread, because Ctrl-C interrupts only the main thread: an object store would publish an empty object.
-        with self._atomic_target(name) as path, ThreadPoolExecutor(1) as thread:
-            thread.submit(write_content, path).result()
-
-    def remove(self, name: str) -> None:
-        """Removes a file.
-
-        Raises:
-            StorageError: the file does not exist, or storage cannot be written.
-        """
-        with self._storage_errors("written"):
-            self._filesystem.delete_file(self._full_path(name))
+    def take_over(self) -> None:
+        """Makes this process the run's only writer: any other one ends at its next upload."""
+        writer = f"{secrets.token_hex(8)} {os.getpid()} on {platform.node()}"
+        self._write(WRITER, writer.encode())
+        self._writer = writer
 
     def clear(self) -> None:
-        """Removes all files of the run from storage.
+        """Removes all files of the run from storage."""
+        entries = {name.partition("/")[0]: "/" in name for name in self.files()}
+        for name in sorted(entries, key=lambda name: name == CONFIG):  # last: without it, the rest is no run's
+            self.remove(name, is_folder=entries[name])
 
-        Raises:
-            StorageError: storage cannot be written.
-        """
-        from pyarrow.fs import FileSelector, FileType
-
+    def remove(self, name: str, is_folder: bool = False) -> None:
+        """Removes a file or a folder of the run from storage."""
+        self._check_writer()
         with self._storage_errors("written"):
-            for entry in self._filesystem.get_file_info(FileSelector(self._base, allow_not_found=True)):
-                if entry.type == FileType.Directory:
-                    self._filesystem.delete_dir(entry.path)
-                elif not entry.base_name.startswith(WRITERS):
-                    self._filesystem.delete_file(entry.path)
-        self._uploaded.clear()
+            if is_folder:
+                self._filesystem.delete_dir(self._full_path(name))
+            else:
+                self._filesystem.delete_file(self._full_path(name))
 
     def upload(self, folder: Path, keep: int, best: int | None, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Uploads new files of a run's folder, and removes old checkpoints.
 
-        Meanwhile, training may append to files and add checkpoints, but not remove any.
+        Meanwhile, training may append to files and add checkpoints, but not remove any. If the upload fails or is
+        cancelled, storage has a valid, older state of the run.
 
         Args:
-            folder: local; only one process may write to it and to this storage.
+            folder: local; only one process may write to it.
             keep: number of latest checkpoints to keep.
             best: update of the best checkpoint, which is kept too.
-            cancelled: whether to stop, asked before each file. Storage then has a valid, older state of the run.
-
-        Raises:
-            StorageError: storage cannot be written. It still has a valid, older state of the run.
+            cancelled: whether to stop, asked before each file.
         """
-        for update in sorted(self._damaged):  # training has resumed from an earlier checkpoint
+        remote = {*self._all_files()}
+        saved = {*checkpoint_updates(remote)}
+        obsolete = [] if self.resumed_after is None else [update for update in saved if update > self.resumed_after]
+        for update in obsolete:  # damaged, or of the process that was taken over
             self.remove(f"{CHECKPOINTS}/{checkpoint_name(update)}/{manifest.NAME}")
-            self._damaged.remove(update)
-        remote = self.files()
+            saved.remove(update)
+        self.resumed_after = None
         paths = sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
         local = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
-        saved = {*checkpoint_updates(remote)}
         updates = sorted(saved.union(checkpoint_updates(local)))
         retained = {*updates[-keep:], *([best] if best in updates else [])}
         missing = {*map(checkpoint_name, retained - saved)}
@@ -232,72 +190,72 @@ class Storage:
             parts = PurePosixPath(name).parts
             is_hidden = any(part.startswith(".") for part in parts)
             if parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden:
-                self._upload(local[name], name)
+                self._upload(local[name], name, is_present=name in remote)
         if best in retained:
-            self.write(f"{CHECKPOINTS}/{BEST}", f"{checkpoint_name(best)}\n".encode())
-        for checkpoint in self._checkpoint_names().difference(map(checkpoint_name, retained)):
-            if f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}" in remote:
-                self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
-            with self._storage_errors("written"):
-                self._filesystem.delete_dir(self._full_path(f"{CHECKPOINTS}/{checkpoint}"))
+            self._write(f"{CHECKPOINTS}/{BEST}", f"{checkpoint_name(best)}\n".encode())
+        for checkpoint in {PurePosixPath(name).parts[1] for name in remote if name.startswith(f"{CHECKPOINTS}/")}:
+            number = parse_update(checkpoint)
+            if number is not None and number not in retained:
+                if number in saved:
+                    self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
+                self.remove(f"{CHECKPOINTS}/{checkpoint}", is_folder=True)
 
-    def download(self, folder: Path, patterns: Sequence[str], files: "Mapping[str, FileInfo] | None" = None) -> None:
-        """Syncs a folder from storage: downloads files that differ, removes files that storage does not have.
-
-        Args:
-            folder: local; only one process may sync it at a time, but others may read.
-            patterns: of the files to sync: `*` matches all but `/`; `**` at the end matches anything.
-            files: the result of `files`; None: list them.
-
-        Raises:
-            StorageError: storage cannot be read.
-        """
-        remote = {name: file for name, file in (files or self.files()).items() if _matches_any(name, patterns)}
-        for path in list(folder.rglob("*")):
-            name = path.relative_to(folder).as_posix()
-            is_lock = name.startswith(WRITERS)
-            if name not in remote and not is_lock and _matches_any(name, patterns) and path.is_file():
-                path.unlink()
-        for name, file in remote.items():
-            path = folder / name
-            if not (path.exists() and _size_and_mtime(path) == (file.size, file.mtime_ns)):
-                self._download(name, path, file.mtime_ns)
+    def download(self, folder: Path) -> None:
+        """Downloads the run's files. Not folders, whose files training only adds: checkpoints, those of trackers."""
+        for name in self.files():
+            if "/" not in name:
+                self._download(name, folder)
 
     def download_checkpoint(self, folder: Path) -> None:
-        """Downloads the latest valid checkpoint, and damaged later ones, so they are reported.
-
-        Args:
-            folder: the run's local folder.
-
-        Raises:
-            StorageError: storage cannot be read.
-        """
-        for update in reversed(self.updates()):
+        """Downloads the latest valid checkpoint, and damaged later ones, so they are reported."""
+        files = self.files()
+        for update in reversed(checkpoint_updates(files)):
             checkpoint = f"{CHECKPOINTS}/{checkpoint_name(update)}"
-            self.download(folder, [f"{checkpoint}/**"])
+            for name in files:
+                if name.startswith(f"{checkpoint}/"):
+                    self._download(name, folder)
             if manifest.verify(folder / checkpoint) is None:
                 return
-            self._damaged.add(update)
+
+    def _check_writer(self) -> None:
+        """Checks that this process is the run's only writer; its first write makes it so.
+
+        Called before each file that is written or removed, so a process that was taken over may still change the one
+        file that it is busy with. The new writer copes with each of them: it uploads the records again with each
+        checkpoint, it removes checkpoints after the one that it resumed from, and the manifest of its own checkpoint
+        does not match another process's file.
+        """
+        if self._writer is None:
+            self.take_over()
+        elif (writer := self.read(WRITER)) != self._writer.encode():
+            process = "another process" if writer is None else f"process {writer.decode().partition(' ')[2]}"
+            raise WriterChangedError(
+                f"{self.uri} was taken over by {process}, so this process uploads nothing more. Its results are in "
+                f"{self.cache()} on {platform.node()}."
+            )
 
     def _full_path(self, name: str) -> str:
         return f"{self._base}/{name}"
 
-    def _checkpoint_names(self) -> set[str]:
-        """Returns the names of the checkpoints' folders, including incomplete checkpoints."""
+    def _all_files(self) -> list[str]:
+        """Returns the paths of all files, also incomplete ones, except those with `..`, which bucket keys may have."""
         from pyarrow.fs import FileSelector, FileType
 
         with self._storage_errors("read"):
-            entries = self._filesystem.get_file_info(FileSelector(self._full_path(CHECKPOINTS), allow_not_found=True))
-        names = {entry.base_name for entry in entries if entry.type == FileType.Directory}
-        return {name for name in names if parse_update(name) is not None}
+            entries = self._filesystem.get_file_info(FileSelector(self._base, recursive=True, allow_not_found=True))
+        names = [file.path.removeprefix(self._base).lstrip("/") for file in entries if file.type == FileType.File]
+        return [name for name in names if not {"", ".", ".."}.intersection(name.split("/"))]
 
-    def _upload(self, file: Path, name: str) -> None:
-        """Uploads a file atomically if it has changed. Signals do not interrupt Arrow, so objects are never cut off."""
+    def _upload(self, file: Path, name: str, is_present: bool) -> None:
+        """Uploads a file atomically if it has changed, or is not `is_present` in storage.
+
+        Signals do not interrupt Arrow, so objects are never cut off.
+        """
         from pyarrow.fs import LocalFileSystem, copy_files
 
         try:
             state = _size_and_mtime(file)
-            if self._uploaded.get(name) != state:
+            if not is_present or self._uploaded.get(name) != state:
                 with self._atomic_target(name) as path:
                     copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
                 self._uploaded[name] = state
@@ -305,16 +263,29 @@ class Storage:
             if file.exists():  # otherwise its library removed it during the upload
                 raise
 
+    def _write(self, name: str, content: bytes) -> None:
+        """Writes a small file atomically: readers see either the old or the new content, even after a kill."""
+
+        def write_content(path: str) -> None:
+            with self._filesystem.open_output_stream(path) as file:
+                file.write(content)
+
+        # In a thread, because Ctrl-C interrupts only the main thread: an object store would publish an empty object.
+        with self._atomic_target(name) as path, ThreadPoolExecutor(1) as thread:
+            thread.submit(write_content, path).result()
+
     @contextlib.contextmanager
     def _atomic_target(self, name: str) -> Iterator[str]:
         """Yields a path to write to; the file gets its final name when the context exits."""
+        if name != WRITER:
+            self._check_writer()
         path = self._full_path(name)
         with self._storage_errors("written"):
             if self._filesystem.type_name in OBJECT_STORES:
                 yield path
                 return
-            # Several processes may write the lease at once.
-            unique = f".{secrets.token_hex(4)}" if name == LEASE else ""
+            # Several processes may take the run over at once.
+            unique = f".{secrets.token_hex(4)}" if name == WRITER else ""
             part = f"{path}{unique}{PART_SUFFIX}"
             self._filesystem.create_dir(str(PurePosixPath(path).parent), recursive=True)
             try:
@@ -325,28 +296,16 @@ class Storage:
                     self._filesystem.delete_file(part)
                 raise
 
-    def _download(self, name: str, file: Path, time: int | None) -> None:
-        """Downloads a file atomically.
-
-        Args:
-            name: of the file in storage.
-            file: local path.
-            time: modification time in storage, in nanoseconds since 1970, which the copy gets; None: unknown.
-        """
+    def _download(self, name: str, folder: Path) -> None:
+        """Downloads a file into the run's folder, where a copy that was cut off has no valid checkpoint."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
+        file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}{PART_SUFFIX}")
-        try:
-            with self._storage_errors(f"copied to {file}"):
-                copy_files(
-                    self._full_path(name), str(part), self._filesystem, LocalFileSystem(), chunk_size=COPY_CHUNK_BYTES
-                )
-                if time is not None:
-                    os.utime(part, ns=(time, time))
-                part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        with self._storage_errors(f"copied to {file}"):
+            copy_files(
+                self._full_path(name), str(file), self._filesystem, LocalFileSystem(), chunk_size=COPY_CHUNK_BYTES
+            )
 
     @contextlib.contextmanager
     def _storage_errors(self, action: str) -> Iterator[None]:
@@ -361,19 +320,6 @@ def checkpoint_updates(names: Iterable[str]) -> list[int]:
     paths = [PurePosixPath(name).parts for name in names]
     folders = [path[1] for path in paths if len(path) == 3 and path[0] == CHECKPOINTS and path[2] == manifest.NAME]
     return sorted(update for update in map(parse_update, folders) if update is not None)
-
-
-def _matches_any(name: str, patterns: Iterable[str]) -> bool:
-    return any(
-        name.startswith(pattern[:-2]) if pattern.endswith("**") else PurePosixPath("/", name).match(f"/{pattern}")
-        for pattern in patterns
-    )
-
-
-def _is_run_file(name: str) -> bool:
-    """Whether a file belongs to the run: no lock, no incomplete file, and no `..` (which bucket keys may contain)."""
-    is_internal = name.startswith(WRITERS) or name.endswith(PART_SUFFIX)
-    return not is_internal and not {"", ".", ".."}.intersection(name.split("/"))
 
 
 def _reason(error: Exception) -> str:

@@ -13,9 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from launch.run_folder.lease import LeaseLostError
 from launch.run_folder.run import Run
-from launch.run_folder.storage import StorageError
+from launch.run_folder.storage import StorageError, WriterChangedError
 
 if TYPE_CHECKING:
     from policies.checkpoint import Checkpoint
@@ -80,7 +79,7 @@ class CheckpointWriter:
 
         Raises:
             OSError, LearnerError: This or the previous checkpoint could not be written.
-            LeaseLostError: Another process has taken the run over.
+            WriterChangedError: Another process has taken the run over.
         """
         from policies.checkpoint import Checkpoint
 
@@ -102,7 +101,7 @@ class CheckpointWriter:
 
         Raises:
             OSError, LearnerError: It could not be written.
-            LeaseLostError: Another process has taken the run over.
+            WriterChangedError: Another process has taken the run over.
         """
         if self._pending is not None and self._pending.checkpoint.written():
             self._publish()
@@ -114,7 +113,7 @@ class CheckpointWriter:
 
         Raises:
             OSError, LearnerError: It could not be written.
-            LeaseLostError: Another process has taken the run over.
+            WriterChangedError: Another process has taken the run over.
         """
         self._publish()
         while self._upload is not None:
@@ -152,7 +151,7 @@ class CheckpointWriter:
         assert self._upload is not None
         try:
             self._upload.result()
-        except LeaseLostError:
+        except WriterChangedError:
             raise
         except StorageError as error:
             self._warn(f"Warning: {error} Training continues, and the next save uploads the missing files.")

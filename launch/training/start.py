@@ -9,8 +9,8 @@ from launch.run_folder.final import read_final
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
-from launch.run_folder.status import read_run
 from launch.run_folder.storage import is_uri
+from launch.run_folder.stored_run import run_type
 from policies.settings.settings import Settings
 from policies.settings.start import find_start_checkpoint, reject_incompatible_policies
 
@@ -29,7 +29,7 @@ def create_run(location: str | None, name: str, settings: Settings, sources: Sou
         CommandError: The location is in use, or the folder cannot be created.
         StorageError: Storage cannot be written.
     """
-    run = Run.create(location, name)
+    run = run_type(location).create(location, name)
     try:
         run.write_settings(settings, origin)
         sources.write(run.path)
@@ -41,7 +41,7 @@ def create_run(location: str | None, name: str, settings: Settings, sources: Sou
 
 
 def starting_policies(settings: Settings) -> Path | None:
-    """Returns the valid checkpoint whose policies a run starts from, downloaded if it is in storage.
+    """Returns the valid checkpoint whose policies a run starts from.
 
     Returns:
         The checkpoint named by `start_from`, or the best or else the latest of the run named by it; None: policies
@@ -49,19 +49,19 @@ def starting_policies(settings: Settings) -> Path | None:
 
     Raises:
         CommandError: There is no checkpoint, or it is damaged.
-        SettingsError: The checkpoint's policies have other settings; the message lists the differences.
-        StorageError: Storage cannot be read.
+        SettingsError: The checkpoint's policies have other settings; the message lists the differences. Or
+            `start_from` is a URI.
     """
     if settings.start_from is None:
         return None
-    if not is_uri(settings.start_from) and (Path(settings.start_from) / POLICIES).is_dir():
+    if is_uri(settings.start_from) or (Path(settings.start_from) / POLICIES).is_dir():
         checkpoint = find_start_checkpoint(settings)
         assert checkpoint is not None
         has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
         if has_manifest and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
             raise CommandError(f"start_from={settings.start_from} {problem}. Choose another checkpoint.")
         return checkpoint
-    run = read_run(settings.start_from)
+    run = Run.open(settings.start_from)
     reject_incompatible_policies(settings, run.settings())
     return run.checkpoints.choose(None, POLICIES)[1].resolve()
 

@@ -30,6 +30,7 @@ def train_run(
     max_failures: int = 0,
     quiet: bool = False,
     debug: bool = False,
+    keep_local: bool = False,
 ) -> tuple[Run, int]:
     """Trains a run to the end, or until the user stops it.
 
@@ -41,6 +42,7 @@ def train_run(
         name: Name of the new folder under `runs/`.
         allow_changes: Continue even if queries, models, tokenizers or templates changed.
         max_failures, quiet, debug: See `training.train_locked_run`.
+        keep_local: Keep the local folder of a new run in storage.
 
     Returns:
         The run, and the exit code of `training.train_locked_run`; 0 if it was already done.
@@ -90,6 +92,7 @@ def train_run(
             print(f"Warning: {memory_warning}", file=sys.stderr)
         starting_policies(settings)  # fail before the folder is created
         run = create_run(location, name, settings, sources, origin)
+        run.keep_local = keep_local
 
     if not quiet:
         print(describe_settings(located_settings, set_names, task), flush=True)
@@ -105,13 +108,13 @@ def train_run(
 
 
 def reopen(run: Run, settings: Settings, origin: str) -> int:
-    """Locks a run, rewinds it to its latest checkpoint unless it is done, and returns the checkpoint's update.
+    """Locks a run, takes it over, rewinds it to its latest checkpoint unless it is done, and returns that update.
 
     Raises:
         CommandError: The run has no checkpoint.
     """
     run.lock()
-    run.download_checkpoint()
+    run.take_over()
     done = latest_valid_checkpoint(run, lambda text: print(text, file=sys.stderr))
     if done is None:
         raise CommandError(f"{run.location} has no checkpoint to resume from. Start a new run.")

@@ -20,7 +20,7 @@ from launch.run_folder.layout import REJECTED_BATCH_FILE
 from launch.run_folder.records import HealthWarning, Sample, Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_queries
-from launch.run_folder.storage import StorageError
+from launch.run_folder.storage import StorageError, WriterChangedError
 from launch.training.description import describe_run
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, lacks_final, latest_valid_checkpoint, starting_policies
@@ -99,7 +99,9 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
     else:
         draw_curves(run.updates(), settings, run.curves)
         print_summary(run, settings, terminal)
-    run.finalize_upload()
+    run.finish_upload()
+    if not run.keep_local:
+        run.remove_local()
     if stopped:
         return interrupts.exit_code
     if last_update < settings.num_updates:
@@ -113,10 +115,15 @@ def _explain_failure(run: Run) -> Iterator[None]:
     """Uploads a failed run, and adds notes to its exception: saved files and how to resume."""
     try:
         yield
+    except WriterChangedError:
+        raise  # resuming would take the run back
     except Exception as error:
         batch = _save_rejected_batch(run, error)
-        if not isinstance(error, StorageError) and (sync_error := run.sync_error()) is not None:
-            error.add_note(sync_error)
+        if not isinstance(error, StorageError):
+            try:
+                run.finish_upload()
+            except StorageError as storage_error:
+                error.add_note(str(storage_error))
         if batch is not None:
             error.add_note(f"The rejected batch is saved in {batch}. Load it with safetensors.torch.load_file.")
         error.add_note(_how_to_resume(run))
@@ -301,8 +308,9 @@ def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
 
 def _how_to_resume(run: Run) -> str:
     if not run.path.exists():
-        moved = "Its folder was moved or removed. If it was moved, resume with `cory train --resume` and the new path."
-        return moved if run.storage is None else f"The whole run is in {run.location}."
+        if run.location != str(run.path):
+            return f"The run is in {run.location}."
+        return "Its folder was moved or removed. If it was moved, resume with `cory train --resume` and the new path."
     latest = run.checkpoints.latest()
     if latest is None:
         return "No checkpoint was saved."

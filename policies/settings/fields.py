@@ -91,7 +91,7 @@ class Fields(BaseModel):
     """Commit, tag or branch of `model` on the hub, for its weights, its tokenizer and the reference; or a list with one
     per LLM, null for those whose model is a folder or bundled. Null: the hub's default branch."""
     start_from: str | None = policy_setting(None)
-    """Start from the policies of another run (a folder or URI; its best checkpoint) or of a checkpoint's folder.
+    """Start from the policies of another run's folder (its best checkpoint) or of a checkpoint's folder.
     `model` stays the reference, and optimizers start fresh."""
     trust_remote_code: bool = sampling_setting(False)
     """Run Python code that comes with the model."""

@@ -34,8 +34,8 @@ def find_start_checkpoint(settings: Settings) -> Path | None:
         return None
     if "://" in settings.start_from:
         raise SettingsError(
-            f"start_from={settings.start_from} is a URI, which only `cory train` and `cory study` can read. Copy that "
-            "run to a folder, and set start_from to the folder."
+            f"start_from={settings.start_from} is a URI. Mount the bucket, or copy the run to a folder, for example "
+            "with `aws s3 sync URI DIR`, and set start_from to the folder."
         )
     folder = Path(settings.start_from)
     checkpoint = folder if (folder / POLICIES).is_dir() else _find_checkpoint(folder / "checkpoints")

@@ -87,7 +87,7 @@ def test_a_restored_algorithm_does_not_need_the_run_it_started_from(
     [
         ("missing", "start_from=missing is not a folder on this machine. Set it to the folder of a run or checkpoint."),
         (".", "start_from=. contains no checkpoint. Set"),
-        ("s3://bucket/run", "start_from=s3://bucket/run is a URI, which only `cory train` and `cory study` can read."),
+        ("s3://bucket/run", "start_from=s3://bucket/run is a URI. Mount the bucket, or copy the run to a folder"),
     ],
 )
 def test_a_missing_checkpoint_is_an_error_before_the_algorithm_is_built(

@@ -21,7 +21,7 @@ from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain, make_env_chain
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, collect_sources
-from launch.run_folder.status import read_run
+from launch.run_folder.stored_run import StoredRun
 from launch.training.preflight import load_task
 from launch.training.training import Trainer
 from tests.launch.conftest import record_test_run, write_policies
@@ -257,7 +257,7 @@ def test_an_evaluation_of_changed_data_warns_about_possible_training_queries(pro
 
 def test_the_sources_of_a_run_in_storage_are_stored_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(project / "cache"))
-    run = Run.create(f"file://{project}/stored")
+    run = StoredRun.create(f"file://{project}/stored")
     run.write_settings(make_settings(VALUES), "cory train")
     sources = Sources.read(project / "run")
     assert sources is not None
@@ -266,8 +266,8 @@ def test_the_sources_of_a_run_in_storage_are_stored_too(project: Path, monkeypat
     run.upload()
     run.unlock()
     monkeypatch.setenv("XDG_CACHE_HOME", str(project / "another_machine"))
-    assert Sources.read(read_run(f"file://{project}/stored").path) == sources
-    reopened = Run.open(f"file://{project}/stored")
+    assert Sources.read(project / "stored") == sources
+    reopened = StoredRun.open(f"file://{project}/stored")
     assert Sources.read(reopened.path) == sources
     reopened.unlock()
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from launch.commands.runs import ListedRun, list_runs
-from launch.run_folder.layout import LEASE
 from launch.run_folder.run import Run
 from tests.launch.conftest import Cory, record_test_run
 from tests.paper import paper_settings
@@ -58,17 +57,6 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
     assert last.process == (training.path / ".lock").read_text()
     assert "metrics.jsonl line 1" in (runs["broken"].problem or "")
     assert runs_by_path(tmp_path / "study") and list_runs(str(tmp_path / "ended"))[0].update == 12
-
-
-@pytest.mark.parametrize(("age", "state"), [(5, "training"), (300, "stopped"), (None, "stopped")])
-def test_a_run_in_storage_is_training_while_its_lease_is_renewed(tmp_path: Path, age: float | None, state: str) -> None:
-    record_run(tmp_path / "one")
-    if age is not None:
-        lease = {"writer": "a", "host": "elsewhere", "process": 7, "time": time.time() - age}
-        (tmp_path / "one" / LEASE).write_text(json.dumps(lease))
-    for location in (f"file://{tmp_path}", str(tmp_path)):
-        (run,) = list_runs(location)
-        assert (run.state, run.process) == (state, "7 on elsewhere" if state == "training" else None)
 
 
 def test_table_and_json_output_agree(cory_in_process: Cory, tmp_path: Path) -> None:

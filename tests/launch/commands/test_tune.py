@@ -182,7 +182,7 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
         (("imdb-tiny", "--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
         (
             ("imdb-tiny", "--over", "lr=1e-5", "start_from=s3://bucket/run"),
-            "start_from=s3://bucket/run is a URI, but trials req",
+            "start_from=s3://bucket/run is a URI. Mount the bucket, or copy the run to a folder",
         ),
         (
             ("imdb-tiny", "--over", "checkpoint_every=1,2"),

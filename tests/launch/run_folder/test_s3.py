@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import FileSelector, S3FileSystem
 
-from tests.launch.conftest import Cory
+from launch.run_folder.storage import Storage, WriterChangedError
+from tests.launch.conftest import Cory, record_test_run
+from tests.launch.run_folder.test_checkpoints import write_checkpoint
 from tests.launch.training.test_training import BREVITY, SMALL
+from tests.paper import paper_settings
 
 SERVER = os.environ.get("MOTO_SERVER") or shutil.which("moto_server")
 STARTS = 60.0
@@ -58,9 +61,7 @@ def bucket() -> Iterator[tuple[S3FileSystem, str]]:
         process.wait()
 
 
-def test_a_run_in_a_bucket_is_trained_resumed_and_evaluated(
-    bucket: tuple[S3FileSystem, str], cory: Cory, tmp_path: Path
-) -> None:
+def test_a_run_in_a_bucket_is_trained_and_resumed(bucket: tuple[S3FileSystem, str], cory: Cory, tmp_path: Path) -> None:
     filesystem, uri = bucket
     (tmp_path / "my_rewards.py").write_text(BREVITY)
     environment = {
@@ -76,7 +77,25 @@ def test_a_run_in_a_bucket_is_trained_resumed_and_evaluated(
         assert [json.loads(line)["update"] for line in metrics.read().splitlines()] == [0, 1, 2, 3, 4]
     paths = [file.path for file in filesystem.get_file_info(FileSelector("bucket/run/checkpoints", recursive=True))]
     assert "bucket/run/checkpoints/update_000004/manifest.json" in paths
-    evaluated = cory("evaluate", uri, "--checkpoint", "latest", "--queries", "2", "--samples", "1", **environment)
-    assert evaluated.returncode == 0 and "llm_1 after llm_2" in evaluated.stdout, evaluated.stderr
-    missing = cory("watch", uri.replace("bucket/run", "nobody/run"), "--once", **environment)
+    missing = cory("train", "--resume", uri.replace("bucket/run", "nobody/run"), **environment)
     assert missing.returncode == 2 and missing.stderr.startswith("Error: s3://nobody/run")
+
+
+def test_a_run_in_a_bucket_that_was_taken_over_is_not_changed(
+    bucket: tuple[S3FileSystem, str], tmp_path: Path, home: Path
+) -> None:
+    filesystem, uri = bucket
+    run = record_test_run(tmp_path / "run", paper_settings(num_updates=12))
+    run.checkpoints.save(6, write_checkpoint)
+    storage, other = (Storage(uri, (filesystem, "bucket/run")) for _ in range(2))
+    storage.upload(run.path, keep=1, best=6)
+    other.take_over()
+    before = {name: storage.read(name) for name in [*storage.files(), ".writer"]}
+    run.checkpoints.save(12, write_checkpoint)
+    with pytest.raises(WriterChangedError, match=r"^s3://bucket/run.* was taken over by process \d+ on "):
+        storage.upload(run.path, keep=1, best=12)
+    assert {name: storage.read(name) for name in [*storage.files(), ".writer"]} == before
+    other.upload(run.path, keep=1, best=12)
+    assert other.updates() == [12] and other.read("checkpoints/best") == b"update_000012\n"
+    other.clear()
+    assert other.files() == []

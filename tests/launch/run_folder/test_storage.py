@@ -1,7 +1,9 @@
 """Uploading a run's folder to storage atomically, and downloading it."""
 
 import contextlib
+import platform
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,14 @@ import pytest
 from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem, _MockFileSystem
 
 from launch.console.errors import CommandError
+from launch.run_folder import manifest
 from launch.run_folder.run import Run
-from launch.run_folder.storage import CACHED_FILES, RECORD_FILES, Storage, StorageError, check_location
+from launch.run_folder.storage import Storage, StorageError, WriterChangedError, check_location
 from tests.launch.conftest import record_test_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
 from tests.paper import paper_settings
 
 SETTINGS = paper_settings(num_updates=12, keep_checkpoints=2)
-RUN_FILES = ["*"]
-"""The files of a run except its checkpoints."""
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_an_uploaded_run_is_downloaded_with_only_its_latest_checkpoint(
     storage.upload(run.path, keep=2, best=3)
     assert storage.updates() == [3, 9, 12]
     downloaded = Run(tmp_path / "elsewhere")
-    storage.download(downloaded.path, RUN_FILES)
+    storage.download(downloaded.path)
     assert downloaded.settings() == SETTINGS and downloaded.updates() == run.updates()
     assert not downloaded.checkpoints.updates()
     storage.download_checkpoint(downloaded.path)
@@ -57,37 +58,6 @@ def test_an_uploaded_run_is_downloaded_with_only_its_latest_checkpoint(
     storage.upload(downloaded.path, keep=2, best=3)
     assert storage.updates() == [3, 12, 15]
     assert not [name for name in storage.files() if "update_000009" in name or name.endswith(".part")]
-
-
-def test_a_copy_follows_storage_and_contains_only_the_requested_parts_of_a_checkpoint(
-    run: Run, storage: Storage, tmp_path: Path
-) -> None:
-    storage.upload(run.path, keep=2, best=6)
-    copy = Run(tmp_path / "copy")
-    storage.download(copy.path, CACHED_FILES)
-    assert copy.settings() == SETTINGS and copy.updates() == run.updates() and not list(copy.path.rglob("weights"))
-
-    checkpoint = copy.checkpoints.path_of(9)
-    storage.download(copy.path, ["checkpoints/update_000009/manifest.json", "checkpoints/update_000009/other**"])
-    assert [file.name for file in checkpoint.iterdir()] == ["manifest.json"]
-    storage.download(copy.path, ["checkpoints/update_000009/deep/**"])
-    assert copy.checkpoints.choose("9")[0] == 9
-    (checkpoint / "deep" / "weights").write_text("torn here")
-    storage.download(copy.path, ["checkpoints/update_000009/**"])
-    assert copy.checkpoints.choose("9")[0] == 9
-
-    # The run resumed from update 8 and repeated update 9; update 12 is gone.
-    shutil.rmtree(run.checkpoints.path_of(9))
-    shutil.rmtree(run.checkpoints.path_of(12))
-    run.checkpoints.save(9, lambda folder: write_checkpoint(folder, "new"))
-    run.cut_after(9)
-    storage.clear()
-    storage.upload(run.path, keep=2, best=None)
-    storage.download(copy.path, CACHED_FILES)
-    assert storage.updates() == [6, 9] and [line["update"] for line in copy.updates()] == list(range(10))
-    assert not (copy.checkpoints.folder / "best").exists()
-    storage.download(copy.path, ["checkpoints/update_000009/**"])
-    assert (checkpoint / "deep" / "weights").read_text() == "new"
 
 
 def test_keys_that_would_escape_the_folder_are_ignored(run: Run, tmp_path: Path) -> None:
@@ -104,25 +74,14 @@ def test_keys_that_would_escape_the_folder_are_ignored(run: Run, tmp_path: Path)
         with files.open_output_stream(f"bucket/run/{key}") as stream:
             stream.write(b"evil")
     copy = tmp_path / "deep" / "copy"
-    storage.download(copy, RUN_FILES)
+    storage.download(copy)
     storage.download_checkpoint(copy)
-    storage.download(copy, RECORD_FILES)
-    storage.download(copy, ["checkpoints/update_000012/**"])
     storage.upload(run.path, keep=2, best=None)
     assert files.get_file_info(
         "bucket/run/checkpoints/../out/log.txt"
     ).is_file  # not a checkpoint's folder, so not removed
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
     assert not [file for file in copy.rglob("*") if file.is_file() and file.read_bytes() == b"evil"]
-
-
-def test_a_star_in_a_pattern_matches_one_folder(run: Run, storage: Storage, tmp_path: Path) -> None:
-    for path in ("best-1234", "mine/best-5678"):
-        (run.path / "evaluation" / path).mkdir(parents=True)
-        (run.path / "evaluation" / path / "evaluation.json").write_text("{}")
-    storage.upload(run.path, keep=2, best=None)
-    storage.download(tmp_path / "copy", ["evaluation/*/evaluation.json"])
-    assert [file.parent.name for file in (tmp_path / "copy").rglob("evaluation.json")] == ["best-1234"]
 
 
 def test_a_cancelled_upload_leaves_the_previous_state_and_the_next_one_completes_it(run: Run, storage: Storage) -> None:
@@ -170,32 +129,48 @@ class FailingFileSystem(fsspec.implementations.local.LocalFileSystem):
 
 
 @pytest.mark.parametrize("is_object_store", [False, True])
-def test_an_upload_killed_at_any_object_leaves_no_checkpoint_that_looks_valid_but_is_not(
-    run: Run, is_object_store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_upload_killed_at_any_object_leaves_a_state_to_resume_from(
+    run: Run, is_first: bool, is_object_store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    keep = 4 if is_first else 1
+    updates = (3, 6, 9, 12) if is_first else (3, 6, 9, 12, 15)
+    if is_object_store:
+        monkeypatch.setattr("launch.run_folder.storage.OBJECT_STORES", ("py::fsspec+broken",))
     observed = set()
     for limit in range(200):
         path = tmp_path / f"storage{limit}"
-        files = FailingFileSystem(limit, torn=not is_object_store)
-        if is_object_store:  # object stores have no folders
-            monkeypatch.setattr("launch.run_folder.storage.OBJECT_STORES", ("py::fsspec+broken",))
-            for update in (3, 6, 9, 12):
-                (path / "checkpoints" / f"update_{update:06d}" / "deep").mkdir(parents=True)
-        with contextlib.suppress(StorageError):
-            Storage("test://run", (PyFileSystem(FSSpecHandler(files)), str(path))).upload(run.path, keep=4, best=3)
         storage = Storage("test://run", (LocalFileSystem(), str(path)))
+        if not is_first:
+            shutil.rmtree(run.checkpoints.path_of(15), ignore_errors=True)
+            storage.upload(run.path, keep=4, best=3)
+            run.checkpoints.save(15, write_checkpoint)
+        if is_object_store:  # object stores have no folders
+            for update in updates:
+                (path / "checkpoints" / f"update_{update:06d}" / "deep").mkdir(parents=True, exist_ok=True)
+        files = FailingFileSystem(limit, torn=not is_object_store)
+        with contextlib.suppress(StorageError):
+            Storage("test://run", (PyFileSystem(FSSpecHandler(files)), str(path))).upload(run.path, keep=keep, best=3)
         copy = Run(tmp_path / f"copy{limit}")
-        storage.download(copy.path, ["**"])
+        storage = Storage("test://run", (LocalFileSystem(), str(path)))
+        storage.download(copy.path)
+        storage.download_checkpoint(copy.path)
+        saved = storage.updates()
         assert not list(copy.path.rglob("*.part"))
-        observed.add(tuple(storage.updates()))
-        for update in storage.updates():
-            assert copy.checkpoints.choose(str(update))[0] == update
+        assert copy.checkpoints.updates() == saved[-1:] and copy.checkpoints.latest_valid() == max(saved, default=-1)
+        for update in saved:
+            assert manifest.verify(path / "checkpoints" / f"update_{update:06d}") is None
             assert copy.updates() == run.updates() and copy.settings() == SETTINGS
+        observed.add(tuple(saved))
         if files.left >= 0:
             break
-        storage.upload(run.path, keep=4, best=3)  # the next attempt
-        assert storage.updates() == [3, 6, 9, 12] and not list(path.rglob("*.part"))
-    assert limit > 10 and observed == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
+        storage.upload(run.path, keep=keep, best=3)  # the next process
+        assert storage.updates() == (list(updates) if is_first else [3, 15]) and not list(path.rglob("[!.]*.part"))
+    assert limit > 10
+    if is_first:
+        assert observed == {(), (3,), (3, 6), (3, 6, 9), (3, 6, 9, 12)}
+    else:
+        assert (3, 6, 9, 12) in observed and (3, 15) in observed and all(3 in saved for saved in observed)
 
 
 class CleanedFileSystem(fsspec.implementations.local.LocalFileSystem):
@@ -221,11 +196,18 @@ def test_a_file_removed_during_its_upload_is_skipped(run: Run, tmp_path: Path) -
     assert not removed.exists() and storage.read("a") is None and storage.updates() == [9, 12]
 
 
-def test_several_processes_may_write_the_lease_at_once(tmp_path: Path) -> None:
-    storage = Storage(f"file://{tmp_path}/run")
+def test_several_processes_may_take_a_run_over_at_once(tmp_path: Path) -> None:
+    storages = [Storage(f"file://{tmp_path}/run") for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda number: storage.write(".lease", b"one"), range(200)))
-    assert storage.read(".lease") == b"one" and [path.name for path in (tmp_path / "run").iterdir()] == [".lease"]
+        list(threads.map(lambda number: storages[number % 4].take_over(), range(200)))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".writer"]
+    (tmp_path / "new").touch()
+    owners = []
+    for storage in storages:
+        with contextlib.suppress(WriterChangedError):
+            storage.upload(tmp_path, keep=1, best=None)
+            owners.append(storage)
+    assert len(owners) == 1
 
 
 def test_an_incomplete_upload_of_an_old_checkpoint_is_removed(run: Run, tmp_path: Path) -> None:
@@ -238,14 +220,48 @@ def test_an_incomplete_upload_of_an_old_checkpoint_is_removed(run: Run, tmp_path
     assert storage.updates() == [9, 12] and not leftover.parent.exists()
 
 
-def test_a_small_file_is_written_without_a_temporary_folder(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_storage_is_written_without_a_temporary_folder(
+    run: Run, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    for content in (b"one", b"another"):
-        storage.write("deep/name", content)
-        assert storage.read("deep/name") == content
-    assert list(storage.files()) == ["deep/name"]
+    storage.upload(run.path, keep=2, best=9)
+    assert storage.read("checkpoints/best") == b"update_000009\n"
+
+
+def test_a_process_that_was_taken_over_writes_and_removes_nothing(run: Run, storage: Storage) -> None:
+    storage.upload(run.path, keep=2, best=3)
+    before = {name: storage.read(name) for name in storage._all_files()}
+    Storage(storage.uri, (storage._filesystem, storage._base)).take_over()
+    run.metrics.append({"update": 13})
+    run.checkpoints.save(15, write_checkpoint)
+    message = rf"^test://bucket/run was taken over by process \d+ on {platform.node()}, so .* in {storage.cache()} on "
+    for action in (lambda: storage.upload(run.path, keep=1, best=3), storage.clear, lambda: storage.remove(".writer")):
+        with pytest.raises(WriterChangedError, match=message):
+            action()
+    after = {name: storage.read(name) for name in storage._all_files()}
+    assert after.pop(".writer") != before.pop(".writer") and after == before
+
+
+def test_an_upload_ends_at_the_file_during_which_another_process_takes_the_run_over(
+    run: Run, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in range(100):
+        storage = Storage(storage.uri, (storage._filesystem, storage._base))
+        storage.take_over()
+        storage.clear()
+        answers = iter([False] * limit + [True])
+
+        def take_over(answers: Iterator[bool] = answers, storage: Storage = storage) -> bool:
+            if next(answers, False):  # before the next file
+                Storage(storage.uri, (storage._filesystem, storage._base)).take_over()
+            return False
+
+        try:
+            storage.upload(run.path, keep=1, best=None, cancelled=take_over)
+            break
+        except WriterChangedError:
+            assert len(storage.files()) == limit or storage.updates() == []
+    assert 2 < limit < 99
 
 
 def test_locations_that_are_temporary_or_contain_a_secret_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

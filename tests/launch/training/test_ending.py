@@ -15,6 +15,7 @@ from launch.display.terminal import Terminal
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
+from launch.run_folder.stored_run import StoredRun
 from launch.training import training
 from launch.training.saving import CheckpointWriter
 from launch.training.summary import last_answer_note, print_summary
@@ -27,7 +28,7 @@ from tests.paper import paper_settings
 
 def finish_run(uri: str, recorded: Path, event: str) -> int:
     """Finishes a run whose updates are all done, with a signal or failure in between."""
-    run = Run.create(uri)
+    run = StoredRun.create(uri)
     run.write_settings(SETTINGS, "cory train")
     for line in record_test_run(recorded, SETTINGS).updates():
         run.metrics.append(line)

@@ -16,6 +16,7 @@ from launch.run_folder import manifest
 from launch.run_folder.checkpoints import checkpoint_name
 from launch.run_folder.run import Run
 from launch.run_folder.storage import Storage
+from launch.run_folder.stored_run import StoredRun
 from launch.training.saving import CheckpointWriter
 from policies.cory import Cory
 from policies.learning import stored_policy
@@ -139,11 +140,15 @@ class SlowStorage(fsspec.implementations.local.LocalFileSystem):
 
 
 @pytest.fixture
-def slow(run: Run, tmp_path: Path) -> SlowStorage:
-    """Storage of the run."""
-    slow = SlowStorage()
-    run.storage = Storage("test://slow", (PyFileSystem(FSSpecHandler(slow)), str(tmp_path / "slow")))
-    return slow
+def slow() -> SlowStorage:
+    return SlowStorage()
+
+
+@pytest.fixture
+def stored_run(slow: SlowStorage, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
+    """The run, in slow storage."""
+    monkeypatch.setattr(Storage, "cache", lambda self: run.path)
+    return StoredRun(Storage("test://slow", (PyFileSystem(FSSpecHandler(slow)), str(tmp_path / "slow"))))
 
 
 def stored(tmp_path: Path) -> list[int]:
@@ -154,9 +159,9 @@ def stored(tmp_path: Path) -> list[int]:
 
 
 def test_training_continues_during_an_upload_and_the_next_one_has_what_is_new(
-    algorithm: Cory, run: Run, slow: SlowStorage, tmp_path: Path
+    algorithm: Cory, stored_run: StoredRun, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    with CheckpointWriter(run, 1, pytest.fail) as writer:
+    with CheckpointWriter(stored_run, 1, pytest.fail) as writer:
         slow.ready.set()
         writer.start(algorithm)
         writer.finish()
@@ -169,18 +174,18 @@ def test_training_continues_during_an_upload_and_the_next_one_has_what_is_new(
             assert slow.started.wait(60)  # the first upload, which does not end
             writer.poll()
         # The checkpoint that is being uploaded is not removed.
-        assert names(run) == ["update_000000", "update_000001", "update_000003"] and stored(tmp_path) == [0]
+        assert names(stored_run) == ["update_000000", "update_000001", "update_000003"] and stored(tmp_path) == [0]
         slow.ready.set()
-    assert names(run) == ["update_000000", "update_000003"]
+    assert names(stored_run) == ["update_000000", "update_000003"]
     assert stored(tmp_path) == [0, 1, 3]  # keep_checkpoints=2, and the best
 
 
 def test_a_failed_upload_is_reported_and_the_next_save_uploads_what_is_missing(
-    algorithm: Cory, run: Run, slow: SlowStorage, tmp_path: Path
+    algorithm: Cory, stored_run: StoredRun, slow: SlowStorage, tmp_path: Path
 ) -> None:
     warnings: list[str] = []
     slow.full = True
-    with CheckpointWriter(run, 2, warnings.append) as writer:
+    with CheckpointWriter(stored_run, 2, warnings.append) as writer:
         writer.start(algorithm)
         assert slow.started.wait(60) and not warnings
         slow.ready.set()
@@ -195,11 +200,11 @@ def test_a_failed_upload_is_reported_and_the_next_save_uploads_what_is_missing(
 
 
 def test_an_abort_waits_for_the_file_that_is_being_uploaded_and_no_longer(
-    algorithm: Cory, run: Run, slow: SlowStorage, tmp_path: Path
+    algorithm: Cory, stored_run: StoredRun, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), CheckpointWriter(run, 2, pytest.fail) as writer:
+    with pytest.raises(KeyboardInterrupt), CheckpointWriter(stored_run, 2, pytest.fail) as writer:
         slow.ready = writer._aborted  # the file can be written as soon as the writer knows of the abort
         writer.start(algorithm)
         assert slow.started.wait(60)
         raise KeyboardInterrupt
-    assert stored(tmp_path) == [] and names(run) == ["update_000000"]
+    assert stored(tmp_path) == [] and names(stored_run) == ["update_000000"]

@@ -41,8 +41,6 @@ def settings(tmp_path: Path) -> Settings:
 def test_start_from_uses_the_best_or_else_the_latest_checkpoint(settings: Settings, tmp_path: Path) -> None:
     assert starting_policies(settings) == tmp_path / "run" / "checkpoints" / "update_000001"
     assert starting_policies(make_settings(VALUES)) is None
-    stored = settings.model_copy(update={"start_from": f"file://{tmp_path}/run"})
-    assert starting_policies(stored) == tmp_path / "run" / "checkpoints" / "update_000001"
 
 
 def test_policies_with_other_settings_are_rejected(settings: Settings) -> None:
