@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LEASE
+from launch.run_folder.locks import host_name
 from launch.run_folder.storage import Storage, StorageError
 
 RENEW_SECONDS = 30.0
@@ -144,5 +145,5 @@ class Lease:
         return owner is not None and owner.writer == self._writer
 
     def _write(self) -> None:
-        owner = Owner(self._writer, platform.node(), os.getpid(), time.time())
+        owner = Owner(self._writer, host_name(), os.getpid(), time.time())
         self._storage.write(LEASE, json.dumps(owner._asdict()).encode())

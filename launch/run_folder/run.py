@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
+from cory_env.ray_job import upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder import manifest
@@ -129,7 +130,8 @@ class Run:
         if run.exists():
             return run
         problem = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise CommandError(f"{path} is not a run's folder: it {problem}. By default, runs are in runs/.")
+        hint = "" if path.exists() else upload_hint(str(path))
+        raise CommandError(f"{path} is not a run's folder: it {problem}. By default, runs are in runs/.{hint}")
 
     @classmethod
     def _open_in_storage(cls, uri: str) -> "Run":

@@ -37,11 +37,10 @@ class RunStatus:
     written: float | None
     """When the last update was recorded, in seconds since 1970; None before the first."""
     process: str | None
-    """The process that trains the run, as `123 on host`; None if there is none."""
-    stored: bool = False
-    """Whether the run is in storage. A killed process then still counts as training for two minutes."""
-    saved: int = -1
-    """The update of the latest checkpoint; -1 if there is none."""
+    """The process that trains the run, as `123 on host`; None if there is none.
+
+    If the run is in storage, a killed process still counts as training for two minutes.
+    """
     diverged: str | None = None
     """A sentence about the gradient that was not finite and ended the run; None if there was none."""
 
@@ -137,9 +136,7 @@ def read_status(location: str | Path) -> RunStatus:
     process = process or (str(owner) if owner is not None and owner.is_alive else None)
     updates = run.updates()
     last_write = run.metrics.path.stat().st_mtime if updates else None
-    stored = is_uri(str(location))
-    saved = max(run.checkpoints.updates(), default=-1)
-    return RunStatus(run.settings(), updates, last_write, process, stored, saved, divergence(run))
+    return RunStatus(run.settings(), updates, last_write, process, divergence(run))
 
 
 def divergence(run: Run) -> str | None:

@@ -181,9 +181,6 @@ def test_a_run_that_ray_cannot_place_leaves_no_folder(
         (["train", ""], "An argument is empty"),
         (["tune", "imdb-tiny", "--over", ""], "An argument is empty"),
         (["evaluate", ""], "An argument is empty"),
-        (["watch", ""], "An argument is empty"),
-        (["jobs", "logs", ""], "An argument is empty"),
-        (["submit", "--storage", "", "--", "train"], "An argument is empty"),
         (["train", "--print-config", "exchange_period="], "`exchange_period=` has no value"),
     ],
 )

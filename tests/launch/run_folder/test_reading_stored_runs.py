@@ -9,22 +9,19 @@ import pyarrow.fs
 import pytest
 from transformers import AutoModelForCausalLM
 
-from launch.commands import watch
 from launch.console.errors import CommandError
 from launch.evaluation.target import find_run
 from launch.main import main
 from launch.models.trained import POLICIES, open_trained
 from launch.report.runs import read_reported_run as report_of
 from launch.run_folder import final
-from launch.run_folder.records import Update
 from launch.run_folder.run import Run
 from launch.run_folder.status import read_run
-from launch.run_folder.storage import Storage, StorageError
+from launch.run_folder.storage import Storage
 from policies.models.model_names import AVERAGE_POLICY
 from tests.launch.commands.test_report import append_sample
 from tests.launch.conftest import record_test_run
 from tests.launch.experiments.test_results import last_responses
-from tests.launch.run_folder.conftest import SETTINGS
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
 from tests.paper import paper_settings
 
@@ -88,8 +85,6 @@ def test_commands_accept_the_uri_of_a_run(
     assert "pioneer (llm_2): " in output and f"llm_2, after update 6 of {uri}" in errors
     assert main(["export", uri, "--policy", "llm_1", "--out", "model"]) == 0
     assert "model: llm_1 after update 5, fp32" in capsys.readouterr().out
-    assert main(["watch", uri, "--once"]) == 0
-    assert "Update 6 of 6" in capsys.readouterr().out
     run_folder = find_run(uri)
     assert run_folder is not None and run_folder.checkpoints.choose("latest", POLICIES)[0] == 6
 
@@ -138,65 +133,5 @@ def test_missing_items_in_storage_are_reported_with_their_uris(
         read_run(f"{uri}x")
     with pytest.raises(CommandError, match="contains a password"):
         read_run("s3://me:word@bucket/run")
-    assert main(["watch", "ftp://host/run"]) == 2
-    assert capsys.readouterr().err.startswith("Error: Invalid run URI ftp://host/run")
-
-
-def partly_stored_run(folder: Path) -> tuple[Run, list[Update], Storage]:
-    """Returns a run with 3 of 12 updates in storage, all of its metrics, and the storage."""
-    run = record_test_run(folder / "run", SETTINGS, updates=range(4))
-    storage = Storage(uri_of(folder / "bucket" / "run"))
-    storage.upload(run.path, keep=2, best=None)
-    return run, record_test_run(folder / "later", SETTINGS).updates(), storage
-
-
-def test_watch_follows_a_run_in_storage_until_it_is_done(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, lines, storage = partly_stored_run(tmp_path)
-
-    def train(seconds: float) -> None:
-        """Trains four updates between two polls."""
-        assert seconds == watch.STORAGE_POLL_SECONDS
-        for line in lines[len(run.updates()) :][:4]:
-            run.metrics.append(line)
-        storage.upload(run.path, keep=2, best=None)
-
-    monkeypatch.setattr("launch.commands.watch.time.sleep", train)
-    assert main(["watch", storage.uri]) == 0
-    output = capsys.readouterr().out
-    assert [line.split("/")[0].strip() for line in output.splitlines() if "llm_" in line and "/12" in line] == [
-        str(update) for update in range(1, 13)
-    ]
-    assert "process" not in output and output.endswith("done\n")
-
-
-def test_watch_retries_if_storage_is_temporarily_unreadable(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, lines, storage = partly_stored_run(tmp_path)
-    download = Storage.download
-    downloads: list[Path] = []
-
-    def shaky(self: Storage, folder: Path, *rest: Any) -> None:
-        downloads.append(folder)
-        if len(downloads) in (2, 3):
-            raise StorageError("The bucket cannot be read: no network.")
-        if len(downloads) == 4:
-            for line in lines[4:]:
-                run.metrics.append(line)
-            storage.upload(run.path, keep=2, best=None)
-        download(self, folder, *rest)
-
-    monkeypatch.setattr(Storage, "download", shaky)
-    monkeypatch.setattr(watch, "STORAGE_POLL_SECONDS", 0.0)
-    monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
-    monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 0.0)
-    assert main(["watch", storage.uri]) == 2
-    assert "Error: The bucket cannot be read: no network." in capsys.readouterr().err
-    downloads.clear()
-    monkeypatch.setattr("launch.console.retry.RETRY_SECONDS", 60.0)
-    assert main(["watch", storage.uri]) == 0
-    output = capsys.readouterr().out
-    assert output.count("Warning: The bucket cannot be read: no network. Retrying for a minute.\n") == 1
-    assert output.endswith("done\n")
+    with pytest.raises(CommandError, match=r"^Invalid run URI ftp://host/run"):
+        read_run("ftp://host/run")
