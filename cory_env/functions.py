@@ -17,9 +17,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from cory_env.home import expand_home
+from cory_env.home import expand_home, upload_hint
 from cory_env.pickled import PICKLED, is_pickled, unpickle_function
-from cory_env.ray_job import upload_hint
 from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
 

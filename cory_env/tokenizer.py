@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from cory_env.home import expand_home
-from cory_env.ray_job import upload_hint
+from cory_env.home import expand_home, upload_hint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,17 +68,16 @@ def load_tokenizer(
     except (OSError, ValueError) as error:
         if (offline := offline_reason(name)) is not None:
             raise TokenizerError(
-                f"The tokenizer of {name!r} cannot be loaded: {offline}.{upload_hint(str(name))}"
+                f"The tokenizer of {name!r} cannot be loaded: {offline}.{upload_hint(name)}"
             ) from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise TokenizerError(
             f"The tokenizer of {name!r} cannot be loaded: {reason}. Set the model to a folder with a tokenizer or to a "
-            f"hub id.{upload_hint(str(name))}"
+            f"hub id.{upload_hint(name)}"
         ) from error
     if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes an empty one if its file is missing
         raise TokenizerError(
-            f"The tokenizer of {name!r} has no tokens. Add tokenizer.json to the model's folder."
-            f"{upload_hint(str(name))}"
+            f"The tokenizer of {name!r} has no tokens. Add tokenizer.json to the model's folder.{upload_hint(name)}"
         )
     return loaded
 

@@ -51,7 +51,6 @@ LAYERS = {
         "shadowing",
         "pickled",
         "home",
-        "ray_job",
     ),
 }
 """Packages from the highest layer to the lowest, each with its folders and top-level modules in the same order. The

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from cory_env.ray_job import upload_hint
+from cory_env.home import upload_hint
 
 LocatedRow = tuple[str, Mapping[str, object]]  # its location ("line 3", "row 3", from 1), and its columns
 

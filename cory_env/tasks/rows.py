@@ -19,9 +19,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cory_env.functions import split_settings
-from cory_env.home import HomeError, expand_home
+from cory_env.home import HomeError, expand_home, upload_hint
 from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate, is_blank
-from cory_env.ray_job import upload_hint
 from cory_env.tasks.readers import HUB_SETTINGS, READERS, DataError, LocatedRow, read_hub
 from cory_env.tasks.task import Query
 

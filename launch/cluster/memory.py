@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from launch.cluster.machines import this_machine
 from launch.cluster.placement import GB, Node, Shortfall, count_noun, pack
 from launch.cluster.session import UNCHECKED

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from filelock import FileLock
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from cory_env.shadowing import WORKER_SETUP, shadowing_modules
 from launch.cluster import placement
 from launch.console.errors import CommandError, is_bug

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cory_env.home import expand_home
-from cory_env.ray_job import upload_hint
+from cory_env.home import expand_home, upload_hint
 from launch.console.errors import CommandError
 from policies.settings.files import presets, read_file, read_preset, takes_lists, takes_mappings
 from policies.settings.overrides import apply_overrides

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from launch.console.errors import CommandError
 from launch.console.interrupts import SIGNALS, Interrupts
 from launch.experiments.results import (

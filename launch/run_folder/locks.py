@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cory_env.ray_job import job_id
+from cory_env.home import job_id
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LOCK
 

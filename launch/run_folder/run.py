@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
-from cory_env.ray_job import upload_hint
+from cory_env.home import upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder import manifest
@@ -126,11 +126,10 @@ class Run:
         """
         if is_uri(str(location)):
             return cls._open_in_storage(str(location))
-        run, path = cls(Path(location)), Path(location)
-        if run.exists():
+        if (run := cls(path := Path(location))).exists():
             return run
         problem = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        hint = "" if path.exists() else upload_hint(str(path))
+        hint = upload_hint(location) if not path.exists() else ""
         raise CommandError(f"{path} is not a run's folder: it {problem}. By default, runs are in runs/.{hint}")
 
     @classmethod

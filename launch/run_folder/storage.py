@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from launch.console.credentials import find_secret
 from launch.console.errors import CommandError
 from launch.run_folder import manifest

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from cory_env.tasks import Task
 from launch.console.errors import CommandError, describe_error, is_bug
 from launch.run_folder.journal import atomic_write

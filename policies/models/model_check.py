@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from cory_env.ray_job import upload_hint
+from cory_env.home import upload_hint
 from policies.models.families import LOGPROB_TOLERANCE, read_family_table
 from policies.models.revision import split_revision
 

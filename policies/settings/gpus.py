@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from policies.generation.installed import vllm_build, vllm_installed
 
 GPU_SETTINGS = ("gpus_per_runner", "gpus_per_learner")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cory_env.ray_job import upload_hint
+from cory_env.home import upload_hint
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
 from policies.settings.settings import Settings, make_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from launch.cluster import session
 from launch.console.errors import CommandError
 from tests.launch.conftest import ENVIRONMENT

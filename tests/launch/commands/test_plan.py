@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.roofline import MODELS
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.machines import make_machines
 from launch.cluster.memory import check_run_memory

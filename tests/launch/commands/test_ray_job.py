@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from policies.models.model_names import BUNDLED_LM, model_path
 from tests.launch.conftest import Cory
 

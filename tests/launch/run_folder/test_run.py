@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cory_env.ray_job import IN_JOB
+from cory_env.home import IN_JOB
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
 from tests.launch.conftest import ENVIRONMENT, record_test_run
