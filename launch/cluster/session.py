@@ -270,8 +270,8 @@ def check_driver(settings: Settings) -> None:
     """
     driver, *others = processes(settings)
     worker_gpus = sum(kind.count * kind.gpus for kind in others)
-    has_gpus = IN_JOB in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES", "") != ""  # set by Ray if reserved
-    if driver.gpus and not has_gpus and worker_gpus and driver.gpus + worker_gpus > 1:
+    is_reserved = IN_JOB in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES", "") != ""  # set by Ray if reserved
+    if driver.gpus and not is_reserved and worker_gpus and driver.gpus + worker_gpus > 1:
         work, kind = ("learns", "learner") if settings.num_learners == 0 else ("generates", "runner")
         raise CommandError(
             f"With num_{kind}s=0 the driver {work} on the first GPU, which Ray assigns to {others[0].name}s too, and "
