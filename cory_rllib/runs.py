@@ -17,7 +17,7 @@ from launch.run_folder.layout import FROM_PYTHON
 from launch.run_folder.records import SampleLine, Update
 from launch.run_folder.run import Run as RunFolder
 from launch.run_folder.status import read_run
-from launch.run_folder.storage import REPORT_FILES
+from launch.run_folder.storage import RECORD_FILES
 from launch.training.steps import train_run
 from policies.settings.settings import Settings
 
@@ -170,7 +170,7 @@ def load_run(location: str | Path) -> Run:
         CommandError: there is no run at the location.
         StorageError: the storage cannot be read.
     """
-    return Run(read_run(expand_home(str(location)), REPORT_FILES))
+    return Run(read_run(expand_home(str(location)), RECORD_FILES))
 
 
 def start_ray(config: CoryConfig) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "cory_rllib": ("", "__main__", "worker", "use", "runs"),
     "launch": (
-        *("main", "commands", "report", "experiments", "serving", "probing", "models", "evaluation", "training"),
+        *("main", "commands", "experiments", "serving", "probing", "models", "evaluation", "training"),
         *("display", "run_folder", "cluster", "console"),
     ),
     "policies": (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cory_env.rewarding.process import REWARD, role_reward
 from cory_env.rewarding.worker import RewardWorker
+from cory_env.tasks.rows import QUERY_ARGUMENT
 from cory_env.tasks.turns import NO_ANSWER
 
 if TYPE_CHECKING:
@@ -190,4 +191,5 @@ def _samples(responses: Sequence[RewardedResponse]) -> tuple[list[object], list[
     columns["role"] = [response.role for response in responses]
     columns["completion_ids"] = [response.tokens for response in responses]
     prompts: list[object] = [response.query.raw for response in responses]
+    columns.setdefault(QUERY_ARGUMENT, prompts)
     return prompts, [response.completion for response in responses], columns

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cory_env.tasks.task import Split
 from launch.console.cli import CheckpointOption, Debug, Quiet, local_path, path_or_uri
 from launch.console.errors import CommandError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def evaluate(
@@ -34,19 +30,11 @@ def evaluate(
         int | None, typer.Option(min=1, metavar="N", help="Number of agents in the chain. [default: the run's]")
     ] = None,
     split: Annotated[Split, typer.Option(help="Split of the queries.")] = "test",
-    queries: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the first N queries, or N of each --lm-eval task.")
-    ] = None,
+    queries: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N queries.")] = None,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Responses per query.")] = 4,
     solved_at: Annotated[
         float | None,
         typer.Option(metavar="X", help="Minimum task reward of a correct response. [default: the task's]"),
-    ] = None,
-    lm_eval: Annotated[
-        str | None, typer.Option(metavar="T,...", help="Run these lm-evaluation-harness tasks instead.")
-    ] = None,
-    lm_eval_tasks_folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", parser=local_path, help="Folder of task files for --lm-eval.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -84,7 +72,6 @@ def evaluate(
       cory evaluate runs/NAME data=other.jsonl temperature=0.7
       cory evaluate runs/PPO --agents 2            # a policy trained without a chain, as its own observer
       cory evaluate ./my-model task=custom data=my.jsonl reward=mine:score max_response_tokens=12 --solved-at 1
-      cory evaluate runs/NAME --lm-eval hellaswag,gsm8k --queries 200   # standard benchmarks (docs/evaluations.md)
     """
     from launch.cluster import session
     from launch.console.configuration import parse_overrides
@@ -95,13 +82,6 @@ def evaluate(
     from launch.run_folder.layout import POLICIES
 
     session.quiet_libraries(debug)
-    if lm_eval_tasks_folder is not None and lm_eval is None:
-        raise CommandError("--lm-eval-tasks-folder requires --lm-eval.")
-    if lm_eval is not None:
-        if words:
-            raise CommandError("--lm-eval conflicts with settings, because it has its own tasks and sampling.")
-        _lm_eval(target, checkpoint, lm_eval.split(","), lm_eval_tasks_folder, queries, out, quiet, debug)
-        return
     run = find_run(target)
     if checkpoint and run is None:
         raise CommandError(f"--checkpoint requires a run, but {target} is a model.")
@@ -122,44 +102,3 @@ def evaluate(
 
 def _warn(text: str) -> None:
     print(f"Warning: {text}", file=sys.stderr)
-
-
-def _lm_eval(
-    target: str,
-    checkpoint: str | None,
-    tasks: Sequence[str],
-    folder: Path | None,
-    limit: int | None,
-    out: Path | None,
-    quiet: bool,
-    debug: bool,
-) -> None:
-    """Runs lm-evaluation-harness on the base and the policies of a run.
-
-    Raises:
-        CommandError: The run, checkpoint or task does not exist, or the harness is not installed.
-    """
-    from launch.console import output
-    from launch.console.errors import make_folder
-    from launch.console.interrupts import Interrupts
-    from launch.display.tables import print_tables
-    from launch.evaluation.evaluation import default_folder
-    from launch.models import lm_eval
-    from launch.models.trained import open_trained
-    from launch.run_folder.locks import lock_folder
-
-    if folder is not None and not folder.is_dir():
-        raise CommandError(f"--lm-eval-tasks-folder {folder} is not a folder.")
-    trained = open_trained(target, checkpoint)
-    for warning in trained.warnings():
-        _warn(warning)
-    suite = lm_eval.Suite(tuple(tasks), folder, limit)
-    out = out or default_folder(target, trained.run, trained.folder, suite.fingerprint(trained))
-    make_folder(out)
-    console = output.dup_stdout()
-    log = contextlib.nullcontext() if debug else output.redirect_output(out / "log.txt")
-    with lock_folder(out), log, Interrupts(lambda: None):
-        results = lm_eval.run_lm_eval(trained, suite, out, console, quiet)
-    if not quiet:
-        print_tables(sys.stdout, lm_eval.results_table(results))
-    print(f"Results     {out}")

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import typer
 
 from launch.console.cli import CheckpointOption, Debug, RunArgument, local_path
-from launch.console.errors import CommandError
 
 
 def export(
@@ -22,10 +21,6 @@ def export(
     checkpoint: CheckpointOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapter into its base (weights=lora).")] = False,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Data type of the weights.")] = "fp32",
-    push: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Upload to the Hugging Face Hub as this model.")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: create a private model.")] = False,
     debug: Debug = False,
 ) -> None:
     """Export a trained policy as a Hugging Face model or PEFT adapter.
@@ -37,14 +32,13 @@ def export(
     `--policy mean` exports the mean of the weights of all LLMs, called llm_mean in evaluations. For adapters it is the
     mean of the products B A, whose rank is the sum of their ranks.
 
-    --push uses the token of `hf auth login` or HF_TOKEN; HF_ENDPOINT selects another hub.
+    `hf upload OWNER/NAME DIR` uploads the folder to the Hugging Face Hub.
 
     Examples:
       cory export runs/demo --policy llm_1 --out my-model
       cory export runs/adapters --policy llm_1 --merge --out my-model
       cory export runs/demo --policy mean --out my-model
       cory export runs/demo --policy llm_2 --checkpoint latest --dtype bf16 --out my-model
-      cory export runs/demo --policy llm_1 --out my-model --push my-name/my-model --private
     """
     from launch.cluster import session
 
@@ -53,12 +47,6 @@ def export(
     from launch.models.trained import open_trained
 
     check_free_folder(out)
-    if private and push is None:
-        raise CommandError("--private requires --push OWNER/NAME.")
-    if push is not None:
-        from launch.models.push import HubModel
-
-        hub_model = HubModel(push, private)
     trained = open_trained(run, checkpoint)
     policy_id = choose_policy(trained, policy)
     for text in export_warnings(trained, policy_id):
@@ -66,5 +54,3 @@ def export(
     export_policy(trained, policy_id, out, dtype, merge)
     megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
     print(f"{out}: {policy_id} after update {trained.update}, {dtype}, {megabytes:,.0f} MB.")
-    if push is not None:
-        print(hub_model.upload(out, f"{policy_id} after update {trained.update}, by cory-rllib"))

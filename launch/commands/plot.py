@@ -1,5 +1,6 @@
-"""`cory plot RUN`: draws the curves of a run from its `metrics.jsonl`, or writes its metrics as CSV."""
+"""`cory plot RUN...`: draws the curves of a run, compares runs, or writes their metrics as CSV."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,8 @@ def plot(
         typer.Option(
             metavar="FILE",
             parser=local_path,
-            help="Image file, for a single run. [default: RUN/curves.png; ./NAME-curves.png for a run in storage]",
+            help="Image file. [default: RUN/curves.png; ./curves.png for several runs; ./NAME-curves.png for a run in "
+            "storage]",
         ),
     ] = None,
     csv: Annotated[
@@ -31,7 +33,11 @@ def plot(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Draw the curves of a run (task reward, KL and combined reward), or write all metrics as CSV.
+    """Draw the curves of a run, compare runs, or write all metrics as CSV.
+
+    Several runs are drawn in one picture. Tables show the settings in which they differ, their held-out metrics, and
+    the paired differences from the first run, with 95 % intervals: over seeds if runs differ only in the seed,
+    otherwise over the queries of the evaluation after training (test_queries).
 
     --csv writes one row per value, for one or more runs: run, update, split, policy, role, metric, value. Splits:
       train       training responses, by policy or by role
@@ -41,26 +47,34 @@ def plot(
 
     Examples:
       cory plot runs/NAME
+      cory plot runs/single runs/chain
+      cory plot runs/single-* runs/chain-* --out seeds.png
       cory plot runs/a runs/b --csv curves.csv
       cory plot runs/NAME --csv - | grep validation,mean,,combined_reward
     """
     if out is not None and csv is not None:
         raise CommandError("--out conflicts with --csv. Use one of them.")
+    runs = list(dict.fromkeys(runs))
     if csv is not None:
         _write_csv(runs, csv)
         return
-    if out is not None and len(runs) > 1:
-        raise CommandError(f"--out {out} is for a single run. Plot several runs with `cory report`.")
-    for location in runs:
-        _draw(location, out)
+    _check_image(out)
+    if len(runs) == 1:
+        _draw(runs[0], out)
+    else:
+        _compare(runs, out or Path("curves.png"))
 
 
-def _draw(location: str, out: Path | None) -> None:
-    from launch.display.curves import draw_curves
+def _check_image(out: Path | None) -> None:
     from launch.display.drawing import FORMATS
 
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
         raise CommandError(f"{out} is not an image file. Use one of the suffixes .{', .'.join(FORMATS)}.")
+
+
+def _draw(location: str, out: Path | None) -> None:
+    from launch.display.curves import draw_curves
+
     run = _read_run_with_metrics(location)
     file = out or (run.curves if run.storage is None else Path(f"{run.path.name}-curves.png"))
     make_folder(file.parent)
@@ -68,15 +82,32 @@ def _draw(location: str, out: Path | None) -> None:
     print(file)
 
 
+def _compare(locations: Sequence[str], out: Path) -> None:
+    from launch.display.comparison import ComparedRun, comparison_plot, comparison_tables, group_runs
+    from launch.display.tables import print_tables
+    from launch.run_folder.layout import FINAL
+    from launch.run_folder.storage import CACHED_FILES
+
+    names = _short_names(locations)
+    groups = group_runs(
+        [
+            ComparedRun.read(_read_run_with_metrics(location, (*CACHED_FILES, FINAL)), name)
+            for location, name in zip(locations, names, strict=True)
+        ]
+    )
+    make_folder(out.parent)
+    comparison_plot(groups).save(out)
+    print_tables(sys.stdout, *comparison_tables(groups))
+    print(f"\n{out}")
+
+
 def _write_csv(locations: Sequence[str], file: Path) -> None:
     from launch.display.frame import as_csv
-    from launch.report.runs import short_run_names
     from launch.run_folder.journal import atomic_write
 
     if file.is_dir():
         raise CommandError(f"{file} is a folder. Name a file with --csv.")
-    locations = list(dict.fromkeys(locations))
-    names = short_run_names(locations)
+    names = _short_names(locations)
     text = as_csv({name: _read_run_with_metrics(run).updates() for name, run in zip(names, locations, strict=True)})
     if str(file) == "-":
         print(text, end="")
@@ -86,15 +117,29 @@ def _write_csv(locations: Sequence[str], file: Path) -> None:
         print(file)
 
 
-def _read_run_with_metrics(location: str) -> "Run":
+def _short_names(locations: Sequence[str]) -> list[str]:
+    """Returns a name per folder or URI: the last parts of its path, as few as make the names distinct."""
+    from launch.run_folder.storage import is_uri
+
+    addresses = [location if is_uri(location) else Path(location).resolve().as_posix() for location in locations]
+    parts = [tuple(address.partition("?")[0].rstrip("/").split("/")) for address in addresses]
+    for size in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(path[-size:]) for path in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return names
+
+
+def _read_run_with_metrics(location: str, files: Sequence[str] | None = None) -> "Run":
     """Reads a run.
 
     Raises:
         CommandError: It has no metrics yet.
     """
     from launch.run_folder.status import read_run
+    from launch.run_folder.storage import CACHED_FILES
 
-    run = read_run(location)
+    run = read_run(location, files or CACHED_FILES)
     if not run.updates():
         raise CommandError(f"{location} has no metrics yet. Try again after the first update.")
     return run

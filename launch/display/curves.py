@@ -1,6 +1,6 @@
 """Curves over updates, by policy, role or arm, with intervals over seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,29 +17,23 @@ from launch.display.drawing import (
     draw_training,
     style_panel,
 )
-from launch.display.frame import LAST_RESPONSE, MEAN, MIN_SEEDS, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
-from launch.display.plot import LEGEND_STYLES, LegendEntry, Panel, Plot
+from launch.display.frame import LAST_RESPONSE, MEAN, Metrics, mean_over_seeds, metric_rows
+from launch.display.plot import LEGEND_STYLES, LegendEntry, Plot
 from launch.display.tables import BARE_KL
 from launch.display.texts import algorithm_name
 from launch.run_folder.records import Update
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import Settings
 
-MetricPanel = tuple[str, str, str]
-"""A metric, its heading and its unit."""
-PANELS: tuple[MetricPanel, ...] = (
+PANELS = (
     ("task_reward", "Task reward", "per response"),
     ("kl", "KL to the initial policy", "nats per response"),
     ("combined_reward", "Combined reward", "task reward − {} · KL"),
 )
-OPTIONAL_METRICS = ("kl", TOKEN_KL, "thought_cut_rate")
-"""Metrics without a panel if no run measured them: KL without a reference, thoughts without `thinking`."""
+"""Metrics, their headings and their units."""
 POINT_OFFSET = 0.012
 """Horizontal offset between the points of two curves at the same update, as a share of the panel's width, so that
 their error bars do not overlap."""
-COLLAPSE_LIMITS = {"repetition": "max_repetition", TOKEN_KL: "max_token_kl"}
-"""By metric, the setting with the limit beyond which it is a sign of collapse, whatever its value before training."""
-INTERVAL_NOTE = "Bands and bars: 95 % interval of the mean over seeds (Student's t), if there are at least three."
 
 
 class EventMark(NamedTuple):
@@ -86,8 +80,8 @@ class Curve(NamedTuple):
         return {kind: frame for kind, frame in frames.items() if frame["mean"].notna().any()}
 
 
-def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: Settings) -> Plot:
-    """Plots each policy of one run, or of runs that differ only in their seed; or the roles that one policy has."""
+def policy_curves(title: str, metrics: Metrics, settings: Settings) -> Plot:
+    """Plots each policy of one run; or the roles that one policy has."""
     if has_shared_policy(settings):
         first, last = settings.agents[0], settings.agents[-1]
         kinds = {first: ("train", "bare"), last: ("train", "last")}
@@ -100,7 +94,7 @@ def policy_curves(name: str, title: str, note: str, metrics: Metrics, settings: 
             curves[LAST_RESPONSE] = Curve(metrics, kinds=("last",))
     if AVERAGE_POLICY in set(metrics.frame["policy"]):
         curves[AVERAGE_POLICY] = Curve(metrics, AVERAGE_POLICY, kinds=("bare",))
-    return plot_over_updates(name, title, note, curves, [settings], events=metrics)
+    return plot_over_updates(title, curves, [settings], events=metrics)
 
 
 def has_shared_policy(settings: Settings) -> bool:
@@ -109,23 +103,14 @@ def has_shared_policy(settings: Settings) -> bool:
 
 
 def plot_over_updates(
-    name: str,
-    title: str,
-    note: str,
-    curves: Mapping[str, Curve],
-    settings: Sequence[Settings],
-    metric_panels: Sequence[MetricPanel] = PANELS,
-    events: Metrics | None = None,
+    title: str, curves: Mapping[str, Curve], settings: Sequence[Settings], events: Metrics | None = None
 ) -> Plot:
-    """Plots curves over updates, with a panel per metric.
+    """Plots curves over updates, with a panel per metric; the KL has none without a reference.
 
     Args:
-        name: The plot's file name, without suffix.
         title: The plot's title.
-        note: The caption, without the sentence about intervals.
         curves: By label.
         settings: Settings of the plotted runs.
-        metric_panels: The metrics to plot.
         events: Metrics of the runs whose role exchanges and weight averagings are marked; None: no marks.
     """
     colours = dict(zip(curves, choose_colours(len(curves)), strict=True))
@@ -133,28 +118,19 @@ def plot_over_updates(
     coef = f"{coefs.pop():g}" if len(coefs) == 1 else "η"
     event_updates = {} if events is None else {mark: _event_updates(events, mark.event) for mark in EVENT_MARKS}
     event_updates = {mark: updates for mark, updates in event_updates.items() if updates}
-    panels: list[Panel] = []
+    panels: list[Callable[[Axes], None]] = []
     kinds: set[str] = set()
-    for metric, heading, unit in metric_panels:
+    for metric, heading, unit in PANELS:
         series = {label: curve.series(metric) for label, curve in curves.items()}
-        kinds |= {kind for frames in series.values() for kind in frames}
-        last_values = [
-            f"{label} ends at {list(frames.values())[-1]['mean'].dropna().iloc[-1]:.2f}"
-            for label, frames in series.items()
-            if frames
-        ]
-        if metric in OPTIONAL_METRICS and not last_values:
+        if metric == "kl" and not any(series.values()):
             continue
-        limit = None
-        if metric in COLLAPSE_LIMITS:
-            limit = max(getattr(run_settings, COLLAPSE_LIMITS[metric]) for run_settings in settings)
-        draw = partial(_draw_panel, heading, unit.format(coef), series, colours, limit, event_updates)
-        panels.append(Panel(draw, f"{heading}. {'; '.join(last_values)}"))
+        kinds |= {kind for frames in series.values() for kind in frames}
+        panels.append(partial(_draw_panel, heading, unit.format(coef), series, colours, event_updates))
     legend = [LegendEntry(label, colour) for label, colour in colours.items()]
     if len(kinds) > 1:
         legend += [LegendEntry(label, INK, kind) for kind, label in SERIES_LABELS.items() if kind in kinds]
     legend += [LegendEntry(mark.label, mark.colour, mark.kind) for mark in event_updates]
-    return Plot(name, title, with_interval_note(note, [curve.metrics for curve in curves.values()]), panels, legend)
+    return Plot(title, panels, legend)
 
 
 def _draw_panel(
@@ -162,7 +138,6 @@ def _draw_panel(
     unit: str,
     series: Mapping[str, Series],
     colours: Mapping[str, str],
-    limit: float | None,
     event_updates: Mapping[EventMark, Sequence[int]],
     panel: Axes,
 ) -> None:
@@ -173,13 +148,10 @@ def _draw_panel(
         unit: Label of the y axis.
         series: By label.
         colours: By label.
-        limit: Height of the dashed horizontal line; None: no line.
         event_updates: The updates after which each event happened.
         panel: The axes to draw on.
     """
     style_panel(panel, title, unit)
-    if limit is not None:
-        panel.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
     for mark, updates in event_updates.items():
         for update in updates:
             panel.axvline(update + 0.5, color=mark.colour, zorder=0, **{**LEGEND_STYLES[mark.kind], "linewidth": 0.8})
@@ -194,11 +166,6 @@ def _draw_panel(
         shifted = frame.set_axis(frame.index + step * (index - (len(points) - 1) / 2))
         panel.plot(shifted.index, shifted["mean"], color=colours[label], **LEGEND_STYLES[kind], zorder=3)
         draw_bars(panel, shifted, colours[label])
-
-
-def with_interval_note(note: str, metrics: Sequence[Metrics]) -> str:
-    """Adds the explanation of bands and bars to a plot's note if any of its metrics have enough seeds for intervals."""
-    return f"{note} {INTERVAL_NOTE}".strip() if any(len(frame.seeds) >= MIN_SEEDS for frame in metrics) else note
 
 
 def _event_updates(metrics: Metrics, event: str) -> list[int]:
@@ -218,4 +185,4 @@ def draw_curves(updates: Sequence[Update], settings: Settings, file: Path) -> No
     metrics = Metrics([("run", settings.seed, *row) for row in metric_rows(updates)])
     names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))
     title = f"{algorithm_name(settings)}  ·  {settings.task}  ·  {names}"
-    policy_curves("curves", title, "", metrics, settings).save(file)
+    policy_curves(title, metrics, settings).save(file)

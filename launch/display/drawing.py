@@ -64,8 +64,3 @@ def draw_band(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
 def draw_bars(panel: Axes, means: "pd.DataFrame", colour: str) -> None:
     """Draws the intervals of points as vertical bars."""
     panel.vlines(means.index, means["low"], means["high"], color=colour, linewidth=1.2, alpha=0.7)
-
-
-def draw_runs(panel: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> None:
-    """Draws single runs as small dots."""
-    panel.plot(x, y, linestyle="", marker="o", markersize=4, color=colour, alpha=TRAINING_ALPHA, markeredgewidth=0)

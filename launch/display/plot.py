@@ -1,14 +1,12 @@
-"""Plots: panels that share a legend, drawn by matplotlib as SVG for an HTML page or as an image file."""
+"""Plots: panels that share a legend, drawn by matplotlib."""
 
-import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -33,24 +31,6 @@ LEGEND_STYLES: dict[str, dict[str, Any]] = {
     "series": {"linewidth": 2.2},
 }
 """Line styles by kind of legend entry."""
-_RC = {"svg.fonttype": "none", "svg.hashsalt": "cory", "text.parse_math": False}
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-
-
-def _to_svg(figure: Figure) -> Markup:
-    """Returns a figure as an SVG element."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata=_NO_METADATA)
-    return Markup(text.getvalue()[text.getvalue().index("<svg") :].strip())  # without the XML declaration
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes."""
-
-    draw: Callable[[Axes], None]
-    alt: str
-    """Text alternative for screen readers."""
 
 
 @dataclass(frozen=True)
@@ -65,64 +45,44 @@ class LegendEntry:
         """Returns a line in the entry's style."""
         return Line2D(x, y, color=self.colour, label=self.label, **LEGEND_STYLES[self.kind])
 
-    def svg(self) -> Markup:
-        """Returns its line as an SVG element for the legend of an HTML page."""
-        with matplotlib.rc_context(_RC):
-            figure = Figure(figsize=(0.44, 0.16))
-            figure.add_artist(self.line((0, 0.5, 1), (0.5, 0.5, 0.5)))
-            return _to_svg(figure)
-
 
 @dataclass(frozen=True)
 class Plot:
     """Panels that share a legend."""
 
-    name: str
-    """The image's file name, without suffix."""
     title: str
-    note: str
-    panels: Sequence[Panel]
+    panels: Sequence[Callable[[Axes], None]]
+    """Each draws one pair of axes."""
     legend: Sequence[LegendEntry] = ()
-    height: float = HEIGHT
-    """Height of a panel, in inches."""
-
-    def svg(self, panel: Panel) -> Markup:
-        """Returns one of the panels, without the legend, as an SVG element for an HTML page."""
-        with matplotlib.rc_context(_RC):
-            return _to_svg(replace(self, panels=(panel,), legend=())._draw(0.0))
 
     def save(self, file: Path) -> None:
         """Writes the plot with its title; the suffix chooses the format, and an existing file is replaced."""
-        with matplotlib.rc_context(_RC):
-            figure = self._draw(LEGEND_LINE)
+        with matplotlib.rc_context({"text.parse_math": False}):
+            figure = self._draw()
             figure.suptitle(self.title, fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
             save_figure(figure, file)
 
-    def _draw(self, top_margin: float) -> Figure:
-        """Draws the figure. The layout is computed here because a layout engine would take three times as long.
-
-        Args:
-            top_margin: Space above the panels, in inches.
-        """
+    def _draw(self) -> Figure:
+        """Draws the figure. The layout is computed here because a layout engine would take three times as long."""
         columns = min(len(self.panels), PANELS_PER_ROW)
         rows = math.ceil(len(self.panels) / columns)
         label_length = max((len(entry.label) for entry in self.legend), default=0)
         legend_columns = max(1, int(13 * WIDTH * columns / (label_length + 8)))
         legend_height = LEGEND_LINE * math.ceil(len(self.legend) / legend_columns)
-        width, height = WIDTH * columns, self.height * rows + top_margin + legend_height
+        width, height = WIDTH * columns, HEIGHT * rows + LEGEND_LINE + legend_height
         figure = Figure(figsize=(width, height), dpi=200)
         FigureCanvasAgg(figure)
         figure.subplots_adjust(
             left=LEFT / width,
             right=1 - RIGHT / width,
             bottom=(legend_height + BOTTOM) / height,
-            top=1 - (top_margin + TOP) / height,
+            top=1 - (LEGEND_LINE + TOP) / height,
             wspace=(LEFT + RIGHT) / (WIDTH - LEFT - RIGHT),
-            hspace=(BOTTOM + TOP) / (self.height - BOTTOM - TOP),
+            hspace=(BOTTOM + TOP) / (HEIGHT - BOTTOM - TOP),
         )
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for panel, panel_axes in zip(self.panels, axes, strict=False):
-            panel.draw(panel_axes)
+            panel(panel_axes)
         for unused_axes in axes[len(self.panels) :]:
             unused_axes.set_axis_off()
         if handles := [entry.line() for entry in self.legend]:

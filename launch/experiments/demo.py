@@ -27,7 +27,7 @@ from cory_env.tasks.drafts import is_working
 from launch.console.errors import CommandError, make_folder
 from launch.display.drawing import choose_colours, style_panel
 from launch.display.frame import MEAN
-from launch.display.plot import LEGEND_STYLES, LegendEntry, Panel, Plot
+from launch.display.plot import LEGEND_STYLES, LegendEntry, Plot
 from launch.display.tables import new_table, print_tables
 from launch.experiments.study import Study, load_study
 from launch.run_folder.layout import new_folder
@@ -261,7 +261,6 @@ def plot_curves(updates: Mapping[str, Sequence[Update]]) -> Plot:
     points = {name: curve(name, updates[name]) for name in labels}
     kinds = {CHAIN: "last", SINGLE: "bare"}
     legend = [LegendEntry(label, colours[name], kinds[name]) for name, label in labels.items()]
-    alt = "; ".join(f"{labels[name]} rises from {line[0][1]:.0%} to {line[-1][1]:.0%}" for name, line in points.items())
 
     def draw(panel: Axes) -> None:
         style_panel(panel, "", "held-out sums that are right", "generated tokens, in thousands")
@@ -271,7 +270,7 @@ def plot_curves(updates: Mapping[str, Sequence[Update]]) -> Plot:
         panel.set_ylim(0, 1)
         panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
-    return Plot("curves", "Sums of three numbers", "", [Panel(draw, alt)], legend)
+    return Plot("Sums of three numbers", [draw], legend)
 
 
 if __name__ == "__main__":

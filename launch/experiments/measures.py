@@ -10,15 +10,13 @@ Differences between arms pair runs with the same seed, which see the same querie
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
 import pandas as pd
 
-from launch.display.frame import LAST_RESPONSE, MEAN, Metrics, metric_rows
+from launch.display.frame import MEAN, Metrics, metric_rows
 from launch.display.statistics import Difference, estimate_difference
 from launch.experiments.results import StudyRun
 from launch.run_folder.records import Update
 from policies.health import HealthSign, collapse_signs
-from policies.models.model_names import AVERAGE_POLICY
 
 COLLAPSE_METRICS = {"repetition", "eos_rate", "kl", "response_length"}
 """Metrics of a policy that collapse detection needs."""
@@ -60,37 +58,6 @@ def metrics_of(runs: Iterable[StudyRun]) -> StudyMetrics:
 def final_value(metric: str, policy: str = MEAN, role: str = "") -> Measure:
     """Returns the measure of a metric after the last update, by default the mean over the run's policies."""
     return lambda metrics: metrics.get("test", metric, policy, role).droplevel("update")
-
-
-def final_last_response_value(metric: str) -> Measure:
-    """Returns the measure of a metric of the chain's last response after the last update."""
-    return final_value(metric, "", LAST_RESPONSE)
-
-
-def final_average_policy_value(metric: str) -> Measure:
-    """Returns the measure of a metric, after the last update, of the LLM with the mean of all LLMs' weights."""
-    return final_value(metric, AVERAGE_POLICY)
-
-
-def final_influence(metrics: StudyMetrics) -> "pd.Series[float]":
-    """Returns the share of the variance of the second agent's reward that the pioneer's response explains.
-
-    The range is 0 to 1.
-    """
-    return final_value("influence", "")(metrics)
-
-
-def mean_curve_height(metrics: StudyMetrics) -> "pd.Series[float]":
-    """Returns the mean height of the held-out learning curve of the combined reward.
-
-    This is the area under the curve by the trapezoidal rule, divided by the number of updates.
-    """
-
-    def mean_height(curve: "pd.Series[float]") -> float:
-        updates = curve.index.get_level_values("update")
-        return float(np.trapezoid(curve, updates)) / (updates[-1] - updates[0]) if len(curve) > 1 else math.nan
-
-    return metrics.complete(metrics.get("validation", "combined_reward")).dropna().groupby("run").agg(mean_height)
 
 
 def value_at_tokens(metric: str, policy: str, role: str, tokens: Mapping[int, float]) -> Measure:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 CACHED_FILES = (CONFIG, SOURCES, METRICS, f"{CHECKPOINTS}/{BEST}")
 """Files of a run that readers need, besides a checkpoint."""
 REJECTED_FILES = "refused_update_*"
-REPORT_FILES = (*CACHED_FILES, SAMPLES, FINAL, REJECTED_FILES)
-"""Files of a run that a report needs."""
+RECORD_FILES = (*CACHED_FILES, SAMPLES, FINAL, REJECTED_FILES)
+"""All files of a run that Python programs read, besides checkpoints."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems that publish a file only when it is complete, and have no folders."""
 PART_SUFFIX = ".part"

@@ -321,3 +321,7 @@ def observer_length(completions: list[str], role: list[str]) -> list[float]:
 
 def token_count(completions: list[object], completion_ids: list[list[int]]) -> list[float]:
     return [float(len(tokens)) for tokens in completion_ids]
+
+
+def with_query(completions: list[str], query: list[str]) -> list[float]:
+    return [float(text in completion) for completion, text in zip(completions, query, strict=True)]

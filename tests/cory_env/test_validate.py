@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from cory_env.chain_settings import ObservedResponses
+from cory_env.rewarding.episodes import RewardedResponse, reward_responses
+from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query, Task
 from cory_env.validate import ValidationReport, check_lengths, validate
 from tests.cory_env.sample_tasks import QUERIES, chain, reviews, tokenizer, tokens_of
@@ -150,6 +152,17 @@ def test_every_query_requires_a_value_in_the_reward_s_required_columns() -> None
     ]
     assert not partial.rewards and not missing.rewards
     assert report_on("1", None, reward="with_default").ok and report_on(None, None, reward="with_default").ok
+
+
+@pytest.mark.parametrize(("columns", "reward"), [({}, 1.0), ({"query": "another column"}, 0.0)])
+def test_a_reward_gets_the_query_as_the_argument_query(columns: dict[str, object], reward: float) -> None:
+    queries = [Query(0, "1 + 1 =", columns)]
+    task = Task(name="custom", train=queries, test=queries, reward="tests.cory_env.sample_rewards:with_query")
+    report = validate(task, tokenizer())
+    assert report.ok
+    with RewardWorker(task.reward) as worker:
+        response = RewardedResponse(queries[0], "pioneer", "So 1 + 1 = 2", [])
+        assert reward_responses(worker, [response]) == [reward]
 
 
 def test_a_reward_that_changes_the_list_of_completions_is_a_problem() -> None:

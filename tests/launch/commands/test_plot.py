@@ -94,7 +94,8 @@ def test_the_csv_contains_every_metric_once_in_long_format(cory_in_process: Cory
     ("words", "message"),
     [
         (["run", "--csv", "c.csv", "--out", "c.png"], "--out conflicts with --csv."),
-        (["run", "other", "--out", "c.png"], "--out c.png is for a single run."),
+        (["run", "other", "--out", "c.png"], "other is not a run's folder"),
+        (["run", "run", "--out", "c.foo"], "c.foo is not an image file."),
         (["run", "--csv", "run"], "run is a folder. Name a file with --csv."),
         (["run", "other", "--csv", "c.csv"], "other is not a run's folder"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.report.listing import ListedRun, list_runs
+from launch.commands.runs import ListedRun, list_runs
 from launch.run_folder.layout import LEASE
 from launch.run_folder.run import Run
 from tests.launch.conftest import Cory, record_test_run

@@ -2,13 +2,10 @@
 
 import math
 
-import pytest
-
 from launch.experiments.measures import (
     Measure,
     count_collapsed,
     final_value,
-    mean_curve_height,
     metrics_of,
     paired_difference,
     run_collapse_signs,
@@ -28,12 +25,6 @@ def test_the_value_of_a_run_is_the_mean_over_its_policies() -> None:
     run = study_run("cory", 0, ONE, TWO)
     assert value(final_value("task_reward"), run) == 1.5
     assert math.isnan(value(final_value("kl"), study_run("cory", 0, ONE, TWO, status="diverged")))
-
-
-def test_the_area_under_a_curve_is_its_mean_height() -> None:
-    run = study_run("ppo", 0, ONE, curve=(0.0, 2.0, 1.0))
-    assert value(mean_curve_height, run) == pytest.approx((5 * (0 + 2) / 2 + 5 * (2 + 1) / 2) / 10)
-    assert math.isnan(value(mean_curve_height, run._replace(metrics=run.metrics[:2])))  # the run ended early
 
 
 def test_runs_are_compared_with_those_of_the_same_seed() -> None:

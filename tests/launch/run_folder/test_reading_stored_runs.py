@@ -13,17 +13,10 @@ from launch.console.errors import CommandError
 from launch.evaluation.target import find_run
 from launch.main import main
 from launch.models.trained import POLICIES, open_trained
-from launch.report.runs import read_reported_run as report_of
-from launch.run_folder import final
 from launch.run_folder.run import Run
 from launch.run_folder.status import read_run
 from launch.run_folder.storage import Storage
 from policies.models.model_names import AVERAGE_POLICY
-from tests.launch.commands.test_report import append_sample
-from tests.launch.conftest import record_test_run
-from tests.launch.experiments.test_results import last_responses
-from tests.launch.run_folder.test_checkpoints import write_checkpoint
-from tests.paper import paper_settings
 
 
 @pytest.fixture
@@ -52,25 +45,6 @@ def test_a_run_in_storage_reads_like_its_folder_and_is_downloaded_once(
     assert open_trained(uri_of(bucket)).weights("llm_1").keys() == local.weights("llm_1").keys()
     assert copies and {file: file.stat().st_ino for file in copies} == copies
     assert read_run(f"file://{bucket}").path == bucket  # read in place
-
-
-def test_a_report_of_a_run_in_storage_has_its_samples_and_final_results(home: Path, tmp_path: Path) -> None:
-    settings = paper_settings(num_updates=6)
-    run = record_test_run(tmp_path / "run", settings, updates=range(7))
-    append_sample(run, 5, "a wonderful film")
-    final.write_final(run.final, {**last_responses(settings, 4), "update": 6})
-    run.checkpoints.save(6, write_checkpoint)
-    run.unlock()
-    bucket, uri = tmp_path / "bucket" / "run", uri_of(tmp_path / "bucket" / "run")
-    Storage(uri).upload(run.path, keep=1, best=None)
-    assert not read_run(uri).samples.read()  # not needed for its status
-    local, stored = report_of(run.path, "run"), report_of(uri, "run")
-    assert stored == local and local.result.final and local.result.final["queries"] == 4
-    assert local.result.samples
-
-    (bucket / "final.json").unlink()
-    stored = report_of(uri, "run")
-    assert stored.result.samples and stored.result.final and stored.result.final["queries"] == 0  # unknown
 
 
 def test_commands_accept_the_uri_of_a_run(

@@ -12,7 +12,7 @@ from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem,
 
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
-from launch.run_folder.storage import CACHED_FILES, REPORT_FILES, Storage, StorageError, check_location
+from launch.run_folder.storage import CACHED_FILES, RECORD_FILES, Storage, StorageError, check_location
 from tests.launch.conftest import record_test_run
 from tests.launch.run_folder.test_checkpoints import write_checkpoint
 from tests.paper import paper_settings
@@ -106,7 +106,7 @@ def test_keys_that_would_escape_the_folder_are_ignored(run: Run, tmp_path: Path)
     copy = tmp_path / "deep" / "copy"
     storage.download(copy, RUN_FILES)
     storage.download_checkpoint(copy)
-    storage.download(copy, REPORT_FILES)
+    storage.download(copy, RECORD_FILES)
     storage.download(copy, ["checkpoints/update_000012/**"])
     storage.upload(run.path, keep=2, best=None)
     assert files.get_file_info(

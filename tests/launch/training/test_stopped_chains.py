@@ -1,4 +1,4 @@
-"""Runs whose chains stop, end to end: training, resuming, evaluation, reports and tables with missing values."""
+"""Runs whose chains stop, end to end: training, resuming, evaluation and tables with missing values."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from launch.display.comparison import ComparedRun
 from launch.display.texts import chain_text
 from launch.experiments.results import final_figures
 from launch.main import main
-from launch.report.runs import read_reported_run
-from launch.report.tables import final_estimates
 from launch.run_folder.final import read_final
+from launch.run_folder.run import Run
 from launch.training.tracking import flat_metrics
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, Cory
@@ -64,18 +64,12 @@ def test_a_policy_without_responses_has_null_metrics_and_gaps_in_trackers(folder
 
 
 @pytest.mark.slow
-def test_tables_and_reports_show_runs_with_missing_values(folder: Path, cory_in_process: Cory) -> None:
+def test_tables_and_plots_show_runs_with_missing_values(folder: Path, cory_in_process: Cory) -> None:
     runs = [str(folder / name) for name in ("solved", "mixed")]
-    for words in (["compare", *runs], ["report", *runs, "--out", "page.html"], ["plot", runs[0], "--out", "a.png"]):
-        result = cory_in_process(*words)
+    for words in ([*runs, "--out", "both.png"], [runs[0], "--out", "a.png"]):
+        result = cory_in_process("plot", *words)
         assert result.returncode == 0, result.stderr
     assert cory_in_process("runs", str(folder)).stdout.count("ended") == 2
-    page = cory_in_process("report", *runs, "--out", str(folder / "page.html"))
-    assert page.returncode == 0
-    html = (folder / "page.html").read_text()
-    assert "feedback: (nothing to correct)" in html and "characters</footer>" in html and "ends at nan" not in html
-    record = json.loads(cory_in_process("compare", *runs, "--json").stdout)
-    assert record["runs"][1]["held_out"]["last answer"]["task_reward"]["mean"] is not None
 
 
 @pytest.mark.slow
@@ -93,10 +87,8 @@ def test_final_results_have_the_tokens_of_the_chain(folder: Path) -> None:
     for name in ("task_reward", "bare_kl", "in_chain_kl", "chain_tokens"):
         values = [response["metrics"][name] for response in last]
         assert figures["last_response"][name] == pytest.approx(sum(map(float, values)) / 8, rel=1e-3)  # type: ignore[arg-type]
-    estimates = final_estimates(read_reported_run(folder / "mixed", "mixed"))
-    assert estimates["last answer"]["task_reward"].mean == pytest.approx(
-        figures["last_response"]["task_reward"], rel=1e-3
-    )
+    values = ComparedRun.read(Run(folder / "mixed"), "mixed").values["last answer"]
+    assert values["task_reward"].mean() == pytest.approx(figures["last_response"]["task_reward"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -1,1 +1,0 @@
-"""The HTML report about runs and studies, one self-contained page."""
