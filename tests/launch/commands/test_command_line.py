@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launch.console.cli import COMMANDS
 from policies.settings.files import presets
 from tests.launch.conftest import ENVIRONMENT, Cory
 
 Refusal = Callable[..., str]
-COMMANDS = ("train", "study", "evaluate", "runs", "compare", "plot", "report", "generate", "export", "validate")
 
 
 def error_sentence(result: "subprocess.CompletedProcess[str]") -> str:
