@@ -57,14 +57,6 @@ class ChainEpisode:
         self._prompts: list[list[int]] = []
         self._begins_thought: list[bool] = []
 
-    def fork(self) -> "ChainEpisode":
-        """Returns an independent copy of the episode."""
-        other = ChainEpisode(self.chain, self.query)
-        lists = ("responses", "ended", "completions", "answer_starts", "task_rewards", "feedback", "truncated")
-        for name in (*lists, "_prompts", "_begins_thought"):
-            setattr(other, name, list(getattr(self, name)))
-        return other
-
     @property
     def role(self) -> str | None:
         """The role whose turn it is; None when all have responded, or the chain has stopped.

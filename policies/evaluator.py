@@ -211,7 +211,7 @@ class Evaluator:
             prompt_refs = [rollout.prompt_refs[index] for index in last["chains"].tolist()]
             prompts = self._chains[policy_id].encode_bare_prompts([queries[ref.query] for ref in prompt_refs])
             rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
-            rows |= {name: last[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
+            rows |= {name: last[name] for name in ("responses", "mask", "positions")}
             (scores,) = self.learners.score({policy_id: rows}).values()
         return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
 

@@ -207,7 +207,7 @@ def _samples(rollout: Rollout) -> list[dict[str, Any]]:
     """Returns the first chains of a few queries, from as many teams as possible."""
     by_team: dict[str, list[dict[str, Any]]] = {}  # by the pioneer's LLM, as stopped chains lack other roles
     for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):
-        if prompt_ref.sample == prompt_ref.sibling == 0:
+        if prompt_ref.sample == 0:
             by_team.setdefault(sample["responses"][0]["policy"], []).append(sample)
     per_team = NUM_SAMPLES // min(len(by_team), NUM_SAMPLES) if by_team else 0
     return [sample for samples in by_team.values() for sample in samples[:per_team]][:NUM_SAMPLES]

@@ -25,9 +25,9 @@ from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
 from policies.generation.generator import EVALUATION_UPDATE, Response, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.influence import share_interval, variance_components
 from recipes.cards import Figures
 from recipes.characters import Document, make_tokenizer, new_model, pretrain
+from recipes.influence import share_interval, variance_components
 from recipes.staging import save_tokenizer
 
 CHARACTERS = "0123456789+~="

@@ -20,7 +20,6 @@ LAYERS = {
     ),
     "policies": (
         *(
-            "influence",
             "checkpoint",
             "cory",
             "warm_start",

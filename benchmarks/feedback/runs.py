@@ -243,7 +243,7 @@ def summarize(run: StudyRun) -> Training:
     lines = [line for line in run.metrics if "policy" in line]
     settings = run.settings
     tokens = sum(line["tokens"] for line in lines)
-    pioneers = settings.queries_per_update * settings.num_generations * settings.num_siblings * len(lines)
+    pioneers = settings.queries_per_update * settings.num_generations * len(lines)
     lengths = prompt_lengths(settings.model_dump())
     mean_length = tokens / max(pioneers, 1) if settings.num_agents == 1 else _mean_length(lines)
     others = max(round(tokens / mean_length) - pioneers, 0)

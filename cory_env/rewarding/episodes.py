@@ -93,22 +93,17 @@ def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> N
         episode.note_feedback([next(feedback) if k in answer_positions else NO_ANSWER for k in positions])
 
 
-def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"], *, rewards_first: bool = False) -> None:
+def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
     """Computes the rewards and the feedback that the next turns of episodes depend on.
 
     Args:
         worker: The functions.
         episodes: The episodes.
-        rewards_first: Also compute the reward of first responses, so that episodes can fork after them.
 
     Raises:
         RewardError: A function failed.
     """
-
-    def needs_reward(episode: "ChainEpisode") -> bool:
-        return episode.awaits_rewards or (rewards_first and len(episode.responses) == 1)
-
-    reward_so_far(worker, list(filter(needs_reward, episodes)))
+    reward_so_far(worker, [episode for episode in episodes if episode.awaits_rewards])
     give_feedback(worker, [episode for episode in episodes if episode.awaits_feedback])
 
 

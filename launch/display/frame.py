@@ -43,7 +43,7 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
 
     Args:
         updates: The lines of `metrics.jsonl`.
-        final: The evaluation after training: `update`, `policy`, `mean`, `last_response` and `influence`.
+        final: The evaluation after training: `update`, `policy`, `mean` and `last_response`.
     """
     for line in updates:
         policies = line.get("policy", {})
@@ -60,7 +60,6 @@ def metric_rows(updates: Sequence[Update], final: Mapping[str, Any] | None = Non
     if final is not None:
         groups = [("test", policy, "", figures) for policy, figures in {**final["policy"], MEAN: final["mean"]}.items()]
         groups.append(("test", "", LAST_RESPONSE, final.get("last_response", {})))
-        groups.append(("test", "", "", {"influence": final["influence"]["share"]} if "influence" in final else {}))
         yield from _rows(final["update"], groups)
 
 

@@ -71,9 +71,9 @@ def target_settings(
         policy = {key: base[key] for key in settings_in_categories("policy")}
     if agents is not None and policy.get("roles"):
         raise CommandError(f"--agents conflicts with the roles of {target}, which define its agents. Remove --agents.")
-    if agents is not None:  # the critic is unused, and its inputs would not match another chain length
+    if agents is not None:
         policies = policy.get("num_policies") or policy["num_agents"]
-        policy |= {"num_agents": agents, "num_policies": policies, "critic_inputs": "tokens"}
+        policy |= {"num_agents": agents, "num_policies": policies}
     task = base.get("task")
     if task is not None and overrides.get("task", task) != task:
         if "max_response_tokens" not in overrides:

@@ -11,10 +11,11 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
-from launch.run_folder.final import FinalEvaluation, FinalInfluence
+from launch.run_folder.final import FinalEvaluation
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import EvaluatedResponse, MetricValues, SampleLine, Update, mean_over_policies, to_json
-from policies.settings.settings import Settings, make_settings, settings_in_categories
+from policies.settings.removed import recorded_settings
+from policies.settings.settings import Settings, settings_in_categories
 
 Status = Literal["done", "collapsed", "diverged"]
 """`collapsed`: stopped by `stop_on_collapse`. `diverged`: stopped by a non-finite gradient. Both count as results."""
@@ -54,7 +55,6 @@ class FinalFigures(TypedDict):
     """Metrics of the chain's last response to the same queries, averaged over the orders of its policies, with
     `bare_kl` and `in_chain_kl` instead of `kl`. If chains can stop, also `chain_tokens`, the tokens that a chain
     generated per query."""
-    influence: NotRequired[FinalInfluence]
 
 
 class StudyRun(NamedTuple):
@@ -129,7 +129,7 @@ def read_result(file: Path) -> StudyRun:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         entries = {key: entries[key] for key in StudyRun._fields if key in entries}
-        run = StudyRun(**{**entries, "settings": make_settings(entries["settings"])})
+        run = StudyRun(**{**entries, "settings": recorded_settings(entries["settings"])})
         _add_derived_metrics(run)
         if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
             raise ValueError(f"it belongs to arm {run.arm}, seed {run.seed}")
@@ -202,8 +202,6 @@ def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFig
     )
     if "last_response" in final:
         figures["last_response"] = mean_over_policies([_means(group) for group in final["last_response"].values()])
-    if "influence" in final:
-        figures["influence"] = final["influence"]
     return cast(FinalFigures, round_significant(figures))
 
 

@@ -207,7 +207,7 @@ class TrainedChain:
             return Request(key, self.policy_ids[position], episode.prompt_ids(), sampling)
 
         episodes = [(PromptRef(query.id, sample), ChainEpisode(self.chain, query)) for query, sample in prompt_refs]
-        scheduler = ChainScheduler(episodes, 1, make_request, self._compute_awaited)
+        scheduler = ChainScheduler(episodes, make_request, self._compute_awaited)
         self.generator.run_requests(scheduler.start(), scheduler.on_finished)
         return [self._raw_sample(state.episode) for state in scheduler.chains]
 

@@ -18,23 +18,8 @@ if TYPE_CHECKING:
     from policies.rollout.role_mapping import RoleMapping
     from policies.settings.settings import Settings
 
-NUM_INFLUENCE_QUERIES = 200
-"""Maximum number of held-out queries for measuring the influence: the pioneer responds twice to each, and the second
-agent twice to each of the pioneer's responses."""
-
 CHAIN_TOKENS = "chain_tokens"
 """Number of tokens that a chain generated for a query, all responses together."""
-
-
-class FinalInfluence(TypedDict):
-    """How much of the variance of the second agent's reward the pioneer's response explains (`policies.influence`)."""
-
-    share: float | None
-    """None if the rewards have no variance."""
-    low: float | None
-    high: float | None
-    """Bounds of its 95 % confidence interval."""
-    queries: int
 
 
 class FinalEvaluation(TypedDict):
@@ -47,9 +32,6 @@ class FinalEvaluation(TypedDict):
     last_response: NotRequired[dict[str, list[EvaluatedResponse]]]
     """The chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles. They have
     `in_chain_kl` and `bare_kl` instead of `kl` and, if chains can stop, also the metric `CHAIN_TOKENS`."""
-    influence: NotRequired[FinalInfluence]
-    """Only if agents see earlier responses and chains do not stop; measured on at most `NUM_INFLUENCE_QUERIES` queries,
-    from the beginning."""
 
 
 def measure_chains(
@@ -121,9 +103,6 @@ def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
         with algo.evaluator.average() as mapping:
             if chains := measure_chains(algo, mapping, (AVERAGE_POLICY,), prompt_refs, "test"):
                 final["policy"][AVERAGE_POLICY] = [response for (response,) in chains]
-    # With `stop_when`, not every response has a next one; with `roles`, the second agent need not see the first.
-    if "last_response" in final and algo.settings.stop_when is None and algo.settings.roles is None:
-        final["influence"] = _influence(algo, min(count, NUM_INFLUENCE_QUERIES))
     return final
 
 
@@ -146,16 +125,6 @@ def _last_response(chain: Sequence[EvaluatedResponse], settings: "Settings") -> 
     if settings.stop_when is not None:
         metrics[CHAIN_TOKENS] = float(sum(len(response["tokens"]) for response in chain))
     return EvaluatedResponse(**{**chain[-1], "metrics": metrics})
-
-
-def _influence(algo: "Cory", queries: int) -> FinalInfluence:
-    from policies.influence import measure_influence, share_interval, variance_components
-
-    _, rewards = measure_influence(algo, queries)
-    if len(rewards) < 2:
-        return FinalInfluence(share=None, low=None, high=None, queries=len(rewards))
-    low, high = share_interval(rewards)
-    return FinalInfluence(share=variance_components(rewards).share, low=low, high=high, queries=len(rewards))
 
 
 def write_final(file: Path, final: FinalEvaluation) -> None:

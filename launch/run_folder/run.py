@@ -38,7 +38,8 @@ from launch.run_folder.lease import Lease, LeaseLostError
 from launch.run_folder.locks import LocksUnsupportedError, lock_folder
 from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.storage import Storage, StorageError, checkpoint_updates, is_uri
-from policies.settings.settings import Settings, SettingsError, make_settings
+from policies.settings.removed import recorded_settings
+from policies.settings.settings import Settings, SettingsError
 
 
 class Run:
@@ -218,7 +219,7 @@ class Run:
             CommandError: a setting is unknown or invalid, possibly because another version wrote it.
         """
         try:
-            return make_settings(read_file(self.path / CONFIG))
+            return recorded_settings(read_file(self.path / CONFIG))
         except (CommandError, SettingsError) as error:
             raise CommandError(
                 f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (see "

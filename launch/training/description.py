@@ -37,8 +37,6 @@ def describe_run(settings: Settings, arrow: str) -> str:
         distance = "" if settings.average_tau == 1 else f" by {settings.average_tau:g} of the way"
         exchange += f"; LLMs are averaged{distance} every {settings.average_period}"
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
-    if settings.num_siblings > 1:
-        times += f", {settings.num_siblings} chains from each response of the pioneer"
     text = (
         f"{learners} task {settings.task}, starting from {settings.model_names}.\n"
         f"{count_noun(settings.num_updates, 'update')} of {settings.queries_per_update} queries{times}{exchange}. "

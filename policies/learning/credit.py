@@ -190,12 +190,10 @@ def assign_credit(
 ) -> dict[str, Tensor]:
     """Joins the rows of all policies by chain and computes the reward that each row trains on.
 
-    Several chains may fork from one pioneer response. That response is one row; its reward is the mean over its chains.
-
     Args:
-        rows: rows by policy id, with the columns `task_rewards`, `chains`, `forks`, `positions` and `earlier_rewards`.
-            Together they hold every later response of every chain once, and every pioneer response once. Positions
-            without a row are missing. With `credit=chain` the rows must be scored.
+        rows: rows by policy id, with the columns `task_rewards`, `chains` and `positions`. Together they hold every
+            response of every chain once. Positions without a row are missing. With `credit=chain` the rows must be
+            scored.
         credit: the credit settings.
         estimators: advantage estimators by policy id; with `credit=chain` they supply V and G. Frozen models have none:
             their rewards stand for both.
@@ -206,16 +204,13 @@ def assign_credit(
     Raises:
         CreditError: a custom credit function cannot be used.
     """
-    names = ("chains", "forks", "positions", "task_rewards")
-    chains, row_forks, positions, rewards = (torch.cat([columns[name] for columns in rows.values()]) for name in names)
-    agents = 1 + max(columns["earlier_rewards"].shape[1] for columns in rows.values())
+    names = ("chains", "positions", "task_rewards")
+    chains, positions, rewards = (torch.cat([columns[name] for columns in rows.values()]) for name in names)
+    agents = len(credit.stages) or 1 + int(positions.max())
     task_rewards = torch.full((int(chains.max()) + 1, agents), torch.nan, dtype=torch.float64)
     task_rewards[chains, positions] = rewards
     has_response = torch.zeros_like(task_rewards, dtype=torch.bool)
     has_response[chains, positions] = True
-    forks = torch.arange(len(task_rewards))
-    forks[chains] = row_forks
-    task_rewards[:, 0], has_response[:, 0] = task_rewards[forks, 0], True
 
     def value_and_return(position: int, rewards: Tensor) -> tuple[Tensor, Tensor]:
         joined = torch.full((2, len(rewards)), torch.nan, dtype=torch.float64)
@@ -232,13 +227,10 @@ def assign_credit(
 
     if credit.reward_scope == "last":
         task_rewards = last_agent_rewards(task_rewards)
-    stages = credit.stages[:agents]
     if credit.credit == "sum":
-        rewards = collective_rewards(task_rewards, credit.partner_reward, stages)
+        rewards = collective_rewards(task_rewards, credit.partner_reward, credit.stages)
     elif credit.custom_function is not None:
         rewards = custom_rewards(credit, task_rewards, has_response)
     else:
-        rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam, stages)
-    fork_sums = torch.zeros_like(rewards[:, 0]).index_add(0, forks, rewards[:, 0])
-    rewards[:, 0] = (fork_sums / forks.bincount(minlength=len(rewards)))[forks]
+        rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam, credit.stages)
     return {policy_id: rewards[columns["chains"], columns["positions"]].float() for policy_id, columns in rows.items()}

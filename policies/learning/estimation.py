@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.advantages import GROUP_ESTIMATORS, gdpo, has_nonzero_std, leave_one_out_mean, reinforce
+from policies.learning.advantages import GROUP_ESTIMATORS, gdpo, has_nonzero_std, reinforce
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import Rows, kl_coefs, select_rows
 
@@ -154,9 +154,6 @@ class AdvantageEstimator:
         token_rewards = token_ppo.token_rewards(rewards, kl, mask, self._row_kl_coefs(rows))
         if h.critic:
             advantages, returns = token_ppo.gae(token_rewards, rows["values"], mask, h.gamma, h.lam)
-            if h.group_baseline:
-                group_baseline = leave_one_out_mean(advantages[:, 0], rows["groups"])
-                advantages = advantages - h.group_baseline * group_baseline.unsqueeze(1) * mask
             advantages = token_ppo.whiten(advantages, mask, token_ppo.masked_moments(advantages, mask))
             metrics["explained_variance"] = token_ppo.explained_variance(rows["values"], returns, mask)
             return {"kl": kl, "advantages": advantages, "returns": returns}, metrics

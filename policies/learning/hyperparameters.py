@@ -49,7 +49,6 @@ class Hyperparameters:
     advantage: Advantage = "gae"
     gamma: float = 1.0
     lam: float = 0.95
-    group_baseline: float = 0.0
     loss: Loss = "ppo"
     clip_ratio: float | None = None
     clip_ratio_high: float | None = None

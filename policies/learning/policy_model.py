@@ -70,7 +70,6 @@ class PolicyModel(nn.Module):
         path: str,
         *,
         critic: bool = True,
-        critic_agents: int = 0,
         temperature: float = 1.0,
         dtype: str = "auto",
         device: str = "cpu",
@@ -87,7 +86,6 @@ class PolicyModel(nn.Module):
         Args:
             path: a folder or hub id.
             critic: whether there is a value head.
-            critic_agents: number of agents for a centralised critic; 0: the critic sees only tokens.
             temperature: divides the logits.
             dtype: compute type, `auto`, `bf16`, `fp32` or `fp64`; trained weights are fp32, with `fp64` fp64.
             device: where a LoRA base is loaded. A fully trained model is built on the CPU and moved by `to`.
@@ -133,7 +131,7 @@ class PolicyModel(nn.Module):
         """To choose how rows that share prefixes are packed; None: plain rows. Set by `check_forward`."""
         self._supports_logits_to_keep = "logits_to_keep" in inspect.signature(self.lm.forward).parameters
         if critic:
-            self.value_head = ValueHead(head_width(self.lm), critic_agents).to(master)
+            self.value_head = ValueHead(head_width(self.lm)).to(master)
         if mesh is not None:
             self._shard(mesh, forward_dtype, reference)
 
@@ -351,7 +349,7 @@ class PolicyModel(nn.Module):
             return logits, None
         states = hidden[0][:, -layout.num_logits :].flatten(0, 1)
         states = states.index_select(0, layout.sources).to(self.value_head.weight.dtype)
-        return logits, self.value_head.values(states, rows, layout.rows)
+        return logits, self.value_head.values(states)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The trainable weights, with their names."""

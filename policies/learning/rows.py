@@ -24,10 +24,8 @@ From rollouts (`make_rows`):
     task_rewards      fp64 [B], the response's own reward, unscaled
     ended             fp32 [B], 1 if the response ends with a stop token, 0 if it was cut at the maximal length
     groups            int64 [B], equal for responses that are compared with one another
-    chains            int64 [B], index of the response's chain; the first, if several fork from the response
-    forks             int64 [B], the first of the chains that fork from the same pioneer response
+    chains            int64 [B], index of the response's chain
     positions         int64 [B], position in the chain, 0 for the pioneer
-    earlier_rewards   fp32 [B, n - 1], task rewards of the earlier responses in its chain of n, then zeros
     task_reward_parts fp64 [B, K], with K > 1 reward functions the value of each, NaN without a reward
     thought_cut       fp32 [B], with `thinking` 1 if the response ends within its thought, else 0
 
@@ -42,8 +40,8 @@ Estimated (`AdvantageEstimator.estimate`):
     kl, advantages, with a critic returns: fp32 [B, R]
 """
 
-CHAIN_COLUMNS = ("earlier_rewards", "task_reward_parts", "reward_parts")
-"""Columns whose second dimension is positions or reward functions, not tokens."""
+CHAIN_COLUMNS = ("task_reward_parts", "reward_parts")
+"""Columns whose second dimension is reward functions, not tokens."""
 
 
 def make_rows(
@@ -54,9 +52,7 @@ def make_rows(
     ended: Sequence[bool],
     groups: Sequence[int] | None = None,
     chains: Sequence[int] | None = None,
-    forks: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
-    earlier_rewards: Sequence[Sequence[float]] | None = None,
     task_reward_parts: Sequence[Sequence[float]] = (),
     thought_cut: Sequence[bool | None] = (),
 ) -> Rows:
@@ -68,8 +64,7 @@ def make_rows(
         logprobs: log-probability of each response token, by the sampler.
         task_rewards: one per row.
         ended: whether the response ends with a stop token.
-        groups, chains, forks, positions, earlier_rewards: see `Rows`. By default every response is a chain and a group
-            of its own.
+        groups, chains, positions: see `Rows`. By default every response is a chain and a group of its own.
         task_reward_parts: see `Rows`; without any numbers, there is no such column.
         thought_cut: whether the response ends within its thought; with None, there is no such column.
     """
@@ -99,9 +94,7 @@ def make_rows(
         ended=torch.as_tensor(ended, dtype=torch.float32),
         groups=torch.as_tensor(indices if groups is None else groups, dtype=torch.int64),
         chains=torch.as_tensor(indices if chains is None else chains, dtype=torch.int64),
-        forks=torch.as_tensor(indices if forks is None else forks, dtype=torch.int64),
         positions=torch.as_tensor([0] * len(responses) if positions is None else positions, dtype=torch.int64),
-        earlier_rewards=torch.as_tensor([[]] * len(responses) if earlier_rewards is None else earlier_rewards).float(),
         **optional,
     )
 

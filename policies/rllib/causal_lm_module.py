@@ -24,7 +24,6 @@ def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
         "reference": settings.evaluates_with_reference,
         "revision": settings.revisions[settings.policy_ids.index(policy_id)],
         "critic": settings.critic,
-        "critic_agents": settings.num_agents if settings.critic_inputs == "chain" else 0,
         "temperature": settings.temperature,
         "dtype": settings.dtype,
         "device": "cuda" if settings.gpus_per_learner else "cpu",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,33 +27,20 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
 
     Rows belong to the policy that *generated* them (`SingleAgentEpisode.module_id`), not to the policy that has the
     role now, which a role exchange may have changed. Every agent's episode has one step: prompt, response and reward. A
-    pioneer response from which several chains fork is one row. A response is grouped with the responses of the same
-    role to the same query, those of several drafts together; if chains fork, later responses are grouped by the pioneer
-    response that they follow. A role without a reward has the task reward NaN.
+    response is grouped with the responses of the same role to the same query, those of several drafts together. A role
+    without a reward has the task reward NaN.
 
     Returns:
         Rows by policy id, in sorted order, on the CPU; policies without responses are absent.
     """
-    prompt_refs = [episode.custom_data[PROMPT_REF] for episode in episodes]
-    first_chains: dict[tuple[int, int], int] = {}  # the first chain with each pioneer response
-    forks = [
-        first_chains.setdefault((prompt_ref.query, prompt_ref.sample), chain)
-        for chain, prompt_ref in enumerate(prompt_refs)
-    ]
-    queries = [prompt_ref.query for prompt_ref in prompt_refs]
-    later_groups = queries if len(first_chains) == len(episodes) else forks
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for chain, episode in enumerate(episodes):
         agents = episode.agent_episodes.values()  # in the chain's order; a stopped chain has fewer than others
         num_positions = len(episode.agent_to_module_mapping_fn.roles)
-        rewards = (float(agent.extra_model_outputs[TASK_REWARD][0]) for agent in agents)
-        known_rewards = [0.0 if math.isnan(reward) else reward for reward in rewards]
+        query = episode.custom_data[PROMPT_REF].query
         for position, agent in enumerate(agents):
-            if position == 0 and forks[chain] != chain:
-                continue
             observation, action = agent.observations[0], agent.actions[0]
             stage = int(agent.extra_model_outputs[STAGE][0])
-            group = queries[chain] if stage == 0 else later_groups[chain]
             rows.setdefault(agent.module_id, []).append(
                 (
                     observation["tokens"][: int(observation["length"])],
@@ -62,11 +48,9 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
                     agent.extra_model_outputs[LOGPROBS][0],
                     agent.extra_model_outputs[TASK_REWARD][0],
                     agent.extra_model_outputs[ENDED][0],
-                    group * num_positions + stage,
+                    query * num_positions + stage,
                     chain,
-                    forks[chain],
                     position,
-                    [known_rewards[i] if i < position else 0.0 for i in range(num_positions - 1)],
                     agent.extra_model_outputs[TASK_REWARD_PARTS][0],
                     agent.extra_model_outputs.get(THOUGHT_CUT, [None])[0],
                 )

@@ -110,7 +110,6 @@ class ChainRunner(StatelessRunner):
         mapping: RoleMapping | None = None,
         version: int = 0,
         split: Split = "train",
-        num_siblings: int = 1,
         **kwargs: Any,
     ) -> Rollout:
         """Generates chains for queries, and computes their rewards.
@@ -122,7 +121,6 @@ class ChainRunner(StatelessRunner):
             mapping: which policy has which role: all roles, or the pioneer alone.
             version: version of the weights that must be loaded.
             split: of the task's queries.
-            num_siblings: number of chains that fork from each response of the pioneer.
 
         Returns:
             One episode per chain whose rewards could be computed, in the order of the queries.
@@ -143,15 +141,13 @@ class ChainRunner(StatelessRunner):
 
         def make_request(key: int, state: ChainState, position: int) -> Request:
             prompt_ref, episode, _ = state
-            sample = prompt_ref.sample * num_siblings + prompt_ref.sibling if position else prompt_ref.sample
-            seed = sampling_seed(self.settings.seed, update, prompt_ref.query, position, sample)
+            seed = sampling_seed(self.settings.seed, update, prompt_ref.query, position, prompt_ref.sample)
             limit = min(max_tokens, chain.response_limits[position])
             sampling = Sampling(self.settings.temperature, limit, [seed], chain.by_position[position].stop_token_ids)
             return Request(key, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
 
         new_chains = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
-        compute = partial(compute_awaited, rewards_first=num_siblings > 1)
-        scheduler = ChainScheduler(new_chains, num_siblings, make_request, partial(self._reward, compute))
+        scheduler = ChainScheduler(new_chains, make_request, partial(self._reward, compute_awaited))
         self.generator.run_requests(scheduler.start(), scheduler.on_finished)
         chains = scheduler.chains
         rewards = self._reward(reward_episodes, [state.episode for state in chains])

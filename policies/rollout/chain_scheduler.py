@@ -22,10 +22,9 @@ class ChainState(NamedTuple):
 class ChainScheduler:
     """Advances many chains at once. A chain requests its next response as soon as the previous one is finished.
 
-    Some chains need rewards or feedback first: if several siblings fork from a response, which is rewarded once, if
-    `observed` is `best`, or if prompts show feedback or the chain stops by it. Such a chain waits until no other chain
-    can advance, so that one call covers all waiting chains, in the order of their queries. So the batches do not depend
-    on timing.
+    Some chains need rewards or feedback first: if `observed` is `best`, or if prompts show feedback or the chain stops
+    by it. Such a chain waits until no other chain can advance, so that one call covers all waiting chains, in the order
+    of their queries. So the batches do not depend on timing.
 
     Drafts of one stage, which do not see each other, are requested at once.
     """
@@ -33,7 +32,6 @@ class ChainScheduler:
     def __init__(
         self,
         new_chains: Sequence[tuple[PromptRef, ChainEpisode]],
-        num_siblings: int,
         make_request: Callable[[int, ChainState, int], Request],
         compute_awaited: Callable[[Sequence[ChainEpisode]], None],
     ) -> None:
@@ -41,21 +39,16 @@ class ChainScheduler:
 
         Args:
             new_chains: the prompt references, with their episodes before the first response.
-            num_siblings: number of chains that fork from each response of the pioneer.
             make_request: builds the request for a response from the request's key, the chain's state, and the position,
                 whose prompt is the one of the chain's current turn.
             compute_awaited: computes the rewards and the feedback that waiting episodes need, and stores them there.
         """
         self.tokens = 0
-        """Response tokens so far. Tokens that siblings share count once."""
-        self._num_siblings = num_siblings
+        """Response tokens so far."""
         self._make_request = make_request
         self._compute_awaited = compute_awaited
-        self._chains = {
-            index * num_siblings: ChainState(prompt_ref, episode, [])
-            for index, (prompt_ref, episode) in enumerate(new_chains)
-        }
-        """By index. The siblings that will fork from a chain take the indices after it."""
+        self.chains = [ChainState(prompt_ref, episode, []) for prompt_ref, episode in new_chains]
+        """All chains, in the order of their queries."""
         self._num_positions = max((len(episode.chain.positions) for _, episode in new_chains), default=1)
         self._requested: dict[int, int] = {}
         """By chain, the number of responses requested so far."""
@@ -64,14 +57,9 @@ class ChainScheduler:
         self._num_pending = 0
         self._waiting: list[int] = []
 
-    @property
-    def chains(self) -> list[ChainState]:
-        """All chains in the order of their queries, siblings side by side."""
-        return [self._chains[index] for index in sorted(self._chains)]
-
     def start(self) -> list[Request]:
         """Returns the requests for the first responses."""
-        return self._next_requests(list(self._chains))
+        return self._next_requests(range(len(self.chains)))
 
     def on_finished(self, finished: Sequence[tuple[int, Response]]) -> list[Request]:
         """Adds finished responses to their chains.
@@ -85,39 +73,21 @@ class ChainScheduler:
         ready: list[int] = []
         for key, response in finished:
             index, position = divmod(key, self._num_positions)
-            _, episode, responses = self._chains[index]
+            _, episode, responses = self.chains[index]
             self._out_of_turn[index, position] = response
             while (next_response := self._out_of_turn.pop((index, len(responses)), None)) is not None:
                 episode.respond({"tokens": next_response.tokens, "length": len(next_response.tokens)})
                 responses.append(next_response)
                 self.tokens += len(next_response.tokens)
             if episode.role is not None and len(responses) == self._requested[index]:
-                (self._waiting if self._must_wait(episode) else ready).append(index)
+                must_wait = episode.awaits_rewards or episode.awaits_feedback
+                (self._waiting if must_wait else ready).append(index)
         self._num_pending -= len(finished)
         if self._waiting and not ready and not self._num_pending:
             waiting, self._waiting = sorted(self._waiting), []
-            self._compute_awaited([self._chains[index].episode for index in waiting])
-            unfinished = [index for index in waiting if self._chains[index].episode.role is not None]
-            ready = [sibling for index in unfinished for sibling in self._fork(index)]
+            self._compute_awaited([self.chains[index].episode for index in waiting])
+            ready = [index for index in waiting if self.chains[index].episode.role is not None]
         return self._next_requests(ready)
-
-    def _must_wait(self, episode: ChainEpisode) -> bool:
-        forks = self._num_siblings > 1 and len(episode.responses) == 1
-        return forks or episode.awaits_rewards or episode.awaits_feedback
-
-    def _fork(self, index: int) -> list[int]:
-        """Forks siblings from a chain after the pioneer's response.
-
-        Returns:
-            The indices of the siblings, starting with the chain itself.
-        """
-        prompt_ref, episode, responses = self._chains[index]
-        if len(responses) > 1:
-            return [index]
-        for sibling in range(self._num_siblings):
-            fork = ChainState(PromptRef(prompt_ref.query, prompt_ref.sample, sibling), episode.fork(), list(responses))
-            self._chains[index + sibling] = fork
-        return list(range(index, index + self._num_siblings))
 
     def _next_requests(self, indices: Sequence[int]) -> list[Request]:
         """Returns the requests for the next response of each chain, and of the drafts beside it.
@@ -127,7 +97,7 @@ class ChainScheduler:
         """
         requests = []
         for index in indices:
-            state = self._chains[index]
+            state = self.chains[index]
             chain, first = state.episode.chain, len(state.responses)
             end = first + 1
             while (

@@ -76,13 +76,12 @@ def replace_queries(
         order.append(refs if new_refs is None else new_refs)
     index_of = {prompt_ref: index for index, prompt_ref in enumerate(ref for refs in order for ref in refs)}
     combined = concat_rollouts([rollout, new])
-    refs_of_episodes = [prompt_ref._replace(sibling=0) for prompt_ref in combined.prompt_refs]
-    episodes = list(zip(refs_of_episodes, combined.episodes, strict=True))
+    episodes = list(zip(combined.prompt_refs, combined.episodes, strict=True))
     pairs = sorted(((ref, episode) for ref, episode in episodes if ref in index_of), key=lambda pair: index_of[pair[0]])
     discarded = [episode for ref, episode in episodes if ref in removed]
     return Rollout([episode for _, episode in pairs], combined.counters), order, discarded
 
 
 def count_tokens(episodes: Sequence[MultiAgentEpisode]) -> int:
-    """Returns the number of response tokens of chains; a response from which several chains fork counts once."""
+    """Returns the number of response tokens of chains."""
     return sum(int(rows["mask"].sum()) for rows in rows_from_episodes(episodes).values())

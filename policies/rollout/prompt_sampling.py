@@ -17,9 +17,7 @@ class PromptRef(NamedTuple):
     query: int
     """Its index in the split."""
     sample: int = 0
-    """Which of the pioneer's responses to this query."""
-    sibling: int = 0
-    """Which of the chains that fork from the same response of the pioneer."""
+    """Which of the chains that answer this query."""
 
 
 def sample_prompts(seed: int, update: int, size: int, total: int, samples: int = 1, used: int = 0) -> list[PromptRef]:
@@ -30,7 +28,7 @@ def sample_prompts(seed: int, update: int, size: int, total: int, samples: int =
         update: counted from 0.
         size: queries per update.
         total: number of training queries.
-        samples: pioneer responses per query.
+        samples: chains per query.
         used: queries of the sequence that replacements in earlier updates used.
     """
     prompt_refs: list[PromptRef] = []

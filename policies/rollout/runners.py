@@ -147,7 +147,7 @@ class Runners:
             missing = [prompt_ref for prompt_ref in pending.prompt_refs if prompt_ref not in finished]
             if not missing:
                 rollout = concat_rollouts(rollouts, parallel=True)
-                rollout.episodes.sort(key=lambda episode: index_of[episode.custom_data[PROMPT_REF]._replace(sibling=0)])
+                rollout.episodes.sort(key=lambda episode: index_of[episode.custom_data[PROMPT_REF]])
                 return rollout
             if not (self.healthy_ids() if prefetched else self.wait_for_healthy()):
                 raise GenerationError("All runners died while prefetching the next update.")

@@ -180,5 +180,5 @@ class RolloutScheduler:
         )
         size = len(prompt_refs) // len(teams)
         for k, team in enumerate(teams):
-            arguments = {"update": batch, "mapping": team, "split": "train", "num_siblings": s.num_siblings}
+            arguments = {"update": batch, "mapping": team, "split": "train"}
             yield prompt_refs[k * size : (k + 1) * size], arguments

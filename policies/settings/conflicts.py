@@ -51,11 +51,6 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
     yield from _revisions(s)
     if len(set(s.models.values())) > 1 and s.weights == "lora":
         yield f"weights=lora requires a single base model, not {s.model_names}. Set weights=full, or one model."
-    if s.num_siblings > 1 and (agents == 1 or not s.knowledge_transfer):
-        yield (
-            f"num_siblings={s.num_siblings} requires num_agents of 2 or more, and knowledge_transfer=true. "
-            "Set these, or num_siblings=1."
-        )
     if s.stop is not None and s.thinking is not None:
         yield f"stop={s.stop!r} conflicts with thinking, as it would end thoughts too. Remove one."
     weight = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
@@ -119,8 +114,6 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
     if s.frozen_models:
         yield from _frozen_models(s)
     first, last = s.positions[0].role, s.positions[-1].role
-    if s.num_siblings > 1 and first.count > 1:
-        yield f"num_siblings={s.num_siblings} conflicts with count={first.count} of role {first.name}. Set one to 1."
     yield from _role_rewards(s, first, last)
 
 
@@ -161,8 +154,8 @@ def _batch(s: DerivedSettings) -> Iterator[str]:
     """Queries, responses and mini-batches of an update."""
     if s.chains > MAX_CHAINS:
         yield (
-            f"queries_per_update={s.queries_per_update}, num_generations={s.num_generations} and "
-            f"num_siblings={s.num_siblings} make {s.chains:,} chains per update, more than {MAX_CHAINS:,}. Lower one."
+            f"queries_per_update={s.queries_per_update} and num_generations={s.num_generations} make {s.chains:,} "
+            f"chains per update, more than {MAX_CHAINS:,}. Lower one."
         )
     if s.responses % s.responses_per_step:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]

@@ -153,7 +153,7 @@ class DerivedSettings(Fields):
     @property
     def chains(self) -> int:
         """Chains per update."""
-        return self.queries_per_update * self.num_generations * self.num_siblings
+        return self.queries_per_update * self.num_generations
 
     @property
     def teams(self) -> int:
@@ -162,14 +162,10 @@ class DerivedSettings(Fields):
 
     @property
     def responses(self) -> int:
-        """Responses per policy and update.
-
-        With siblings, where positions differ, the mean over policies; with `roles`, the policy's with the most.
-        """
+        """Responses per policy and update; with `roles`, of the policy with the most."""
         if self.roles is not None:
             return self.chains * max(map(self.assignment.count, self.policy_ids))
-        total = self.queries_per_update * self.num_generations + self.chains * (self.num_agents - 1)
-        return total // len(self.policy_ids)
+        return self.chains * self.num_agents // len(self.policy_ids)
 
     @property
     def hyperparameters(self) -> Hyperparameters:

@@ -222,10 +222,7 @@ class Fields(BaseModel):
     queries_per_update: int = learning_setting(16, ge=1)
     """Queries per update."""
     num_generations: int = learning_setting(8, ge=1)
-    """Responses of the pioneer per query."""
-    num_siblings: int = learning_setting(1, ge=1)
-    """Chains that continue from each response of the pioneer; their responses form a group for advantages
-    (docs/credit.md)."""
+    """Chains per query."""
     minibatch_size: int | None = learning_setting(None, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners; null: all of an update, so one step per epoch. All
     LLMs take equally many steps, so an LLM with fewer responses than others (`roles`) has smaller mini-batches."""
@@ -288,9 +285,6 @@ class Fields(BaseModel):
     """Discount per token."""
     lam: float = learning_setting(0.95, ge=0, le=1, clone=True)
     """GAE's lambda per token."""
-    group_baseline: float = learning_setting(0.0, ge=0, le=1)
-    """With `advantage=gae`: subtract this fraction of the mean advantage of the group's other responses (to the same
-    query, or to the same response of the pioneer) from each advantage."""
     loss: Loss = learning_setting("ppo")
     """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, and all responses
     weigh the same (requires a group estimator); `cispo`, ratios as bounded weights without a gradient, so
@@ -332,9 +326,6 @@ class Fields(BaseModel):
     """With `overlong=penalty`: the penalty at the length limit."""
     value_clip: float = learning_setting(0.2, gt=0, clone=True)
     """Clip range of the change of a value estimate during an update."""
-    critic_inputs: Literal["tokens", "chain"] = policy_setting("tokens")
-    """Inputs of the value head (`advantage=gae`): `tokens`, or `chain`, which adds the role and the task rewards of
-    earlier agents (the value head is used in training only)."""
     value_coef: float = learning_setting(0.1, ge=0, clone=True)
     """Weight of the value loss (beta)."""
     grad_clip: float | None = learning_setting(1.0, gt=0, clone=True)

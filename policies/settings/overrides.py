@@ -87,16 +87,6 @@ REQUIREMENTS = (
         lambda s: s.advantage in GROUP_ESTIMATORS,
         "advantage=rloo, grpo, dr_grpo or gdpo",
     ),
-    Requirement(
-        ("group_baseline",),
-        lambda s: s.advantage == "gae" and (s.num_generations, s.num_siblings) != (1, 1),
-        "advantage=gae, and num_generations or num_siblings of 2 or more",
-    ),
-    Requirement(
-        ("critic_inputs",),
-        lambda s: s.advantage == "gae" and s.num_agents != 1,
-        "advantage=gae, and num_agents of 2 or more",
-    ),
     Requirement(("tensor_parallel_size", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
     Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
     Requirement(RUNNER_SETTINGS, lambda s: s.num_runners, "num_runners of 1 or more"),

@@ -7,13 +7,14 @@ from pathlib import Path
 from cory_env.home import upload_hint
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
-from policies.settings.settings import Settings, make_settings
+from policies.settings.removed import recorded_settings
+from policies.settings.settings import Settings
 from policies.settings.yaml12 import to_cli
 
 POLICIES = "learner_group/learner/rl_module"
 """Path of the policies in an RLlib checkpoint; each has a folder named after its id."""
 CONFIG = "config.yaml"
-ARCHITECTURE_SETTINGS = ("model", "weights", "lora_rank", "lora_alpha", "lora_target_modules", "critic_inputs")
+ARCHITECTURE_SETTINGS = ("model", "weights", "lora_rank", "lora_alpha", "lora_target_modules")
 """Settings that determine the architecture of a policy."""
 
 
@@ -48,7 +49,7 @@ def find_start_checkpoint(settings: Settings) -> Path | None:
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():
-        reject_incompatible_policies(settings, make_settings(read_file(config)))
+        reject_incompatible_policies(settings, recorded_settings(read_file(config)))
     return checkpoint
 
 
@@ -65,8 +66,6 @@ def reject_incompatible_policies(settings: Settings, source: Settings) -> None:
     names = [*ARCHITECTURE_SETTINGS]
     if settings.critic and not source.critic:
         names.append("advantage")
-    if settings.critic_inputs == "chain":  # such a critic has inputs for each agent
-        names.append("num_agents")
     values = {name: getattr(source, name) for name in names if getattr(source, name) != getattr(settings, name)}
     differences = [f"{name}={to_cli(value)}" for name, value in values.items()]
     if source.policy_ids != settings.policy_ids:

@@ -1,7 +1,7 @@
 """Thoughts of reasoning models: where they end, and who sees them."""
 
 from collections.abc import Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,10 @@ def make_chain(special: bool = True, num_agents: int = 2, sees: Sequence[str] = 
     return Chain(task(), thinker(special), num_agents=num_agents, thinking=thinking, **settings)
 
 
+def copy_of(episode: ChainEpisode) -> ChainEpisode:
+    return deepcopy(episode, {id(episode.chain): episode.chain})
+
+
 def respond(episode: ChainEpisode, *texts: str) -> ChainEpisode:
     """Lets the agents respond with texts whose tags are tokens."""
     for text in texts:
@@ -94,8 +98,8 @@ def test_a_response_is_split_at_the_first_end_tag(special: bool, text: str, answ
 def test_a_template_may_begin_the_thought(special: bool) -> None:
     episode = ChainEpisode(make_chain(special, chat=True), QUERIES[0])
     assert thinker().decode(episode.prompt_ids()).endswith("<|assistant|><think>\n")
-    assert respond(episode.fork(), " hm</think> good").completions == [" good"]
-    cut_off = respond(episode.fork(), " hm good")
+    assert respond(copy_of(episode), " hm</think> good").completions == [" good"]
+    cut_off = respond(copy_of(episode), " hm good")
     assert (cut_off.completions, cut_off.thought(0), cut_off.answer_starts) == ([""], " hm good", [None])
     closed = ChainEpisode(make_chain(special, chat=True, chat_template_kwargs={"enable_thinking": False}), QUERIES[0])
     assert thinker().decode(closed.prompt_ids()).endswith("<|assistant|><think>\n</think>\n\n")
@@ -136,7 +140,10 @@ def test_only_the_template_of_a_prompt_begins_the_thought(
         respond(episode, *[first] * drafts)
         episode.note_feedback([feedback if episode.has_answer(k) else NO_ANSWER for k in range(drafts)])
         assert episode.begins_thought == begins
-        completions = respond(episode.fork(), " good").completions, respond(episode, " hm</think> good").completions
+        completions = (
+            respond(copy_of(episode), " good").completions,
+            respond(episode, " hm</think> good").completions,
+        )
         assert [texts[-1] for texts in completions] == (["", " good"] if begins else [" good", " hm</think> good"])
 
 

@@ -1,4 +1,4 @@
-"""Training with each policy loss: of chains that fork, of roles, and of adapters."""
+"""Training with each policy loss: of chains, of roles, and of adapters."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.policies.conftest import MakeCory
 from tests.policies.test_roles import TEAM, weights_of
 
 SAMPLING = {"importance_sampling_mode": "sequence_mask", "importance_sampling_clip_min": 0.5}
-FORKS: dict[str, Any] = {"advantage": "rloo", "num_generations": 2, "num_siblings": 2, "queries_per_update": 4}
+GROUPS: dict[str, Any] = {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4}
 CASES: list[tuple[dict[str, Any], set[str]]] = [
-    ({**FORKS, "loss": "gspo", "weights": "lora", "minibatch_size": 6, **SAMPLING}, {"importance_sampling_frac_low"}),
+    ({**GROUPS, "loss": "gspo", "weights": "lora", "minibatch_size": 4, **SAMPLING}, {"importance_sampling_frac_low"}),
     ({**TEAM, "loss": "cispo", "entropy_coef": 0.01}, set()),
-    ({"loss": "ppo", "dual_clip": 3.0, "critic_inputs": "chain"}, {"dual_clip_fraction", "value_loss"}),
+    ({"loss": "ppo", "dual_clip": 3.0}, {"dual_clip_fraction", "value_loss"}),
 ]
 
 
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        pytest.param(*CASES[0], id="gspo, forks, adapters"),
+        pytest.param(*CASES[0], id="gspo, adapters"),
         pytest.param(*CASES[1], id="cispo, roles", marks=pytest.mark.slow),
         pytest.param(*CASES[2], id="ppo, dual clip", marks=pytest.mark.slow),
     ],

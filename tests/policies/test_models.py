@@ -37,10 +37,8 @@ def test_each_policy_starts_from_its_own_model_and_keeps_it_as_its_reference(
         check_weight_sync=True,
         exchange_period=1,
         lr=1e-3,
-        num_siblings=2,
         minibatch_size=4,
         credit="chain",
-        critic_inputs="chain",
     )
     bases = {name: dict(load_language_model(model_path(model)).named_parameters()) for name, model in models.items()}
 

@@ -179,10 +179,8 @@ def test_an_update_in_which_only_frozen_models_responded_changes_no_weights(
 
 
 def test_the_reward_of_a_frozen_model_is_credited_to_earlier_agents() -> None:
-    trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2, earlier_rewards=[[0.0]] * 2)
-    frozen = make_rows(
-        [[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [10.0, 20.0], [True] * 2, positions=[1, 1], earlier_rewards=[[1.0], [2.0]]
-    )
+    trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2)
+    frozen = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [10.0, 20.0], [True] * 2, positions=[1, 1])
     rows = {"llm_1": trained | frozen_scores(trained), "frozen_1": frozen | frozen_scores(frozen)}
     estimators = {"llm_1": AdvantageEstimator(Hyperparameters(advantage="rloo"))}
     credited = assign_credit(rows, Credit("chain", 1.0, 0.5, 1.0), estimators)
@@ -270,7 +268,7 @@ def test_the_bare_query_of_a_last_answer_is_the_prompt_of_the_first_role_that_an
     template = task.prompt_template if alone is None else alone
     prompts = tokenizer([template.format(query=task.test[ref.query].text) for ref in rollout.prompt_refs])["input_ids"]
     bare = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
-    bare |= {name: rows[name] for name in ("responses", "mask", "positions", "earlier_rewards")}
+    bare |= {name: rows[name] for name in ("responses", "mask", "positions")}
     own, alone_scores = (algorithm.learners.score({"llm_1": part})["llm_1"] for part in (rows, bare))
     expected = ((own["logprobs"] - alone_scores["reference_logprobs"]) * rows["mask"]).sum(1)
     np.testing.assert_allclose(metrics[last]["bare_kl"], expected, atol=1e-4)

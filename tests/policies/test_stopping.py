@@ -117,8 +117,8 @@ def test_groups_contain_only_the_responses_that_exist_and_a_group_of_one_teaches
 SETTINGS: list[dict[str, Any]] = [
     {"advantage": "rloo", "num_generations": 2, "num_policies": 1, "partner_reward": 0.0, "minibatch_size": 32},
     {"advantage": "gae", "credit": "chain", "exchange_period": 1},
-    {"advantage": "gae", "reward_scope": "last", "critic_inputs": "chain", "num_agents": 3},
-    {"advantage": "rloo", "credit": "chain", "num_generations": 2, "num_siblings": 2, "minibatch_size": 4},
+    {"advantage": "gae", "reward_scope": "last", "num_agents": 3},
+    {"advantage": "rloo", "credit": "chain", "num_generations": 2, "minibatch_size": 4},
 ]
 
 

@@ -132,10 +132,6 @@ def test_find_start_returns_the_best_checkpoint_or_else_the_latest(tmp_path: Pat
         ({"model": "smollm2", "num_agents": 3}, "that run has model=imdb-gpt2-tiny, num_policies=2. Set"),
         ({"model": ["imdb-gpt2-tiny", "smollm2"]}, "that run has model=imdb-gpt2-tiny. Set"),
         ({"advantage": "gae", "num_generations": 1}, "that run has advantage=rloo. Set"),
-        (
-            {"advantage": "gae", "num_generations": 1, "critic_inputs": "chain"},
-            "that run has critic_inputs=tokens, adv",
-        ),
     ],
 )
 def test_policies_of_another_architecture_are_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -143,10 +139,3 @@ def test_policies_of_another_architecture_are_rejected(changes: dict[str, Any], 
     run = make_run_folder(tmp_path / "run", make_settings(other), (1,))
     with pytest.raises(SettingsError, match=message):
         find_start_checkpoint(make_settings({**other, "start_from": str(run), "minibatch_size": 2, **changes}))
-
-
-def test_a_critic_of_a_chain_of_another_length_is_rejected(tmp_path: Path) -> None:
-    other = {**SMALL, "critic_inputs": "chain", "num_agents": 3, "num_policies": 1, "minibatch_size": 2}
-    run = make_run_folder(tmp_path / "run", make_settings(other), (1,))
-    with pytest.raises(SettingsError, match=r"that run has num_agents=3\. Set the same here"):
-        find_start_checkpoint(make_settings({**other, "num_agents": 2, "start_from": str(run)}))

@@ -22,7 +22,7 @@ LINES: list[Any] = [
         "seconds": {"total": 1.5},
     },
 ]
-FINAL = {"update": 1, "policy": {"llm_1": {"kl": 3.0}}, "mean": {"kl": 3.0}, "influence": {"share": 0.25}}
+FINAL = {"update": 1, "policy": {"llm_1": {"kl": 3.0}}, "mean": {"kl": 3.0}}
 
 
 def metrics(*runs: str) -> Metrics:
@@ -35,7 +35,6 @@ def test_metrics_are_indexed_by_split_policy_role_run_and_update() -> None:
     assert frame.get("train", "kl", "", "pioneer").to_dict() == {("a", 1): 4.0, ("b", 1): 4.0}
     assert frame.get("validation", "kl", "", LAST_RESPONSE)["a", 1] == 2.0
     assert frame.get("test", "kl").to_dict() == {("a", 1): 3.0, ("b", 1): 3.0}
-    assert frame.get("test", "influence", "")["b", 1] == 0.25
     assert [frame.get("run", name, "")["a", 1] for name in ("tokens", "exchanged", "seconds/total")] == [30, 1, 1.5]
     assert frame.seeds.to_dict() == {"a": 0, "b": 1}
 

@@ -119,7 +119,7 @@ def test_the_measured_chain_is_the_one_that_stops_when_solved() -> None:
     generator = start_generator(settings, {"llm_1": settings.model_paths["llm_1"]}, "transformers", 32)
 
     def make_request(key: int, state: ChainState, position: int) -> Request:
-        query, sample, _ = state.prompt_ref
+        query, sample = state.prompt_ref
         seed = sampling_seed(settings.seed, EVALUATION_UPDATE, query, position, sample)
         sampling = Sampling(0.7, chain.max_response_tokens, [seed], chain.by_position[position].stop_token_ids)
         return Request(key, "llm_1", state.episode.prompt_ids(), sampling)
@@ -127,7 +127,7 @@ def test_the_measured_chain_is_the_one_that_stops_when_solved() -> None:
     refs = [PromptRef(query, sample) for query in range(QUERIES) for sample in range(3)]
     episodes = [(ref, ChainEpisode(chain, plan.task.test[ref.query])) for ref in refs]
     with RewardWorker(plan.task.reward, feedback=plan.task.feedback) as worker:
-        scheduler = ChainScheduler(episodes, 1, make_request, lambda waiting: compute_awaited(worker, waiting))
+        scheduler = ChainScheduler(episodes, make_request, lambda waiting: compute_awaited(worker, waiting))
         generator.run_requests(scheduler.start(), scheduler.on_finished)
         finished = [state.episode for state in scheduler.chains]
         rewards = reward_episodes(worker, finished)

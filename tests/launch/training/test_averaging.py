@@ -35,7 +35,6 @@ def test_the_average_is_printed_and_evaluated_like_a_policy(tmp_path: Path) -> N
     assert list(evaluation) == ["llm_1", "llm_2", "llm_mean", "mean"]
     assert evaluation["mean"]["kl"] == pytest.approx((evaluation["llm_1"]["kl"] + evaluation["llm_2"]["kl"]) / 2)
     final = json.loads(run.final.read_text())
-    assert final["influence"]["queries"] == QUERIES and final["influence"]["low"] <= final["influence"]["high"]
     assert list(final["policy"]) == ["llm_1", "llm_2", "llm_mean"]
     rows = read_json(run.path / "evaluation" / "out" / "evaluation.json")["rows"]
     assert {"llm_mean", "llm_mean after llm_mean"} < set(rows)

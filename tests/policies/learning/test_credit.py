@@ -36,13 +36,11 @@ def test_a_single_agent_gets_its_own_reward_whatever_the_share() -> None:
     assert collective_rewards(torch.tensor([[3.0]], dtype=torch.float64), 1.0).tolist() == [[3.0]]
 
 
-def rows(chains: list[int], positions: list[int], task_rewards: list[float], forks: list[int] | None = None) -> Rows:
+def rows(chains: list[int], positions: list[int], task_rewards: list[float]) -> Rows:
     return {
         "chains": torch.tensor(chains),
-        "forks": torch.tensor(chains if forks is None else forks),
         "positions": torch.tensor(positions),
         "task_rewards": torch.tensor(task_rewards, dtype=torch.float64),
-        "earlier_rewards": torch.zeros(len(chains), 1),
     }
 
 
@@ -63,17 +61,6 @@ def test_rows_are_joined_by_chain_whichever_policy_had_which_role() -> None:
 def test_one_policy_may_have_several_rows_of_a_chain() -> None:
     rewards = assign_credit({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, Credit(), {})
     assert rewards["llm_1"].tolist() == [3.0, 3.0, 7.0, 7.0]
-
-
-def test_a_pioneer_response_gets_the_mean_reward_of_the_chains_that_fork_from_it() -> None:
-    pioneers = rows([0, 2], [0, 0], [1.0, 5.0])
-    observers = rows([0, 1, 2, 3, 4], [1] * 5, [10.0, 20.0, 1.0, 2.0, 6.0], [0, 0, 2, 2, 2])
-    by_policy = {"llm_1": pioneers, "llm_2": observers}
-    rewards = assign_credit(by_policy, Credit(partner_reward=0.5), {})
-    assert rewards["llm_1"].tolist() == [1 + 0.5 * 15, 5 + 0.5 * 3]
-    assert rewards["llm_2"].tolist() == [10.5, 20.5, 3.5, 4.5, 8.5]
-    rewards = assign_credit(by_policy, Credit(reward_scope="last"), {})
-    assert rewards["llm_1"].tolist() == [15, 3] and rewards["llm_2"].tolist() == [10, 20, 1, 2, 6]
 
 
 def test_credit_of_several_reward_functions_is_assigned_to_each_apart() -> None:
@@ -207,9 +194,8 @@ def test_a_custom_credit_is_a_function_in_a_file(tmp_path: Path, monkeypatch: py
     assert rewards["llm_1"].tolist() == [1.0, 2.0] and rewards["llm_2"].tolist() == [5.5, -1.0]
     last = assign_credit(by_policy, custom_credit("improvement")._replace(reward_scope="last"), {})
     assert last["llm_1"].tolist() == [0.0, 0.0] and last["llm_2"].tolist() == [8.0, 0.0]
-    forked = {"llm_1": rows([0], [0], [2.0]), "llm_2": rows([0, 1], [1, 1], [4.0, 0.0], forks=[0, 0])}
-    team = assign_credit(forked, custom_credit("team"), {})
-    assert team["llm_2"].tolist() == [3.0, 1.0]  # although its rows share memory
+    team = assign_credit(by_policy, custom_credit("team"), {})
+    assert team["llm_2"].tolist() == [2.5, 1.0]  # although its rows share memory
     check_custom_credit(custom_credit("improvement"), [True] * 3)
     for name, message in (
         ("first_agent", r"returned shape \(2,\) for task rewards of shape \(2, 3\)"),

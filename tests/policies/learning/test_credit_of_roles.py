@@ -40,10 +40,8 @@ def rows_of_team(rewards: list[list[float]]) -> dict[str, Rows]:
         pairs = [(chain, position) for chain in range(len(rewards)) for position in positions]
         return {
             "chains": torch.tensor([chain for chain, _ in pairs]),
-            "forks": torch.tensor([chain for chain, _ in pairs]),
             "positions": torch.tensor([position for _, position in pairs]),
             "task_rewards": torch.tensor([rewards[chain][position] for chain, position in pairs], dtype=torch.float64),
-            "earlier_rewards": torch.zeros(len(pairs), 3),
         }
 
     return {"llm_1": rows([0, 1, 3]), "llm_2": rows([2])}
@@ -66,10 +64,8 @@ def test_right_and_wrong_drafts_of_a_chain_have_different_advantages() -> None:
     own = [1.0, 0.0, 0.0, 1.0]
     drafts = {
         "chains": torch.zeros(4, dtype=torch.int64),
-        "forks": torch.zeros(4, dtype=torch.int64),
         "positions": torch.arange(4),
         "task_rewards": torch.tensor(own, dtype=torch.float64),
-        "earlier_rewards": torch.zeros(4, 3),
     }
     rewards = assign_credit({"llm_1": drafts}, s.credit_assignment, {})["llm_1"]
     assert rewards.tolist() == own
@@ -170,7 +166,6 @@ def test_drafts_of_a_query_are_one_group_and_other_roles_have_their_own() -> Non
     assert by_position[0] == by_position[1] and len(set(by_position[0])) == 2  # a group per query
     assert not set(by_position[0]) & set(by_position[3]) and len(set(by_position[3])) == 2
     assert rows["llm_2"]["task_rewards"].isnan().all()
-    assert rows["llm_1"]["earlier_rewards"].tolist()[2] == [1.0, 2.0, 0.0]  # NaN is 0 for the critic
 
 
 def test_rloo_compares_each_draft_with_all_other_drafts_of_the_query() -> None:

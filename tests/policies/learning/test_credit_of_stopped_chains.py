@@ -67,13 +67,6 @@ def test_if_all_chains_stop_at_once_only_the_first_policy_gets_rewards() -> None
         assert assign_credit(alone, credit, make_estimators())["llm_1"].tolist() == [1.0, 2.0]
 
 
-def test_a_pioneer_from_which_chains_fork_gets_their_mean_only_if_they_go_on() -> None:
-    pioneers = rows([0, 1], [0, 0], [1.0, 5.0])
-    observers = rows([1, 2, 3], [1] * 3, [1.0, 2.0, 6.0], [1, 1, 1])  # chain 0 did not fork
-    rewards = assign_credit({"llm_1": pioneers, "llm_2": observers}, Credit(partner_reward=0.5), {})
-    assert rewards["llm_1"].tolist() == [1.0, 5 + 0.5 * 3] and rewards["llm_2"].tolist() == [3.5, 4.5, 8.5]
-
-
 def credit_of(name: str) -> Credit:
     return paper_settings(credit=f"credit_of_stopped:{name}").credit_assignment
 

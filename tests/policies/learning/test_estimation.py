@@ -67,7 +67,7 @@ def test_a_group_in_which_only_a_reward_of_weight_0_differs_has_zero_variance() 
     chains = torch.arange(6)
     metric = torch.tensor(SCORES, dtype=torch.float64)
     parts = torch.stack([metric * (chains < 3), metric], 1)  # in the second group, only the second reward differs
-    rows = scored() | {"chains": chains, "forks": chains, "task_reward_parts": parts}
+    rows = scored() | {"chains": chains, "task_reward_parts": parts}
     for weights, share in (((1.0, 0.0), 0.5), ((0.0, 1.0), 0.0), ((0.0, 0.0), 1.0)):
         credited = assign_part_credit({"llm_1": rows}, Credit(), {}, weights)["llm_1"]
         estimator = make_estimator(advantage="gdpo", gdpo_weights=weights)

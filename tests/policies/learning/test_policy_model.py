@@ -21,7 +21,6 @@ from transformers import (
 )
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
-from policies.learning.forward.value_head import ValueHead
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.language_model import shared_base
@@ -314,23 +313,3 @@ def test_a_run_uses_one_attention_so_that_a_row_s_scores_do_not_depend_on_its_ba
         assert (ours - theirs).abs().max() < (1e-4 if dtype == "fp32" else 0.02)
     for lm in (module.lm, module.reference()):
         assert (lm.config._attn_implementation == "eager") is eager
-
-
-def test_a_centralised_critic_adds_a_bias_per_role_and_weighted_earlier_rewards() -> None:
-    torch.manual_seed(0)
-    head = ValueHead(4, agents=3)
-    hidden, of_row = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
-    rows = {
-        "positions": torch.tensor([0, 1, 2]),
-        "earlier_rewards": torch.tensor([[0.0, 0.0], [5.0, 0.0], [5.0, -2.0]]),
-    }
-    assert head.values(hidden, rows, of_row).abs().max() == 0.0  # initialised to zero
-    with torch.no_grad():
-        head.weight.fill_(1.0)
-        head.of_role.copy_(torch.tensor([10.0, 20.0, 30.0]))
-        head.of_earlier.copy_(torch.tensor([[7.0, 7.0], [0.1, 7.0], [0.2, 0.5]]))
-    chain_values = head.values(hidden, rows, of_row) - hidden.sum(-1)
-    torch.testing.assert_close(chain_values, torch.tensor([10.0, 10.0, 20.5, 20.5, 30.0, 30.0]))  # 30 + 1 - 1
-    single = {"positions": torch.tensor([0]), "earlier_rewards": torch.zeros(1, 0)}
-    values = head.values(hidden[:1], single, of_row[:1])
-    torch.testing.assert_close(values, chain_values[:1] + hidden[:1].sum(-1))

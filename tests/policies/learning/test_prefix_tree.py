@@ -38,7 +38,7 @@ def rows_of(pairs: list[tuple[list[int], list[int]]], **columns: Any) -> Rows:
 
 
 def chain_rows(seed: int = 0) -> Rows:
-    """Groups of a pioneer, forks that continue its responses, equal responses, and responses that share a prefix."""
+    """Groups of a pioneer, prompts that continue its responses, equal responses, responses that share a prefix."""
     random = np.random.default_rng(seed)
 
     def tokens(low: int, high: int) -> list[int]:
@@ -53,8 +53,7 @@ def chain_rows(seed: int = 0) -> Rows:
         pairs += [([*prompt, *answers[0], *tokens(1, 4)], tokens(1, 6)) for _ in range(2)]
     pairs = [pairs[row] for row in random.permutation(len(pairs))]
     positions = [int(len(prompt) > 8) for prompt, _ in pairs]
-    earlier = [[float(random.normal()) * position] for position in positions]
-    return rows_of(pairs, groups=[row // 3 for row in range(len(pairs))], positions=positions, earlier_rewards=earlier)
+    return rows_of(pairs, groups=[row // 3 for row in range(len(pairs))], positions=positions)
 
 
 def read(rows: Rows, layout: Layout) -> list[list[tuple[list[int], int]]]:
@@ -198,23 +197,6 @@ def test_a_bf16_base_with_adapters_differs_by_rounding_only(
     assert {weight.dtype for weight in models[2].lm.parameters()} == {torch.bfloat16, torch.float32}
     for exact, plain, tree in (logprobs, slopes):
         assert 0 < float((tree - exact).norm()) <= 1.5 * float((plain - exact).norm())
-
-
-def test_a_critic_that_sees_the_chain_values_each_row_by_itself(path: str) -> None:  # noqa: F811
-    model = PolicyModel(path, dtype="fp32", critic_agents=2)
-    with torch.no_grad():
-        model.value_head.of_role.copy_(torch.tensor([1.0, 2.0]))
-        model.value_head.of_earlier.fill_(0.5)
-        torch.nn.init.normal_(model.value_head.weight, std=0.1)
-    same = [([1, 2], [3, 4])] * 3
-    rows = rows_of(same, positions=[0, 1, 1], earlier_rewards=[[0.0], [1.0], [-3.0]])
-    paths = Paths(rows)
-    packs = paths.packs(64, 64)
-    assert packs[0].nodes == 3
-    index = paths.index(packs)
-    torch.testing.assert_close(
-        model.score(select_rows(rows, index), paths.layout(packs))["values"], model.score(rows)["values"][index]
-    )
 
 
 def test_mini_batches_keep_rows_with_the_same_prompt_together_and_are_equally_large(path: str) -> None:  # noqa: F811

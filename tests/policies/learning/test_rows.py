@@ -50,7 +50,7 @@ def test_the_mask_counts_tokens_and_not_their_ids() -> None:
 def test_every_column_has_its_documented_type() -> None:
     rows = ragged()
     types = {name: column.dtype for name, column in columns().items()}
-    integers = {"prompts", "prompt_mask", "responses", "groups", "chains", "forks", "positions"}
+    integers = {"prompts", "prompt_mask", "responses", "groups", "chains", "positions"}
     assert {name for name, dtype in types.items() if dtype == torch.int64} == integers
     assert {name for name, dtype in types.items() if dtype == torch.float64} == {"task_rewards"}
     assert {dtype for name, dtype in types.items() if name not in {*integers, "task_rewards"}} == {torch.float32}

@@ -12,9 +12,7 @@ import torch
 import torch.distributed as dist
 
 from policies.learning import stored_policy
-from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.policy_learner import PolicyLearner
-from policies.learning.policy_model import PolicyModel
+from policies.learning.forward.value_head import ValueHead
 from policies.learning.sharding import learner_mesh
 from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import path
@@ -99,17 +97,16 @@ def test_begin_save_writes_the_state_at_its_call(path: str, tmp_path: Path, monk
 
 
 def test_a_stored_value_head_of_another_shape_is_rejected_naming_the_settings(path: str, tmp_path: Path) -> None:
-    def learner(agents: int) -> PolicyLearner:
-        return PolicyLearner(PolicyModel(path, dtype="fp32", critic_agents=agents), Hyperparameters())
-
-    learner(2).save(str(tmp_path / "weights"), str(tmp_path / "moments"))
+    learner = make_learner(path, "full")
+    width = learner.model.value_head.weight.shape[1]
+    learner.model.value_head = ValueHead(width + 1)
+    learner.save(str(tmp_path / "weights"), str(tmp_path / "moments"))
     with pytest.raises(
         stored_policy.StoredPolicyError,
-        match=r"value_head.of_role has shape \[2\], this run's \[3\]. Set .*num_agents",
+        match=rf"value_head.weight has shape \[1, {width + 1}\], this run's \[1, {width}\]. Set .*model",
     ) as raised:
-        learner(3).restore(str(tmp_path / "weights"), None)
+        make_learner(path, "full").restore(str(tmp_path / "weights"), None)
     assert "\n" not in str(raised.value)
-    learner(2).restore(str(tmp_path / "weights"), None)
 
 
 def test_each_folder_has_its_own_stager(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,34 +89,6 @@ def test_rows_belong_to_the_policy_that_generated_them_even_after_a_rotation() -
     assert batch["llm_2"]["positions"].tolist() == [1, 0, 2]
 
 
-def test_a_response_from_which_chains_fork_is_one_row() -> None:
-    chain, mapping = make_chain(3)
-    chains = [
-        (0, 0, 5, 1.0),
-        (0, 0, 5, 1.0),
-        (0, 1, 6, 2.0),
-        (1, 0, 7, 3.0),
-        (1, 0, 7, 3.0),
-    ]  # (query, sample, token, reward)
-    episodes = [
-        make_episode(chain, mapping, query, [[token], [20 + i], [30 + i]], [reward, 10.0 + i, 20.0 + i], sample)[1]
-        for i, (query, sample, token, reward) in enumerate(chains)
-    ]
-    pioneer, second, third = rows_from_episodes(episodes).values()
-    assert pioneer["responses"].flatten().tolist() == [5, 6, 7]
-    assert pioneer["task_rewards"].tolist() == [1, 2, 3]
-    assert pioneer["chains"].tolist() == pioneer["forks"].tolist() == [0, 2, 3]
-    for later in (second, third):
-        assert later["chains"].tolist() == [0, 1, 2, 3, 4] and later["forks"].tolist() == [0, 0, 2, 3, 3]
-    # Pioneer responses are grouped by query, later ones by the pioneer response they follow; without forks by query.
-    assert [
-        [rows["groups"].tolist()[a] == rows["groups"].tolist()[b] for a, b in pairs]
-        for rows, pairs in ((pioneer, [(0, 1), (1, 2)]), (second, [(0, 1), (1, 2), (2, 3), (3, 4)]))
-    ] == [[True, False], [True, False, False, True]]
-    (_, unforked, _) = rows_from_episodes([episodes[0], episodes[2], episodes[3]]).values()
-    assert len(set(unforked["groups"].tolist())) == 2
-
-
 def test_policies_are_in_sorted_order_whatever_their_roles() -> None:
     chain, mapping = make_chain(3)
     _, episode = make_episode(chain, mapping.rotated(), 0, [[5], [6], [7]], [0.0, 0.0, 0.0])

@@ -16,14 +16,12 @@ from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
 
 PROMPT_REFS = [PromptRef(query % 4, query // 4) for query in range(8)]
-SCHEDULER_CASES: list[tuple[dict[str, Any], int, list[int]]] = [
-    ({"num_agents": 2}, 1, [16]),
-    ({"num_agents": 4, "num_policies": 2}, 1, [32]),
-    ({"num_agents": 4, "weights": "lora", "observed": "best"}, 1, [16, 8, 8]),
-    ({"num_agents": 2, "num_policies": 1}, 3, [8, 24]),
-    ({"num_agents": 3, "weights": "lora", "observed": "best"}, 2, [8, 16, 16]),
+SCHEDULER_CASES: list[tuple[dict[str, Any], list[int]]] = [
+    ({"num_agents": 2}, [16]),
+    ({"num_agents": 4, "num_policies": 2}, [32]),
+    ({"num_agents": 4, "weights": "lora", "observed": "best"}, [16, 8, 8]),
 ]
-"""Settings, number of siblings, and number of samples in each reward call."""
+"""Settings, and number of samples in each reward call."""
 
 
 class OneByOneGenerator:
@@ -45,24 +43,23 @@ class OneByOneGenerator:
 
 STOPPING = {"stop_when": "solved", "stop_in_training": True}
 SHOWN = {"observer_prompt": "{query}: {reference} ({feedback}). {query}"}
-FEEDBACK_CASES: list[tuple[dict[str, Any], int, int]] = [
-    ({"num_agents": 2, **SHOWN}, 1, 1),
-    ({"num_agents": 2, **STOPPING}, 1, 1),
-    ({"num_agents": 4, "num_policies": 2, **SHOWN, **STOPPING}, 1, 3),
-    ({"num_agents": 3, "num_policies": 1, **STOPPING}, 2, 2),
-    ({"num_agents": 4, "weights": "lora", "observed": "best", **SHOWN, **STOPPING}, 1, 3),
+FEEDBACK_CASES: list[tuple[dict[str, Any], int]] = [
+    ({"num_agents": 2, **SHOWN}, 1),
+    ({"num_agents": 2, **STOPPING}, 1),
+    ({"num_agents": 4, "num_policies": 2, **SHOWN, **STOPPING}, 3),
+    ({"num_agents": 4, "weights": "lora", "observed": "best", **SHOWN, **STOPPING}, 3),
 ]
-"""Settings, number of siblings, and number of feedback calls."""
+"""Settings, and number of feedback calls."""
 
 
-@pytest.mark.parametrize(("settings", "siblings", "calls"), FEEDBACK_CASES)
+@pytest.mark.parametrize(("settings", "calls"), FEEDBACK_CASES)
 def test_feedback_calls_and_stops_do_not_depend_on_the_order_in_which_responses_finish(
-    ray_session: None, tmp_path: Path, settings: dict[str, Any], siblings: int, calls: int
+    ray_session: None, tmp_path: Path, settings: dict[str, Any], calls: int
 ) -> None:
     log = tmp_path / "calls"
     feedback = f"tests.policies.sample_rewards:logged_feedback?log={log}&limit=12"
     runner: Any = make_runner(stop="o", feedback=feedback, **settings)
-    expected = sample_chains(runner, PROMPT_REFS, num_siblings=siblings)
+    expected = sample_chains(runner, PROMPT_REFS)
     sizes = [int(size) for size in log.read_text().split()]
     assert len(sizes) == calls and sizes[0] == len(PROMPT_REFS)
     lengths = [len(sample["responses"]) for sample in expected.samples]
@@ -74,7 +71,7 @@ def test_feedback_calls_and_stops_do_not_depend_on_the_order_in_which_responses_
                 None if len(response["text"]) >= 12 else f"{len(response['text'])} characters"
             )
     runner.generator = OneByOneGenerator(runner.generator, random.Random(0).randrange)
-    rollout = sample_chains(runner, PROMPT_REFS, num_siblings=siblings)
+    rollout = sample_chains(runner, PROMPT_REFS)
     assert runner.generator.order != sorted(runner.generator.order)
     runner.stop()
     assert [int(size) for size in log.read_text().split()] == sizes * 2
@@ -82,19 +79,19 @@ def test_feedback_calls_and_stops_do_not_depend_on_the_order_in_which_responses_
     assert rollout.counters["tokens"] == expected.counters["tokens"]
 
 
-@pytest.mark.parametrize(("settings", "siblings", "calls"), SCHEDULER_CASES)
+@pytest.mark.parametrize(("settings", "calls"), SCHEDULER_CASES)
 def test_chains_and_reward_calls_do_not_depend_on_the_order_in_which_responses_finish(
-    ray_session: None, tmp_path: Path, settings: dict[str, Any], siblings: int, calls: list[int]
+    ray_session: None, tmp_path: Path, settings: dict[str, Any], calls: list[int]
 ) -> None:
     log = tmp_path / "calls"
     reward = f"tests.cory_env.sample_rewards:logged_length?log={log}"
     runner: Any = make_runner(stop="o", reward=reward, **settings)
-    expected = sample_chains(runner, PROMPT_REFS, num_siblings=siblings)
+    expected = sample_chains(runner, PROMPT_REFS)
     assert (
         len({len(agent.actions[0]["tokens"]) for episode in expected.episodes for agent in agent_episodes(episode)}) > 2
     )
     runner.generator = OneByOneGenerator(runner.generator, random.Random(0).randrange)
-    rollout = sample_chains(runner, PROMPT_REFS, num_siblings=siblings)
+    rollout = sample_chains(runner, PROMPT_REFS)
     assert runner.generator.order != sorted(runner.generator.order)
     runner.stop()
     assert [int(size) for size in log.read_text().split()] == calls * 2

@@ -76,16 +76,15 @@ def has_signal(rewards: dict[int, list[float]]) -> bool:
     return len(set(means)) > 1 or any(len(set(values)) > 1 for values in rewards.values())
 
 
-@pytest.mark.parametrize("siblings", [1, 2])
-def test_only_queries_without_a_signal_in_any_role_are_replaced(siblings: int) -> None:
-    (before,), _ = generate(num_siblings=siblings)
-    (after,), scheduler = generate(num_siblings=siblings, dynamic_sampling=1)
+def test_only_queries_without_a_signal_in_any_role_are_replaced() -> None:
+    (before,), _ = generate()
+    (after,), scheduler = generate(dynamic_sampling=1)
     has_signals = {query: has_signal(rewards) for query, rewards in rewards_by_query(before).items()}
     replaced = [query for query, signal in has_signals.items() if not signal]
     assert 0 < len(replaced) < 8
     new = iter(query_at(0, index, scheduler.num_queries) for index in range(8, 8 + len(replaced)))
     expected = [query if signal else next(new) for query, signal in has_signals.items()]
-    refs = [PromptRef(query, sample, sib) for query in expected for sample in range(2) for sib in range(siblings)]
+    refs = [PromptRef(query, sample) for query in expected for sample in range(2)]
     assert after.prompt_refs == refs
     texts = dict(zip(before.prompt_refs, before.samples, strict=True))
     for ref, sample in zip(after.prompt_refs, after.samples, strict=True):
@@ -97,16 +96,12 @@ def test_only_queries_without_a_signal_in_any_role_are_replaced(siblings: int) -
         ref: [len(agent.actions[0]["tokens"]) for agent in episode.agent_episodes.values()]
         for ref, episode in zip(before.prompt_refs, before.episodes, strict=True)
     }
-    discarded = sum(
-        sum(tokens[1:]) + (tokens[0] if ref.sibling == 0 else 0)
-        for ref, tokens in lengths.items()
-        if ref.query in replaced
-    )
+    discarded = sum(sum(tokens) for ref, tokens in lengths.items() if ref.query in replaced)
     assert after.counters["discarded_tokens"] == discarded > 0
     replacement = Rollout([e for e, r in zip(after.episodes, refs, strict=True) if r.query not in has_signals], {})
     generated = sum(
-        sum(len(agent.actions[0]["tokens"]) for agent in list(episode.agent_episodes.values())[ref.sibling > 0 :])
-        for ref, episode in zip(replacement.prompt_refs, replacement.episodes, strict=True)
+        sum(len(agent.actions[0]["tokens"]) for agent in episode.agent_episodes.values())
+        for episode in replacement.episodes
     )
     assert after.counters["tokens"] == before.counters["tokens"] + generated
 

@@ -90,7 +90,6 @@ GDPO: dict[str, Any] = {
             {**GDPO, "roles": [{"name": "solver"}, {"name": "critic", "reward": "own:critic"}]},
             "advantage=gdpo requires the same reward functions in all roles. Remove those of roles.",
         ),
-        ({"num_agents": 1, "critic_inputs": "chain"}, "critic_inputs=chain requires advantage=gae, and num_agents of"),
         ({"advantage": "rloo"}, "advantage=rloo requires num_generations of 2 or more (4 or 8 are usual), not 1."),
         ({"advantage": "grpo", "num_generations": 2}, "advantage=grpo has the KL in its loss and requires"),
         ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "requires kl_estimator=k3, not full."),

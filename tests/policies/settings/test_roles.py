@@ -101,7 +101,6 @@ def test_frozen_models_have_policy_ids_of_their_own_and_keep_their_roles() -> No
             {},
             "The prompt of role b shows feedback, but the run",
         ),
-        (TEAM, {"num_siblings": 2}, "num_siblings=2 conflicts with count=2 of role solver"),
         (TEAM, {"partner_reward": 0}, "Role critic has no reward of its own, and with partner_reward=0 no other one"),
         (TEAM, {"credit": "chain", "chain_gamma": 0}, "with chain_gamma=0 no other one"),
         (

@@ -17,6 +17,7 @@ from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer, same_tokenizer
 from policies.cory import CoryConfig
 from policies.models.model_check import ModelError, check_model, check_tensor_parallel
 from policies.models.model_names import BUNDLED_LM
+from policies.settings.removed import recorded_settings
 from policies.settings.resolve import resolve
 from policies.settings.settings import SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
@@ -232,3 +233,10 @@ def test_a_reward_may_be_a_weighted_sum_of_functions() -> None:
             make_settings(invalid)
     with pytest.raises(SettingsError, match="reward_weights"):
         make_settings({"reward": ["a:f"], "reward_weights": [float("nan")]})
+
+
+def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
+    recorded = {**PAPER, "num_siblings": 1, "critic_inputs": "tokens"}
+    assert recorded_settings(recorded) == make_settings(PAPER)
+    with pytest.raises(SettingsError, match="num_siblings"):
+        recorded_settings({**recorded, "num_siblings": 2})

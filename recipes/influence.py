@@ -15,10 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.cory import Cory
-from policies.generation.generator import EVALUATION_UPDATE
-from policies.rollout.prompt_sampling import PromptRef
-
 _RESAMPLES = 1000
 
 
@@ -76,41 +72,3 @@ def share_interval(rewards: NDArray[np.floating]) -> tuple[float, float]:
     finite_shares = [share for share in shares if not np.isnan(share)]
     low, high = np.quantile(finite_shares, [0.025, 0.975]) if finite_shares else (np.nan, np.nan)
     return float(low), float(high)
-
-
-def measure_influence(
-    algorithm: Cory, queries: int = 300, drafts: int = 2
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Generates several continuations of several responses of the pioneer, with the algorithm's current weights.
-
-    Args:
-        algorithm: with two or more agents, whose chains do not stop; the second is the observer.
-        queries: maximum number of test queries.
-        drafts: responses of the pioneer per query, and of the observer per response of the pioneer.
-
-    Returns:
-        The rewards of the pioneer `[queries, drafts]` and of the observer `[queries, drafts, drafts]`, without queries
-        that have a failed reward (`on_reward_error=skip`).
-
-    Raises:
-        GenerationError: no runner restarted in time.
-        RewardError: a reward failed.
-        ValueError: chains can stop, so that not every response is followed by another, or have `roles`.
-    """
-    if algorithm.settings.roles is not None:
-        raise ValueError("Influence requires a pioneer and an observer. Remove roles.")
-    if algorithm.settings.stop_when is not None:
-        raise ValueError(
-            f"Influence requires chains of equal length. Set stop_when=null, not {algorithm.settings.stop_when}."
-        )
-    count = min(queries, len(algorithm.task.test))
-    prompt_refs = [PromptRef(query, sample) for query in range(count) for sample in range(drafts)]
-    rollout = algorithm.runners.generate(
-        prompt_refs, update=EVALUATION_UPDATE, mapping=algorithm.mapping, split="test", num_siblings=drafts
-    )
-    chains: dict[int, list[list[float]]] = {}
-    for prompt_ref, sample in zip(rollout.prompt_refs, rollout.samples, strict=True):
-        chains.setdefault(prompt_ref.query, []).append([response["task_reward"] for response in sample["responses"]])
-    complete = [rewards for rewards in chains.values() if len(rewards) == drafts**2]
-    rewards = np.array(complete).reshape(len(complete), drafts, drafts, len(algorithm.mapping.roles))
-    return rewards[:, :, 0, 0], rewards[..., 1]

@@ -1,12 +1,11 @@
-"""Tests of the influence on synthetic rewards and on a small chain."""
+"""Tests of the influence on synthetic rewards."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from policies.influence import measure_influence, share_interval, variance_components
-from tests.policies.conftest import MakeCory
+from recipes.influence import share_interval, variance_components
 
 QUERIES = 4000
 
@@ -53,11 +52,3 @@ def test_constant_rewards_have_no_influence_and_single_responses_are_an_error() 
     assert np.isnan(variance_components(np.ones((3, 2, 2))).share)
     with pytest.raises(ValueError, match="must be 2 or more"):
         variance_components(np.ones((3, 2, 1)))
-
-
-def test_measure_influence_generates_two_by_two_responses_deterministically(make_cory: MakeCory) -> None:
-    algorithm = make_cory()
-    pioneers, observers = measure_influence(algorithm, queries=5)
-    assert pioneers.shape == (5, 2) and observers.shape == (5, 2, 2) and len({*observers.flat}) > 3
-    repeated = measure_influence(algorithm, queries=5)
-    assert np.array_equal(repeated[0], pioneers) and np.array_equal(repeated[1], observers)
