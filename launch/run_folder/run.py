@@ -118,19 +118,17 @@ class Run:
         storage or newer, it is uploaded. Otherwise everything but the checkpoint is downloaded (see
         `download_checkpoint`).
 
-        Args:
-            location: the run's folder or URI.
-
         Raises:
             CommandError: there is no run, the run in storage has no checkpoint, or another process trains it.
             StorageError: storage cannot be read or written.
         """
         if is_uri(str(location)):
             return cls._open_in_storage(str(location))
-        if (run := cls(path := Path(location))).exists():
+        run, path = cls(Path(location)), Path(location)
+        if run.exists():
             return run
         problem = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        hint = upload_hint(location) if not path.exists() else ""
+        hint = "" if path.exists() else upload_hint(path)
         raise CommandError(f"{path} is not a run's folder: it {problem}. By default, runs are in runs/.{hint}")
 
     @classmethod
