@@ -1,7 +1,9 @@
 """`cory tune`: searches over settings, such as the exchange period, with Ray Tune."""
 
+import contextlib
 import functools
 import importlib.util
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from launch.display.terminal import ProgressPrinter
     from launch.experiments.search import Search
 
-RESUME_OPTIONS = ("resume", "max_updates", "max_minutes", "allow_changes", "quiet", "debug")
+RESUME_OPTIONS = ("resume", "max_minutes", "allow_changes", "quiet", "debug")
 """Options that can be combined with --resume: they do not define the search."""
 
 
@@ -42,7 +44,6 @@ def tune(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every point with N seeds.")] = None,
     concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum concurrent trials.")] = None,
-    max_updates: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after N updates in total.")] = None,
     max_minutes: Annotated[float | None, typer.Option(min=0.01, metavar="M", help="Stop after M minutes.")] = None,
     out: Annotated[
         Path | None,
@@ -63,14 +64,14 @@ def tune(
       key=log:1e-6:1e-4         a range, sampled log-uniformly; --samples sets the number of samples
       key=uniform:0:1           a range, sampled uniformly
 
-    asha stops bad trials early. pbt continues the worst trials as clones of the best, with perturbed values. optuna
-    (TPE, extra `optuna`) chooses each trial's values from the results of earlier trials; --samples sets the number of
-    trials.
+    asha stops bad trials early. pbt continues the worst trials as clones of the best, with perturbed values; such a
+    search cannot resume. optuna (TPE, extra `optuna`) chooses each trial's values from the results of earlier trials;
+    --samples sets the number of trials.
 
     The objective is the held-out combined reward, task reward - eval_kl_coef * KL, averaged over the policies unless
     select_by is set. eval_kl_coef is fixed before the search, so searching over kl_coef does not change the objective.
-    On Ctrl-C, running trials finish their update and are saved. Checkpoints are pickles, which can run code: resume
-    only your own searches.
+    After Ctrl-C or --max-minutes, --resume continues unfinished trials from their last checkpoints (checkpoint_every).
+    Checkpoints are pickles, which can run code: resume only your own searches.
 
     Examples:
       cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
@@ -92,7 +93,6 @@ def tune(
         create_search_folder,
         is_resumable,
         pin_start_checkpoint,
-        read_reports,
         resume_command,
     )
     from launch.experiments.space import distinct_settings, grid_points
@@ -123,6 +123,11 @@ def tune(
             search, is_resuming = Search.read(folder), True  # with the stored chat date and start checkpoint
         else:
             search = pin_start_checkpoint(search)
+    if is_resuming and not search.can_resume:
+        raise CommandError(
+            f"{folder} is a search with --scheduler pbt, which cannot resume: Ray would give clones their first values "
+            "again. Start it anew with another --out."
+        )
     kinds = distinct_settings(grid_points(search.settings, search.axes))
     tracking.check_trackers(search.settings)
     session.quiet_libraries(debug)
@@ -146,33 +151,32 @@ def tune(
         search = search._replace(settings=with_chat_date(search.settings))
         command = shlex.join(["cory", "tune", *ctx.meta["words"]])
         lock = create_search_folder(folder, search, f"{command}  # cory-rllib {own_version()}")
-    stop_message = "Running trials finish their update and are saved. Press Ctrl-C again to abort immediately."
-    interrupts = Interrupts(lambda: progress.print(stop_message, True))
+    hint = f" Continue with:\n  {resume_command(folder)}" if search.can_resume else ""
+    progress = ProgressPrinter(output.dup_stdout(), search.trials, quiet=quiet, bar=False)
+
+    def stop() -> None:
+        progress.print("The search is saved, and stops. Press Ctrl-C again to abort immediately.", True)
+        request_stop()
+
+    interrupts = Interrupts(stop)
     with lock, interrupts:
         write_all_sources(folder, sources)
-        done, total = len(read_reports(folder)), search.trials * search.settings.num_updates
-        progress = ProgressPrinter(output.dup_stdout(), total, done=done, quiet=quiet, bar=not debug)
         progress.print(_describe(search))
         progress.print(f"Search folder: {folder}")
-        hint = f"Continue with:\n  {resume_command(folder)}"
         try:
-            from launch.experiments.callbacks import StopCallback
             from launch.experiments.outcome import STATUS_UNFINISHED
-            from launch.experiments.tuning import run_search
+            from launch.experiments.tuning import request_stop, run_search
 
-            stop = StopCallback(interrupts, max_updates, max_minutes)
             resolve_paths = functools.partial(absolute_settings, sources=sources.values())
-            results = run_search(search, folder, resolve_paths, progress, stop, debug)
+            with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+                results = run_search(search, folder, resolve_paths, interrupts, max_minutes, debug)
             exit_code = _report_results(results, search, folder, progress)
         except KeyboardInterrupt:
-            progress.print(f"Aborted. {hint}" if is_resumable(folder) else "Aborted.", True)
+            progress.print(f"Aborted.{hint}" if is_resumable(folder) else "Aborted.", True)
             return interrupts.exit_code
     if len(results) < search.trials or (results["status"] == STATUS_UNFINISHED).any():
-        is_spent = interrupts.requested is None and stop.is_spent
-        updates = count_noun(stop.done.total(), "update")
-        reason = f"The budget is exhausted after {updates}." if is_spent else "Stopped."
-        progress.print(f"{reason} {hint}", True)
-        return exit_code if is_spent else interrupts.exit_code
+        progress.print(f"{'The time budget is exhausted.' if interrupts.requested is None else 'Stopped.'}{hint}", True)
+        return exit_code if interrupts.requested is None else interrupts.exit_code
     return exit_code
 
 
@@ -241,12 +245,10 @@ def read_search(options: Any) -> "tuple[Search, str]":
 def _describe(search: "Search") -> str:
     settings = search.settings
     axes = " and ".join(axis.option for axis in search.axes)
-    seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
-    subjects = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
+    subject = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
     return (
-        f"A search over {axes}: {search.trials} trials{seeds}, {count_noun(settings.num_updates, 'update')} of "
-        f"{settings.queries_per_update} queries each.\n"
-        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {subjects[settings.select_by]}."
+        f"A search over {axes}: {count_noun(search.trials, 'trial')} of {count_noun(settings.num_updates, 'update')}.\n"
+        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {subject[settings.select_by]}."
     )
 
 
@@ -257,7 +259,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         0, or 1 if a trial failed.
     """
     from launch.console.configuration import settings_to_yaml
-    from launch.experiments.outcome import STATUS_FAILED, group_points, tied_points, write_csv
+    from launch.experiments.outcome import STATUS_FAILED, group_points, write_csv
     from launch.experiments.search import RESULTS_FILE
     from launch.experiments.space import format_point, format_setting_value
     from launch.experiments.tables import points_table
@@ -285,8 +287,5 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
         best_settings = make_settings({**search.settings.model_dump(), **values})
         atomic_write(folder / "best.yaml", f"# The best point of {folder.name}\n{settings_to_yaml(best_settings)}")
         progress.print(f"Best      {format_point(values)}: cory train {shlex.quote(str(folder / 'best.yaml'))}", True)
-        if ties := tied_points(points):
-            names = ", ".join(format_point(point.iloc[0][keys].to_dict()) for point in ties)
-            progress.print(f"Tied      {names}: the same score; more seeds may decide", True)
     progress.print(f"Results   {folder / RESULTS_FILE}", True)
     return int(not failed.empty)

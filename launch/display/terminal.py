@@ -96,12 +96,11 @@ class ProgressPrinter:
         self._done = done
         self._bar.update(self._task, completed=done, left="")
 
-    def advance(self, seconds: float | None = None, *, again: bool = False) -> str:
+    def advance(self, seconds: float | None = None) -> str:
         """Counts a step and returns the time left.
 
         Args:
             seconds: Duration of the step; None: the time since the last one.
-            again: The step repeats one that is counted already.
         """
         now = time.monotonic()
         seconds, self._last = now - self._last if seconds is None else seconds, now
@@ -110,7 +109,7 @@ class ProgressPrinter:
             if self._seconds is None
             else STEP_SECONDS_DECAY * self._seconds + (1 - STEP_SECONDS_DECAY) * seconds
         )
-        self._done += not again
+        self._done += 1
         left = f"{format_duration(self._seconds * (self._total - self._done))} left"
         self._bar.update(self._task, completed=self._done, left=left)
         return left

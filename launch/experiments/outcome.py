@@ -1,71 +1,53 @@
 """Results of a search: how each trial ended, and the points (combinations of values), best first."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
-from launch.display.tables import FINE_PATTERNS, format_number, with_shown_kl
-from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, Axis, to_axis_text
+from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, format_number, with_shown_kl
+from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, to_axis_text
 from launch.run_folder.journal import atomic_write
+from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
     from ray.tune.experiment import Trial
 
-    from launch.experiments.trials import Trials
+    from launch.experiments.search import Search
 
-STATUS_DONE, STATUS_COLLAPSED, STATUS_STOPPED, STATUS_FAILED, STATUS_UNFINISHED = (
-    "done",
-    "collapsed",
-    "stopped early",
-    "failed",
-    "unfinished",
-)
-COMPLETE_STATUSES = (STATUS_DONE, STATUS_COLLAPSED)
+STATUS_FAILED, STATUS_UNFINISHED = "failed", "unfinished"
+COMPLETE_STATUSES = ("done", "collapsed")
 """Statuses of trials that ran to their end. Trials stopped by a scheduler are not comparable with them."""
-OUTCOME_METRICS = (OBJECTIVE, "task_reward", "kl")
-"""Held-out metrics of the last evaluation, of the policies that `select_by` names and with the pinned
-`eval_kl_coef`."""
 
 
-def trials_frame(
-    tune_trials: "Sequence[Trial]", trials: "Trials", axes: Sequence[Axis], statuses: Mapping[str, str]
-) -> "pd.DataFrame":
-    """Returns a data frame with one row per trial: name, searched values (under PBT the last ones), status, metrics.
-
-    Args:
-        tune_trials: as Tune leaves them.
-        trials: the search's values and settings of each trial.
-        axes: the searched settings.
-        statuses: trial id to status, from before Tune stopped and marked all trials as terminated.
-    """
+def trials_frame(trials: "Sequence[Trial]", search: "Search") -> "pd.DataFrame":
+    """Returns a data frame with one row per trial: name, searched values (under PBT the last ones), status, metrics."""
     import pandas as pd
 
-    keys = dict.fromkeys([*(axis.key for axis in axes), SEED_KEY])
-    columns = ["trial", *keys, "status", TIME_KEY, *OUTCOME_METRICS, "exchanges", "seconds", "reason"]
-    rows = [_trial_row(trial, statuses.get(trial.trial_id, trial.status), trials) for trial in tune_trials]
+    keys = dict.fromkeys([*(axis.key for axis in search.axes), SEED_KEY])
+    columns = ["trial", *keys, "status", TIME_KEY, *MAIN_METRICS, "exchanges", "seconds", "reason"]
+    rows = [_trial_row(trial, search.settings, keys) for trial in trials]
     frame = pd.DataFrame(rows, columns=columns, dtype=object).sort_values("trial", ignore_index=True)
-    return frame.astype(dict.fromkeys([*OUTCOME_METRICS, "seconds"], float))
+    return frame.astype(dict.fromkeys([*MAIN_METRICS, "seconds"], float))
 
 
-def _trial_row(trial: "Trial", status: str, trials: "Trials") -> dict[str, Any]:
-    settings = trials.settings.model_copy(update=trials.values[trial.trial_id])
+def _trial_row(trial: "Trial", settings: Settings, keys: Iterable[str]) -> dict[str, Any]:
     last = trial.last_result or {}
     report, done, reason = last.get("cory", {}), last.get(TIME_KEY, 0), ""
-    if status == trial.ERROR:
+    if trial.status == trial.ERROR:
         error, status = trial.get_pickled_error(), STATUS_FAILED
         reason = describe_error(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
-    elif status != trial.TERMINATED:
+    elif trial.status != trial.TERMINATED:
         status = STATUS_UNFINISHED
     elif done >= settings.num_updates:
-        status = STATUS_DONE
+        status = "done"
     else:  # a trial may show a collapse warning although a scheduler stopped it
-        status = STATUS_COLLAPSED if report.get("collapsed") and settings.stop_on_collapse else STATUS_STOPPED
+        status = "collapsed" if report.get("collapsed") and settings.stop_on_collapse else "stopped early"
     return {
         "trial": str(trial),
-        **trials.values[trial.trial_id],
+        **{key: trial.config["cory_settings"][key] for key in keys},
         "status": status,
         TIME_KEY: done,
         **(with_shown_kl(settings.selection_metrics(report)) if "evaluation" in report else {}),
@@ -101,17 +83,11 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = F
     return sorted((point for _, point in trials.groupby(point_ids, sort=False)), key=rank, reverse=True)
 
 
-def tied_points(points: "Sequence[pd.DataFrame]") -> "list[pd.DataFrame]":
-    """Returns the complete points whose mean objective equals that of the best, which comes first in `points`."""
-    best = points[0][OBJECTIVE].mean()
-    return [point for point in points[1:] if point["complete"].all() and point[OBJECTIVE].mean() == best]
-
-
 def _remark(trial: Mapping[str, Any]) -> str:
-    if trial["status"] in (STATUS_STOPPED, STATUS_COLLAPSED):
+    if trial["status"] in ("stopped early", "collapsed"):
         objective = format_number(trial[OBJECTIVE], FINE_PATTERNS[OBJECTIVE])
         return f"{trial['trial']} {trial['status']} at update {trial[TIME_KEY]}, {objective}"
-    return "" if trial["status"] == STATUS_DONE else f"{trial['trial']} {trial['status']}"
+    return "" if trial["status"] == "done" else f"{trial['trial']} {trial['status']}"
 
 
 def write_csv(trials: "pd.DataFrame", keys: Sequence[str], file: Path) -> None:

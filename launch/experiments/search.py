@@ -1,25 +1,25 @@
 """A search over settings, and its folder.
 
 search.yaml       the definition of the search, and the command that started it
-trial_00000/ ...  one folder per trial: Tune's result.json and progress.csv, checkpoints, error.txt if it failed
-reports.jsonl     one line per update of a trial; after a kill some updates occur twice
-log.txt           output of libraries in the driver
+trial_00000/ ...  one folder per trial: Tune's params.json, result.json and progress.csv, checkpoints, error.txt
+tuner.pkl ...     Tune's state of the search
 results.csv       one line per trial
 best.yaml         all settings of the best point, for `cory train`
 """
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
 from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED_KEY, TIME_KEY, Axis, distinct_settings, grid_points, read_axes
-from launch.run_folder.journal import Journal, atomic_write
+from launch.experiments.space import SEED_KEY, Axis, distinct_settings, grid_points, read_axes
+from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import LOCK
+from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.storage import is_uri
 from launch.training.start import starting_policies
@@ -29,11 +29,11 @@ from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
 SEARCH_FILE = "search.yaml"
 HEADER_PREFIX = "# cory tune"
-LOG_FILE = "log.txt"
-REPORTS_FILE = "reports.jsonl"
 RESULTS_FILE = "results.csv"
-STATE_PATTERN = "experiment_state-*.json"
-"""Files from which Tune resumes."""
+STATE_FILE = "tuner.pkl"
+"""The file that `tune.Tuner.restore` reads."""
+ResolvePaths = Callable[[Settings], Settings]
+"""Replaces the paths in settings by their current locations."""
 
 
 class Search(NamedTuple):
@@ -60,23 +60,36 @@ class Search(NamedTuple):
             count *= len(axis.values) if axis.scale is None else 1
         return count
 
-    def space(self) -> dict[str, Any]:
+    @property
+    def can_resume(self) -> bool:
+        """Whether Tune can resume the search. After a restore, Ray's PBT gives clones the values they began with."""
+        return self.scheduler != "pbt"
+
+    def space(self, resolve_paths: ResolvePaths) -> dict[str, Any]:
         """Returns the settings of trials with Tune's search spaces in them.
 
         Members of a population also differ in their seeds. Otherwise two members with the same values would be the same
         run.
         """
-        if self.algorithm is not None:
-            return self.settings.model_dump()  # the algorithm inserts its values
-        population_based = self.scheduler == "pbt"
-        domains = {axis.key: axis.domain(grid=not population_based) for axis in self.axes}
-        seeds = self.samples if population_based else self.seeds
-        if seeds > 1:
-            from ray import tune
+        from ray import tune
 
+        is_pbt = self.scheduler == "pbt"
+        domains = {
+            axis.key: self._resolved(axis, resolve_paths).domain(grid=not (is_pbt or self.algorithm))
+            for axis in self.axes
+        }
+        seeds = self.samples if is_pbt else self.seeds
+        if seeds > 1:
             first = self.settings.seed
             domains[SEED_KEY] = tune.grid_search(list(range(first, first + seeds)))
-        return {**self.settings.model_dump(), **domains}
+        return {**resolve_paths(self.settings).model_dump(), **domains}
+
+    def _resolved(self, axis: Axis, resolve_paths: ResolvePaths) -> Axis:
+        """Returns an axis with the current locations of the files that its values name."""
+        if axis.key not in PATH_SETTINGS:
+            return axis
+        points = [resolve_paths(self.settings.model_copy(update={axis.key: value})) for value in axis.values]
+        return axis._replace(values=tuple(getattr(point, axis.key) for point in points))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -143,8 +156,8 @@ def create_search_folder(folder: Path, search: Search, origin: str) -> contextli
 
 
 def is_resumable(folder: Path) -> bool:
-    """Returns whether a folder contains a search that can be resumed."""
-    return any(folder.glob(STATE_PATTERN))
+    """Returns whether a folder contains a search that has started."""
+    return (folder / STATE_FILE).exists()
 
 
 def check_same_search(folder: Path, search: Search) -> None:
@@ -172,12 +185,6 @@ def check_same_search(folder: Path, search: Search) -> None:
 def resume_command(folder: Path) -> str:
     """Returns the command that continues a search."""
     return f"cory tune --resume {shlex.quote(str(folder))}"
-
-
-def read_reports(folder: Path) -> list[dict[str, Any]]:
-    """Returns the reports of all trials in chronological order, with only the last report of a repeated update."""
-    reports = {(report["trial_id"], report[TIME_KEY]): report for report in Journal(folder / REPORTS_FILE).read()}
-    return list(reports.values())
 
 
 def check_trial_placement(

@@ -1,163 +1,168 @@
-"""Runs the trials of a search in Ray Tune."""
+"""Runs a search in Ray Tune: `tune.Tuner` with Ray's own schedulers and searchers, `tune.Tuner.restore` to resume."""
 
-import contextlib
+import logging
 import os
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import BasicVariantGenerator
+from ray.tune.search.optuna import OptunaSearch
 
 from launch.cluster import placement, session
-from launch.console import output
-from launch.display.terminal import ProgressPrinter
-from launch.experiments.callbacks import ProgressCallback, StopCallback, TrackerCallback
+from launch.console.interrupts import Interrupts
+from launch.experiments.callbacks import ProgressCallback, TrackerCallback
 from launch.experiments.outcome import trials_frame
-from launch.experiments.schedulers import AshaScheduler, FifoScheduler, PbtScheduler, StopRequested, TrialReports
-from launch.experiments.search import LOG_FILE, REPORTS_FILE, Search, check_trial_placement, is_resumable, read_reports
-from launch.experiments.space import OBJECTIVE, TIME_KEY, grid_points
-from launch.experiments.trials import ResolvePaths, Trials
-from launch.run_folder.journal import Journal
+from launch.experiments.search import ResolvePaths, Search, check_trial_placement
+from launch.experiments.space import OBJECTIVE, TIME_KEY, Axis, grid_points
 from policies.cory import Cory, CoryConfig
 from policies.settings.processes import cpus, processes
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PBT_CHECKPOINTS = 4
+"""PBT: checkpoints of a trial. Until a clone starts, the donor may save three more."""
+
 
 def run_search(
     search: Search,
     folder: Path,
     resolve_paths: ResolvePaths,
-    progress: ProgressPrinter,
-    stop: StopCallback,
+    interrupts: Interrupts,
+    max_minutes: float | None,
     debug: bool,
 ) -> "pd.DataFrame":
-    """Runs all remaining trials of a search within the budget.
+    """Runs all remaining trials of a search, until they end or the search is stopped.
 
     Args:
         search: the definition of the search.
         folder: of the search, locked by the caller.
         resolve_paths: replaces the paths in settings by their current locations.
-        progress: prints the progress.
-        stop: stops the search; its interrupts have been entered.
+        interrupts: receives signals; its notification calls `request_stop`.
+        max_minutes: time budget; None: no limit.
         debug: show libraries' logs.
 
     Returns:
-        The trials so far (`trials_frame`): finished, failed, or unfinished if the search was stopped or the budget is
-        exhausted.
+        The trials so far (`trials_frame`).
 
     Raises:
         CommandError: a trial requires more resources than Ray has.
     """
-    # Relative paths in settings refer to the user's working directory.
-    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
-    os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "5")
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `stop.interrupts` handles SIGINT
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths refer to the user's working directory
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` handles SIGINT
+    if not debug:
+        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # otherwise Tune prints boxes in spite of `verbose=0`
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it repeats the errors of trials
     point_settings = grid_points(search.settings, search.axes)
     largest = max((processes(settings, trial=True) for settings in point_settings), key=cpus)
-    with contextlib.ExitStack() as stack:
-        if not debug:
-            stack.enter_context(output.redirect_output(folder / LOG_FILE))
-        stack.enter_context(progress)
-        progress.stage("Starting Ray")
-        stack.enter_context(session.ray_session(largest, debug))
-        stop.interrupts.install()  # Ray has replaced the SIGTERM handler
+    with session.ray_session(largest, debug):
+        interrupts.install()  # Ray has replaced the SIGTERM handler
         if session.UNCHECKED not in os.environ:
             check_trial_placement(point_settings, placement.alive_nodes())
-        progress.stage("Running trials")
-        reports = Journal(folder / REPORTS_FILE, TIME_KEY)
-        reports.cut_after(search.settings.num_updates)  # drops a line that a kill left incomplete
-        trials = Trials(folder, search.settings, [axis.key for axis in search.axes], resolve_paths)
-        scheduler = make_scheduler(search, trials, stop.requested, read_reports(folder))
-        progress.start_clock()
-        stop.interrupts.training = True
-        space = CoryConfig().cory(**search.space())
-        callbacks = [ProgressCallback(reports, progress, trials), TrackerCallback(folder)]
-        tune_trials = run_trials(Cory, space, folder, search, scheduler, stop, callbacks)
-        return trials_frame(tune_trials, trials, search.axes, stop.statuses)
+        # Not `time_budget_s`, which marks unfinished trials as ended, so that they could not resume.
+        timer = threading.Timer(60 * (max_minutes or 0), request_stop)
+        timer.daemon = True
+        if max_minutes is not None:
+            timer.start()
+        interrupts.training = True
+        try:
+            return run_trials(Cory, CoryConfig().cory(**search.space(resolve_paths)), search, folder)
+        finally:
+            timer.cancel()
 
 
-def run_trials(
-    trainable: type[tune.Trainable],
-    space: Any,
-    folder: Path,
-    search: Search,
-    scheduler: TrialScheduler,
-    stop: StopCallback,
-    callbacks: Sequence[tune.Callback] = (),
-) -> list[Trial]:
-    """Runs trials with Tune, or resumes those of a folder, which may have been moved.
+def run_trials(trainable: type[tune.Trainable], space: Any, search: Search, folder: Path) -> "pd.DataFrame":
+    """Starts a search, or resumes it if it has started."""
+    folder = folder.resolve()
+    make_tuner(trainable, space, search, folder).fit()
+    # Not `fit`'s own results, which show unfinished trials as ended after the search was stopped.
+    return trials_frame(tune.ExperimentAnalysis(str(folder)).trials, search)
 
-    This uses `tune.run` because `Tuner.restore` loads the callbacks and the scheduler from a file.
-    """
-    settings, folder = search.settings, folder.resolve()
-    population_based = search.scheduler == "pbt"
-    random_search = BasicVariantGenerator(
-        constant_grid_search=not population_based,  # all points, and so all seeds, share the sampled values
-        random_state=settings.seed,
-        max_concurrent=search.concurrent or 0,
-    )
 
-    done = stop.done  # not `stop`, because Tune pickles the function below
-
-    def has_ended(trial_id: str, result: dict[str, Any]) -> bool:
-        done[trial_id] += 1  # counted here, because Tune calls this before the scheduler decides
-        return bool(result[TIME_KEY] >= settings.num_updates)
-
-    return tune.run(
+def make_tuner(trainable: type[tune.Trainable], space: Any, search: Search, folder: Path) -> tune.Tuner:
+    """Creates the tuner of a search, or restores it if the search has started."""
+    settings = search.settings
+    if tune.Tuner.can_restore(str(folder)):
+        return tune.Tuner.restore(str(folder), trainable, param_space=space, resume_errored=True)
+    is_pbt = search.scheduler == "pbt"
+    return tune.Tuner(
         trainable,
-        config=space,
-        name=folder.name,
-        storage_path=str(folder.parent),
-        num_samples=1 if population_based else search.samples,
-        search_alg=random_search if search.algorithm is None else optuna_search(search),
-        max_concurrent_trials=search.concurrent if search.algorithm is not None else None,
-        scheduler=scheduler,
-        stop=has_ended,
-        checkpoint_config=tune.CheckpointConfig(
-            checkpoint_frequency=settings.checkpoint_every,
-            checkpoint_at_end=True,
-            num_to_keep=max(1, settings.keep_checkpoints),
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric=OBJECTIVE,
+            mode="max",
+            num_samples=1 if is_pbt else search.samples,
+            scheduler=make_scheduler(search),
+            search_alg=OptunaSearch(seed=settings.seed)
+            if search.algorithm
+            else BasicVariantGenerator(
+                constant_grid_search=not is_pbt,  # all points, and so all seeds, share the sampled values
+                random_state=settings.seed,
+                max_concurrent=search.concurrent or 0,
+            ),
+            max_concurrent_trials=search.concurrent if search.algorithm else None,
+            trial_name_creator=trial_name,
+            trial_dirname_creator=trial_name,
         ),
-        callbacks=[*callbacks, stop],
-        trial_name_creator=trial_name,
-        trial_dirname_creator=trial_name,
-        resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESUME) if is_resumable(folder) else None,
-        raise_on_failed_trial=False,
-        verbose=0,
-    ).trials
-
-
-def make_scheduler(
-    search: Search, trials: Trials, stop_requested: StopRequested, reports: TrialReports = ()
-) -> TrialScheduler:
-    """Creates the scheduler of a search.
-
-    Args:
-        search: the definition of the search.
-        trials: of the search.
-        stop_requested: returns whether the search should stop.
-        reports: of the search so far, in chronological order.
-    """
-    if search.scheduler == "pbt":
-        return PbtScheduler(trials, stop_requested, search.settings, search.axes)
-    if search.scheduler == "asha":
-        return AshaScheduler(trials, stop_requested, search.settings, reports)
-    return FifoScheduler(trials, stop_requested)
-
-
-def optuna_search(search: Search) -> Any:
-    """Creates a searcher that uses Optuna's tree-structured Parzen estimator (TPE)."""
-    from ray.tune.search.optuna import OptunaSearch
-
-    space = {"cory_settings": {axis.key: axis.domain(grid=False) for axis in search.axes}}
-    return OptunaSearch(
-        OptunaSearch.convert_search_space(space), metric=OBJECTIVE, mode="max", seed=search.settings.seed
+        run_config=tune.RunConfig(
+            name=folder.name,
+            storage_path=str(folder.parent),
+            callbacks=[ProgressCallback([axis.key for axis in search.axes]), TrackerCallback()],
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_frequency=0 if is_pbt else settings.checkpoint_every,  # PBT saves its donors itself
+                checkpoint_at_end=True,
+                num_to_keep=max(PBT_CHECKPOINTS, settings.keep_checkpoints) if is_pbt else settings.keep_checkpoints,
+            ),
+            verbose=0,
+        ),
     )
+
+
+def make_scheduler(search: Search) -> TrialScheduler | None:
+    """Creates the scheduler of a search, which decides after evaluations; None: all trials run to their end."""
+    settings = search.settings
+    if search.scheduler == "asha":
+        return ASHAScheduler(
+            time_attr=TIME_KEY,
+            max_t=settings.num_updates,
+            grace_period=settings.eval_every,
+            reduction_factor=3,  # the best third continues
+        )
+    if search.scheduler == "pbt":
+        mutations = {
+            axis.key: list(axis.values) if axis.scale is None else axis.domain(grid=False) for axis in search.axes
+        }
+        return PopulationBasedTraining(
+            time_attr=TIME_KEY,
+            perturbation_interval=settings.eval_every,
+            hyperparam_mutations={"cory_settings": mutations},
+            custom_explore_fn=partial(clip_to_ranges, axes=search.axes),
+        )
+    return None
+
+
+def clip_to_ranges(config: dict[str, Any], axes: list[Axis]) -> dict[str, Any]:
+    """Clips values that PBT has perturbed to the ranges of the search."""
+    settings = config["cory_settings"]
+    for axis in axes:
+        if axis.scale is not None:
+            low, high = axis.values
+            settings[axis.key] = min(max(settings[axis.key], low), high)
+    return config
+
+
+def request_stop() -> None:
+    """Makes Tune save the state of the search, and stop."""
+    while signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # Tune has not installed its handler yet
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def trial_name(trial: Trial) -> str:

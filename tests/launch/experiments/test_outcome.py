@@ -10,10 +10,10 @@ import pytest
 from ray.tune.experiment import Trial
 from rich.console import Console
 
-from launch.experiments.outcome import group_points, tied_points, trials_frame, write_csv
+from launch.experiments.outcome import group_points, trials_frame, write_csv
+from launch.experiments.search import Search
 from launch.experiments.space import format_setting_value, read_axes
 from launch.experiments.tables import points_table
-from launch.experiments.trials import Trials
 from policies.settings.settings import Settings
 from tests.paper import make_settings, paper_settings
 
@@ -67,13 +67,6 @@ def test_complete_points_are_ordered_by_mean_before_incomplete_points() -> None:
     assert means(separate)[:2] == [0.6, 0.4] and len(separate) == len(RESULTS)
 
 
-def test_complete_points_with_the_best_score_tie() -> None:
-    rows = [result(0, 1, 0, 0.4), result(1, 5, 0, 0.4), result(2, 9, 0, 0.3), result(3, 2, 0, 0.4, "stopped early")]
-    points = group_points(pd.DataFrame(rows).astype({"exchange_period": object}), KEYS)
-    assert [point.iloc[0]["exchange_period"] for point in tied_points(points)] == [5]
-    assert tied_points(group_points(RESULTS, KEYS)) == []
-
-
 def test_the_table_shows_failed_and_stopped_trials() -> None:
     points = [([*map(format_setting_value, point.iloc[0][KEYS])], point) for point in group_points(RESULTS, KEYS)]
     console = Console(width=170)
@@ -85,32 +78,46 @@ def test_the_table_shows_failed_and_stopped_trials() -> None:
     assert " ".join(last).endswith("trial_00002 failed, trial_00005 stopped early at update 3, +0.900")
 
 
-def make_trials(folder: Path, settings: Settings) -> Trials:
-    trials = Trials(folder, settings, KEYS, lambda settings: settings)
-    trials.values["t"] = {"seed": 0, "exchange_period": 5, "lr": 1e-5}
-    return trials
+def trial_row(settings: Settings, last: dict[str, Any], status: str = Trial.TERMINATED) -> "pd.Series[Any]":
+    config = {"cory_settings": settings.model_dump() | {"seed": 0, "exchange_period": 5, "lr": 1e-5}}
+    trial = Trial("cory", stub=True, trial_id="t", config=config, trial_name_creator=lambda trial: "trial_00000")
+    trial.set_status(status)
+    trial.run_metadata.last_result = last
+    return trials_frame([trial], Search(settings, AXES, None, 1, 1, None)).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "shown"),
+    [
+        (Trial.TERMINATED, {"updates": 9}, "done"),
+        (Trial.TERMINATED, {"updates": 3}, "stopped early"),
+        (Trial.RUNNING, {"updates": 3}, "unfinished"),
+        (Trial.PAUSED, {"updates": 3}, "unfinished"),
+        (Trial.PENDING, {}, "unfinished"),
+        (Trial.ERROR, {"updates": 3}, "failed"),
+    ],
+)
+def test_the_status_of_a_trial_says_how_it_ended(status: str, last: dict[str, Any], shown: str) -> None:
+    row = trial_row(paper_settings(num_updates=9), last, status)
+    assert (row["trial"], row["lr"], row["exchange_period"]) == ("trial_00000", 1e-5, 5)
+    assert (row["status"], row["updates"]) == (shown, last.get("updates", 0))
 
 
 @pytest.mark.parametrize(("stop_on_collapse", "status"), [(True, "collapsed"), (False, "stopped early")])
 def test_a_trial_with_a_collapse_warning_counts_as_collapsed_only_with_stop_on_collapse(
-    stop_on_collapse: bool, status: str, tmp_path: Path
+    stop_on_collapse: bool, status: str
 ) -> None:
-    trial = Trial("cory", stub=True, trial_id="t")
-    trial.set_status(Trial.TERMINATED)
-    trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    trials = make_trials(tmp_path, paper_settings(num_updates=9, stop_on_collapse=stop_on_collapse))
-    row = trials_frame([trial], trials, AXES, {}).iloc[0]
+    last = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
+    row = trial_row(paper_settings(num_updates=9, stop_on_collapse=stop_on_collapse), last)
     assert (row["status"], row["updates"], row["combined_reward"]) == (status, 3, 0.5)
 
 
 @pytest.mark.parametrize(("select_by", "task_reward"), [("bare", 1.0), ("chain", 2.0), ("mean", 3.0)])
-def test_the_metrics_of_a_trial_are_those_of_select_by(select_by: str, task_reward: float, tmp_path: Path) -> None:
+def test_the_metrics_of_a_trial_are_those_of_select_by(select_by: str, task_reward: float) -> None:
     settings = make_settings({"select_by": select_by, "eval_average": True, "backend": "transformers"})
-    trial = Trial("cory", stub=True, trial_id="t")
     evaluation = {"mean": {"task_reward": 1.0, "kl": 1.0}, "llm_mean": {"task_reward": 3.0, "kl": 3.0}}
     report = {"evaluation": evaluation, "last_response": {"task_reward": 2.0, "bare_kl": 2.0, "in_chain_kl": 9.0}}
-    trial.run_metadata.last_result = {"updates": 3, "combined_reward": 0.5, "cory": report}
-    row = trials_frame([trial], make_trials(tmp_path, settings), AXES, {"t": Trial.TERMINATED}).iloc[0]
+    row = trial_row(settings, {"updates": 3, "combined_reward": 0.5, "cory": report})
     assert (row["task_reward"], row["kl"]) == (task_reward, task_reward)
 
 
@@ -127,6 +134,6 @@ def test_the_file_contains_every_trial(tmp_path: Path) -> None:
 
 
 def test_a_search_without_trials_has_a_file_too(tmp_path: Path) -> None:
-    empty = trials_frame([], make_trials(tmp_path, paper_settings()), AXES, {})
+    empty = trials_frame([], Search(paper_settings(), AXES, None, 1, 1, None))
     write_csv(empty, KEYS, tmp_path / "results.csv")
     assert (tmp_path / "results.csv").read_text().startswith("trial,exchange_period,lr,seed,status,updates,")

@@ -1,20 +1,14 @@
 """`--over`, and the definition of a search."""
 
 from pathlib import Path
-from typing import cast
 
 import pytest
-from ray.tune.experiment import Trial
 
 from launch.console.errors import CommandError
-from launch.experiments.schedulers import AshaScheduler, PbtScheduler
 from launch.experiments.search import Search
 from launch.experiments.space import Axis, grid_points, pin_objective, read_axes
-from launch.experiments.trials import Trials
 from policies.settings.error import SettingsError
-from policies.settings.yaml12 import Value
-from tests.launch.experiments.test_schedulers import storage
-from tests.paper import paper_settings
+from tests.paper import make_settings, paper_settings
 from tests.policies.settings.test_yaml12 import AWKWARD_TEXTS
 
 SETTINGS = paper_settings(num_updates=9, eval_every=1, kl_coef=0.1)
@@ -111,37 +105,11 @@ def test_integers_are_sampled_from_a_range_including_both_ends() -> None:
     assert {axis.domain(grid=True).sample() for _ in range(200)} == {1, 2, 3}
 
 
-@pytest.fixture
-def trials(tmp_path: Path) -> Trials:
-    return Trials(tmp_path, SETTINGS, [], lambda settings: settings)
-
-
-def test_values_of_clones_stay_in_their_range_and_are_perturbed_or_resampled(trials: Trials) -> None:
-    axes = read_axes(["lr=log:1e-6:1e-4", "exchange_period=uniform:1:3", "queries_per_update=1,2,3"])
-    scheduler = PbtScheduler(trials, lambda: False, SETTINGS, axes)
-    values: dict[str, Value] = {"lr": 9e-5, "exchange_period": 1, "queries_per_update": 2, "seed": 3}
-    explored = [scheduler._explore(values) for _ in range(300)]
-    assert all(point["seed"] == 3 for point in explored)
-    assert {point["queries_per_update"] for point in explored} == {1, 2, 3}
-    assert {point["exchange_period"] for point in explored} == {1, 2, 3}
-    rates = [float(cast(float, point["lr"])) for point in explored]
-    assert all(1e-6 <= rate <= 1e-4 for rate in rates)
-    perturbed = {rate for rate in rates if rates.count(rate) > 1}
-    assert perturbed == {9e-5 * 0.8, 1e-4} and 30 < len(set(rates) - perturbed) < 130  # a quarter is resampled
-
-
-def test_asha_compares_trials_of_a_resumed_search_with_earlier_ones(trials: Trials) -> None:
-    reports = [
-        {"trial_id": f"t_{trial}", "updates": update, "combined_reward": float(trial)}
-        for trial in range(5)
-        for update in (1, 2, 3)
-    ]
-    scheduler = AshaScheduler(trials, lambda: False, SETTINGS, reports)
-
-    def decide(reward: float) -> str:
-        trial = Trial("Cory", stub=True, trial_id=f"new_{reward}", storage=storage(trials.folder))
-        scheduler.on_trial_add(None, trial)
-        return scheduler.on_trial_result(None, trial, {"updates": 3, "combined_reward": reward})
-
-    # The best third of 0, ..., 4 continues.
-    assert decide(2.5) == AshaScheduler.STOP and decide(3.5) == AshaScheduler.CONTINUE
+def test_trials_get_absolute_paths_also_of_searched_files(tmp_path: Path) -> None:
+    settings = make_settings({"task": "custom", "data": "a.jsonl", "reward": "a:b", "backend": "transformers"})
+    search = Search(settings, read_axes(["data=a.jsonl,b.jsonl", "lr=1e-5,1e-4"]), None, 1, 1, None)
+    space = search.space(lambda settings: settings.model_copy(update={"data": f"/work/{settings.data}"}))
+    assert space["data"] == {"grid_search": ["/work/a.jsonl", "/work/b.jsonl"]}
+    assert space["lr"] == {"grid_search": [1e-5, 1e-4]}
+    search = search._replace(axes=search.axes[1:])
+    assert search.space(lambda settings: settings.model_copy(update={"data": "/work/a"}))["data"] == "/work/a"

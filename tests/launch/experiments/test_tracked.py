@@ -16,13 +16,13 @@ from policies.settings.settings import Settings
 
 class Trial:
     def __init__(self, name):
-        self.trial_id = name
+        self.trial_id, self.path = name, str(folder / name)
         self.config = {"cory_settings": Settings(wandb=True).model_dump()}
     def __str__(self):
         return self.trial_id
 
 folder = pathlib.Path(sys.argv[1])
-callback, trials = TrackerCallback(folder), [Trial("trial_0"), Trial("trial_1")]
+callback, trials = TrackerCallback(), [Trial("trial_0"), Trial("trial_1")]
 lines = [json.loads(line) for line in sys.stdin]
 for line in lines:
     for trial in trials:

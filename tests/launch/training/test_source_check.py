@@ -84,7 +84,7 @@ def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest
     search = Search(pin_objective(make_settings(VALUES)), read_axes(["temperature=0.5,1.0"]), None, 1, 1, None)
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
-    (folder / "search" / "experiment_state-1.json").touch()
+    (folder / "search" / "tuner.pkl").touch()
     check(None, *distinct_settings(grid_points(search.settings, search.axes)))
     (folder / "sources.json").rename(folder / "search" / "sources.json")
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
