@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from cory_env.home import expand_home
+from cory_env.home import expand_home, upload_hint
 from cory_env.pickled import PICKLED, is_pickled, unpickle_function
 from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
@@ -107,6 +107,7 @@ def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
         raise SpecError(
             f"Module {error.name!r} of the {kind} {spec!r} not found in {os.getcwd()}, on PYTHONPATH or among the "
             "installed packages. Start the run from the folder that contains it, or add that folder to PYTHONPATH."
+            f"{upload_hint()}"
         ) from error
     except Exception as error:
         raise SpecError(

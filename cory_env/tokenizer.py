@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from cory_env.home import expand_home
+from cory_env.home import expand_home, upload_hint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,14 +67,18 @@ def load_tokenizer(
             loaded = AutoTokenizer.from_pretrained(hub_id, **revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         if (offline := offline_reason(name)) is not None:
-            raise TokenizerError(f"The tokenizer of {name!r} cannot be loaded: {offline}.") from error
+            raise TokenizerError(
+                f"The tokenizer of {name!r} cannot be loaded: {offline}.{upload_hint(name)}"
+            ) from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise TokenizerError(
             f"The tokenizer of {name!r} cannot be loaded: {reason}. Set the model to a folder with a tokenizer or to a "
-            "hub id."
+            f"hub id.{upload_hint(name)}"
         ) from error
     if not loaded("a", add_special_tokens=False)["input_ids"]:  # transformers makes an empty one if its file is missing
-        raise TokenizerError(f"The tokenizer of {name!r} has no tokens. Add tokenizer.json to the model's folder.")
+        raise TokenizerError(
+            f"The tokenizer of {name!r} has no tokens. Add tokenizer.json to the model's folder.{upload_hint(name)}"
+        )
     return loaded
 
 

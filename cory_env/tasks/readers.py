@@ -10,6 +10,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from cory_env.home import upload_hint
+
 LocatedRow = tuple[str, Mapping[str, object]]  # its location ("line 3", "row 3", from 1), and its columns
 
 
@@ -163,7 +165,9 @@ def read_hub(
             f"The data set hub:{name} requires the package datasets: pip install 'cory-rllib[hub]'."
         ) from error
     if not name or (name.startswith((".", "/", "~")) and not os.path.isdir(name)):
-        raise DataError(f"Data set hub:{name} not found. Write hub:OWNER/NAME, or hub: and an existing folder.")
+        raise DataError(
+            f"Data set hub:{name} not found. Write hub:OWNER/NAME, or hub: and an existing folder.{upload_hint(name)}"
+        )
     try:
         # Rows are decoded one at a time; images and sound require further packages.
         for number, row in enumerate(load_dataset(name, config, split=split, revision=revision), start=1):
@@ -173,4 +177,5 @@ def read_hub(
         raise DataError(
             f"The data set hub:{name} ({options}) cannot be loaded: {' '.join(str(error).split()).rstrip('.')}. "
             "Correct its name or settings, check the connection to the hub, or set data to a file."
+            f"{upload_hint(name)}"
         ) from error

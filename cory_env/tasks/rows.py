@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cory_env.functions import split_settings
-from cory_env.home import HomeError, expand_home
+from cory_env.home import HomeError, expand_home, upload_hint
 from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate, is_blank
 from cory_env.tasks.readers import HUB_SETTINGS, READERS, DataError, LocatedRow, read_hub
 from cory_env.tasks.task import Query
@@ -127,7 +127,7 @@ def _read_rows(name: str, settings: Mapping[str, str]) -> Iterator[LocatedRow]:
     if not os.path.isfile(name):
         raise DataError(
             f"Data file {name} not found in {os.getcwd()}. Correct the path; for a folder of data files, write "
-            "hub:FOLDER."
+            f"hub:FOLDER.{upload_hint(name)}"
         )
     extension = os.path.splitext(name.lower())[1]
     if extension not in READERS:

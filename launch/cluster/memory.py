@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from cory_env.home import IN_JOB
 from launch.cluster.machines import this_machine
 from launch.cluster.placement import GB, Node, Shortfall, count_noun, pack
 from launch.cluster.session import UNCHECKED
-from launch.console.errors import IN_JOB, CommandError
+from launch.console.errors import CommandError
 from policies.settings.error import SettingsError
 from policies.settings.hardware.fit import MICRO_BATCH_TOKENS, estimate_processes
 from policies.settings.memory import Memory, ModelShape, model_shapes

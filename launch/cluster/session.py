@@ -15,11 +15,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from filelock import FileLock
 
-from cory_env.shadowing import shadowing_modules
+from cory_env.home import IN_JOB
+from cory_env.shadowing import WORKER_SETUP, shadowing_modules
 from launch.cluster import placement
-from launch.cluster.client import set_auth_mode
-from launch.console.credentials import worker_runtime_env
-from launch.console.errors import IN_JOB, CommandError, is_bug
+from launch.console.errors import CommandError, is_bug
 from launch.console.interrupts import hangup_blocked
 from launch.console.retry import retry
 from policies.compat.ray import node_start_timeout, without_dashboard
@@ -45,8 +44,14 @@ TEMP_PREFIX, ALIVE_LOCK = "cory-", ".alive"
 """Prefix of temporary folders, and the lock file in each that its process holds."""
 RAY_ADDRESS_WORDS = ("auto", "local")
 """Values of RAY_ADDRESS that are not addresses; Ray handles authentication for them."""
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 UNCHECKED = "CORY_UNCHECKED"
-"""Environment variable of a job on an autoscaling cluster: skip the placement check, and wait for nodes."""
+"""Environment variable for autoscaling clusters: skip the placement check, and wait for nodes."""
+
+
+def set_auth_mode(host: str | None) -> None:
+    """Sets RAY_AUTH_MODE, unless it is set: no authentication for a cluster on this machine, a token for others."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK_HOSTS else "token")
 
 
 def quiet_libraries(debug: bool) -> None:
@@ -106,17 +111,15 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
         return
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {}
-        if _has_cluster_address():
-            options["runtime_env"] = worker_runtime_env()
-        else:
+        if not _has_cluster_address():
             options = {
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(required)),
                 "include_dashboard": False,
                 "_temp_dir": stack.enter_context(_temporary_folder()),
             }
-            if shadowing_modules():  # otherwise save the second or two of a worker setup
-                options["runtime_env"] = worker_runtime_env()
+        if _has_cluster_address() or shadowing_modules():  # otherwise save the second or two of a worker setup
+            options["runtime_env"] = {"worker_process_setup_hook": WORKER_SETUP}
         stack.callback(ray.shutdown)
 
         def start() -> None:
@@ -253,21 +256,22 @@ def _remove_abandoned(parent: Path) -> None:
                     shutil.rmtree(lock.parent, ignore_errors=True)
 
 
-def check_driver(settings: Settings, driver_gpus: float = 0.0) -> None:
+def check_driver(settings: Settings) -> None:
     """Checks that a driver does not use a GPU that Ray assigns to other processes too.
 
-    Not needed if Ray reserves the driver's GPU, as in a trial of a search, or if all processes fit on one GPU.
+    Not needed if Ray reserves the driver's GPU, as in a trial of a search or by `ray job submit
+    --entrypoint-num-gpus`, or if all processes fit on one GPU.
 
     Args:
         settings: of the run.
-        driver_gpus: the GPUs that Ray reserves for the driver, as for a job.
 
     Raises:
         CommandError: the driver and the other processes do not fit on one GPU.
     """
     driver, *others = processes(settings)
     worker_gpus = sum(kind.count * kind.gpus for kind in others)
-    if driver.gpus > driver_gpus and worker_gpus and driver.gpus + worker_gpus > 1:
+    is_reserved = IN_JOB in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES", "") != ""  # set by Ray if reserved
+    if driver.gpus and not is_reserved and worker_gpus and driver.gpus + worker_gpus > 1:
         work, kind = ("learns", "learner") if settings.num_learners == 0 else ("generates", "runner")
         raise CommandError(
             f"With num_{kind}s=0 the driver {work} on the first GPU, which Ray assigns to {others[0].name}s too, and "

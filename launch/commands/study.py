@@ -41,8 +41,8 @@ def study(
 
     Arms differ only in the settings they list. The same command continues a study: finished runs are skipped, and
     stopped or failed runs resume. DIR/results/ARM/seed_N.json contains a run's data for tables and plots.
-    DIR/runs/ARM/seed_N is its run folder, which `cory watch` follows, and seed_N.txt beside it contains its output. To
-    divide the runs among several terminals, or several machines that share the folder, run the same command in each.
+    DIR/runs/ARM/seed_N is its run folder, and seed_N.txt beside it contains its output. To divide the runs among
+    several terminals, or several machines that share the folder, run the same command in each.
 
     Examples:
       cory study --list

@@ -110,6 +110,7 @@ def tune(
         if any(value for option, value in ctx.params.items() if option not in RESUME_OPTIONS):
             allowed = ", ".join(f"--{option.replace('_', '-')}" for option in RESUME_OPTIONS[1:])
             raise CommandError(f"--resume can only be combined with {allowed}.")
+        check_location(str(resume), "search")
         search = Search.read(resume)
     elif continue_ and not out:
         raise CommandError("--continue requires --out, the folder of the search.")

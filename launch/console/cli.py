@@ -27,15 +27,12 @@ COMMANDS = {
     "evaluate": "Evaluate a run's policies, or a model, beside the base model.",
     "probe": "Measure, before training, whether a second answer pays.",
     "plan": "Show the placement of a run's processes, and whether they fit.",
-    "watch": "Follow a run from another terminal.",
     "runs": "List runs with their status and progress.",
     "plot": "Plot the curves of a run; compare runs.",
     "generate": "Generate responses of the trained chain to queries.",
     "serve": "Serve the trained policies, and their chain, with OpenAI's API.",
     "export": "Export a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
-    "submit": "Submit a command to a Ray cluster as a job.",
-    "jobs": "List a Ray cluster's jobs, show their output, stop them.",
 }
 """Every command, with its help."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -167,12 +164,6 @@ Continue = Annotated[bool, typer.Option("--continue", help="Resume if --out exis
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="Resume even if data, model, tokenizer or templates have changed.")
 ]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="The cluster's dashboard. [default: RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265]"
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the location of the results.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show logs of libraries, and tracebacks.")]
@@ -191,9 +182,6 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
     """
     try:
         check_working_folder()
-        from launch.console.credentials import load_secrets
-
-        load_secrets()
         return command()
     except KeyboardInterrupt as interrupt:
         print("Aborted.", file=sys.stderr)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cory_env.home import expand_home
+from cory_env.home import expand_home, upload_hint
 from launch.console.errors import CommandError
 from policies.settings.files import presets, read_file, read_preset, takes_lists, takes_mappings
 from policies.settings.overrides import apply_overrides
@@ -74,7 +74,8 @@ def is_file(word: str) -> bool:
         return True
     if path.suffix in (".yaml", ".yml") or "/" in word:
         problem = "is a folder, not a file of settings" if path.is_dir() else "does not exist"
-        raise CommandError(f"{word} {problem}. Use a YAML file, or a preset: {', '.join(presets())}.")
+        hint = "" if path.is_dir() else upload_hint(word)
+        raise CommandError(f"{word} {problem}. Use a YAML file, or a preset: {', '.join(presets())}.{hint}")
     return False
 
 

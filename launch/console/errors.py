@@ -7,8 +7,6 @@ from pathlib import Path
 
 OWN_PACKAGES = ("cory_env", "policies", "launch")
 """Packages whose exception classes all have messages for the user."""
-IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Environment variable that Ray sets for the driver of a job."""
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 """Errors of reading or writing files that the user can fix."""
 

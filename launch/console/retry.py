@@ -5,8 +5,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-RETRY_SECONDS = 60.0
-"""Seconds for a network or a server to recover, for commands that only observe."""
 RETRY_INTERVAL = 2.0
 """Seconds between two attempts."""
 

@@ -127,13 +127,6 @@ class Terminal(ProgressPrinter):
         self._rows = RowFormatter(settings, self.arrow, self.console.width)
         self._rows_printed = 0
 
-    def set_settings(self, settings: Settings, done: int) -> None:
-        """Continues after `done` updates with the settings of a resumed run."""
-        self._total, self._done = settings.num_updates, done
-        self._bar.update(self._task, total=settings.num_updates, completed=done)
-        if settings != self._settings:
-            self._settings, self._rows = settings, RowFormatter(settings, self.arrow, self.console.width)
-
     def update(self, line: Update) -> None:
         """Prints the row of an update, if it trained, and the rows of its evaluation, if any."""
         if self._rows_printed % HEADING_PERIOD == 0:

@@ -22,7 +22,7 @@ from launch.run_folder.layout import LOCK
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
 from launch.training.start import starting_policies
-from policies.settings.processes import Process, processes
+from policies.settings.processes import processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
@@ -180,18 +180,15 @@ def resume_command(folder: Path) -> str:
     return f"cory tune --resume {shlex.quote(str(folder))}"
 
 
-def check_trial_placement(
-    settings: Sequence[Settings], nodes: Sequence[placement.Node], beside: Sequence[Process] = ()
-) -> None:
+def check_trial_placement(settings: Sequence[Settings], nodes: Sequence[placement.Node]) -> None:
     """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently.
 
     Args:
         settings: of trials, including the largest.
         nodes: of the cluster.
-        beside: processes that run beside the trials.
 
     Raises:
         CommandError: a trial requires more than the cluster has.
     """
     for trial in settings:
-        placement.check_placement([*beside, *processes(trial, trial=True)], nodes)
+        placement.check_placement(processes(trial, trial=True), nodes)

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from cory_env.home import expand_home
+from cory_env.home import expand_home, upload_hint
 from launch.console.configuration import parse_overrides, read_preset
 from launch.console.errors import CommandError
 from launch.experiments.arm_differences import arm_differences, format_differences
@@ -132,7 +132,8 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
     name = name if name in bundled_studies() else expand_home(name)
     file = _STUDIES_DIR / f"{name}.yaml" if name in bundled_studies() else Path(name)
     if not file.is_file():
-        raise CommandError(f"Unknown study `{name}`. Use one of {', '.join(bundled_studies())}, or a YAML file.")
+        names = ", ".join(bundled_studies())
+        raise CommandError(f"Unknown study `{name}`. Use one of {names}, or a YAML file.{upload_hint(name)}")
     changes = parse_overrides(words)
     try:
         entries = read_yaml(file.read_text("utf-8"), name)

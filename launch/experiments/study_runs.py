@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from launch.console.errors import IN_JOB, CommandError
+from cory_env.home import IN_JOB
+from launch.console.errors import CommandError
 from launch.console.interrupts import SIGNALS, Interrupts
 from launch.experiments.results import (
     MACHINE_SETTINGS,

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from cory_env.functions import parse_spec, search_working_folder
+from cory_env.home import upload_hint
 from cory_env.pickled import display_name, is_pickled
 from cory_env.shadowing import ROOT
 from cory_env.tasks.rows import HUB
@@ -130,6 +131,7 @@ def _resolve_path(key: str, value: str, paths: Mapping[str, str], needed: bool, 
     advice = f"set {key}=PATH" if settable else "start the command in its folder"
     raise CommandError(
         f"{key}={value}: {Path(name).name} was {problem}, where the run had it. Restore it, or {advice}."
+        f"{upload_hint(name)}"
     )
 
 

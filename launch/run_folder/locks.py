@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from cory_env.home import job_id
 from launch.console.errors import CommandError
 from launch.run_folder.layout import LOCK
 
@@ -73,7 +74,13 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
 def _write_holder(descriptor: int) -> None:
     """Writes this process into its lock file."""
     os.truncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()} on {platform.node()}".encode())
+    os.write(descriptor, f"{os.getpid()} on {host_name()}".encode())
+
+
+def host_name() -> str:
+    """Returns the name of this host; in a Ray job, also the job's id, so that `ray job stop` can end it."""
+    job = job_id()
+    return platform.node() if job is None else f"{platform.node()}, Ray job {job}"
 
 
 def lock_holder(path: Path) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self, cast
 
+from cory_env.home import upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder.checkpoints import Checkpoints
@@ -79,7 +80,8 @@ class Run:
         if run.exists():
             return run
         problem = f"has no run's {CONFIG}" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise CommandError(f"{path} is not a run's folder: it {problem}. By default, runs are in runs/.")
+        hint = "" if path.exists() else upload_hint(path)
+        raise CommandError(f"{path} is not a run's folder: it {problem}. By default, runs are in runs/.{hint}")
 
     @classmethod
     def is_started(cls, location: str) -> bool:

@@ -18,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from cory_env.home import IN_JOB
 from launch.console.credentials import find_secret
-from launch.console.errors import IN_JOB, CommandError
+from launch.console.errors import CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, checkpoint_name, parse_update
 from launch.run_folder.layout import CHECKPOINTS, CONFIG, WRITER
@@ -63,13 +64,13 @@ def check_location(location: str, kind: str = "run") -> None:
         if (secret := find_secret(location)) is not None:
             raise CommandError(
                 f"{secret}, which run folders, logs and job lists would show. Set credentials in the environment of "
-                "the nodes, or in a file there."
+                "the nodes."
             )
     elif IN_JOB in os.environ and not Path(location).is_absolute():
         uri = ", or a URI such as s3://bucket/runs/NAME" if kind == "run" else ""
         raise CommandError(
             f"The {kind}'s folder {location} is relative, and a Ray job's working directory is removed when the job "
-            f"ends. Set --out to an absolute path that all nodes share{uri}."
+            f"ends. Use an absolute path that all nodes share, such as --out /shared/{kind}{uri}."
         )
 
 

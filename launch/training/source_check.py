@@ -12,8 +12,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from cory_env.home import IN_JOB
 from cory_env.tasks import Task
-from launch.console.errors import IN_JOB, CommandError, describe_error, is_bug
+from launch.console.errors import CommandError, describe_error, is_bug
 from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import add_module_folders, locate_files

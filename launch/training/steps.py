@@ -1,12 +1,11 @@
 """The steps of `cory train` and `cory_rllib.train`: check, create or reopen the run, train."""
 
-import os
 import sys
 
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
 from launch.cluster.memory import check_run_memory
-from launch.console.errors import IN_JOB, CommandError
+from launch.console.errors import CommandError
 from launch.run_folder.layout import RUNS, SOURCES
 from launch.run_folder.locations import add_module_folders, locate_files
 from launch.run_folder.run import Run
@@ -77,8 +76,7 @@ def train_run(
             f"{run.location} has no {SOURCES}, so its data and model cannot be checked for changes. "
             "Restore the file, or resume with --allow-changes."
         )
-    if IN_JOB not in os.environ:  # a job's driver may have its own GPU; `cory submit` checks this
-        session.check_driver(settings)
+    session.check_driver(settings)
     check_gpus(settings)
     done = None
     if run is not None:

@@ -1,15 +1,13 @@
-"""Uses of Ray's (2.60) private interfaces: starting it on this machine, and listing the files it uploads.
+"""Uses of Ray's (2.60) private interfaces: starting it on this machine.
 
-This module imports Ray lazily, so that `cory submit` starts faster.
+This module imports Ray lazily.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 
@@ -53,19 +51,3 @@ def node_start_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         services.get_node = get_node
-
-
-def uploaded_files(folder: Path, gitignore: bool) -> list[Path]:
-    """Returns the files that Ray would upload from a folder, by Ray's own ignore rules and defaults.
-
-    Args:
-        folder: an absolute path.
-        gitignore: whether to apply .gitignore in addition to .rayignore.
-    """
-    from ray._private.ray_constants import get_runtime_env_default_excludes
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
-    paths: list[Path] = []
-    excludes = [_get_excludes(folder, get_runtime_env_default_excludes())]
-    _dir_travel(folder, excludes, paths.append, gitignore, logging.getLogger(__name__))
-    return [path for path in paths if path.is_file()]

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import get_args, get_origin
 
+from cory_env.home import upload_hint
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings, nearest_key, reject_unknown_settings
 from policies.settings.yaml12 import Scalar, Value, read_yaml
@@ -51,7 +52,8 @@ def read_file(path: Path) -> dict[str, Value]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"The settings file {path} cannot be read: {reason}.") from error
+        hint = upload_hint(path) if isinstance(error, FileNotFoundError) else ""
+        raise SettingsError(f"The settings file {path} cannot be read: {reason}.{hint}") from error
     return _parse(text, str(path))
 
 

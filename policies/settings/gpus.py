@@ -10,10 +10,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from cory_env.home import IN_JOB
 from policies.generation.installed import vllm_build, vllm_installed
 
 GPU_SETTINGS = ("gpus_per_runner", "gpus_per_learner")
-CLUSTER_VARIABLES = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+CLUSTER_VARIABLES = ("RAY_ADDRESS", IN_JOB)
 """One of them is set if a run joins a cluster or is a job on one."""
 PRECISION = 10_000
 """Ray's resolution: ten-thousandths of a GPU."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cory_env.home import upload_hint
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
 from policies.settings.migration.removed import recorded_settings
@@ -41,7 +42,10 @@ def find_start_checkpoint(settings: Settings) -> Path | None:
     checkpoint = folder if (folder / POLICIES).is_dir() else _find_checkpoint(folder / "checkpoints")
     if checkpoint is None or not (checkpoint / POLICIES).is_dir():
         problem = "contains no checkpoint" if folder.is_dir() else "is not a folder on this machine"
-        raise SettingsError(f"start_from={settings.start_from} {problem}. Set it to the folder of a run or checkpoint.")
+        raise SettingsError(
+            f"start_from={settings.start_from} {problem}. Set it to the folder of a run or checkpoint."
+            f"{upload_hint(settings.start_from)}"
+        )
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():

@@ -1,4 +1,4 @@
-"""A real Ray head with a dashboard and token authentication, and the `cory` command as its client."""
+"""A real Ray head with a dashboard and token authentication, and the `ray` command as its client."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ import pytest
 from tests.launch.conftest import CHECKOUT, ENVIRONMENT
 
 SECRET = "hf_" + secrets.token_hex(16)
-"""Must only appear in the nodes' secrets file."""
+"""Is only in the nodes' environment."""
 
 
 class Head(NamedTuple):
@@ -30,19 +30,13 @@ class Head(NamedTuple):
     """URL of the dashboard."""
     environment: dict[str, str]
     """Environment of clients, with the token."""
-    secrets: Path
-    """The nodes' secrets file."""
 
-    def cory(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
-        """Starts `cory ...`."""
-        return self.python("-m", "cory_rllib", *words, cwd=cwd, **environment)
-
-    def python(self, *words: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
-        """Starts Python with the token."""
+    def ray(self, *words: str, cwd: Path) -> "subprocess.Popen[str]":
+        """Starts `ray ...` with the token."""
         return subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, "-m", "ray.scripts.scripts", *words],
             cwd=cwd,
-            env={**self.environment, **environment},
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -67,7 +61,6 @@ def head() -> Iterator[Head]:
     )  # short, because socket paths are limited to 107 characters
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
-    (folder / "secrets.env").write_text(f"# for the nodes\nHF_TOKEN={SECRET}\n")
     port, dashboard, agent, client, metrics = free_ports(5)
     address = f"http://127.0.0.1:{dashboard}"
     environment = {
@@ -92,14 +85,19 @@ def head() -> Iterator[Head]:
     for _ in range(3):  # on a busy machine, parts of Ray may time out, which ends the head
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
+                command,
+                env={**environment, "HF_TOKEN": SECRET},
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         if _is_up(question, process):
             break
     else:
         raise AssertionError(f"No head: {log.read_text()}")
     try:
-        yield Head(address, environment, folder / "secrets.env")
+        yield Head(address, environment)
     finally:
         process.terminate()  # also ends its child processes
         process.wait(timeout=60)

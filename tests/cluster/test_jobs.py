@@ -1,16 +1,20 @@
-"""`cory submit` and `cory jobs` on a real cluster: exit codes, output, secrets, tokens, stopping and resuming."""
+"""`ray job submit` of our commands on a real cluster: files, placement, a killed driver, stopping and resuming."""
 
 import csv
 import json
+import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from launch.run_folder.locks import lock_holder
 from launch.run_folder.run import Run
-from tests.cluster.head import SECRET, Head
+from tests.cluster.head import Head
 from tests.launch.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # mostly waiting for processes to start
@@ -20,11 +24,8 @@ import os
 from launch.lengths import length
 from policies import SCALE
 
-def knows_the_secret(completions):
-    assert os.environ["HF_TOKEN"].startswith("hf_")
-    return [float(len(completion)) for completion in completions]
-
 def brevity(completions):
+    assert os.environ["HF_TOKEN"].startswith("hf_"), "the environment of the node is missing"
     return [-SCALE * length(completion) for completion in completions]
 """
 SMALL = (
@@ -41,11 +42,12 @@ SMALL = (
     *("eval_queries=4", "eval_every=100", "checkpoint_every=100", "max_response_tokens=6", "check_weight_sync=false"),
     *("keep_checkpoints=1", "reward=my_rewards:brevity"),
 )
+TIME_TO_SAVE = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "600"}})
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A user's folder with a reward, modules named like our packages, and queries."""
+    """A user's folder with a reward, modules named like our packages, and queries that are not uploaded."""
     folder = tmp_path / "work"
     (folder / "launch").mkdir(parents=True)
     (folder / "policies.py").write_text("SCALE = 1.0\n")
@@ -53,65 +55,80 @@ def project(tmp_path: Path) -> Path:
     (folder / "launch" / "lengths.py").write_text("length = len\n")
     (folder / "my_rewards.py").write_text(REWARD)
     (folder / "questions.csv").write_text("query\nName a fruit.\nName a colour.\n")
+    (folder / ".gitignore").write_text("*.csv\n")
     return folder
 
 
-def test_a_job_has_its_node_s_secret_and_the_job_list_does_not(head: Head, project: Path) -> None:
-    validate = ("validate", "custom", "data=questions.csv", "reward=my_rewards:knows_the_secret")
-    words = ("submit", "--name", "proof", "--secrets", str(head.secrets), "--", *validate)
-    job = head.cory(*words, cwd=project, HF_TOKEN=SECRET)
+def submit(head: Head, folder: Path, *entrypoint: str) -> "subprocess.Popen[str]":
+    """Starts `ray job submit` as in docs/cluster.md, which follows the job."""
+    options = ("--working-dir", ".", "--runtime-env-json", TIME_TO_SAVE)
+    return head.ray("job", "submit", *options, "--", *entrypoint, cwd=folder)
+
+
+def cory(*words: str) -> tuple[str, ...]:
+    return ("python", "-m", "cory_rllib", *words)
+
+
+def read_to(job: "subprocess.Popen[str]", sign: str) -> str:
+    """Reads a job's output until a line has `sign`; returns the job's id."""
+    assert job.stdout
+    lines: list[str] = []
+    while not lines or sign not in lines[-1]:
+        lines.append(job.stdout.readline())
+        assert lines[-1], "".join(lines) + (job.stderr.read() if job.stderr else "")
+    match = re.search(r"raysubmit_\w+", "".join(lines))
+    assert match
+    return match[0]
+
+
+def stop(head: Head, folder: Path, job: "subprocess.Popen[str]", job_id: str) -> str:
+    """Stops a job with `ray job stop`; returns the rest of its output."""
+    output, errors = head.ray("job", "stop", job_id, cwd=folder).communicate(timeout=120)
+    assert "was stopped" in output, output + errors
+    remaining, errors = job.communicate(timeout=120)
+    return remaining
+
+
+def test_a_job_without_its_files_or_room_ends_before_anything_is_loaded(
+    head: Head, project: Path, tmp_path: Path
+) -> None:
+    out = f"{tmp_path}/run"
+    commands = [
+        cory("train", "task=custom", "data=questions.csv", "reward=my_rewards:brevity", "--out", out),
+        cory("train", *SMALL, "num_runners=9", "--out", out),
+        cory("train", *SMALL),
+    ]
+    shell = "; ".join(f"{shlex.join(command)}; echo code=$?" for command in commands)
+    output, errors = submit(head, project, "bash", "-c", shell).communicate(timeout=240)
+    assert output.count("code=2") == 3, output + errors
+    assert re.search(r"Error: Data file questions\.csv not found in .*excludes those in \.gitignore and", output)
+    assert re.search(r"Error: Ray cannot place 7 of 9 runners with CPU=1 \(node .* has 0 CPUs left\)", output)
+    assert "is relative, and a Ray job's working directory is removed" in output
+    assert not Path(out).exists()
+
+
+def test_the_same_command_continues_a_run_whose_driver_was_killed(head: Head, project: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = cory(
+        "train", *SMALL, "num_runners=1", "num_updates=12", "checkpoint_every=2", "--out", str(out), "--continue"
+    )
+    job = submit(head, project, *words)
+    read_to(job, " 3/12 ")
+    holder = lock_holder(out)
+    assert holder
+    os.kill(int(holder.split()[0]), signal.SIGKILL)
+    output, errors = job.communicate(timeout=120)
+    assert job.returncode == 1, output + errors
+    run = Run.open(out)
+    last_update = run.checkpoints.updates()[-1]
+    assert 2 <= last_update < 12
+
+    job = submit(head, project, *words)
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
-    assert "(proof)" in output and "questions.csv" in output
-
-    job = head.cory("submit", "--name", "blank", "--", *validate, cwd=project)
-    output, errors = job.communicate(timeout=240)
-    assert job.returncode == 2, output + errors  # the driver's exit code, not Ray's 1
-    assert "HF_TOKEN" in output
-
-    code = "import cory_rllib; from launch.cluster.client import connect; print(connect(None).list_jobs())"
-    listing = head.python("-c", code, cwd=project)
-    output, errors = listing.communicate(timeout=120)
-    assert "proof" in output and "CORY_SECRETS" in output, errors
-    assert SECRET not in output
-    listing = head.cory("jobs", cwd=project)
-    output, _ = listing.communicate(timeout=120)
-    assert [line.split()[1:3] for line in output.splitlines()[1:]] == [["proof", "SUCCEEDED"], ["blank", "FAILED"]]
-
-
-PROBE = """
-import os, ray
-import cory_rllib
-from launch.console.credentials import worker_runtime_env
-from launch.main import main
-
-ray.init(runtime_env=worker_runtime_env())
-secret = ray.remote(lambda: os.environ["HF_TOKEN"][:3])
-print("a worker has", ray.get(secret.remote()), flush=True)
-raise SystemExit(main(["train", "imdb-tiny"]))
-"""
-
-
-@pytest.mark.slow
-def test_ray_job_submit_works_and_workers_have_the_secret(head: Head, project: Path) -> None:
-    (project / "probe.py").write_text(PROBE)
-    runtime_env = json.dumps({"env_vars": {"CORY_SECRETS": str(head.secrets)}})
-    submit = (
-        "-m",
-        "ray.scripts.scripts",
-        "job",
-        "submit",
-        "--working-dir",
-        ".",
-        "--runtime-env-json",
-        runtime_env,
-        "--",
-    )
-    job = head.python(*submit, "python", "probe.py", cwd=project)
-    output, errors = job.communicate(timeout=240)
-    assert "a worker has hf_" in output, output + errors
-    assert "is relative, and a Ray job's working directory is removed" in output
-    assert job.returncode == 1  # Ray's exit code for any failure
+    assert f"resuming after update {last_update}" in output
+    assert [line["update"] for line in run.updates()] == list(range(13))
+    assert run.checkpoints.updates()[-1] == 12
 
 
 def test_ray_job_submit_trains_in_an_uploaded_checkout(head: Head, project: Path, tmp_path: Path) -> None:
@@ -121,38 +138,31 @@ def test_ray_job_submit_trains_in_an_uploaded_checkout(head: Head, project: Path
     (checkout / "my_rewards.py").write_text("def brevity(completions):\n    return [-len(c) for c in completions]\n")
     (checkout / "launch" / "mark.py").write_text("import launch.main\nprint('launch is in', launch.main.__file__)\n")
     out = tmp_path / "run"
-    shell = f"python -m launch.mark && python -m cory_rllib train {' '.join(SMALL)} num_updates=1 --out {out}"
-    submit = ("-m", "ray.scripts.scripts", "job", "submit", "--working-dir", str(checkout), "--")
-    job = head.python(*submit, "env", "-u", "PYTHONPATH", "bash", "-c", shell, cwd=project)
+    shell = f"python -m launch.mark && {shlex.join(cory('train', *SMALL, 'num_updates=1', '--out', str(out)))}"
+    job = submit(head, checkout, "env", "-u", "PYTHONPATH", "bash", "-c", shell)
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert re.search(r"launch is in .*/runtime_resources/working_dir_files/", output), output
     assert Run.open(out).checkpoints.updates()[-1] == 1
 
 
-@pytest.mark.parametrize("token", [None, "0" * 64])
-def test_a_missing_or_wrong_token_is_reported_in_one_sentence(head: Head, tmp_path: Path, token: str | None) -> None:
-    file = tmp_path / "token"
-    if token:
-        file.write_text(token)
-    mode = "token" if token else "disabled"
-    listing = head.cory("jobs", cwd=tmp_path, RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN_PATH=str(file))
-    output, errors = listing.communicate(timeout=120)
-    assert (listing.returncode, output) == (2, "")
-    assert errors.count("\n") == 1 and "rejected this client's token. Set RAY_AUTH_MODE=token" in errors
+def test_a_stopped_job_is_saved_and_continued_and_a_second_job_names_the_first(
+    head: Head, project: Path, tmp_path: Path
+) -> None:
+    storage = tmp_path / "run"
+    words = cory("train", *SMALL, "num_runners=1", "--out", f"file://{storage}", "--continue")
+    job = submit(head, project, *words, "num_updates=2000")
+    job_id = read_to(job, "1/2000 ")
+    second, errors = submit(head, project, *words, "num_updates=2000").communicate(timeout=240)
+    assert re.search(rf"in use by another run \(process \d+ on .*, Ray job {job_id}\)\. Stop it, or", second), second
 
-
-def test_a_stopped_job_is_saved_and_resumed_by_the_same_command(head: Head, project: Path, tmp_path: Path) -> None:
-    storage = tmp_path / "storage"
-    words = ("submit", "--storage", f"file://{storage}", "--name", "run", "--", "train", *SMALL, "num_runners=1")
-    job = head.cory(*words, "num_updates=100", cwd=project)
-    remaining = stopped_at(job, "1/100", head, project)
-    run = Run.open(storage / "run")
+    remaining = stop(head, project, job, job_id)
+    run = Run.open(storage)
     last_update = run.checkpoints.updates()[-1]
-    assert f"Update {last_update} is saved. Resume with:\n  cory train --resume file://{storage}/run" in remaining
-    assert 0 < last_update < 100 and run.updates()[-1]["update"] == last_update
+    assert f"Update {last_update} is saved. Resume with:\n  cory train --resume file://{storage}" in remaining
+    assert 0 < last_update < 2000 and run.updates()[-1]["update"] == last_update
 
-    job = head.cory(*words, f"num_updates={last_update + 1}", cwd=project)
+    job = submit(head, project, *words, f"num_updates={last_update + 1}")
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert f"resuming after update {last_update}" in output
@@ -160,29 +170,15 @@ def test_a_stopped_job_is_saved_and_resumed_by_the_same_command(head: Head, proj
     assert run.checkpoints.updates()[-1] == last_update + 1
 
 
-def stopped_at(job: "subprocess.Popen[str]", sign: str, head: Head, project: Path) -> str:
-    """Stops a job when `sign` appears in its output; returns the rest of the output."""
-    assert job.stdout
-    lines: list[str] = []
-    while not lines or sign not in lines[-1]:
-        lines.append(job.stdout.readline())
-        assert lines[-1], "".join(lines) + (job.stderr.read() if job.stderr else "")
-    stop = head.cory("jobs", "stop", lines[0].split()[1], cwd=project)
-    output, errors = stop.communicate(timeout=120)
-    assert stop.returncode == 0 and "STOPPED" in output, errors
-    remaining, errors = job.communicate(timeout=120)
-    assert job.returncode == 143, errors
-    return remaining
-
-
 def test_a_stopped_search_job_is_resumed_by_the_same_command(head: Head, project: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "storage" / "rates"
+    folder = tmp_path / "rates"
     search = ("tune", *SMALL, "num_updates=16", "eval_every=1", "exchange_period=1", "--over", "lr=1e-4,1e-3")
-    words = ("submit", "--storage", str(folder.parent), "--name", "rates", "--", *search, "--concurrent", "1")
-    remaining = stopped_at(head.cory(*words, cwd=project), "1/16", head, project)
+    words = cory(*search, "--concurrent", "1", "--out", str(folder), "--continue")
+    job = submit(head, project, *words)
+    remaining = stop(head, project, job, read_to(job, "1/16"))
     assert "The search is saved, and stops." in remaining and f"cory tune --resume {folder}" in remaining
 
-    job = head.cory(*words, cwd=project)
+    job = submit(head, project, *words)
     output, errors = job.communicate(timeout=360)
     assert job.returncode == 0, output + errors
     with (folder / "results.csv").open() as file:

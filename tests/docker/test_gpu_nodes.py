@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from benchmarks.roofline import MODELS
-from launch.cluster.client import STOP_SECONDS, STOP_WAIT
 from launch.cluster.placement import Node, pack
 from launch.console.cli import parse_command
 from launch.console.configuration import resolve_settings
@@ -56,7 +55,7 @@ def test_the_job_s_pods_share_the_volume_have_memory_to_share_and_are_no_root() 
     (job,) = manifests("rayjob-gpus.yaml")
     (claim,) = manifests("storage.yaml")
     kubernetes_validate.validate(claim, "1.34", strict=True)
-    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"][STOP_WAIT] == STOP_SECONDS
+    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "3600"
     for pod in pods(job):
         runs, shared = pod["volumes"]
         assert runs["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]

@@ -13,7 +13,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launch.cluster.client import STOP_SECONDS, STOP_WAIT
 from launch.console.cli import parse_command
 from launch.console.configuration import resolve_settings
 from tests.docker.conftest import manifests, pins
@@ -146,4 +145,4 @@ def test_the_job_runs_a_command_that_exists_and_goes_on_in_the_same_folder() -> 
 
 def test_the_job_has_time_to_save_its_update_when_it_is_stopped() -> None:
     (job,) = manifests("rayjob.yaml")
-    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"]) == {"env_vars": {STOP_WAIT: STOP_SECONDS}}
+    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"]) == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "3600"}}

@@ -14,8 +14,9 @@ from launch.experiments.study import bundled_studies, load_study
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
-PROMPT = re.compile(r"^(?:\$ )?((?:cory|python -m) .+)", flags=re.MULTILINE)
-INLINE = re.compile(r"`((?:cory|python -m)\s[^`]+)`")
+SUBMIT = r"(?:ray\sjob\ssubmit\s[^`]*?\s--\s+)?"
+PROMPT = re.compile(rf"^(?:\$ )?{SUBMIT}((?:cory|python -m) .+)", flags=re.MULTILINE)
+INLINE = re.compile(rf"`{SUBMIT}((?:cory|python\s-m)\s[^`]+)`")
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
@@ -48,10 +49,7 @@ def check(name: str, arguments: list[str]) -> None:
         word for word in getattr(options, "words", None) or () if not word.endswith(".yaml") and not word.isupper()
     ]
     plain = [word for word in words if "=" not in word]
-    if name == "submit":
-        inner, *inner_arguments = options.command
-        check(inner, inner_arguments + ["…"] * shortened)
-    elif name == "study" and plain and plain[0] in bundled_studies():
+    if name == "study" and plain and plain[0] in bundled_studies():
         assert set(plain[1:]) <= arms(plain[0]), arguments
     elif name in ("train", "tune", "plan") and not shortened:
         split_arguments(words).settings()
@@ -60,6 +58,8 @@ def check(name: str, arguments: list[str]) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_every_command_of_a_page_is_valid(name: str) -> None:
     for program, *words in commands((ROOT / name).read_text(encoding="utf-8")):
+        if program == "python" and words[1] == "cory_rllib":
+            program, words = "cory", words[2:]
         if program == "cory" and words[0].islower():
             check(words[0], words[1:])
         elif program == "python" and words[1].split(".")[0] in ("benchmarks", "recipes"):
@@ -69,4 +69,4 @@ def test_every_command_of_a_page_is_valid(name: str) -> None:
 
 def test_most_commands_are_checked() -> None:
     counts = {name: len(list(commands((ROOT / name).read_text(encoding="utf-8")))) for name in PAGES}
-    assert counts["docs/results.md"] > 60 and counts["docs/guide/train.md"] > 12 and sum(counts.values()) > 280
+    assert counts["docs/results.md"] > 60 and counts["docs/guide/train.md"] > 10 and sum(counts.values()) > 280

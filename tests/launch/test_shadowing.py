@@ -11,8 +11,6 @@ from benchmarks.models import make_model
 from cory_env.functions import SpecError, load_function
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.shadowing import shadowing_modules
-from launch.cluster.upload import uploaded_sizes
-from launch.console.errors import CommandError
 from launch.run_folder.run import Run
 from policies.cory import CoryConfig
 from policies.settings.error import SettingsError
@@ -98,13 +96,6 @@ def test_workers_of_a_ray_session_without_our_setup_are_rejected(ray_session: No
     config = CoryConfig().cory(**{**TINY, "num_runners": 1})
     with pytest.raises(SettingsError, match=r"Ray's workers would import .*cory_env\.py instead of CORY\'s package"):
         config.build_algo()
-
-
-def test_a_user_s_module_cory_rllib_is_rejected_before_the_upload(project: Path) -> None:
-    uploaded_sizes(project)
-    (project / "cory_rllib.py").touch()
-    with pytest.raises(CommandError, match=r"cory_rllib\.py instead of the package cory_rllib"):
-        uploaded_sizes(project)
 
 
 def test_a_shadowing_module_imported_before_ours_is_rejected(project: Path) -> None:

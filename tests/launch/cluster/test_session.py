@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cory_env.home import IN_JOB
 from launch.cluster import session
-from launch.console.errors import IN_JOB, CommandError
+from launch.console.errors import CommandError
 from tests.launch.conftest import ENVIRONMENT
 
 LATE = """
@@ -60,6 +61,15 @@ from launch.cluster.session import init_ray, quiet_libraries
 
 quiet_libraries(debug=False)
 init_ray()
+"""
+
+REQUEST = """
+from launch.cluster.session import ray_session
+from policies.settings.processes import processes
+from policies.settings.settings import Settings
+
+with ray_session(processes(Settings(num_runners=1, runner_resources="sampling=1")), debug=False):
+    print("begun")
 """
 
 
@@ -152,3 +162,36 @@ def test_a_missing_token_is_reported(tmp_path: Path) -> None:
             [sys.executable, "-c", JOINING], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
     assert f"CommandError: Missing or invalid token for the cluster at RAY_ADDRESS={address}. Set" in result.stderr
+
+
+@pytest.mark.slow
+def test_unchecked_sessions_wait_for_an_autoscaling_cluster() -> None:
+    def run_request(
+        **environment: str,
+    ) -> "subprocess.CompletedProcess[str]":  # in a new process, because this one may have joined Ray
+        return subprocess.run(
+            [sys.executable, "-c", REQUEST], env={**ENVIRONMENT, **environment}, capture_output=True, text=True
+        )
+
+    waiting = run_request(CORY_UNCHECKED="1")
+    assert (waiting.returncode, waiting.stdout) == (0, "begun\n"), waiting.stderr
+    failing = run_request()
+    assert failing.returncode == 1 and "has 0 sampling left" in failing.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nowhere", "Invalid"),
+        ("127.0.0.1:1", "Connection refused"),  # an unused port, as of a cluster that is gone
+        ("ray://localhost:1", "Connection refused"),
+        ("head:x", "Port could not be cast"),
+    ],
+)
+def test_an_unreachable_cluster_is_reported_in_one_sentence(
+    address: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    message = rf"^No Ray cluster answers at RAY_ADDRESS={address}: {reason}.*\. Correct it, or"
+    with pytest.raises(CommandError, match=message):
+        session.init_ray(log_to_driver=False)

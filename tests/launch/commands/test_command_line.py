@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launch.console.cli import COMMANDS
 from policies.settings.files import presets
 from tests.launch.conftest import ENVIRONMENT, Cory
 
 Refusal = Callable[..., str]
-COMMANDS = ("train", "study", "evaluate", "runs", "compare", "plot", "report", "generate", "export", "validate")
 
 
 def error_sentence(result: "subprocess.CompletedProcess[str]") -> str:
@@ -181,9 +181,6 @@ def test_a_run_that_ray_cannot_place_leaves_no_files(
         (["train", ""], "An argument is empty"),
         (["tune", "imdb-tiny", "--over", ""], "An argument is empty"),
         (["evaluate", ""], "An argument is empty"),
-        (["watch", ""], "An argument is empty"),
-        (["jobs", "logs", ""], "An argument is empty"),
-        (["submit", "--storage", "", "--", "train"], "An argument is empty"),
         (["train", "--print-config", "exchange_period="], "`exchange_period=` has no value"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.roofline import MODELS
+from cory_env.home import IN_JOB
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.machines import make_machines
 from launch.cluster.memory import check_run_memory
@@ -237,6 +238,7 @@ def test_a_driver_that_learns_cannot_share_a_gpu_with_runners_that_need_more_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     both = {"num_runners": 1, "gpus_per_runner": 1, "gpus_per_learner": 1}
     for crowded in (both, {"num_runners": 2, "gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
         with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
@@ -244,7 +246,12 @@ def test_a_driver_that_learns_cannot_share_a_gpu_with_runners_that_need_more_tha
         with pytest.raises(CommandError, match=r"do not fit on one GPU\. Set num_learners=1\.$"):
             plan(["imdb-tiny", *(f"{key}={value}" for key, value in crowded.items())])
         check_driver(make_settings({**crowded, "num_learners": 1}))
-        check_driver(make_settings(crowded), driver_gpus=1.0)
+        with monkeypatch.context() as job:  # of `ray job submit --entrypoint-num-gpus 1`
+            job.setenv(IN_JOB, "{}")
+            with pytest.raises(CommandError, match=r"do not fit on one GPU"):
+                check_driver(make_settings(crowded))
+            job.setenv("CUDA_VISIBLE_DEVICES", "3")
+            check_driver(make_settings(crowded))
     for values in ({}, {**both, "gpus_per_runner": 0}, {"gpus_per_runner": 0.5, "gpus_per_learner": 0.5}):
         check_driver(make_settings(values))
     for preset in presets():

@@ -84,11 +84,9 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 ARGUMENTS = {
-    **{name: ["RUN"] for name in ("evaluate", "generate", "plot", "probe", "report", "serve", "watch")},
-    "compare": ["RUN", "RUN"],
+    **{name: ["RUN"] for name in ("evaluate", "generate", "plot", "probe", "serve")},
     "export": ["RUN", "--out", "folder"],
     "study": ["credit"],
-    "submit": ["--", "train"],
 }
 """Required arguments of commands."""
 

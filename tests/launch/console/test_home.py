@@ -62,8 +62,8 @@ def test_output_folders_expand_the_home_directory(home: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *(["generate", "~/none", "x"], ["serve", "~/none"], ["watch", "~/none"], ["evaluate", "~/none"]),
-        *(["export", "~/none", "--out", "~/e"], ["compare", "~/none", "~/b"], ["report", "~/none"], ["runs", "~/none"]),
+        *(["generate", "~/none", "x"], ["serve", "~/none"], ["evaluate", "~/none"]),
+        *(["export", "~/none", "--out", "~/e"], ["runs", "~/none"]),
         *(["plot", "~/none"], ["train", "--resume", "~/none"], ["tune", "--resume", "~/none"]),
         *([command, "~/none.yaml"] for command in ("train", "plan", "validate", "tune", "study")),
         *([command, "imdb-tiny", "-c", "~/none.yaml"] for command in ("train", "plan", "validate", "tune")),

@@ -1,4 +1,4 @@
-"""Importing the modules of several runs' functions in one process."""
+"""Finding the files of a run, and importing the modules of several runs' functions in one process."""
 
 import os
 import sys
@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cory_env.home import IN_JOB
 from cory_env.rewarding.worker import RewardWorker
-from launch.run_folder.locations import add_module_folders, module_file
+from launch.console.errors import CommandError
+from launch.run_folder.locations import add_module_folders, locate_files, module_file
+from tests.paper import paper_settings
 
 REWARD = "of_a_run:value"
 
@@ -47,3 +50,17 @@ def test_the_latest_run_s_module_is_imported(tmp_path: Path, monkeypatch: pytest
     for paths, value in ((first, 1.0), (second, 2.0), (first, 1.0)):
         add_module_folders([REWARD], paths)
         assert score() == [value]
+
+
+def test_data_that_a_continued_run_s_job_lacks_may_have_been_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = paper_settings(task="custom", data="q.csv", reward=REWARD)
+    paths = {"q.csv": str(tmp_path / "first_job" / "q.csv")}
+    message = r"q\.csv was found neither in .* Restore it, or set data=PATH\."
+    with pytest.raises(CommandError, match=f"{message}$"):
+        locate_files(settings, paths)
+    monkeypatch.setenv(IN_JOB, "{}")
+    with pytest.raises(CommandError, match=rf"{message} A Ray job has only the files .* in \.gitignore and"):
+        locate_files(settings, paths)

@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import platform
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cory_env.home import IN_JOB
 from launch.console.errors import CommandError
 from launch.run_folder.run import Run
 from tests.launch.conftest import ENVIRONMENT, record_test_run
@@ -27,12 +29,15 @@ sys.stdin.read()
 """
 
 
-def test_a_locked_folder_is_rejected_until_its_process_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", [None, "raysubmit_1"])
+def test_a_locked_folder_is_rejected_until_its_process_is_killed(job: str | None, tmp_path: Path) -> None:
+    in_job = {IN_JOB: json.dumps({"runtime_env": {}, "metadata": {"job_submission_id": job}})} if job else {}
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path)], env={**ENVIRONMENT, **in_job}, stdin=-1, stdout=-1, text=True
     )
     assert holder.stdout and holder.stdout.readline() == "locked\n"
-    with pytest.raises(CommandError, match=f"in use by another run \\(process {holder.pid} on {platform.node()}\\)"):
+    process = f"{holder.pid} on {platform.node()}" + (f", Ray job {job}" if job else "")
+    with pytest.raises(CommandError, match=rf"in use by another run \(process {process}\)\. Stop it, or"):
         Run.create(tmp_path)
     holder.kill()
     holder.communicate()

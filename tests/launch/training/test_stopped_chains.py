@@ -66,7 +66,6 @@ def test_a_policy_without_responses_has_null_metrics_and_gaps_in_trackers(folder
 @pytest.mark.slow
 def test_tables_and_plots_show_runs_with_missing_values(folder: Path, cory_in_process: Cory) -> None:
     runs = [str(folder / name) for name in ("solved", "mixed")]
-    assert cory_in_process("watch", runs[0], "--once").stdout.count("  -        -") == 3
     for words in ([*runs, "--out", "both.png"], [runs[0], "--out", "a.png"]):
         result = cory_in_process("plot", *words)
         assert result.returncode == 0, result.stderr

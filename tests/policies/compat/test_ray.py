@@ -1,13 +1,12 @@
 """The private interfaces of Ray that `policies.compat.ray` uses exist and work as expected."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 from ray._private import services
 from ray._private.node import Node
 
-from policies.compat.ray import node_start_timeout, uploaded_files, without_dashboard
+from policies.compat.ray import node_start_timeout, without_dashboard
 
 
 def test_ray_starts_its_dashboard_and_autoscaler_by_the_functions_that_lean_start_replaces() -> None:
@@ -38,14 +37,3 @@ def test_ray_init_waits_for_a_node_that_has_not_registered_yet(monkeypatch: pyte
     calls.clear()
     with node_start_timeout(0.0), pytest.raises(RuntimeError, match="not yet"):
         services.get_node("address", "node")
-
-
-def test_uploads_respect_ignore_files_and_rays_default_excludes(tmp_path: Path) -> None:
-    for name in ("module.py", "secret.env", "deep/module.py", "deep/large.bin", ".git/config"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / ".gitignore").write_text("*.env\n")
-    (tmp_path / "deep" / ".rayignore").write_text("*.bin\n")
-    expected = {".gitignore", "deep/.rayignore", "deep/module.py", "module.py"}
-    for gitignore, names in ((True, expected), (False, expected | {"secret.env"})):
-        assert {str(path.relative_to(tmp_path)) for path in uploaded_files(tmp_path, gitignore)} == names
