@@ -159,8 +159,10 @@ def clip_to_ranges(config: dict[str, Any], axes: list[Axis]) -> dict[str, Any]:
 
 
 def request_stop() -> None:
-    """Makes Tune save the state of the search, and stop."""
+    """Makes Tune save the state of the search, and stop; called in a thread."""
     while signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # Tune has not installed its handler yet
+        if not threading.main_thread().is_alive():  # the search has ended
+            return
         time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGUSR1)
 

@@ -90,7 +90,7 @@ def table(runs: Path, base_folder: Path | None) -> str:
                     f"{row['gain'].format('{:+.2f}')} | {row['kl']:.1f} | {row['length']:.0f} | {row['cut']:.1%} | "
                     f"{row['tokens']:,} | {row['minutes']:.0f} |"
                 )
-            if len(gains) > 1:
+            if len(gains) > 2:
                 mean = mean_ci(gains).format("{:+.2f}")
                 text.append(f"| {task} | {label} | all {len(gains)} | | | **{mean}** | | | | | |")
     return "\n".join(text)
