@@ -12,7 +12,6 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from cory_env.home import upload_hint
 from policies.models.families import LOGPROB_TOLERANCE, read_family_table
 from policies.models.revision import split_revision
 
@@ -110,16 +109,16 @@ def check_model_folder(path: str, *, weights: bool = True) -> None:
     folder = Path(path)
     if not folder.is_dir():
         if path.startswith((".", "/", "~")):
-            raise ModelError(f"No model in {path}: no such folder. Correct the setting model.{upload_hint(path)}")
+            raise ModelError(f"No model in {path}: no such folder. Correct the setting model.{_upload_hint(path)}")
         return
     if not (folder / "config.json").is_file():
-        raise ModelError(f"No model in {path}: it has no config.json. Correct the setting model.{upload_hint(path)}")
+        raise ModelError(f"No model in {path}: it has no config.json. Correct the setting model.{_upload_hint(path)}")
     if not weights:
         return
     if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")):
         raise ModelError(
             f"`{folder}` holds no weights (*.safetensors). Copy them there, or correct the setting model."
-            f"{upload_hint(path)}"
+            f"{_upload_hint(path)}"
         )
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -148,7 +147,7 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
         reason = offline_reason(path)
         raise ModelError(
             f"No language model found at `{path}`: {first_line(error) if reason is None else f'{reason}.'}"
-            f"{upload_hint(path)}"
+            f"{_upload_hint(path)}"
         ) from error
     config_class = type(config)
     causal = config_class in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(config, "auto_map", ())
@@ -158,6 +157,12 @@ def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
     if encoder or not causal:
         raise ModelError(f"`{path}` ({config.model_type}) is not a causal language model. Correct the setting model.")
     return config
+
+
+def _upload_hint(path: str) -> str:
+    from cory_env.home import upload_hint  # learning needs no environment
+
+    return upload_hint(path)
 
 
 def first_line(error: Exception) -> str:

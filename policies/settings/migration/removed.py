@@ -21,4 +21,6 @@ def recorded_settings(values: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: a removed setting had an effect; or for the first unknown key, invalid value or conflict.
     """
-    return make_settings({key: value for key, value in values.items() if key not in REMOVED or value != REMOVED[key]})
+    return make_settings(
+        {key: value for key, value in {**values}.items() if key not in REMOVED or value != REMOVED[key]}
+    )
