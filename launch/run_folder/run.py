@@ -30,8 +30,7 @@ from launch.run_folder.layout import (
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import Update, best_evaluation
 from launch.run_folder.storage import reject_uri
-from policies.settings.migration.removed import recorded_settings
-from policies.settings.settings import Settings, SettingsError
+from policies.settings.settings import Settings, SettingsError, make_settings
 
 
 class Run:
@@ -120,7 +119,7 @@ class Run:
     def settings(self) -> Settings:
         """Reads `config.yaml`. Missing settings have their defaults."""
         try:
-            return recorded_settings(read_file(self.path / CONFIG))
+            return make_settings(read_file(self.path / CONFIG, recorded=True))
         except (CommandError, SettingsError) as error:
             raise CommandError(
                 f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (see "

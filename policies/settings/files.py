@@ -8,6 +8,7 @@ from typing import get_args, get_origin
 
 from cory_env.home import upload_hint
 from policies.settings.error import SettingsError
+from policies.settings.migration.removed import drop_removed
 from policies.settings.settings import Settings, nearest_key, reject_unknown_settings
 from policies.settings.yaml12 import Scalar, Value, read_yaml
 
@@ -42,8 +43,8 @@ def read_preset(name: str) -> dict[str, Value]:
     return {**(read_preset(str(base)) if base else {}), **values}
 
 
-def read_file(path: Path) -> dict[str, Value]:
-    """Returns the settings in a user's YAML file.
+def read_file(path: Path, recorded: bool = False) -> dict[str, Value]:
+    """Returns the settings in a user's YAML file, or those that a run `recorded`, possibly of an earlier version.
 
     Raises:
         SettingsError: the file cannot be read, or contains an unknown setting.
@@ -54,7 +55,7 @@ def read_file(path: Path) -> dict[str, Value]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         hint = upload_hint(path) if isinstance(error, FileNotFoundError) else ""
         raise SettingsError(f"The settings file {path} cannot be read: {reason}.{hint}") from error
-    return _parse(text, str(path))
+    return _parse(text, str(path), recorded=recorded)
 
 
 def takes_lists(key: str) -> bool:
@@ -68,10 +69,11 @@ def takes_mappings(key: str) -> bool:
     return any(get_origin(kind) is dict or is_dataclass(kind) for kind in kinds)
 
 
-def _parse(text: str, source: str, extra_keys: tuple[str, ...] = ()) -> dict[str, Value]:
+def _parse(text: str, source: str, extra_keys: tuple[str, ...] = (), recorded: bool = False) -> dict[str, Value]:
     content = read_yaml(text, source) or {}
     if not isinstance(content, Mapping):
         raise SettingsError(f"{source} must contain `key: value` lines, not a {type(content).__name__}.")
+    content = drop_removed(content) if recorded else content
     for key, value in content.items():
         if key not in extra_keys:
             reject_unknown_settings([str(key)], f" in {source}")

@@ -7,8 +7,7 @@ from pathlib import Path
 from cory_env.home import upload_hint
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
-from policies.settings.migration.removed import recorded_settings
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, make_settings
 from policies.settings.yaml12 import to_cli
 
 POLICIES = "learner_group/learner/rl_module"
@@ -49,7 +48,7 @@ def find_start_checkpoint(settings: Settings) -> Path | None:
     checkpoint = checkpoint.resolve()
     config = checkpoint.parent.parent / CONFIG
     if config.is_file():
-        reject_incompatible_policies(settings, recorded_settings(read_file(config)))
+        reject_incompatible_policies(settings, make_settings(read_file(config, recorded=True)))
     return checkpoint
 
 

@@ -15,12 +15,15 @@ REMOVED: dict[str, Any] = {
 """By name, the value without an effect (docs/project/removed.md)."""
 
 
+def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns recorded settings without those that were removed and had no effect."""
+    return {key: value for key, value in {**values}.items() if key not in REMOVED or value != REMOVED[key]}
+
+
 def recorded_settings(values: Mapping[str, Any]) -> Settings:
     """Validates settings that a run or result recorded, possibly of an earlier version.
 
     Raises:
         SettingsError: a removed setting had an effect; or for the first unknown key, invalid value or conflict.
     """
-    return make_settings(
-        {key: value for key, value in {**values}.items() if key not in REMOVED or value != REMOVED[key]}
-    )
+    return make_settings(drop_removed(values))

@@ -97,6 +97,17 @@ def test_settings_round_trip_and_their_commands_are_kept(tmp_path: Path) -> None
     assert lines[:2] == ["# cory train", "# cory train --resume here 'prompt=a b: c'"]
 
 
+def test_a_run_of_an_earlier_version_is_read_unless_a_removed_setting_had_an_effect(tmp_path: Path) -> None:
+    run = record_test_run(tmp_path / "run", paper_settings())
+    config, settings = run.path / "config.yaml", run.settings()
+    text = config.read_text()
+    config.write_text(f"{text}num_siblings: 1\nwandb: false\n")
+    assert run.settings() == settings
+    config.write_text(f"{text}num_siblings: 2\n")
+    with pytest.raises(CommandError, match=r"Unknown setting `num_siblings` in .*use that version"):
+        run.settings()
+
+
 def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
     run = record_test_run(tmp_path, SETTINGS)
     scores = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
