@@ -27,7 +27,7 @@ from cory_env.rewarding.episodes import give_feedback
 from cory_env.rewarding.examples import example_answers, find_constant_rewards, gold_answers, reward_answers
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
-from cory_env.tasks.rows import QUERY_ARGUMENT, RESERVED
+from cory_env.tasks.rows import PROVIDED_ARGUMENTS
 from cory_env.tasks.turns import NO_ANSWER, Feedback
 
 if TYPE_CHECKING:
@@ -222,12 +222,11 @@ def check_columns(chain: Chain, needed: Sequence[str], report: ValidationReport)
     functions += f" or the feedback {task.feedback}" if task.feedback else ""
     for split in task.splits:
         queries = task.queries(split)
-        for name in (name for name in needed if name not in RESERVED):
-            own_text = "" if name == QUERY_ARGUMENT else None
+        for name in (name for name in needed if name not in PROVIDED_ARGUMENTS):
             report.count(
                 split,
                 queries,
-                [query for query in queries if query.columns.get(name, own_text) is None],
+                [query for query in queries if query.columns.get(name) is None],
                 f"have no value in the column {name!r}, which {functions} requires",
                 f"Add it to the data, or give the argument {name} a default; the function then gets None for missing "
                 "values. The query itself is the argument `query` or `prompts`.",

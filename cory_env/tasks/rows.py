@@ -37,6 +37,8 @@ QUERY_COLUMN = "query_column"
 RESERVED = ("prompts", "completions", "completion_ids", "role")  # arguments of a reward that are not columns
 QUERY_ARGUMENT = "query"
 """An argument of a reward that gets the same as `prompts`, unless the data has another column of this name."""
+PROVIDED_ARGUMENTS = (*RESERVED, QUERY_ARGUMENT)
+"""Arguments of a reward that need no column."""
 HOLD_OUT_EVERY, MIN_HOLD_OUT_EVERY = 10, 3
 """Of one file, every tenth row is held out; of a small one every k-th, at least every third, to get `MIN_HELD_OUT`."""
 MIN_HELD_OUT = 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -114,20 +113,12 @@ def list_runs(location: str) -> list[ListedRun]:
     folder = Path(location)
     if not folder.is_dir():
         raise CommandError(f"{location} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder of runs.")
-    files = [file.relative_to(folder).as_posix() for file in folder.rglob(CONFIG) if Run(file.parent).exists()]
-    run_locations = [str(folder / name) for name in _topmost(files)]
-    return sorted(map(_list_run, run_locations), key=lambda run: (run.written or 0.0, run.run))
-
-
-def _topmost(names: Iterable[str]) -> list[str]:
-    """Returns the outermost folders with a config file; a run's own folder may contain more of them."""
-    from launch.run_folder.layout import CONFIG
-
-    folders: list[str] = []
-    for folder in sorted({name.removesuffix(CONFIG) for name in names if f"/{name}".endswith(f"/{CONFIG}")}, key=len):
-        if not any(folder.startswith(outer) for outer in folders):
-            folders.append(folder)
-    return [folder.rstrip("/") for folder in folders]
+    run_folders: list[Path] = []
+    for path in sorted((file.parent for file in folder.rglob(CONFIG)), key=lambda path: len(path.parts)):
+        # A run's folder may contain copies of runs.
+        if not any(path.is_relative_to(outer) for outer in run_folders) and Run(path).exists():
+            run_folders.append(path)
+    return sorted(map(_list_run, map(str, run_folders)), key=lambda run: (run.written or 0.0, run.run))
 
 
 def _list_run(location: str) -> ListedRun:

@@ -56,6 +56,11 @@ class ComparedRun:
             final = None  # the run continued afterwards
         return cls(name, run.settings(), updates, final)
 
+    @property
+    def update(self) -> int:
+        """The update after which it was evaluated last."""
+        return next((line["update"] for line in reversed(self.updates) if self.final or "evaluation" in line), 0)
+
     @cached_property
     def values(self) -> dict[str, pd.DataFrame]:
         """The last held-out metrics, of the policies each alone and of the chain's last answer.
@@ -163,21 +168,21 @@ def _headings() -> list[str]:
     return [metric_format(name).heading for name in MAIN_METRICS]
 
 
-def _cells(values: pd.DataFrame, by_seed: bool) -> list[str]:
+def _cells(values: pd.DataFrame, by_seed: bool) -> dict[str, str]:
     estimates = column_cis(values.to_numpy(), "student" if by_seed else "bootstrap")
-    return [estimate.format(FINE_PATTERNS[name]) for name, estimate in zip(MAIN_METRICS, estimates, strict=True)]
+    return {name: estimate.format(FINE_PATTERNS[name]) for name, estimate in zip(MAIN_METRICS, estimates, strict=True)}
 
 
 def _held_out_table(groups: Sequence[Group]) -> Table:
     table = new_table(["held out", ""], ["update", "tokens", "n", *_headings()])
     for group in groups:
         by_seed = len(group.runs) > 1
-        update = str(group.runs[0].updates[-1]["update"])
-        first = [group.label, update, f"{group.tokens:,.0f}"]
+        first = [group.label, str(group.runs[0].update), f"{group.tokens:,.0f}"]
         for name in (ALONE, *[LAST_RESPONSE] * (group.settings.num_agents > 1)):
             values = group.values(name, by_seed)
             if len(values):
-                table.add_row(first[0], name, *first[1:], _count(len(values), by_seed, group), *_cells(values, by_seed))
+                cells = _cells(values, by_seed).values()
+                table.add_row(first[0], name, *first[1:], _count(len(values), by_seed, group), *cells)
                 first = ["", "", ""]
     return table
 
@@ -199,6 +204,10 @@ def _differences_table(groups: Sequence[Group]) -> Table:
         by_seed = len(group.runs) > 1 or len(base.runs) > 1
         for name in (ALONE, LAST_RESPONSE):
             pairs = (group.values(name, by_seed) - base.values(name, by_seed)).dropna(how="all")
-            if len(pairs):
-                table.add_row(group.label, name, _count(len(pairs), by_seed, base, group), *_cells(pairs, by_seed))
+            if not len(pairs):
+                continue
+            cells = _cells(pairs, by_seed)
+            if group.settings.report_kl_coef != base.settings.report_kl_coef:
+                cells["combined_reward"] = "other KL weight"
+            table.add_row(group.label, name, _count(len(pairs), by_seed, base, group), *cells.values())
     return table

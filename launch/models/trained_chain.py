@@ -18,7 +18,7 @@ from cory_env.prompt_lengths import bare_responses
 from cory_env.rewarding.episodes import compute_awaited
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query
-from cory_env.tasks.rows import QUERY_ARGUMENT, RESERVED
+from cory_env.tasks.rows import PROVIDED_ARGUMENTS
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
 from launch.console.errors import CommandError
 from launch.display.texts import NOTHING_TO_CORRECT, replace_control_chars
@@ -309,7 +309,7 @@ def feedback_columns(worker: RewardWorker | None) -> list[str]:
     Raises:
         RewardError: the function cannot be loaded.
     """
-    return [] if worker is None else [name for name in worker.start() if name not in (*RESERVED, QUERY_ARGUMENT)]
+    return [] if worker is None else [name for name in worker.start() if name not in PROVIDED_ARGUMENTS]
 
 
 class FeedbackRequiredError(CommandError):

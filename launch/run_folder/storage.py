@@ -125,6 +125,13 @@ class Storage:
         """Returns the paths of the run's files in storage, relative to the run."""
         return [name for name in self._all_files() if not name.startswith(".") and not name.endswith(PART_SUFFIX)]
 
+    def exists(self) -> bool:
+        """Whether there is a folder. Object stores have none."""
+        from pyarrow.fs import FileType
+
+        with self._storage_errors("read"):
+            return self._filesystem.get_file_info(self._base).type != FileType.NotFound
+
     def updates(self) -> list[int]:
         """Returns the updates of the checkpoints in storage, in order."""
         return checkpoint_updates(self.files())
@@ -150,6 +157,12 @@ class Storage:
         entries = {name.partition("/")[0]: "/" in name for name in self.files()}
         for name in sorted(entries, key=lambda name: name == CONFIG):  # last: without it, the rest is no run's
             self.remove(name, is_folder=entries[name])
+
+    def remove_empty_folder(self) -> None:
+        """Removes the folder of the run if it has no files."""
+        if self.exists() and not self._all_files():
+            with self._storage_errors("written"):
+                self._filesystem.delete_dir(self._base)
 
     def remove(self, name: str, is_folder: bool = False) -> None:
         """Removes a file or a folder of the run from storage."""

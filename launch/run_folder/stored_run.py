@@ -37,6 +37,7 @@ class StoredRun(Run):
                     f"{location} already has a run, in storage or in {run.path} on {platform.node()}. Resume it with "
                     f"`{run.resume_command()}`, or choose another location with --out."
                 )
+            run._is_new = not run.storage.exists()
             run.storage.take_over()
             run.storage.clear()  # files of a run that ended before its first checkpoint
         except CommandError:
@@ -117,6 +118,8 @@ class StoredRun(Run):
         with contextlib.suppress(StorageError):  # another process may have taken the run over
             self.storage.clear()
             self.storage.remove(WRITER)
+            if self._is_new:
+                self.storage.remove_empty_folder()
         self.remove_local()
 
     def _has_checkpoint(self) -> bool:

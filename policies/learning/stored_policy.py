@@ -68,7 +68,7 @@ def restore(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup
         if shapes[name] != tensor.shape:
             raise StoredPolicyError(
                 f"The stored policy {folder} does not fit this run: its {name} has shape {list(shapes[name])}, this "
-                f"run's {list(tensor.shape)}. Set model, num_agents and the lora settings as in its run."
+                f"run's {list(tensor.shape)}. Set model and the lora settings as in its run."
             )
     reader = HuggingFaceStorageReader(folder)
     with _unwrap_errors():

@@ -117,7 +117,16 @@ def test_runs_without_test_responses_are_compared_by_their_last_evaluation_witho
     assert ComparedRun.read(a, "a").final is None
     lines = plot(capsys, a.path, b.path, "--out", tmp_path / "both.png")
     rows = [line for line in lines if ALONE in line]
+    assert rows[0].startswith("a each alone 12 ")
     assert len(rows) == 3 and "[" not in "".join(rows) and "quer" not in "".join(rows)
+
+
+def test_combined_rewards_with_other_kl_weights_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [record(tmp_path / name, REWARDS, kl_coef=kl).path for name, kl in (("a", 0.3), ("b", 0.1))]
+    lines = plot(capsys, *paths, "--out", tmp_path / "both.png")
+    assert "b each alone 4 queries +0.00 [+0.00, +0.00] 0.00 [0.00, 0.00] other KL weight" in lines
 
 
 def test_runs_with_other_queries_or_rewards_have_no_difference(
