@@ -129,7 +129,7 @@ def build(s: Settings) -> dict[str, PolicyLearner]:
         for index, name in enumerate(s.policy_ids)
     }
     for learner in learners.values():
-        learner.check_forward(s.prefix_sharing == "auto")
+        learner.check_forward()
     return learners
 
 

@@ -24,7 +24,7 @@ from policies.rollout.role_mapping import make_mapping
 from policies.settings.files import read_preset
 from policies.settings.gpus import GPU_SETTINGS
 from policies.settings.overrides import apply_overrides
-from policies.settings.processes import named_resources, processes
+from policies.settings.processes import processes
 from policies.settings.resolve import OPEN_SETTINGS, resolve
 from policies.settings.settings import Settings, SettingsError, make_settings, reject_unknown_settings
 from policies.settings.start import find_start_checkpoint
@@ -147,7 +147,6 @@ class ChainConfig(AlgorithmConfig):
             create_local_env_runner=s.num_runners == 0,
             num_cpus_per_env_runner=s.runner_threads,
             num_gpus_per_env_runner=s.gpus_per_runner,
-            custom_resources_per_env_runner=named_resources("runner_resources", s.runner_resources),
             batch_mode="complete_episodes",
             sample_timeout_s=None,
             add_default_connectors_to_env_to_module_pipeline=False,
@@ -162,7 +161,6 @@ class ChainConfig(AlgorithmConfig):
             learner_class=TokenPPOLearner,
             num_learners=s.num_learners,
             num_gpus_per_learner=s.gpus_per_learner,
-            custom_resources_per_learner=named_resources("learner_resources", s.learner_resources),
             add_default_connectors_to_learner_pipeline=False,
         )
         self.train_batch_size_per_learner = s.chains * s.num_agents // learners  # only for RLlib's own reports

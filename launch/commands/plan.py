@@ -73,8 +73,6 @@ def plan(
     kinds, needs = processes(settings), estimate_processes(settings, models)
     if hypothetical:
         available = machines.make_machines(nodes or 1, **machine)
-        for node in available:  # unlimited custom resources, as the options do not specify them
-            node.custom.update((name, float("inf")) for kind in kinds for name in kind.custom)
     elif "RAY_ADDRESS" in os.environ:
         available = machines.cluster_nodes()
     else:
@@ -141,12 +139,8 @@ def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[s
     }
     print(f"{'process':<16}{'CPUs':>5}{'GPUs':>6}  estimated memory of each (GB)")
     for kind in kinds:
-        custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
         sizes = " + ".join(_size(need, kind) for need in needs[kind.name])
-        print(
-            f"{count_noun(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}"
-            f"  {sizes} ({work[kind.name]}{custom})"
-        )
+        print(f"{count_noun(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {sizes} ({work[kind.name]})")
         for need in needs[kind.name]:
             parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in need.parts.items() if size >= 5e6)
             print(f"{'':<29}{parts}")

@@ -26,7 +26,6 @@ from policies.learning.ranks import Ranks
 from policies.learning.rows import (
     NonFiniteUpdate,
     Rows,
-    kl_coefs,
     loss_weights,
     select_rows,
     send,
@@ -245,7 +244,7 @@ class PolicyLearner:
             loss = loss + h.value_coef * value_loss
         if h.kl_in_loss and "reference_logprobs" in rows:
             kl = token_ppo.sampled_kl(logprobs, rows["reference_logprobs"], "k3")
-            loss = loss + (kl_coefs(rows, h, kl_coef) * kl * weighted_mask).sum()
+            loss = loss + (kl_coef * kl * weighted_mask).sum()
         if entropy is not None:
             loss = loss - h.entropy_coef * (entropy * weighted_mask).sum()
         return loss, {**sums, "loss": loss.detach()}

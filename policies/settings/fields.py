@@ -85,11 +85,8 @@ class Fields(BaseModel):
     reward_timeout: float = computing_setting(300.0, gt=0)
     """Time limit of one reward call, in seconds; then its process is killed."""
     model: str | list[str] = policy_setting(SMOLLM2, content=True)
-    """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id; or a list with
-    one per LLM, `[small, large]` (docs/chains.md)."""
-    model_revision: str | list[str | None] | None = policy_setting(None, search=False)
-    """Commit, tag or branch of `model` on the hub, for its weights, its tokenizer and the reference; or a list with one
-    per LLM, null for those whose model is a folder or bundled. Null: the hub's default branch."""
+    """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id, also
+    `ID@REVISION` with a commit, tag or branch; or a list with one per LLM, `[small, large]` (docs/chains.md)."""
     start_from: str | None = policy_setting(None)
     """Start from the policies of another run's folder (its best checkpoint) or of a checkpoint's folder.
     `model` stays the reference, and optimizers start fresh."""
@@ -199,10 +196,6 @@ class Fields(BaseModel):
     """GPUs per learner; null: as for `gpus_per_runner`."""
     runner_threads: int = computing_setting(1, ge=1)
     """CPU threads (and Ray CPUs) per runner."""
-    runner_resources: str | None = computing_setting(None)
-    """Custom Ray resources that each runner requires from its node, such as `sampling=1,fast=0.5`."""
-    learner_resources: str | None = computing_setting(None)
-    """Custom Ray resources that each learner process requires from its node."""
     generation_timeout: float = computing_setting(600.0, gt=0)
     """Time limit of one update's rollout, excluding rewards, in seconds; then its runner is restarted."""
     learner_timeout: float = computing_setting(3600.0, gt=0)
@@ -232,9 +225,6 @@ class Fields(BaseModel):
     """Maximum tokens per forward and backward pass, including prompts and padding, shared prefixes counted once; a
     longer row is processed alone. `auto`: as many as fit into the learner's device by estimate (docs/plan.md), at most
     16,384, on a CPU 2,048; null: no limit."""
-    prefix_sharing: Literal["auto", "off"] = computing_setting("auto")
-    """`auto`: learners compute a prefix that several rows share only once, where that is cheaper and the model's family
-    allows it (docs/prefix-sharing.md). `off`: every row is computed by itself."""
     num_epochs: int = learning_setting(1, ge=1, clone=True)
     """PPO epochs: passes over each update's responses (`num_passes` counts passes over the data)."""
     lr: float | None = learning_setting(None, gt=0, clone=True)
@@ -269,12 +259,11 @@ class Fields(BaseModel):
     """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo`,
     `dr_grpo` and `gdpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not
     depend on the sampled token, so a token is penalized only through the KL at later positions."""
-    kl_control: Literal["fixed", "adaptive"] = learning_setting("fixed")
-    """Keep `kl_coef` fixed, or adapt it towards `kl_target`."""
-    kl_target: float = learning_setting(6.0, gt=0, clone=True)
-    """Target KL per response of the adaptive controller, in nats."""
+    kl_target: float | None = learning_setting(None, gt=0, clone=True)
+    """Adapt `kl_coef` so that a response's KL becomes this many nats, 6 in the paper's code; null: `kl_coef` is
+    fixed."""
     kl_horizon: int = learning_setting(10000, ge=1, clone=True)
-    """Time scale of the adaptive controller, in responses."""
+    """Time scale of this adaptation, in responses."""
     reward_scaling: Literal["none", "scale", "normalize"] = learning_setting("none", clone=True)
     """Divide training rewards by their running standard deviation (`scale`), or also subtract their running mean
     (`normalize`)."""
@@ -290,30 +279,24 @@ class Fields(BaseModel):
     weigh the same (requires a group estimator); `cispo`, ratios as bounded weights without a gradient, so
     every token has one."""
     clip_ratio: float | None = learning_setting(None, gt=0, clone=True)
-    """Clip range of the probability ratio (`loss=ppo` and `gspo`); null: 0.2, or with `gspo` 3e-4 below and 4e-4 above
-    1."""
+    """Clip range of the probability ratio; null: 0.2, with `gspo` 3e-4 below and 4e-4 above 1, with `cispo` 4 above 1
+    alone."""
     clip_ratio_high: float | None = learning_setting(None, gt=0, clone=True)
-    """Upper clip range, if different (DAPO's clip-higher); null: `clip_ratio`."""
+    """Upper clip range, if different (DAPO's clip-higher); null: `clip_ratio`. With `cispo`, the largest weight of a
+    token is 1 more."""
     dual_clip: float | None = learning_setting(None, gt=1, clone=True)
     """Bound of the ratio of tokens with negative advantages (`loss=ppo`), such as 3; null: none. Without it, the clip
     range bounds their ratio only from below."""
-    cispo_clip_max: float = learning_setting(5.0, gt=0)
-    """Largest weight of a token in `loss=cispo`."""
-    cispo_clip_min: float | None = learning_setting(None, gt=0)
-    """Smallest weight of a token in `loss=cispo`; null: no lower bound."""
     entropy_coef: float = learning_setting(0.0, ge=0, clone=True)
     """Weight of the mean entropy per token in the objective, which keeps responses diverse."""
     importance_sampling_mode: ImportanceSamplingMode = learning_setting("token_truncate")
     """Weights of the policy loss by learner's / sampler's probability, which correct for bf16 and `max_lag`: `token_*`
     per token, `sequence_*` the product over the response; `*_truncate` sets weights out of bounds to the bound,
-    `*_mask` to 0. `none`: no weights."""
+    `*_mask` to 0."""
     importance_sampling_clip_max: float | None = learning_setting(2.0, ge=1)
-    """Largest importance sampling weight; null disables the weights, like `importance_sampling_mode=none`."""
+    """Largest importance sampling weight; null: no weights."""
     importance_sampling_clip_min: float | None = learning_setting(None, gt=0, le=1)
     """Smallest importance sampling weight; null: no lower bound."""
-    drop_zero_std_groups: bool = learning_setting(False)
-    """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`, `gdpo`); they would only contribute their
-    KL."""
     dynamic_sampling: int | None = learning_setting(None, ge=1)
     """Replace queries whose groups have equal rewards in all roles by the next queries (DAPO), in at most this many
     rounds per update; those left then stay. Discarded tokens count in `tokens`. Null: no replacements."""
@@ -335,18 +318,8 @@ class Fields(BaseModel):
     stop_on_collapse: bool = monitoring_setting(False)
     """End the run, with a checkpoint, if a policy collapses: repetition, missing end of sequence, or KL above its
     limit."""
-    health_patience: int = monitoring_setting(3, ge=1)
-    """Consecutive updates that a symptom must last before it becomes a warning."""
     max_repetition: float = monitoring_setting(0.2, gt=0, le=1)
     """Warn if more than this share of a response's pairs of adjacent tokens occur earlier in it."""
-    min_eos_ratio: float = monitoring_setting(0.5, ge=0, le=1)
-    """Warn if the end-of-sequence rate falls below this fraction of the first update's."""
-    max_token_kl: float = monitoring_setting(2.0, gt=0)
-    """Warn if the KL to the reference per response token exceeds this, in nats."""
-    max_observer_deficit: float = monitoring_setting(0.5, gt=0)
-    """Warn if a later role's task reward is this many standard deviations below the pioneer's."""
-    max_role_gap: float = monitoring_setting(2.0, gt=0)
-    """Warn if the roles' task rewards differ by this many standard deviations."""
     max_logprob_diff: float | None = monitoring_setting(None, gt=0, resume=True)
     """End the run if the mean |sampler - learner| log-probability per token under the same weights exceeds this, in
     nats. Null: three times the difference at start, at least 0.05 in bf16 and 0.001 in fp32 (docs/health.md)."""
@@ -366,8 +339,6 @@ class Fields(BaseModel):
     `final.json`; null: no final evaluation."""
     checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
-    checkpoint_minutes: float | None = output_setting(None, gt=0)
-    """Also save a checkpoint after an update if the last one is at least this many minutes old; null: never."""
     keep_checkpoints: int = output_setting(2, ge=1)
     """Number of latest checkpoints to keep, besides the best one."""
     samples_every: int = output_setting(5, ge=1)

@@ -102,7 +102,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
     config = model.config.get_text_config()
     check_tensor_parallel(config, settings.tensor_parallel_size)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
-    shares_prefixes = settings.prefix_sharing == "auto" and supports_prefix_trees(model.config, settings.max_length)
+    shares_prefixes = supports_prefix_trees(model.config, settings.max_length)
     adapter = 0
     if settings.lora is not None:
         targets, head = settings.lora.targets or linear_layers(model), model.get_output_embeddings()

@@ -31,8 +31,6 @@ class RoleSettings(BaseModel):
     """Maximum response length; null: the run's."""
     loss_weight: float = Field(1.0, ge=0)
     """Weight of the loss of its responses."""
-    kl_coef: float | None = Field(None, ge=0)
-    """Weight of its KL penalty; null: the run's."""
     reward: str | None = None
     """`task`, `none`, or its own function, `module:function`; null: `task` if it produces a response, else `none`."""
     produces_response: bool = True

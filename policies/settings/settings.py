@@ -244,8 +244,10 @@ class Settings(DerivedSettings):
         """
         from policies.models.adapters import describe_family  # imports torch
 
-        facts = self.max_length, self.prefix_sharing == "auto", self.trust_remote_code
-        return {name: describe_family(path, *facts) for name, path in self.model_paths.items()}
+        return {
+            name: describe_family(path, self.max_length, self.trust_remote_code)
+            for name, path in self.model_paths.items()
+        }
 
     def stop_token_ids(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
         """Ids of tokens that end an LLM's response besides its tokenizer's end of sequence.
@@ -272,15 +274,13 @@ class Settings(DerivedSettings):
 
     @property
     def model_paths(self) -> dict[str, str]:
-        """Policy id → path or hub id of its model in this process, trained or frozen, with its revision (`model_path`).
+        """Policy id → path or hub id of its model in this process, trained or frozen (`model_path`).
 
         Raises:
-            RevisionError: a model with a revision is a folder.
             SmolLM2Error: the model is `smollm2`, but its package is not installed.
             CacheError: `smollm2` is used for the first time, and the cache cannot be written.
         """
-        trained = dict(zip(self.policy_ids, map(model_path, self.models.values(), self.revisions), strict=True))
-        return trained | {policy_id: model_path(name) for policy_id, name in self.frozen_models.items()}
+        return {policy_id: model_path(name) for policy_id, name in self.all_models.items()}
 
     @model_validator(mode="before")
     @classmethod

@@ -11,13 +11,12 @@ import ray
 
 from launch.cluster.session import init_ray
 from policies.cory import Cory, CoryConfig
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.models.model_names import model_path
 from policies.models.weights import Weights
 from policies.rllib.causal_lm_module import module_config
-from tests.paper import PAPER, make_settings
+from tests.paper import PAPER, make_settings, paper_hyperparameters
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -53,7 +52,7 @@ def make_model(path: str, **settings: Any) -> PolicyModel:
 
 def weights_of(model: PolicyModel) -> Weights:
     """A policy's weights in the form that engines get."""
-    return dict(PolicyLearner(model, Hyperparameters()).stream_weights())
+    return dict(PolicyLearner(model, paper_hyperparameters()).stream_weights())
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.learning.credit import Credit, assign_credit
+from policies.learning.credit import assign_credit
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import frozen_scores, make_rows, select_position
 from policies.models.language_model import left_padded
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
+from tests.paper import paper_credit, paper_hyperparameters
 from tests.policies.conftest import MakeCory
 from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
 from tests.policies.rollout.test_chain_scheduler import OneByOneGenerator
@@ -182,8 +182,8 @@ def test_the_reward_of_a_frozen_model_is_credited_to_earlier_agents() -> None:
     trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2)
     frozen = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [10.0, 20.0], [True] * 2, positions=[1, 1])
     rows = {"llm_1": trained | frozen_scores(trained), "frozen_1": frozen | frozen_scores(frozen)}
-    estimators = {"llm_1": AdvantageEstimator(Hyperparameters(advantage="rloo"))}
-    credited = assign_credit(rows, Credit("chain", 1.0, 0.5, 1.0), estimators)
+    estimators = {"llm_1": AdvantageEstimator(paper_hyperparameters(advantage="rloo"))}
+    credited = assign_credit(rows, paper_credit("chain", chain_gamma=0.5), estimators)
     assert credited["llm_1"].tolist() == [6.0, 12.0] and credited["frozen_1"].tolist() == [10.0, 20.0]
 
 

@@ -189,7 +189,6 @@ def test_a_plan_for_hypothetical_machines(capsys: pytest.CaptureFixture[str], mo
     assert "unsharded blocks" in output and "node 2 of 2: " in output and output.endswith("It fits.\n")
     assert main(["plan", *words, "--nodes", "1", "--gpus", "3"]) == 1
     assert "no room for 2 of 4 learners: node 1 of 1 has 0 GPUs left" in capsys.readouterr().out
-    assert main(["plan", *words, "--nodes", "2", "--gpus", "3", "learner_resources=big=1"]) == 0
     assert main(["plan", *words, "--nodes", "0"]) == 2
     assert main(["plan", *words, "--gpus", "8"]) == 0
     assert "node 1 of 1: " in capsys.readouterr().out
@@ -321,12 +320,12 @@ def test_a_plan_for_a_cluster_uses_the_resources_of_its_nodes(
     cluster: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster["RAY_ADDRESS"])
-    words = ["imdb-tiny", "runner_resources=sampling=1", "runner_threads=4"]  # the driver needs no Ray CPU
+    words = ["imdb-tiny", "runner_threads=4"]  # the driver needs no Ray CPU
     assert plan([*words, "num_runners=1"]) == 0
     assert re.search(r"^node [\d.]+: 1 runner, 1 driver\nIt fits\.$", capsys.readouterr().out, re.MULTILINE)
     assert plan([*words, "num_runners=2"]) == 1
     assert re.search(
-        r"^Missing: no room for 1 of 2 runners: node [\d.]+ has 0 CPUs and 0 sampling left\.$",
+        r"^Missing: no room for 1 of 2 runners: node [\d.]+ has 0 CPUs left\.$",
         capsys.readouterr().out,
         re.MULTILINE,
     )

@@ -106,14 +106,14 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
         0.3,
     )
     assert (s.gamma, s.lam, s.clip_range, s.value_clip, s.value_coef) == (1.0, 0.95, (0.2, 0.2), 0.2, 0.1)
-    assert (s.kl_control, s.reward_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
+    assert (s.kl_target, s.reward_scaling, s.temperature, s.chat) == (None, "none", 1.0, False)
 
 
 def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_does() -> None:
     paper, code = (resolve_settings(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
     assert {key: code[key] for key in code if code[key] != paper[key]} == {
         "reward_scaling": "normalize",
-        "kl_control": "adaptive",
+        "kl_target": 6.0,
         "kl_estimator": "full",
         "reset_on_exchange": True,
         "max_query_tokens": 7,

@@ -27,7 +27,7 @@ __all__ = ["path"]
 LOSSES: list[dict[str, Any]] = [
     {"loss": "ppo", "dual_clip": 1.1},
     {"loss": "gspo", "clip_ratio": 0.1},
-    {"loss": "cispo", "cispo_clip_max": 1.05},
+    {"loss": "cispo", "clip_ratio_high": 0.05},
 ]
 SAMPLING: dict[str, Any] = {"importance_sampling_clip_max": 1.2, "importance_sampling_clip_min": 0.8}
 

@@ -262,14 +262,6 @@ def test_a_window_that_no_row_exceeds_allows_trees() -> None:
         assert not supports_prefix_trees(CONFIG_MAPPING[model_type](), 16)
 
 
-def test_prefix_sharing_can_be_switched_off(path: str) -> None:  # noqa: F811
-    model = PolicyModel(path, dtype="fp32")
-    model.check_forward(prefix_sharing=False)
-    assert model.cost is None
-    model.check_forward()
-    assert model.cost is not None
-
-
 class HostReads(TorchDispatchMode):
     """Counts reads of a tensor's value by the host, which wait for the device."""
 
