@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.roofline import MODELS
+from benchmarks.roofline import EXAMPLES, MODELS, example_settings
 from cory_env.home import IN_JOB
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.machines import make_machines
@@ -121,25 +121,25 @@ def test_a_learner_with_shards_needs_memory_for_one_llm_or_a_shard_of_it(small_m
 
 
 @pytest.mark.parametrize(
-    ("preset", "size", "nodes"),
+    ("name", "size", "nodes"),
     [
         ("gsm8k-qwen7b-lora", "7B", make_machines(1, 16, 200, 1, 80)),
         ("gsm8k-qwen7b", "7B", make_machines(1, 96, 1000, 8, 80)),
         ("gsm8k-qwen14b", "14B", make_machines(2, 96, 1000, 8, 80)),
     ],
 )
-def test_presets_for_large_machines_fit_with_the_fewest_shards(
-    preset: str, size: str, nodes: list[Node], tmp_path: Path
+def test_examples_for_large_machines_fit_with_the_fewest_shards(
+    name: str, size: str, nodes: list[Node], tmp_path: Path
 ) -> None:
     MODELS[size].save_pretrained(tmp_path)
-    settings = resolve_settings(preset, [], [f"model={tmp_path}", "dtype=bf16"])
+    settings = example_settings(name, [f"model={tmp_path}", "dtype=bf16"])
     needs = estimate_processes(settings, model_shapes(settings))
     filled, shortfalls = pack(processes(settings), nodes, needs)
     assert shortfalls == [] and all(gpu < 0.6 for node in filled for gpu in node.gpus)
     if settings.shards_per_policy:
         fewer = settings.shards_per_policy - 1
         words = [f"shards_per_policy={fewer}", f"num_learners={2 * fewer}"]
-        tighter = resolve_settings(preset, [], [f"model={tmp_path}", "dtype=bf16", *words])
+        tighter = example_settings(name, [f"model={tmp_path}", "dtype=bf16", *words])
         assert estimate_learner(tighter, model_shapes(tighter)).total > 80e9 > needs["learner"][0].total
 
 
@@ -174,10 +174,11 @@ def test_for_processes_that_do_not_fit_a_number_of_gpus_is_suggested(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEFAULT_TOKENIZER / name, tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert plan(["gsm8k-qwen7b", f"model={tmp_path}", "dtype=bf16", *words], nodes=1) == 1
+    example = str(EXAMPLES / "gsm8k-qwen7b.yaml")
+    assert plan([example, f"model={tmp_path}", "dtype=bf16", *words], nodes=1) == 1
     assert message in capsys.readouterr().out
     with pytest.raises(ModelError, match="holds no weights"):
-        plan(["gsm8k-qwen7b", f"model={tmp_path}", *words])
+        plan([example, f"model={tmp_path}", *words])
 
 
 def test_a_plan_for_hypothetical_machines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

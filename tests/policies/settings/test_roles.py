@@ -7,6 +7,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
+from benchmarks.roofline import example_settings
 from cory_env import cory_v0
 from launch.console.configuration import resolve_settings, settings_to_yaml
 from policies.learning.rows import loss_weights
@@ -171,11 +172,12 @@ def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size()
         settings(num_policies=2, queries_per_update=8, num_generations=2, minibatch_size=32)
 
 
-def test_the_preset_starts_with_another_model_and_as_a_single_agent() -> None:
-    s = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "backend=transformers"])
+def test_the_example_starts_with_another_model_and_as_a_single_agent() -> None:
+    words = ["model=smollm2", "backend=transformers"]
+    s = example_settings("solver-critic-reviser", words)
     assert s.agents == ("solver", "critic", "reviser") and s.assignment == ("llm_1", "llm_2", "llm_1")
     assert s.responses == 128 and s.hyperparameters.steps == 2
-    single = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "num_agents=1", "backend=transformers"])
+    single = example_settings("solver-critic-reviser", [*words, "num_agents=1"])
     assert single.agents == ("solver",) and single.feedback is None and single.select_by == "bare"
 
 
