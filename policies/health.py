@@ -187,11 +187,6 @@ class Health:
 
     def _no_signal(self, policy_id: str, metrics: Mapping[str, float], report: dict[str, Any]) -> str | None:
         """Returns why a policy learned nothing from the rewards of its responses; None if it may have learned."""
-        s = self.settings
-        if s.roles is not None:
-            weights = zip(report["roles"].values(), s.loss_weights, strict=True)
-            if not any(weight for role_policy, weight in weights if role_policy == policy_id):
-                return None  # as set by the user
         roles = report["role"]
         if metrics.get("frac_zero_std", float(self._rewards_are_constant(roles))) == 1.0:
             advice = "Check the reward, or use queries that the model neither always nor never solves."
@@ -203,10 +198,7 @@ class Health:
             rule = f" {MESSAGES_RULE}" if self.has_conversations else ""
             return f"all the responses of a role got the same reward ({rewards}). {advice}{rule}"
         if metrics.get("grad_norm") == 0.0:
-            return (
-                "its gradient is 0. The responses that differ in reward are left out of the loss (overlong=mask), or "
-                "their role's loss_weight is 0."
-            )
+            return "its gradient is 0. The responses that differ in reward are left out of the loss (overlong=mask)."
         return None
 
     def _rewards_are_constant(self, roles: Mapping[str, Mapping[str, float]]) -> bool:

@@ -69,8 +69,6 @@ class Hyperparameters:
     overlong_penalty: float
     response_limits: tuple[int, ...]
     """By position, the maximum length of a response, in tokens."""
-    loss_weights: tuple[float, ...]
-    """By position in the chain, the weight of the loss."""
 
     def lr_at(self, update: int) -> float:
         """The learning rate of an update, counted from 0.

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.learning.hyperparameters import Hyperparameters
 from policies.models.language_model import left_padded
 
 Rows = dict[str, Tensor]
@@ -120,13 +119,6 @@ def select_rows(rows: Rows, index: Tensor) -> Rows:
 def select_position(rows: Rows, position: int) -> Rows:
     """Selects the rows at one position of their chains, in the same order."""
     return select_rows(rows, (rows["positions"] == position).nonzero().squeeze(1))
-
-
-def loss_weights(rows: Rows, h: Hyperparameters) -> Tensor | float:
-    """The weights of the rows' loss, by their positions; `[B, 1]`, or 1 if all are."""
-    if all(weight == 1.0 for weight in h.loss_weights):
-        return 1.0
-    return send(torch.tensor(h.loss_weights), rows["positions"].device)[rows["positions"]].unsqueeze(1)
 
 
 def trim_padding(rows: Rows, index: Tensor) -> Rows:

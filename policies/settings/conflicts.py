@@ -10,9 +10,6 @@ from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
 from policies.settings.derived import DerivedSettings
 from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 
-MAX_CHAINS = 1_000_000
-"""Maximum number of chains per update, whose rows are in memory at once."""
-
 
 def reject_conflicts(settings: DerivedSettings) -> None:
     """Checks combinations of settings.
@@ -87,9 +84,6 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
         shown = placeholders(prompt) | {attribute for _, attribute in references(prompt)}
         if s.feedback is None and FEEDBACK_PLACEHOLDER in shown:
             yield f"The prompt of role {role.name} shows feedback, but the run has none. Set feedback."
-    loss_weights = [role.loss_weight for role in s.chain_roles if role.frozen_model is None]
-    if loss_weights and not any(loss_weights):
-        yield "loss_weight is 0 for all roles, so no LLM learns. Set it above 0 for at least one role."
     if s.frozen_models:
         yield from _frozen_models(s)
     first, last = s.positions[0].role, s.positions[-1].role
@@ -98,9 +92,6 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
 
 def _frozen_models(s: DerivedSettings) -> Iterator[str]:
     """Roles of models that are not trained."""
-    for role in s.chain_roles:
-        if role.frozen_model is not None and "loss_weight" in role.model_fields_set:
-            yield f"loss_weight of role {role.name} has no effect: its model {role.policy} is frozen. Remove it."
     if not s.knowledge_transfer:
         yield "knowledge_transfer=false conflicts with a frozen model, whose responses no trained LLM would see."
     if not s.pioneers and s.select_by == "bare":
@@ -130,11 +121,6 @@ def _role_rewards(s: DerivedSettings, first: Role, last: Role) -> Iterator[str]:
 
 def _batch(s: DerivedSettings) -> Iterator[str]:
     """Queries, responses and mini-batches of an update."""
-    if s.chains > MAX_CHAINS:
-        yield (
-            f"queries_per_update={s.queries_per_update} and num_generations={s.num_generations} make {s.chains:,} "
-            f"chains per update, more than {MAX_CHAINS:,}. Lower one."
-        )
     if s.responses % s.responses_per_step:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
         divisors = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))

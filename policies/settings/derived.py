@@ -179,11 +179,6 @@ class DerivedSettings(Fields):
         return self.model_dump() | ({"clip_ratio": None, "clip_ratio_high": None} if self.clip_range == default else {})
 
     @property
-    def loss_weights(self) -> tuple[float, ...]:
-        """By position, the weight of the loss."""
-        return tuple(role.loss_weight for role in self.chain_roles)
-
-    @property
     def gdpo_weights(self) -> tuple[float, ...]:
         """With `advantage=gdpo`, the weight of each reward function."""
         if self.advantage != "gdpo" or not isinstance(self.reward, list):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cory_env.chain_settings import MAX_AGENTS, ObservedResponses, StopWhen, Thinking
+from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, StopWhen, Thinking
+from cory_env.rewarding.worker import REWARD_TIMEOUT
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import (
@@ -44,7 +45,12 @@ class Fields(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     # Task, data and model.
@@ -82,7 +88,7 @@ class Fields(BaseModel):
     """Weights of several reward functions in their sum; null: 1 each."""
     on_reward_error: Literal["stop", "skip"] = monitoring_setting("stop", resume=True)
     """If a reward fails: `stop` the run, or `skip` its chain and count it (docs/faults.md)."""
-    reward_timeout: float = computing_setting(300.0, gt=0)
+    reward_timeout: float = computing_setting(REWARD_TIMEOUT, gt=0)
     """Time limit of one reward call, in seconds; then its process is killed."""
     model: str | list[str] = policy_setting(SMOLLM2, content=True)
     """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id, also
@@ -92,7 +98,7 @@ class Fields(BaseModel):
     `model` stays the reference, and optimizers start fresh."""
     trust_remote_code: bool = sampling_setting(False)
     """Run Python code that comes with the model."""
-    chat: Literal["auto"] | bool = sampling_setting("auto")
+    chat: Literal["auto"] | bool = sampling_setting(ChainSettings.chat)
     """Format prompts with the model's chat template, as user messages, as instruction-tuned models expect; `auto`: if
     all tokenizers have a template."""
     system_prompt: str | None = sampling_setting(None)
@@ -130,9 +136,9 @@ class Fields(BaseModel):
     average_tau: float = learning_setting(1.0, gt=0, le=1, clone=True)
     """Step size of averaging: 1 sets all LLMs to the mean, smaller values move them towards it (requires
     `average_period`)."""
-    knowledge_transfer: bool = sampling_setting(True)
+    knowledge_transfer: bool = sampling_setting(ChainSettings.knowledge_transfer)
     """Show agents the responses of earlier agents."""
-    observed: ObservedResponses = sampling_setting("all")
+    observed: ObservedResponses = sampling_setting(ChainSettings.observed)
     """Earlier responses that the third and later agents see: `all`, the `last`, or the `best` by task reward (rewards
     are then computed position by position)."""
     stop_when: StopWhen | None = sampling_setting(None)
@@ -146,7 +152,7 @@ class Fields(BaseModel):
     reward_scope: RewardScope = learning_setting("all")
     """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's. It does not change the reported
     task rewards, which are each agent's own."""
-    partner_reward: float = learning_setting(0.0, clone=True)
+    partner_reward: float = learning_setting(ChainSettings.partner_reward, clone=True)
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
     r, except those of other drafts of its role. 0: each agent has its own reward; the paper's sum is 1."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
@@ -212,9 +218,9 @@ class Fields(BaseModel):
     """1 prefetches the next update's rollouts while learners learn, with weights one update older, corrected by
     `importance_sampling_clip_max` (docs/plan.md). A resumed run generates its first update with the current weights, so
     it differs slightly from an uninterrupted one."""
-    queries_per_update: int = learning_setting(16, ge=1)
+    queries_per_update: int = learning_setting(16, ge=1, le=100_000)
     """Queries per update."""
-    num_generations: int = learning_setting(8, ge=1)
+    num_generations: int = learning_setting(8, ge=1, le=1_000)
     """Chains per query."""
     minibatch_size: int | None = learning_setting(None, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners; null: all of an update, so one step per epoch. All
@@ -239,7 +245,7 @@ class Fields(BaseModel):
     max_prompt_tokens: int | None = sampling_setting(None, ge=1)
     """Maximum prompt length, in tokens; null: as long as the data and earlier responses of full length need, but at
     most 4,096 and the model's context."""
-    max_response_tokens: int = sampling_setting(512, ge=1)
+    max_response_tokens: int = sampling_setting(ChainSettings.max_response_tokens, ge=1)
     """Maximum response length, in tokens."""
     min_response_tokens: int | None = sampling_setting(None, ge=1)
     """Sample the length limit of each training update from `min_response_tokens` to `max_response_tokens`; null: always

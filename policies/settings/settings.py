@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
 from cory_env.chain_settings import ChainSettings
@@ -24,7 +24,7 @@ from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.settings.conflicts import reject_conflicts
 from policies.settings.derived import DerivedSettings
-from policies.settings.error import SettingsError, check_number
+from policies.settings.error import SettingsError
 from policies.settings.gpus import choose_gpus
 from policies.settings.metadata import Category, settings_metadata
 from policies.settings.migration.names import explain_foreign_name
@@ -290,9 +290,8 @@ class Settings(DerivedSettings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
-        """Rejects `lr=true` and `lr=1_0`, which pydantic converts to numbers, and text that is not UTF-8."""
-        check_number(value, cls.model_fields[str(info.field_name)].annotation)
+    def _check_text(cls, value: Any) -> Any:
+        """Rejects text that is not UTF-8."""
         if has_surrogate(value):
             raise ValueError("should be text in UTF-8, but contains invalid bytes or half of a surrogate pair")
         return value

@@ -15,11 +15,11 @@ from pettingzoo.test import api_test, seed_test
 from cory_env import cory_v0
 from cory_env.episode import Action
 from cory_env.tasks import make_task
-from tests.cory_env.sample_tasks import LENGTH, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, reviews, tokenizer, tokens_of
 
 
 def make(num_agents: int = 2, **settings: Any) -> cory_v0.raw_env:
-    return cory_v0.env(reviews(), num_agents, tokenizer=tokenizer(), **settings)
+    return cory_v0.env(reviews(), num_agents, tokenizer=tokenizer(), **{**PAPER_CHAIN, **settings})
 
 
 def action(env: cory_v0.raw_env, text: str) -> Action:

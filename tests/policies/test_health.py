@@ -327,13 +327,13 @@ def test_the_length_limit_is_that_of_the_role_and_of_the_chain_s_last_answers() 
     assert warning["subject"] == "critic" and "max_response_tokens=5." in warning["text"]
 
 
-def test_a_gradient_of_0_is_a_sign_unless_the_role_has_loss_weight_0() -> None:
-    roles = [{"name": "solver"}, {"name": "critic", "loss_weight": 0.0}]
+def test_a_gradient_of_0_is_a_sign() -> None:
+    roles = [{"name": "solver"}, {"name": "critic"}]
     metrics = {**METRICS, "frac_zero_std": 0.5, "grad_norm": 0.0}
     settings = make_settings({"roles": roles})
     report = {
         "update": 1,
-        "policy": {"llm_1": metrics, "llm_2": metrics},
+        "policy": {"llm_1": metrics, "llm_2": {**metrics, "grad_norm": 0.1}},
         "role": dict.fromkeys(("solver", "critic"), ROLES["pioneer"]),
         "roles": {"solver": "llm_1", "critic": "llm_2"},
     }

@@ -32,7 +32,6 @@ TEAM: dict[str, Any] = {
             "prompt": "{query}~{solver.response}=",
             "produces_response": False,
             "max_response_tokens": 3,
-            "kl_coef": 0.1,
             "policy": "llm_2",
         },
         {
@@ -40,7 +39,6 @@ TEAM: dict[str, Any] = {
             "prompt": "{query}~{solver.response}~{critic.response}=",
             "repeat": 2,
             "policy": "llm_1",
-            "loss_weight": 0.5,
         },
     ],
     "feedback": "tests.cory_env.sample_rewards:too_short",
@@ -96,21 +94,10 @@ def test_a_team_trains_reports_by_role_and_resumes_exactly(make_cory: MakeCory, 
     np.testing.assert_equal(weights_of(resumed), after)
 
 
-def test_a_role_with_loss_weight_0_is_not_trained(make_cory: MakeCory) -> None:
-    solver, critic, reviser = TEAM["roles"]
-    algorithm = make_cory(**{**TEAM, "roles": [solver, critic | {"loss_weight": 0.0}, reviser]})
-    before = weights_of(algorithm)
-    algorithm.train()
-    after = weights_of(algorithm)
-    changed = {name.partition("/")[0] for name in after if (before[name] != after[name]).any()}
-    assert changed == {"llm_1"}
-
-
 def frozen_team(policy: str = "drafts-llama-tiny", **others: Any) -> dict[str, Any]:
     """The team with a frozen critic."""
     solver, critic, reviser = TEAM["roles"]
-    frozen = {name: value for name, value in critic.items() if name != "kl_coef"} | {"policy": policy}
-    return {**TEAM, "roles": [solver, frozen, reviser], **others}
+    return {**TEAM, "roles": [solver, critic | {"policy": policy}, reviser], **others}
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,11 @@ from policies.learning.credit import (
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit
 from policies.learning.metrics import compute_metrics
-from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.role_mapping import make_mapping
 from tests.paper import make_settings, paper_credit, paper_hyperparameters
-from tests.policies.learning.test_policy_learner import make_learner, make_row_batch, path, ready
+from tests.policies.learning.test_policy_learner import make_learner, make_row_batch, path
 from tests.policies.rllib.test_token_batch import make_episode
 
 __all__ = ["path"]
@@ -184,19 +183,6 @@ def test_rloo_compares_each_draft_with_all_other_drafts_of_the_query() -> None:
     columns, _ = estimator.estimate(rows)
     expected = [1 - 11 / 3, 2 - 10 / 3, 3 - 3.0, 6 - 2.0]
     torch.testing.assert_close(columns["advantages"].squeeze(1), torch.tensor(expected))
-
-
-def test_the_loss_of_a_role_is_multiplied_by_its_weight(path: str) -> None:
-    positions = torch.tensor([0, 1, 0, 1, 0, 1])
-
-    def losses(weights: tuple[float, ...], keep: list[int]) -> float:
-        learner: PolicyLearner = make_learner(path, "full", loss_weights=weights)
-        rows = ready(learner, {**make_row_batch(), "positions": positions})
-        return learner.loss({name: column[keep] for name, column in rows.items()})[0].item()
-
-    even, odd = losses((), [0, 2, 4]), losses((), [1, 3, 5])
-    assert losses((1.0, 0.25), [0, 1, 2, 3, 4, 5]) == pytest.approx(even + 0.25 * odd, rel=1e-5)
-    assert losses((0.0, 0.0), [0, 1, 2, 3, 4, 5]) == 0.0
 
 
 def test_metrics_of_a_role_without_reward_are_nan_and_do_not_change_those_of_its_llm(path: str) -> None:

@@ -94,16 +94,6 @@ def test_a_mini_batch_of_gspo_is_the_mean_over_its_responses(path: str) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
-def test_roles_have_their_loss_weight_in_every_loss(path: str, loss: dict[str, Any]) -> None:
-    learner = make_learner(path, "full", advantage="rloo", entropy_coef=0.1, loss_weights=(1.0, 0.25), **loss)
-    rows = moved(learner)
-    by_role = torch.tensor([1.0, 0.25])[rows["positions"]].unsqueeze(1)
-    expected = mean_loss(learner, rows, by_role).item()
-    assert learner.update(rows, 0)["loss"] == pytest.approx(expected, abs=1e-6)
-    assert abs(expected - mean_loss(learner, rows).item()) > 0.01
-
-
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
 def test_importance_sampling_weights_multiply_the_policy_loss_once(path: str, loss: dict[str, Any]) -> None:
     """Neither the ratio, its bounds, the entropy nor the KL in the loss depend on the sampler."""
     others = {"advantage": "grpo", "kl_estimator": "k3", "entropy_coef": 0.1, **loss}

@@ -4,19 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ruamel.yaml import YAML
 
 from benchmarks.roofline import example_settings
 from cory_env import cory_v0
 from launch.console.configuration import resolve_settings, settings_to_yaml
-from policies.learning.rows import loss_weights
 from policies.rollout.role_mapping import make_mapping, make_orders
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, changed_settings
-from tests.paper import make_settings, paper_hyperparameters
+from tests.paper import make_settings
 
 SOLVER: dict[str, Any] = {"name": "solver", "count": 2}
 CRITIC: dict[str, Any] = {"name": "critic", "prompt": "{query} {solver.response}", "produces_response": False}
@@ -81,7 +79,6 @@ def test_frozen_models_have_policy_ids_of_their_own_and_keep_their_roles() -> No
         ([SOLVER | {"policy": "gpt2"}], {}, "All roles have frozen models, so there is no LLM to train"),
         ([SOLVER | {"policy": "gpt2"}, {"name": "b"}], {}, "The model of role solver is frozen.*select_by=chain"),
         ([SOLVER, {"name": "b", "policy": "m"}], {"knowledge_transfer": False}, "conflicts with a frozen model"),
-        ([SOLVER, {"name": "b", "policy": "m", "loss_weight": 0.1}], {}, "loss_weight of role b has no effect.* m is"),
         ([SOLVER, {"name": "b", "policy": "m"}], {"num_policies": 2}, "more than the 1 roles without a frozen model"),
         ([SOLVER | {"policy": "llm_1"}], {"average_period": 5}, "average_period=5 requires two or more LLMs"),
         (TEAM, {"num_policies": 1, "eval_average": True}, "eval_average=true requires two or more LLMs"),
@@ -122,7 +119,7 @@ def test_roles_may_give_the_chain_its_value_where_the_first_one_gives_no_answer(
 
 
 def test_recorded_settings_resume_with_the_same_roles(tmp_path: Path) -> None:
-    repeated = [SOLVER, CRITIC | {"loss_weight": 0.5}, REVISER | {"repeat": 2}]
+    repeated = [SOLVER, CRITIC | {"max_response_tokens": 3}, REVISER | {"repeat": 2}]
     s = settings(repeated, **FEEDBACK)
     file = tmp_path / "config.yaml"
     file.write_text(settings_to_yaml(s))
@@ -143,26 +140,6 @@ def test_roles_on_the_command_line_replace_those_of_a_file(tmp_path: Path) -> No
     assert one_llm.policy_ids == ("llm_1",) and one_llm.average_period is None
     assert apply_overrides({"num_agents": 3}, {"roles": TEAM}) == {"roles": TEAM}
     assert apply_overrides({"num_agents": 3}, {"roles": TEAM, "num_agents": 2})["num_agents"] == 2
-
-
-def test_loss_weights_are_those_of_the_role_at_each_position() -> None:
-    s = settings([SOLVER | {"loss_weight": 0.5}, CRITIC, REVISER])
-    h, rows = s.hyperparameters, {"positions": torch.tensor([3, 0, 2, 1])}
-    torch.testing.assert_close(loss_weights(rows, h), torch.tensor([[1.0], [0.5], [1.0], [0.5]]))
-    assert loss_weights(rows, paper_hyperparameters()) == 1.0
-
-
-def test_a_loss_weight_of_0_in_all_trained_roles_is_rejected() -> None:
-    frozen = CRITIC | {"policy": "drafts-llama-tiny"}
-    for roles in (
-        [SOLVER | {"loss_weight": 0.0}],
-        [SOLVER | {"loss_weight": 0.0}, frozen, REVISER | {"loss_weight": 0}],
-    ):
-        with pytest.raises(SettingsError, match="loss_weight is 0 for all roles, so no LLM learns"):
-            settings(roles)
-    assert settings([SOLVER | {"loss_weight": 0.0}, CRITIC, REVISER]).loss_weights == (0.0, 0.0, 1.0, 1.0)
-    with pytest.raises(SettingsError, match="loss_weight is 0 for all roles"):
-        settings([SOLVER | {"loss_weight": 0.0}, CRITIC, REVISER], num_agents=2)
 
 
 def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size() -> None:
