@@ -84,6 +84,8 @@ CASES = {"gsm8k-qwen7b-lora": ("7B", 1), "gsm8k-qwen7b": ("7B", 1), "gsm8k-qwen1
 """The examples for large machines, with their model's size and their machines."""
 LOST = ("products", "decode", "twice", "traffic", "uneven", "sync", "save", "waiting")
 GPU = 80e9
+SHARD_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of shards to try per policy."""
 
 
 class Machine(NamedTuple):
@@ -137,8 +139,13 @@ def example_settings(name: str, words: Sequence[str] = ()) -> Settings:
 
 def least_gpus(path: Path, weights: str) -> int | None:
     """The fewest over which an LLM can be learned with GSM8K's lengths, by `cory plan`'s estimate."""
-    words = [f"model={path}", "dtype=bf16", f"weights={weights}"]
-    return memory.min_shards(example_settings("gsm8k-qwen7b", words), GPU)
+    settings = example_settings("gsm8k-qwen7b", [f"model={path}", "dtype=bf16", f"weights={weights}"])
+    models = model_shapes(settings.model_copy(update={"shards_per_policy": 2}))  # with the sizes of blocks
+    for shards in SHARD_COUNTS:
+        update = {"shards_per_policy": shards, "num_learners": 2 * shards, "gpus_per_learner": 1}
+        if memory.estimate_learner(settings.model_copy(update=update), models).total <= GPU:
+            return shards
+    return None
 
 
 def update(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict[str, float]:

@@ -94,10 +94,6 @@ def plan(
         print(f"{node.name}: {', '.join(node.processes) or 'nothing'}")
     for shortfall in shortfalls:
         print(f"Missing: {describe_shortfall(shortfall)}.")
-    gpu_bytes = max((node.gpu_memory or 0.0 for node in available), default=0.0)
-    for kind in [shortfall.kind for shortfall in shortfalls] if gpu_bytes else ():
-        if sum(need.total for need in needs[kind.name] if need.device == "cuda") > gpu_bytes * kind.gpus:
-            print(_suggest_gpus(settings, kind.name, gpu_bytes))
     if shortfalls and not pack(kinds, available)[1]:  # only memory is missing
         print(suggest_settings(settings, available))
     if any(node.gpus for node in available) and not any(kind.gpus for kind in kinds):
@@ -109,23 +105,6 @@ def plan(
         check_gpus(settings)
     print("It does not fit." if shortfalls else "It fits.")
     return DOES_NOT_FIT if shortfalls else 0
-
-
-def _suggest_gpus(settings: Settings, kind: str, gpu_bytes: float) -> str:
-    """Returns a sentence with the number of GPUs of this size on which processes of this kind would fit."""
-    from policies.settings import memory
-
-    gpus = f"GPUs of {gpu_bytes / GB:g} GB"
-    if kind == "runner":
-        parts = memory.min_tensor_parallel_size(settings, gpu_bytes) if settings.backend == "vllm" else None
-        if parts is None:
-            return f"A runner's engines do not fit even on 8 {gpus}."
-        return f"A runner's engines fit on {gpus} with tensor_parallel_size={parts} gpus_per_runner={parts}."
-    shards = memory.min_shards(settings, gpu_bytes)
-    if shards is None:
-        return f"Learners do not fit even on {memory.SHARD_COUNTS[-1]} {gpus} per LLM."
-    count = shards * len(settings.policy_ids)
-    return f"Learners fit on {gpus} with shards_per_policy={shards} num_learners={count} gpus_per_learner=1."
 
 
 def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:
