@@ -1,4 +1,4 @@
-"""Settings that earlier versions had. Their runs and results stay readable if these had no effect."""
+"""Settings that earlier versions had. Their runs and results stay readable if another setting says the same today."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,12 +28,15 @@ WITHOUT_EFFECT = frozenset(
 
 
 def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns recorded settings without those that were removed and had no effect."""
+    """Returns recorded settings without those that were removed, except for the ones that had an effect."""
     values = {key: value for key, value in values.items() if key not in WITHOUT_EFFECT}
     if values.pop("kl_control", None) == "fixed":  # kl_target was 6 even then
         values = {key: value for key, value in values.items() if key not in ("kl_target", "kl_horizon")}
     if values.get("importance_sampling_mode") == "none":
         values |= {"importance_sampling_mode": "token_truncate", "importance_sampling_clip_max": None}
+    model, revision = values.get("model"), values.get("model_revision")
+    if isinstance(model, str) and isinstance(revision, str):
+        values |= {"model": f"{model}@{revision}", "model_revision": None}
     return {key: value for key, value in values.items() if key not in REMOVED or value != REMOVED[key]}
 
 

@@ -252,6 +252,31 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
         recorded_settings({**recorded, "num_siblings": 2})
 
 
+@pytest.mark.parametrize(
+    ("recorded", "today"),
+    [
+        ({"kl_control": "fixed", "kl_target": 6.0, "kl_horizon": 10000}, {}),
+        ({"kl_control": "fixed", "kl_target": 3.0, "kl_horizon": 500}, {}),  # neither had an effect
+        ({"kl_control": "adaptive", "kl_target": 3.0, "kl_horizon": 500}, {"kl_target": 3.0, "kl_horizon": 500}),
+        (
+            {"importance_sampling_mode": "none", "importance_sampling_clip_max": 2.0},
+            {"importance_sampling_clip_max": None},
+        ),
+        ({"max_token_kl": 0.5, "runner_resources": "a=1", "checkpoint_minutes": 5.0, "prefix_sharing": "off"}, {}),
+        ({"model": "owner/model", "model_revision": "v2"}, {"model": "owner/model@v2"}),
+        ({"model_revision": None, "cispo_clip_max": 5.0, "drop_zero_std_groups": False}, {}),
+    ],
+)
+def test_recorded_settings_mean_what_they_meant(recorded: dict[str, Any], today: dict[str, Any]) -> None:
+    assert recorded_settings({**PAPER, "num_agents": 2, **recorded}) == make_settings({"num_agents": 2, **today})
+
+
+@pytest.mark.parametrize(("name", "value"), [("cispo_clip_max", 3.0), ("drop_zero_std_groups", True)])
+def test_recorded_settings_that_had_an_effect_are_unknown(name: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=f"Unknown setting `{name}`"):
+        recorded_settings({**PAPER, name: value})
+
+
 def setting_keys(kind: Any) -> list[str]:
     """Returns the keys of a mapping of settings; of a nested mapping, its keys instead of its own."""
     keys = []
