@@ -26,7 +26,6 @@ from policies.settings.yaml12 import to_yaml
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "string", NoneType: "null"}
 NESTED = {
     list[str]: "list of strings",
-    list[str | None]: "list of strings",
     list[float]: "list of numbers",
     list[RoleSettings]: "list of roles",
     dict[str, Any]: "mapping",
