@@ -141,7 +141,7 @@ def _limits(metadata: Iterable[Any]) -> str:
 def _words(choice: Any) -> Iterable[str]:
     if get_origin(choice) is Annotated:
         number, *fields = get_args(choice)
-        return [f"{KINDS[number]} {_limits(limit for field in fields for limit in field.metadata)}"]
+        return [f"{KINDS[number]} {_limits(limit for field in fields for limit in field.metadata)}".strip()]
     if get_origin(choice) is Literal:
         return [f"`{value}`" for value in get_args(choice)]
     return [KINDS[choice] if choice in KINDS else NESTED[choice]]

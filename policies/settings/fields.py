@@ -98,7 +98,7 @@ class Fields(BaseModel):
     `model` stays the reference, and optimizers start fresh."""
     trust_remote_code: bool = sampling_setting(False)
     """Run Python code that comes with the model."""
-    chat: Literal["auto"] | bool = sampling_setting(ChainSettings.chat)
+    chat: Literal["auto"] | Annotated[bool, Field(strict=False)] = sampling_setting(ChainSettings.chat)
     """Format prompts with the model's chat template, as user messages, as instruction-tuned models expect; `auto`: if
     all tokenizers have a template."""
     system_prompt: str | None = sampling_setting(None)

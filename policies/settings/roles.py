@@ -31,7 +31,7 @@ class RoleSettings(BaseModel):
     """Maximum response length; null: the run's."""
     reward: str | None = None
     """`task`, `none`, or its own function, `module:function`; null: `task` if it produces a response, else `none`."""
-    produces_response: bool = True
+    produces_response: bool = Field(True, strict=False)
     """Whether its responses are answers to the query. A critic's or planner's are not: they are never the chain's
     answer."""
     count: int = Field(1, ge=1)

@@ -47,7 +47,7 @@ MakeCory = Callable[..., Cory]
 def make_model(path: str, **settings: Any) -> PolicyModel:
     """A learner's model of one policy, without an algorithm."""
     config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}), "llm_1")
-    return PolicyModel(model_path(config.pop("model"), config.pop("revision")), **config)
+    return PolicyModel(model_path(config.pop("model")), **config)
 
 
 def weights_of(model: PolicyModel) -> Weights:
