@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def test_mini_batches_keep_rows_with_the_same_prompt_together_and_are_equally_la
     assert sorted(map(set, prompts), key=min) == [{7}, {8}, {9}, {10}]
     orders = [[index.tolist() for index in learner._minibatches(rows, update, 0)] for update in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
-    learner.hyperparameters = learner.hyperparameters.__class__(steps=3)
+    learner.hyperparameters = replace(learner.hyperparameters, steps=3)
     sizes = [len(index) for index in learner._minibatches(rows, 0, 0)]
     assert sizes == [6, 5, 5]
 
