@@ -191,10 +191,10 @@ def test_a_split_engine_counts_per_gpu_and_in_total_on_a_cpu() -> None:
 
 def test_a_split_engine_fits_on_several_gpus_of_one_node_but_not_on_gpus_of_two_nodes() -> None:
     need = {"runner": [Memory("cuda", {"weights": 15e9}, 0.0)]}
-    split = Process("runner", 1, 1, 2, {})
+    split = Process("runner", 1, 1, 2)
 
     def gpus(count: int, memory: float) -> Node:
-        return Node("a", 4, [1.0] * count, {}, 8e9, memory)
+        return Node("a", 4, [1.0] * count, 8e9, memory)
 
     assert pack([split], [gpus(2, 16e9)], need)[1] == []
     assert pack([split], [gpus(2, 14e9)], need)[1][0].reasons == [
