@@ -305,5 +305,5 @@ def test_the_environment_and_the_task_have_the_defaults_of_the_settings() -> Non
                 assert field.default == defaults[field.name], field.name
     for name in parameters.keys() & defaults.keys() - own.keys():
         assert parameters[name].default == defaults[name], name
-    for kind in (Hyperparameters, Credit):
-        assert all(parameter.default is Parameter.empty for parameter in signature(kind).parameters.values())
+    for view in (Hyperparameters, Credit):
+        assert all(parameter.default is Parameter.empty for parameter in signature(view).parameters.values())
