@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cory_env.chain_settings import Thinking
 from cory_env.message import has_surrogate
@@ -114,23 +114,6 @@ class ThoughtStream:
             else:
                 (thought if self._inside else answer).append(token)
         return thought, answer
-
-
-class EarlierResponse(NamedTuple):
-    """An earlier response in the chain, for the prompt of a later agent.
-
-    Attributes:
-        tokens: Its token ids.
-        chain: The chain that decodes them; None: the one that builds the prompt.
-        feedback, role, is_reference, is_answer: See `SeenResponse`.
-    """
-
-    tokens: Sequence[int]
-    chain: ResponseDecoder | None = None
-    feedback: str | None = None
-    role: str = ""
-    is_reference: bool = True
-    is_answer: bool = True
 
 
 class ResponseDecoder:

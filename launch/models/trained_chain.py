@@ -181,7 +181,7 @@ class TrainedChain:
                 )
             for position, position_chain in enumerate(self.chain.by_position):
                 responses = bare_responses(self.chain, position)
-                position_chain.build_prompt(query, responses, self.chain.template(position))
+                position_chain.build_prompt(query, responses, self.chain.positions[position].template)
 
     def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[GeneratedSample]:
         """Answers many queries concurrently.

@@ -9,7 +9,7 @@ import pytest
 
 from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Query
-from cory_env.tasks.turns import SeenResponse, Turn
+from cory_env.tasks.turns import SeenResponse
 from cory_rllib import generate, load_run
 from launch.console.errors import CommandError
 from launch.main import main
@@ -80,7 +80,7 @@ def test_the_next_role_sees_the_feedback_and_the_chain_stops_if_nothing_is_to_be
             assert "feedback" not in second
             expected += f"observer (llm_2): {second['text'].lstrip()}\n"
             query = Query(number, QUERIES[number])
-            prompts = chain.chain.encode_observer_prompts([Turn(query, [SeenResponse(first["text"])], feedback)])
+            prompts = chain.chain.encode_prompts([query], [SeenResponse(first["text"])], feedback)
             seeds = [sampling_seed(0, EVALUATION_UPDATE, number, 1)]
             sampling = Sampling(1.0, 8, seeds, chain.chain.stop_token_ids)
             (response,) = chain.generator.generate(prompts, "llm_2", sampling)
