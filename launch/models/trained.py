@@ -6,7 +6,7 @@ checkpoint, which can run arbitrary code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,9 +29,6 @@ from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
     from policies.cory import Cory
 
 
@@ -138,40 +135,24 @@ class PolicySet:
             raise CommandError(" ".join(str(error).split())) from error
         return [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
 
-    def meta_model(self, policy_id: str) -> PreTrainedModel:
-        """Returns the model of a policy on the meta device, with its adapter.
+    def check_base(self, policy_id: str, weights: Weights) -> None:
+        """Checks that weights match the base model of a policy, which is not loaded.
 
         Raises:
+            CommandError: names or shapes differ.
             ModelError: the base model was not found.
         """
         from policies.models.adapters import add_lora  # imports transformers
         from policies.models.language_model import meta_model
 
-        model = meta_model(self.base_path(policy_id), self.settings.trust_remote_code)
-        lora = self.lora(policy_id)
-        return cast("PreTrainedModel", model.requires_grad_(True)) if lora is None else add_lora(model, lora)
-
-    def check_base(self, policy_id: str, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
-        """Checks that weights match the parameters of the base model.
-
-        Args:
-            policy_id: one of the run's, or `AVERAGE_POLICY`.
-            weights: of the policy.
-            parameters: trainable parameters of the base model, or of a new adapter on it (`trainable`).
-
-        Raises:
-            CommandError: names or shapes differ.
-        """
-        if weight_shapes(weights) != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
+        model, lora = meta_model(self.base_path(policy_id), self.settings.trust_remote_code), self.lora(policy_id)
+        parameters = (model if lora is None else add_lora(model, lora)).named_parameters()
+        shapes = {name: tuple(tensor.shape) for name, tensor in parameters if lora is None or tensor.requires_grad}
+        if weight_shapes(weights) != shapes:
             raise CommandError(
                 f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
                 "other names or shapes. Restore the original model."
             )
-
-
-def trainable(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the trainable parameters of a model by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def current_policies(algorithm: Cory) -> PolicySet:
