@@ -11,7 +11,7 @@ from typing import Any
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
-from launch.serving.protocol import ApiRequest, ChatRequest
+from launch.serving.protocol import ApiRequest, ChatRequest, RequestError
 from policies.generation.generator import Response
 from policies.rollout.chain_generation import ChainRequest
 
@@ -19,9 +19,19 @@ from policies.rollout.chain_generation import ChainRequest
 class Continuation(ChainEpisode):
     """A text that one policy continues, without the run's prompt template."""
 
-    def __init__(self, chain: Chain, query: Query, tokens: list[int]) -> None:
-        """Starts at the end of the text, which is tokenized already."""
+    def __init__(self, chain: Chain, query: Query) -> None:
+        """Tokenizes the text of the query, which becomes the prompt.
+
+        Raises:
+            RequestError: the prompt is too long, or contains a token without an embedding.
+        """
         super().__init__(chain, query)
+        tokens: list[int] = chain.tokenizer(query.text)["input_ids"]
+        if len(tokens) > (limit := chain.max_prompt_tokens):
+            message = f"The prompt has {len(tokens)} tokens, but this run allows at most {limit}. Shorten it."
+            raise RequestError(message, param="prompt", code="context_length_exceeded")
+        if max(tokens, default=0) >= chain.num_embeddings:
+            raise RequestError("The prompt contains a token without an embedding in the model.", param="prompt")
         self._prompts.append(tokens)
         self._begins_thought.append(False)
 

@@ -149,13 +149,9 @@ def make_app(
             raise RequestError("`columns` belong to one query. Send one prompt per request.", param="columns")
         queries = [Query(index, text, request.columns) for index, text in enumerate(texts)]
         if len(model.policy_ids) == 1:
-            episodes: list[ChainEpisode] = [
-                Continuation(model.chain, query, encode_prompt(model, query.text)) for query in queries
-            ]
-        else:  # a chain needs the query to build its prompts
-            model.check(queries[:: request.n])
-            episodes = [ChainEpisode(model.chain, query) for query in queries]
-        return await respond(http, request, model, episodes)
+            return await respond(http, request, model, [Continuation(model.chain, query) for query in queries])
+        model.check(queries[:: request.n])  # a chain needs the query to build its prompts
+        return await respond(http, request, model, [ChainEpisode(model.chain, query) for query in queries])
 
     app.include_router(router)
     return app
@@ -188,24 +184,6 @@ def parse_conversation(request: ChatRequest) -> tuple[str, tuple[Message, ...] |
         for message in history
     ]
     return last.text, tuple(messages) or None
-
-
-def encode_prompt(model: TrainedChain, text: str) -> list[int]:
-    """Tokenizes a prompt without applying the run's template.
-
-    Raises:
-        RequestError: the prompt is too long, or contains a token without an embedding.
-    """
-    chain = model.chain
-    tokens: list[int] = chain.tokenizer(text)["input_ids"]
-    if len(tokens) > chain.max_prompt_tokens:
-        message = (
-            f"The prompt has {len(tokens)} tokens, but this run allows at most {chain.max_prompt_tokens}. Shorten it."
-        )
-        raise RequestError(message, param="prompt", code="context_length_exceeded")
-    if max(tokens, default=0) >= chain.num_embeddings:
-        raise RequestError("The prompt contains a token without an embedding in the model.", param="prompt")
-    return tokens
 
 
 def serve(app: FastAPI, sock: socket.socket) -> None:
