@@ -113,27 +113,21 @@ class PolicySet:
         return self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id
 
     def warnings(self) -> list[str]:
-        """Returns sentences for users of the weights: that they are untrained, and `changes`.
+        """Returns sentences for users of the weights: that they are untrained, and what has changed since training.
 
-        Raises:
-            CommandError: as `changes`.
-        """
-        untrained = self.folder is not None and self.update == 0
-        return [UNTRAINED] * untrained + self.changes()
-
-    def changes(self) -> list[str]:
-        """Returns a sentence for each model, tokenizer and chat template that has changed since training.
+        Models, their tokenizers and chat templates are compared.
 
         Raises:
             CommandError: a model or its tokenizer was not found.
         """
+        texts = [UNTRAINED] if self.folder is not None and self.update == 0 else []
         if self.sources is None:
-            return []
+            return texts
         try:
             current_llms = digest_models(self.settings, self.settings.make_tokenizers())
         except ValueError as error:
             raise CommandError(" ".join(str(error).split())) from error
-        return [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
+        return texts + [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
 
     def check_base(self, policy_id: str, weights: Weights) -> None:
         """Checks that weights match the base model of a policy, which is not loaded.

@@ -79,7 +79,8 @@ class BatchRunner:
                 if (job := self._jobs.get()) is None:
                     return
                 jobs.append(job)
-            self._generate([(chain, future) for chain, future in jobs if future.set_running_or_notify_cancel()])
+            if jobs := [(chain, future) for chain, future in jobs if future.set_running_or_notify_cancel()]:
+                self._generate(jobs)
 
     def _generate(self, jobs: Sequence[Job]) -> None:
         errors: dict[ChainEpisode, RewardError] = {}

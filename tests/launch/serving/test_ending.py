@@ -1,4 +1,4 @@
-"""Shutdown of `cory serve`, disconnecting clients and engine failures: no request waits forever."""
+"""Batches of `cory serve`, its shutdown, disconnecting clients and engine failures: no request waits forever."""
 
 import os
 import signal
@@ -6,10 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 import httpx
 import pytest
 
+from cory_env.episode import ChainEpisode
+from cory_env.tasks import Query
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from launch.serving import server
@@ -26,12 +29,12 @@ class FakeEngine(TransformersGenerator):
 
     def __init__(self) -> None:
         self.released, self.started = threading.Event(), threading.Event()
-        self.num_requests = 0
+        self.batch_sizes: list[int] = []
         self.error: Exception | None = None
 
     def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+        self.batch_sizes.append(len(requests))
         self.started.set()
-        self.num_requests += len(requests)
         assert self.released.wait(60)
         if self.error is not None:
             raise self.error
@@ -88,7 +91,24 @@ def test_ctrl_c_stops_a_server_within_seconds_even_with_pending_responses(
     assert len(errors) == 3
     assert not runner.close(timeout=0.1)  # the engine cannot be interrupted
     engine.released.set()
-    assert runner.close(timeout=20) and engine.num_requests == 1
+    assert runner.close(timeout=20) and engine.batch_sizes == [1]
+
+
+def test_requests_that_arrive_while_a_batch_is_generated_form_the_next_ones(
+    policies_run: Run, engine: FakeEngine
+) -> None:
+    model = make_model(open_trained(policies_run.path), "llm_1")
+    runner = BatchRunner(engine, None, 4)
+
+    def submit(number: int) -> Future[list[Response]]:
+        return runner.submit(model.request(ChainEpisode(model.chain, Query(number, "This")), seed=number))
+
+    futures = [submit(0)]
+    assert engine.started.wait(20)
+    futures += [submit(number) for number in range(1, 7)]
+    engine.released.set()
+    assert [future.result(20)[0].tokens for future in futures] == [[40]] * 7
+    assert engine.batch_sizes == [1, 4, 2] and runner.close(timeout=20)
 
 
 def test_the_waiting_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, engine: FakeEngine) -> None:
@@ -99,7 +119,7 @@ def test_the_waiting_requests_of_a_disconnected_client_are_cancelled(policies_ru
                 client.with_options(timeout=2).completions.create(model="llm_1", prompt="This", n=2)
         engine.released.set()
         assert len(client.completions.create(model="llm_1", prompt="This", n=2).choices) == 2
-    assert engine.num_requests == 3  # 1 of the 4 had begun
+    assert engine.batch_sizes == [1, 1, 1]  # 1 of the 4 had begun
 
 
 def test_every_request_to_a_dead_engine_fails_until_it_is_restarted(policies_run: Run, engine: FakeEngine) -> None:
