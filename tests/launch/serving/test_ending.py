@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from launch.serving import server
 from launch.serving.batches import BatchRunner
 from policies.generation.generator import OnFinished, Request, Response
 from policies.generation.transformers_generator import TransformersGenerator
+from policies.rollout.chain_generation import ChainRequest
 from tests.launch.serving.test_server import make_client, make_model, running_server
 
 openai = pytest.importorskip("openai")
@@ -42,6 +44,18 @@ class FakeEngine(TransformersGenerator):
 
     def close(self) -> None:
         pass
+
+
+class RecordingRunner(BatchRunner):
+    """Keeps the futures of all requests."""
+
+    def __init__(self, *args: Any) -> None:
+        self.futures: list[Future[list[Response]]] = []
+        super().__init__(*args)
+
+    def submit(self, chain: ChainRequest) -> Future[list[Response]]:
+        self.futures.append(super().submit(chain))
+        return self.futures[-1]
 
 
 @pytest.fixture
@@ -75,15 +89,15 @@ def test_ctrl_c_stops_a_server_within_seconds_even_with_pending_responses(
             errors.append(error)
 
     def interrupt() -> None:
-        engine.started.wait(20)
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)
+        if engine.started.wait(60):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
 
     runner = BatchRunner(engine, None, 1)
+    app = server.make_app(runner, {"llm_1": make_model(open_trained(policies_run.path), "llm_1")}, None)
     threads = [threading.Thread(target=complete, args=(stream,)) for stream in (True, True, False)]
     for thread in (*threads, threading.Thread(target=interrupt)):
         thread.start()
-    app = server.make_app(runner, {"llm_1": make_model(open_trained(policies_run.path), "llm_1")}, None)
     with pytest.raises(KeyboardInterrupt):
         server.serve(app, sock)
     for thread in threads:
@@ -112,11 +126,14 @@ def test_requests_that_arrive_while_a_batch_is_generated_form_the_next_ones(
 
 
 def test_the_waiting_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, engine: FakeEngine) -> None:
-    runner = BatchRunner(engine, None, 1)
+    runner = RecordingRunner(engine, None, 1)
     with running_server(runner, {"llm_1": make_model(open_trained(policies_run.path), "llm_1")}) as client:
         for _ in range(2):
             with pytest.raises(openai.APITimeoutError):
                 client.with_options(timeout=2).completions.create(model="llm_1", prompt="This", n=2)
+        deadline = time.monotonic() + 60
+        while sum(future.cancelled() for future in runner.futures) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
         engine.released.set()
         assert len(client.completions.create(model="llm_1", prompt="This", n=2).choices) == 2
     assert engine.batch_sizes == [1, 1, 1]  # 1 of the 4 had begun
