@@ -53,7 +53,6 @@ class Chain(ResponseDecoder):
         roles: The names of the agents, by position.
         by_position: By position, the chain with the tokenizer of that agent; by default this chain.
         end_token_ids: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
-        stops: The stop strings (none or one), in the form that `Detokenizer` takes.
         thinking: The tags of thoughts, and who sees them; None: responses contain no thoughts.
     """
 
@@ -108,7 +107,6 @@ class Chain(ResponseDecoder):
         self.stop = s.stop
         self.thinking = s.thinking
         self.tags = None if s.thinking is None else ThinkingTags(s.thinking, tokenizer, self.vocab_size)
-        self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(end_ids)
         self.end_token_ids = frozenset(end_ids)  # there may be hundreds
         self._hidden_ids = self.end_token_ids.difference(ids_with_stop)  # they contain no text of the response

@@ -73,9 +73,12 @@ class ThinkingTags:
 
     def thought(self, response: Sequence[int], inside: bool) -> list[int] | None:
         """Returns the tokens of the thought without its tags; None if there is none."""
-        stream = ThoughtStream(self, inside)
-        thought, _ = stream.add(response)
-        return thought if stream.has_thought else None
+        end = self.answer_start(response, inside)
+        if end == 0:
+            return None
+        thought = list(response[:end])
+        start = 0 if inside else thought.index(self.start_id)
+        return [token for token in thought[start:] if token not in (self.start_id, self.end_id)]
 
     def split(self, tokens: Sequence[int]) -> Iterator[str | list[int]]:
         """Yields the parts of a response: its tags as text, and the tokens between them."""
@@ -88,32 +91,6 @@ class ThinkingTags:
             else:
                 part.append(token)
         yield from filter(None, [part])
-
-
-class ThoughtStream:
-    """Splits a response into thought and answer while it is generated.
-
-    The answer is the one after `ThinkingTags.answer_start`. Tokens before a start tag count as the answer too, because
-    they are streamed before the tag appears.
-    """
-
-    def __init__(self, tags: ThinkingTags, inside: bool) -> None:
-        """Starts at the end of a prompt, inside the thought if the prompt begins it."""
-        self._tags = tags
-        self._inside = self.has_thought = inside
-        self._ended = False
-
-    def add(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the new tokens of the thought and those of the answer, without the tags around the thought."""
-        thought, answer = list[int](), list[int]()
-        for token in tokens:
-            if not self._ended and token == self._tags.start_id:
-                self._inside = self.has_thought = True
-            elif self._inside and token == self._tags.end_id:
-                self._inside, self._ended = False, True
-            else:
-                (thought if self._inside else answer).append(token)
-        return thought, answer
 
 
 class ResponseDecoder:
