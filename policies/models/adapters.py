@@ -62,19 +62,13 @@ def add_lora(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
     return model
 
 
-def lora_delta(model: PreTrainedModel, layer: str, factors: Mapping[str, Tensor]) -> Tensor:
-    """The change of a layer's weight by its adapter: B A · alpha / rank.
+def merge_lora(model: PreTrainedModel) -> None:
+    """Adds a model's adapter to the weights of the base that it shares: B A · alpha / rank."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
-    Args:
-        model: result of `add_lora` for a base on the meta device.
-        layer: name of the layer.
-        factors: the layer's `lora_A.default.weight` and `lora_B.default.weight`, by these names.
-    """
-    adapter: Any = model.get_submodule(layer)
-    adapter.load_state_dict(factors, strict=False, assign=True)
-    product = cast(Tensor, adapter.get_delta_weight(_ADAPTER).detach())
-    adapter.to("meta")
-    return product
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
 
 
 def reject_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
