@@ -170,24 +170,18 @@ def make_positions(roles: Sequence[Role], knowledge_transfer: bool = True) -> tu
 
 @dataclass(frozen=True)
 class Thinking:
-    """The tags around the thought that a reasoning model writes before its answer, and who sees the thought.
+    """The tags around the thought that a reasoning model writes before its answer.
 
     Attributes:
         start: The tag that begins the thought, such as `<think>`; one token of the model. Prompt templates may end
             with it.
         end: The tag that ends the thought, such as `</think>`; one token of the model.
-        in_prompts: Whether later agents see the thought too, with its tags, not only the text after it.
-        in_feedback: Whether the feedback function gets it.
-        in_reward: Whether the reward function gets it, also if it was cut off.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": False}
 
     start: str
     end: str
-    in_prompts: bool = False
-    in_feedback: bool = False
-    in_reward: bool = False
 
     def __post_init__(self) -> None:
         if not self.start.strip() or not self.end.strip() or self.start == self.end:
@@ -223,7 +217,7 @@ class ChainSettings:
         system_prompt: With `chat`, a system message before the user message.
         chat_date: With `chat`, the date that the template shows as today's, as YYYY-MM-DD. None: the real date.
         chat_template_kwargs: With `chat`, further arguments of the template, such as `{"enable_thinking": False}`.
-        thinking: The tags around thoughts, and who sees them. A thought that was cut off counts as no answer. None:
+        thinking: The tags around thoughts, which nobody sees. A thought that was cut off counts as no answer. None:
             responses contain no thoughts.
     """
 

@@ -237,7 +237,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         lines = [f"query {episode.query.id}: {episode.query.text}"]
         for position in range(len(episode.responses)):
             reward = f" [task reward {self._task_rewards[position]:.3f}]" if self._task_rewards else ""
-            text = episode.shown_text(position, with_thought=True)
+            text = episode.full_text(position)
             lines.append(f"{self.chain.roles[position]}{reward}:{text}")
         text = "\n".join(lines)
         if self.render_mode == "ansi":

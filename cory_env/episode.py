@@ -141,14 +141,14 @@ class ChainEpisode:
         thought = self.thought(position)
         return {} if thought is None else {"reasoning": thought}
 
-    def shown_tokens(self, position: int, with_thought: bool) -> list[int]:
-        """Returns the tokens of a response that others see: all of it, or only those after the thought."""
+    def shown_tokens(self, position: int) -> list[int]:
+        """Returns the tokens of a response that others see: those after the thought."""
         response, start = self.responses[position], self.answer_starts[position]
-        return response if with_thought or start == 0 else response[len(response) if start is None else start :]
+        return response[len(response) if start is None else start :]
 
-    def shown_text(self, position: int, with_thought: bool) -> str:
-        """Returns the text of a response that others see: with the thought and its tags, or only the text after it."""
-        if not with_thought or self.answer_starts[position] == 0:
+    def full_text(self, position: int) -> str:
+        """Returns the text of a response with the thought and its tags."""
+        if self.answer_starts[position] == 0:
             return self.completions[position]
         return self.chain.by_position[position].decode(self.responses[position])
 
@@ -173,11 +173,10 @@ class ChainEpisode:
         references = self._reference_positions(position)
         seen = references if self.chain.positions[position].template is None else self.chain.positions[position].sees
         names = reference_roles([self.chain.positions[k].role for k in seen])
-        with_thought = self.chain.thinking is not None and self.chain.thinking.in_prompts
         return [
             SeenResponse.decoded(
                 self.chain.by_position[k],
-                self.shown_tokens(k, with_thought),
+                self.shown_tokens(k),
                 self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
                 name,
                 k in references,
@@ -263,7 +262,7 @@ class ChainEpisode:
         self.answer_starts.append(chain.answer_start(response, begins_thought))
         self.responses.append(response)
         self.ended.append(ended)
-        answer = self.shown_tokens(len(self.responses) - 1, with_thought=False)
+        answer = self.shown_tokens(len(self.responses) - 1)
         self.completions.append(chain.decode(answer) if answer else "")
 
     def answer_tokens(self, tokens: Sequence[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cory_env.rewarding.process import REWARD, role_reward
 from cory_env.rewarding.worker import RewardWorker
@@ -88,7 +88,7 @@ def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> N
         [position for position in positions if episode.has_answer(position)]
         for episode, positions in zip(episodes, missing, strict=True)
     ]
-    feedback = iter(worker.feedback(*_samples(_responses(episodes, answers, "in_feedback"))))
+    feedback = iter(worker.feedback(*_samples(_responses(episodes, answers))))
     for episode, positions, answer_positions in zip(episodes, missing, answers, strict=True):
         episode.note_feedback([next(feedback) if k in answer_positions else NO_ANSWER for k in positions])
 
@@ -122,7 +122,7 @@ def _missing_rewards(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -
         if function is None:
             values |= dict.fromkeys(keys, math.nan)
         else:
-            rewards = worker.rewards(*_samples(_responses(episodes, chosen, "in_reward")), function)
+            rewards = worker.rewards(*_samples(_responses(episodes, chosen)), function)
             values |= dict(zip(keys, rewards, strict=True))
     return [[values[index, k] for k in positions] for index, positions in enumerate(missing)]
 
@@ -140,25 +140,13 @@ def _reward_function(episode: "ChainEpisode", position: int) -> str | None:
     return REWARD if role.own_reward is None else role_reward(role.name)
 
 
-def _responses(
-    episodes: Sequence["ChainEpisode"],
-    positions: Sequence[Sequence[int]],
-    reader: Literal["in_reward", "in_feedback"],
-) -> list[RewardedResponse]:
-    """Returns the responses of each episode at these positions, with the thought if the function sees it."""
-    responses: list[RewardedResponse] = []
-    for episode, episode_positions in zip(episodes, positions, strict=True):
-        with_thought = episode.chain.thinking is not None and getattr(episode.chain.thinking, reader)
-        responses += (
-            RewardedResponse(
-                episode.query,
-                episode.chain.roles[position],
-                episode.shown_text(position, with_thought),
-                episode.shown_tokens(position, with_thought),
-            )
-            for position in episode_positions
-        )
-    return responses
+def _responses(episodes: Sequence["ChainEpisode"], positions: Sequence[Sequence[int]]) -> list[RewardedResponse]:
+    """Returns the responses of each episode at these positions, without thoughts."""
+    return [
+        RewardedResponse(episode.query, episode.chain.roles[k], episode.completions[k], episode.shown_tokens(k))
+        for episode, episode_positions in zip(episodes, positions, strict=True)
+        for k in episode_positions
+    ]
 
 
 def reward_responses(

@@ -72,7 +72,7 @@ def _format_choice(request: ChainRequest, max_tokens: int, stops: Sequence[str],
     last = len(episode.responses) - 1
     chain, response = episode.chain.by_position[last], episode.responses[last]
     is_raw = isinstance(episode, Continuation)
-    answer = response if is_raw else episode.shown_tokens(last, with_thought=False)
+    answer = response if is_raw else episode.shown_tokens(last)
     # A draft with nothing to correct is the answer, but was generated with the limit of a draft.
     num_excess = max(len(response) - max_tokens, 0)
     answer = answer[: max(len(answer) - num_excess, 0)]

@@ -112,7 +112,7 @@ class Fields(BaseModel):
     thinking: Thinking | None = sampling_setting(None, search=False)
     """Tags of the thought that a reasoning model writes before its answer, `{start: <think>, end: </think>}`
     (docs/models.md). It is trained as part of the response, but later agents, the feedback and the reward see only the
-    text after it, unless `in_prompts`, `in_feedback` or `in_reward` is true. Null: responses have no thoughts."""
+    text after it. Null: responses have no thoughts."""
     stop: str | None = task_setting(None, min_length=1)
     """Text that ends a response, such as a line break; rewards and later agents see only the text before it. If no
     single token contains it, generation continues to the limit, and the rest is dropped."""

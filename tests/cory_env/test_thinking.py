@@ -1,6 +1,6 @@
 """Thoughts of reasoning models: where they end, and who sees them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cache
@@ -47,9 +47,8 @@ def task(**fields: Any) -> Task:
     return replace(reviews(), **values)
 
 
-def make_chain(special: bool = True, num_agents: int = 2, sees: Sequence[str] = (), **settings: Any) -> Chain:
-    values: dict[str, Any] = dict.fromkeys(sees, True)
-    thinking = Thinking(*TAGS, **values)
+def make_chain(special: bool = True, num_agents: int = 2, **settings: Any) -> Chain:
+    thinking = Thinking(*TAGS)
     return Chain(task(), thinker(special), num_agents=num_agents, thinking=thinking, **{"chat": False, **settings})
 
 
@@ -90,7 +89,7 @@ def worker() -> Iterator[RewardWorker]:
 def test_a_response_is_split_at_the_first_end_tag(special: bool, text: str, answer: str, thought: str | None) -> None:
     episode = respond(ChainEpisode(make_chain(special), QUERIES[0]), text)
     assert (episode.completions, episode.thought(0)) == ([answer], thought)
-    assert episode.shown_text(0, with_thought=True) == text  # with the tags, although decoding drops special tokens
+    assert episode.full_text(0) == text  # with the tags, although decoding drops special tokens
     assert episode.has_answer(0) == (episode.answer_starts[0] is not None) == (text not in CUT_OFF)
 
 
@@ -132,7 +131,7 @@ def test_only_the_template_of_a_prompt_begins_the_thought(
     tokenizer = copy(thinker(special=False))  # as in the tokenizers of Qwen3 and DeepSeek-R1
     tokenizer.chat_template = chat_template
     data, query = task(observer_template=template), replace(QUERIES[0], text="It ends with <think>")
-    settings: dict[str, Any] = {"thinking": Thinking(*TAGS, in_prompts=True), "chat": chat_template is not None}
+    settings: dict[str, Any] = {"thinking": Thinking(*TAGS), "chat": chat_template is not None}
     for roles in (None, [Role("draft", count=2), Role("last")], [Role("a"), Role("b", prompt=template)]):
         episode = ChainEpisode(Chain(data, tokenizer, roles=roles, **settings), query)
         assert not episode.begins_thought
@@ -165,33 +164,13 @@ def test_a_thought_ends_at_its_first_end_tag_and_has_no_tags() -> None:
         assert (tags.thought(tokens, inside), [] if index is None else tokens[index:]) == expected
 
 
-def test_by_default_nobody_sees_the_thought(worker: RewardWorker) -> None:
+def test_nobody_sees_the_thought(worker: RewardWorker) -> None:
     episode = respond(ChainEpisode(make_chain(), QUERIES[0]), "<think> hm hm hm</think> bad")
     compute_awaited(worker, [episode])
     assert episode.feedback == ["4 of 8 characters"]
     assert thinker().decode(episode.prompt_ids()) == "This movie was:  bad (4 of 8 characters) This movie was"
     respond(episode, " good")
     assert reward_episodes(worker, [episode]) == [[4.0, 5.0]]
-
-
-@pytest.mark.parametrize(
-    ("sees", "feedback", "reference", "reward"),
-    [
-        ("in_prompts", "5 of 8 characters", "<think> hm</think> okay", 5.0),
-        ("in_feedback", None, " okay", 5.0),
-        ("in_reward", "5 of 8 characters", " okay", 23.0),
-    ],
-)
-def test_each_of_them_may_see_the_thought(
-    worker: RewardWorker, sees: str, feedback: str | None, reference: str, reward: float
-) -> None:
-    episode = respond(ChainEpisode(make_chain(sees=[sees]), QUERIES[0]), "<think> hm</think> okay")
-    compute_awaited(worker, [episode])
-    assert episode.feedback == [feedback]
-    prompt = episode.prompt_ids()
-    assert thinker().decode(prompt) == f"This movie was: {reference} ({feedback or 'fine'}) This movie was"
-    assert not {*thinker().convert_tokens_to_ids([*TAGS])} & {*prompt}  # the tags of a special token are text there
-    assert reward_episodes(worker, [respond(episode, " a")]) == [[reward, 2.0]]
 
 
 def test_a_thought_that_was_cut_off_is_no_answer(worker: RewardWorker) -> None:
@@ -205,16 +184,7 @@ def test_a_thought_that_was_cut_off_is_no_answer(worker: RewardWorker) -> None:
     assert thinker().decode(episode.prompt_ids()) == "This movie was:  bad (4 of 8 characters) This movie was"
     respond(episode, "<think>")
     assert reward_episodes(worker, [episode]) == [[0.0, 4.0, 0.0]]
-    assert [episode.shown_tokens(k, with_thought=False) for k in (0, 2)] == [[], []]
-
-
-def test_a_thought_that_was_cut_off_gets_no_feedback_and_may_be_shown(worker: RewardWorker) -> None:
-    chain = make_chain(sees=["in_prompts", "in_feedback", "in_reward"], stop_when="solved")
-    episode = respond(ChainEpisode(chain, QUERIES[0]), "<think> hm hm hm hm")
-    compute_awaited(worker, [episode])  # the function would have nothing to correct in 19 characters
-    assert episode.role == "observer"
-    assert thinker().decode(episode.prompt_ids()) == "This movie was: <think> hm hm hm hm () This movie was"
-    assert reward_episodes(worker, [respond(episode, " a")]) == [[19.0, 2.0]]
+    assert [episode.shown_tokens(k) for k in (0, 2)] == [[], []]
 
 
 def test_tags_must_be_tokens_of_the_model() -> None:

@@ -29,7 +29,7 @@ from policies.settings.roles import RoleSettings
 from policies.settings.settings import Settings, SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
 
-MAX_KEYS = 126
+MAX_KEYS = 123
 """Maximum number of settings, with the keys of nested ones."""
 
 
