@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from ray import cloudpickle
 from transformers import GenerationConfig, LlamaConfig
 
 from cory_env import cory_v0
@@ -29,7 +30,7 @@ from policies.settings.roles import RoleSettings
 from policies.settings.settings import Settings, SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
 
-MAX_KEYS = 123
+MAX_KEYS = 122
 """Maximum number of settings, with the keys of nested ones."""
 
 
@@ -275,6 +276,18 @@ def test_recorded_settings_mean_what_they_meant(recorded: dict[str, Any], today:
 def test_recorded_settings_that_had_an_effect_are_unknown(name: str, value: object) -> None:
     with pytest.raises(SettingsError, match=f"Unknown setting `{name}`"):
         recorded_settings({**PAPER, name: value})
+
+
+def test_a_configuration_carries_its_settings_to_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CoryConfig().cory(**PAPER)
+    config.validate()
+    settings = config.settings
+    assert config.settings is settings and "_validated" not in config.to_dict()
+    monkeypatch.setattr("policies.config.make_settings", pytest.fail)
+    assert cloudpickle.loads(cloudpickle.dumps(config)).settings == settings  # not validated again
+    monkeypatch.undo()
+    config.cory_settings["lr"] = 0.5
+    assert config.settings.lr == 0.5 and settings.lr != 0.5
 
 
 def setting_keys(kind: Any) -> list[str]:
