@@ -37,7 +37,8 @@ def model_card(
         adapter: the export is an adapter without its base.
         long_rope: longrope's long factors were used in training (`fix_rope_factors`).
     """
-    settings, base, lora = trained.settings, trained.base(policy_id), trained.lora(policy_id)
+    settings, lora = trained.settings, trained.lora(policy_id)
+    base, _ = split_revision(trained.base(policy_id))
     base_path, revision = base_model(trained, policy_id)
     is_hub_id = not is_bundled(base) and not Path(base).is_dir()
     base_card = _base_card(trained.base_path(policy_id))
