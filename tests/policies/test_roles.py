@@ -18,7 +18,7 @@ from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.conftest import MakeCory
 from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
-from tests.policies.rollout.test_chain_scheduler import OneByOneGenerator
+from tests.policies.rollout.test_chain_generation import OneByOneGenerator
 
 TEAM: dict[str, Any] = {
     "task": "drafts",
