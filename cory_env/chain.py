@@ -72,7 +72,8 @@ class Chain(ResponseDecoder):
             ThinkingError: A tag of `thinking` is not a token of the model.
         """
         s = ChainSettings(**settings)
-        self.chat = ChatTemplate(tokenizer, s.system_prompt, s.chat_date, s.chat_template_kwargs) if s.chat else None
+        uses_chat = bool(tokenizer.chat_template) if s.chat == "auto" else s.chat
+        self.chat = ChatTemplate(tokenizer, s.system_prompt, s.chat_date, s.chat_template_kwargs) if uses_chat else None
         vocab = tokenizer.get_vocab()
         self._tokenizer_vocab_size = max(vocab.values()) + 1  # ids may have gaps
         self.vocab_size = s.vocab_size or self._tokenizer_vocab_size
@@ -89,7 +90,7 @@ class Chain(ResponseDecoder):
                 "No token can end a response: the tokenizer has no end-of-sequence token, or the model has no "
                 "embedding for it. Set the tokenizer's eos_token."
             )
-        if not s.chat:
+        if self.chat is None:
             reject_conversations(task)
         if s.stop_when and task.feedback is None:
             raise ValueError(f"stop_when={s.stop_when} requires feedback, but task {task.name} has none.")
@@ -113,8 +114,7 @@ class Chain(ResponseDecoder):
         role_prompts = [position.role.prompt for position in self.positions if position.role.prompt is not None]
         templates = [task.prompt_template, task.observer_template, task.reference_separator, *role_prompts]
         template_texts = [literal for template in templates for literal in literals(template)]
-        if self.chat:
-            template_texts.append(self.chat.template_text)
+        template_texts += [] if self.chat is None else [self.chat.template_text]
         self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
         self.control = ControlTokens(tokenizer, self._hidden_ids.union(self._unembedded), template_texts)
         self._prompt_columns = {name for template in templates for name in placeholders(template)}

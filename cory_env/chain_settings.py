@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
 
-DEFAULT_MAX_PROMPT_TOKENS = 128
-DEFAULT_MAX_RESPONSE_TOKENS = 15  # the longest IMDB response in the paper
+MAX_PROMPT_TOKENS = 4096
+"""Largest prompt length that is chosen without being asked for."""
 MAX_AGENTS = 32
 """Maximum number of agents of a chain: every later prompt contains all earlier responses, or waits for them."""
 
@@ -181,7 +181,7 @@ class Thinking:
         in_reward: Whether the reward function gets it, also if it was cut off.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": False}
 
     start: str
     end: str
@@ -199,7 +199,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """Settings of a chain, apart from its task and tokenizer.
+    """Settings of a chain, apart from its task and tokenizer. Training settings have the same defaults.
 
     Attributes:
         num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY. None: 2, or with `roles` all of theirs.
@@ -219,7 +219,7 @@ class ChainSettings:
         stop_when: `solved`: the chain ends as soon as the feedback on a response is None. None: all agents respond.
         stop: Stop string, which ends a response too. The response's tokens include the one that completes the stop
             string; its text ends before the stop string.
-        chat: Whether each prompt is a user message in the tokenizer's chat template.
+        chat: Whether each prompt is a user message in the tokenizer's chat template; `auto`: if it has one.
         system_prompt: With `chat`, a system message before the user message.
         chat_date: With `chat`, the date that the template shows as today's, as YYYY-MM-DD. None: the real date.
         chat_template_kwargs: With `chat`, further arguments of the template, such as `{"enable_thinking": False}`.
@@ -231,15 +231,15 @@ class ChainSettings:
     roles: Sequence[Role] | None = None
     knowledge_transfer: bool = True
     observed: ObservedResponses = "all"
-    partner_reward: float = 1.0
-    max_prompt_tokens: int = DEFAULT_MAX_PROMPT_TOKENS
-    max_response_tokens: int = DEFAULT_MAX_RESPONSE_TOKENS
+    partner_reward: float = 0.0
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS
+    max_response_tokens: int = 512
     vocab_size: int | None = None
     num_embeddings: int | None = None
     stop_token_ids: Sequence[int] = ()
     stop_when: StopWhen | None = None
     stop: str | None = None
-    chat: bool = False
+    chat: Literal["auto"] | bool = "auto"
     system_prompt: str | None = None
     chat_date: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None

@@ -25,7 +25,7 @@ from launch.run_folder.records import MetricValues, Update, mean_over_policies
 FRAME_COLUMNS = ("run", "seed", "update", "split", "policy", "role", "metric", "value")
 MEAN, LAST_RESPONSE = "mean", "last answer"
 TOKEN_KL = "token_kl"
-"""KL to the initial policy per token; `policies.health` compares it with `max_token_kl`."""
+"""KL to the initial policy per token; `policies.health` compares it with a limit."""
 RUN_WIDE = (
     *("tokens", "tokens_per_second", "discarded_tokens", "replaced_queries"),
     *("exchanges", "exchanged", "averaged", "collapsed"),

@@ -108,13 +108,12 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
     return sorted(usable - excluded)
 
 
-def describe_family(path: str, max_length: int, prefix_sharing: bool = True, trust_remote_code: bool = False) -> str:
+def describe_family(path: str, max_length: int, trust_remote_code: bool = False) -> str:
     """Describes a model's family in one line: attention, longrope, layers that LoRA can adapt, prefix sharing.
 
     Args:
         path: folder or hub id.
         max_length: maximum number of tokens of a row.
-        prefix_sharing: whether it is on.
         trust_remote_code: run code that comes with the model.
 
     Raises:
@@ -122,7 +121,7 @@ def describe_family(path: str, max_length: int, prefix_sharing: bool = True, tru
     """
     model = meta_model(path, trust_remote_code)
     measured = model.config.model_type in read_family_table().families
-    shares = prefix_sharing and supports_prefix_trees(model.config, max_length)
+    shares = supports_prefix_trees(model.config, max_length)
     sharing = "shared prefixes are learned once" if shares else "plain rows"
     attention = f"{model.config.model_type}: {attn_implementation(model)} attention"
     if attn_implementation(model) != "eager" and not can_switch_attention(model) and not measured:

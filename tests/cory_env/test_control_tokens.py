@@ -177,7 +177,7 @@ def test_added_tokens_are_control_tokens_only_if_a_template_uses_them() -> None:
     assert "Hm." not in chain.tokenizer.decode(
         chain.encode_pioneer_prompts([Query(0, "Why?", {"extra": ""}, history)])[0]
     )
-    assert "<｜User｜>" not in Chain(task(), not_special()).control._spellings  # no template uses it
+    assert "<｜User｜>" not in Chain(task(), not_special(), chat=False).control._spellings  # no template uses it
 
 
 def test_thinking_tags_of_a_template_are_text() -> None:

@@ -16,7 +16,7 @@ from cory_env.tasks import TASKS, Query, Task, make_task
 from cory_env.tasks.turns import SKIPPED, SeenResponse
 from cory_env.validate import validate
 from tests.cory_env.sample_rewards import BAD
-from tests.cory_env.sample_tasks import LENGTH, QUERIES, chain, response, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, QUERIES, chain, response, reviews, tokenizer, tokens_of
 from tests.cory_env.test_cory_v0 import action
 
 REWARDS = "tests.cory_env.sample_rewards"
@@ -30,7 +30,7 @@ def feedback_task(**fields: Any) -> Task:
 
 
 def feedback_chain(num_agents: int = 2, task: Task | None = None, **settings: Any) -> Chain:
-    return Chain(task or feedback_task(), tokenizer(), num_agents=num_agents, **settings)
+    return Chain(task or feedback_task(), tokenizer(), num_agents=num_agents, **{**PAPER_CHAIN, **settings})
 
 
 def answer(episode: ChainEpisode, worker: RewardWorker, *texts: str) -> ChainEpisode:
@@ -188,7 +188,9 @@ def test_feedback_cannot_forge_control_tokens() -> None:
 
 
 def make_env(num_agents: int = 2, **settings: Any) -> cory_v0.raw_env:
-    return cory_v0.env(feedback_task(), num_agents, tokenizer=tokenizer(), stop_when="solved", **settings)
+    return cory_v0.env(
+        feedback_task(), num_agents, tokenizer=tokenizer(), stop_when="solved", **{**PAPER_CHAIN, **settings}
+    )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # api_test's advice on Dict spaces and numbered names

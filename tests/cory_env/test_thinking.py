@@ -50,7 +50,7 @@ def task(**fields: Any) -> Task:
 def make_chain(special: bool = True, num_agents: int = 2, sees: Sequence[str] = (), **settings: Any) -> Chain:
     values: dict[str, Any] = dict.fromkeys(sees, True)
     thinking = Thinking(*TAGS, **values)
-    return Chain(task(), thinker(special), num_agents=num_agents, thinking=thinking, **settings)
+    return Chain(task(), thinker(special), num_agents=num_agents, thinking=thinking, **{"chat": False, **settings})
 
 
 def copy_of(episode: ChainEpisode) -> ChainEpisode:
