@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from launch.cluster import session
 from launch.cluster.placement import GB, Node, alive_nodes
 from policies.settings.hardware import devices
 from policies.settings.processes import cpus, processes
@@ -52,14 +53,5 @@ def cluster_nodes() -> list[Node]:
     Raises:
         CommandError: the cluster is unreachable.
     """
-    import ray
-
-    from launch.cluster.session import init_ray
-
-    if ray.is_initialized():
+    with session.ray_session((), debug=False):
         return alive_nodes()
-    init_ray(log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    try:
-        return alive_nodes()
-    finally:
-        ray.shutdown()

@@ -9,7 +9,7 @@ from typing import Any
 
 from cory_env.home import IN_JOB
 from launch.cluster.machines import this_machine
-from launch.cluster.placement import GB, Node, Shortfall, count_noun, pack
+from launch.cluster.placement import GB, Node, pack
 from launch.cluster.session import UNCHECKED
 from launch.console.errors import CommandError
 from policies.settings.error import SettingsError
@@ -44,19 +44,13 @@ def check_run_memory(settings: Settings) -> str | None:
     _, shortfalls = pack(kinds, [machine], needs)
     if not shortfalls or pack(kinds, [machine])[1]:  # Ray reports missing GPUs
         return None
-    message = f"{'; '.join(map(describe_shortfall, shortfalls))}. {suggest_settings(settings, [machine])}"
+    message = f"{'; '.join(map(str, shortfalls))}. {suggest_settings(settings, [machine])}"
     if UNCHECKED in os.environ or not _exceeds(machine, settings, needs):
         return f"The run may need more memory than there is: {message}"
     raise CommandError(
         f"The run does not fit into memory: {message} {UNCHECKED}=1 starts it all the same; `cory plan` shows the "
         "estimate."
     )
-
-
-def describe_shortfall(shortfall: Shortfall) -> str:
-    """Returns a clause with the processes that do not fit, and what each node lacks."""
-    reasons = "; ".join(shortfall.reasons) or "the cluster has no nodes"
-    return f"no room for {shortfall.num_unplaced} of {count_noun(shortfall.kind.count, shortfall.kind.name)}: {reasons}"
 
 
 def suggest_settings(settings: Settings, machines: Sequence[Node]) -> str:

@@ -21,7 +21,7 @@ GB = 1e9
 TOLERANCE = 1e-6
 """Tolerance for rounding errors of fractional resources."""
 MAX_SHOWN_NODES = 4
-"""Maximum number of nodes in an error message."""
+"""Maximum number of nodes in a message."""
 
 
 @dataclass
@@ -48,6 +48,13 @@ class Shortfall(NamedTuple):
     """The number of processes that do not fit."""
     reasons: list[str]
     """Missing resources, one reason per node."""
+
+    def __str__(self) -> str:
+        reasons = self.reasons[:MAX_SHOWN_NODES]
+        if more := len(self.reasons) - len(reasons):
+            reasons.append(f"and {more} more nodes")
+        missing = "; ".join(reasons) or "the cluster has no nodes"
+        return f"no room for {self.num_unplaced} of {count_noun(self.kind.count, self.kind.name)}: {missing}"
 
 
 def make_node(address: str, resources: Mapping[str, float]) -> Node:
@@ -79,22 +86,11 @@ def check_placement(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
         CommandError: processes do not fit; the message has the missing resources.
     """
     _, shortfalls = pack(kinds, nodes)
-    if not shortfalls:
-        return
-    parts = []
-    for kind, left, reasons in shortfalls:
-        resources = ", ".join(f"{name}={amount:g}" for name, amount in _resources(kind).items())
-        more = [f"and {len(reasons) - MAX_SHOWN_NODES} more nodes"] if len(reasons) > MAX_SHOWN_NODES else []
-        reason = "; ".join(reasons[:MAX_SHOWN_NODES] + more) or "the cluster has no nodes"
-        requested = count_noun(kind.count, kind.name) + (f" with {resources}" if resources else "")
-        parts.append(f"{left} of {requested} ({reason})")
-    unplaced = [shortfall.kind for shortfall in shortfalls]
-    others = [count_noun(kind.count, kind.name) for kind in kinds if _resources(kind) and kind not in unplaced]
-    beside = f", beside {' and '.join(others)}" if others else ""
-    raise CommandError(
-        f"Ray cannot place {', nor '.join(parts)}{beside}. Request fewer processes or fewer resources per process "
-        "(see `cory plan`), or add nodes."
-    )
+    if shortfalls:
+        raise CommandError(
+            f"Ray has {'; '.join(map(str, shortfalls))}. Request fewer processes or fewer resources per process (see "
+            "`cory plan`), or add nodes."
+        )
 
 
 def count_noun(count: int, name: str) -> str:
@@ -143,12 +139,6 @@ def _place_on_nodes(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory
     return Shortfall(kind, left, sorted({_shortage(node, kind, host, device) for node in nodes})) if left else None
 
 
-def _resources(kind: Process) -> dict[str, float]:
-    """Returns the nonzero resources of each process."""
-    resources = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
-    return {name: amount for name, amount in resources.items() if amount}
-
-
 def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     """Returns the resources that a node lacks for one more process, as text; empty if it fits.
 
@@ -161,8 +151,8 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     available = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
     missing = [
         f"{max(available.get(name, 0.0), 0.0):g} {name}{'s' * (name in BUILTIN_RESOURCES)}"
-        for name, amount in _resources(kind).items()
-        if (not _pick_gpus(node, amount) if name == "GPU" else available.get(name, 0.0) < amount - TOLERANCE)
+        for name, amount in {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}.items()
+        if amount and (not _pick_gpus(node, amount) if name == "GPU" else available.get(name, 0.0) < amount - TOLERANCE)
     ]
     if missing:
         return f"{node.name} has {' and '.join(missing)} left"

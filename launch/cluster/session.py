@@ -5,8 +5,8 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +20,6 @@ from cory_env.shadowing import WORKER_SETUP, shadowing_modules
 from launch.cluster import placement
 from launch.console.errors import CommandError, is_bug
 from launch.console.interrupts import hangup_blocked
-from launch.console.retry import retry
 from policies.compat.ray import node_start_timeout, without_dashboard
 from policies.settings.processes import Process, cpus, processes
 from policies.settings.settings import Settings
@@ -40,6 +39,8 @@ CONNECT_TIMEOUT = 10.0
 """Seconds for connecting to a cluster's head."""
 START_TIMEOUT = 120.0
 """Seconds for a local Ray node to start."""
+RETRY_INTERVAL = 2.0
+"""Seconds between two attempts to start or join Ray."""
 TEMP_PREFIX, ALIVE_LOCK = "cory-", ".alive"
 """Prefix of temporary folders, and the lock file in each that its process holds."""
 RAY_ADDRESS_WORDS = ("auto", "local")
@@ -59,12 +60,7 @@ def quiet_libraries(debug: bool) -> None:
 
     Args:
         debug: leave logs, warnings and progress bars on.
-
-    Raises:
-        CommandError: Python runs without docstrings, which Ray requires.
     """
-    if sys.flags.optimize > 1:
-        raise CommandError("Ray requires docstrings. Run Python without -OO and PYTHONOPTIMIZE=2; -O works.")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise idle threads slow down other processes
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -121,17 +117,18 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
         if _has_cluster_address() or shadowing_modules():  # otherwise save the second or two of a worker setup
             options["runtime_env"] = {"worker_process_setup_hook": WORKER_SETUP}
         stack.callback(ray.shutdown)
-
-        def start() -> None:
+        deadline = time.monotonic() + retry_seconds
+        while True:
             try:
                 with hangup_blocked():
                     init_ray(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **options)
                 _check_placement(required)
+                break
             except Exception:
                 ray.shutdown()
-                raise
-
-        retry(start, retry_seconds)
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(RETRY_INTERVAL)
         yield
 
 

@@ -44,7 +44,7 @@ def plan(
     """
     from launch.cluster import machines, session
     from launch.cluster.gpus import check_gpus
-    from launch.cluster.memory import describe_shortfall, suggest_settings
+    from launch.cluster.memory import suggest_settings
     from launch.console.configuration import split_arguments
     from launch.training.preflight import fill_in_settings
     from policies.settings.gpus import other_machine
@@ -95,7 +95,7 @@ def plan(
     for node in filled:
         print(f"{node.name}: {', '.join(node.processes) or 'nothing'}")
     for shortfall in shortfalls:
-        print(f"Missing: {describe_shortfall(shortfall)}.")
+        print(f"Missing: {shortfall}.")
     gpu_bytes = max((node.gpu_memory or 0.0 for node in available), default=0.0)
     for kind in [shortfall.kind for shortfall in shortfalls] if gpu_bytes else ():
         if sum(need.total for need in needs[kind.name] if need.device == "cuda") > gpu_bytes * kind.gpus:

@@ -16,21 +16,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from launch.display.statistics import TAIL, Estimate, column_cis
+from launch.display.statistics import TAIL, Estimate, Floats, Z, column_cis, wilson
 
 MIN_SAMPLES = 3
 """First answers per query: a best-of-3 requires three."""
 VOTERS = 3
 NO_ANSWER = -1
 """Number of an answer that cannot be compared."""
-Z = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
 MIN_EVENTS = 10
 """Fewest queries with an event for which resampling gives the interval."""
 TINY = 1e-9
 """Differences below this are rounding errors."""
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
@@ -299,7 +296,7 @@ def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Es
         if not count:
             continue
         if not is_difference and ratio.is_rare:
-            low, high = wilson(ratio)
+            low, high = share_bounds(ratio)
         elif is_difference and (positive.num_events < MIN_EVENTS or negative.num_events < MIN_EVENTS):
             low, high = newcombe(positive, negative)
         assert low is not None and high is not None  # None only for one query, whose events are rare
@@ -314,7 +311,7 @@ def newcombe(positive: Ratio, negative: Ratio) -> tuple[float, float]:
         for first, second in ((positive, negative), (positive, positive), (negative, negative))
     ]
     correlation = products[0] / math.sqrt(products[1] * products[2]) if min(products[1:]) > TINY else 0.0
-    (gain_low, gain_high), (loss_low, loss_high) = wilson(positive), wilson(negative)
+    (gain_low, gain_high), (loss_low, loss_high) = share_bounds(positive), share_bounds(negative)
 
     def margin(gain: float, loss: float) -> float:
         return math.sqrt(max(gain**2 + loss**2 - 2 * correlation * gain * loss, 0.0))
@@ -326,7 +323,7 @@ def newcombe(positive: Ratio, negative: Ratio) -> tuple[float, float]:
     )
 
 
-def wilson(ratio: Ratio) -> tuple[float, float]:
+def share_bounds(ratio: Ratio) -> tuple[float, float]:
     """Returns Wilson's interval of a share, with the number of independent cases that explains its variance.
 
     That number is at most the number of cases. It may be below the number of queries with a case, if a few queries have
@@ -342,9 +339,8 @@ def wilson(ratio: Ratio) -> tuple[float, float]:
     elif cases < queries:
         cases *= (queries - 1) / queries  # the variance is of a sample
         z = float(stdtrit(queries - 1, 1 - TAIL))
-    center = (mean + z**2 / (2 * cases)) / (1 + z**2 / cases)
-    margin = z / (1 + z**2 / cases) * math.sqrt(mean * (1 - mean) / cases + (z / (2 * cases)) ** 2)
-    return max(center - margin, 0.0), min(center + margin, 1.0)
+    low, high = wilson(np.array(mean), np.array(cases), z)
+    return float(low), float(high)
 
 
 def _mean(values: Floats, samples: int) -> Ratio:

@@ -2,12 +2,13 @@
 
 import sys
 
+from cory_env.chain import Chain
 from cory_env.pickled import display_name
-from cory_env.rewarding.worker import RewardError, RewardWorker
+from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Task
-from cory_env.validate import ValidationReport, check_chat, check_columns, check_lengths
 from launch.console.errors import CommandError
 from launch.training.description import small_splits_warning
+from launch.training.validation import ValidationReport, check_chat, check_columns, check_lengths, open_rewards
 from policies.compat.imports import gc_paused
 from policies.generation.installed import vllm_installed
 from policies.settings.resolve import resolve
@@ -69,6 +70,24 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         return task or settings.make_task(), tokenizers
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
+
+
+def make_chains(settings: Settings, task: Task, tokenizers: Tokenizers) -> dict[str, Chain]:
+    """Returns a chain for each tokenizer, by the first policy that has it; with role exchange it may have any role.
+
+    Raises:
+        CommandError: A setting of the chain conflicts with the task or the tokenizer.
+    """
+    first_policies: dict[int, str] = {}
+    for policy_id, tokenizer in tokenizers.items():
+        first_policies.setdefault(id(tokenizer), policy_id)
+    try:
+        return {
+            policy_id: settings.make_chain(task, tokenizers, [policy_id] * settings.num_agents)
+            for policy_id in first_policies.values()
+        }
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def repetition_warning(settings: Settings, task: Task) -> str | None:
@@ -145,28 +164,18 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
 
         has_reward = [position.role.has_reward for position in settings.positions]
         check_custom_credit(credit, has_reward, settings.stop_in_training)
-    try:
-        first_policies = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
-        chains = [
-            settings.make_chain(task, tokenizers, [policy_id] * settings.num_agents)
-            for policy_id in first_policies.values()
-        ]
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+    chains = [*make_chains(settings, task, tokenizers).values()]
     report = ValidationReport(task.name)
-    for chain in chains:  # with role exchange, every policy may have any role
+    for chain in chains:
+        check_chat(chain, report)
+    for warning in report.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    for chain in chains:
         check_lengths(chain, report)
-        chat_report = ValidationReport(task.name)
-        check_chat(chain, chat_report)
-        for warning in chat_report.warnings:
-            print(f"Warning: {warning}", file=sys.stderr)
     if report.problems:
         raise CommandError(" ".join(report.problems))
     try:
-        role_rewards = chains[0].role_rewards
-        with RewardWorker(
-            task.reward, feedback=task.feedback, role_rewards=role_rewards, timeout=settings.reward_timeout
-        ) as worker:
+        with open_rewards(chains[0], settings.reward_timeout) as worker:
             required_columns = worker.start()
             check_columns(chains[0], required_columns, report)
     except (RewardError, ValueError) as error:

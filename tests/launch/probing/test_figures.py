@@ -15,9 +15,9 @@ from launch.probing.figures import (
     best_of_tokens,
     compute_figures,
     ratio_cis,
+    share_bounds,
     strategies,
     vote,
-    wilson,
 )
 
 # Two queries with three samples. Query 0: right, wrong, wrong. Query 1: right, right, wrong.
@@ -173,8 +173,8 @@ def test_rare_events_get_intervals_of_proportions() -> None:
 def test_samples_of_a_query_count_as_far_as_they_differ() -> None:
     spread = Ratio(np.r_[np.ones(4), np.zeros(16)], np.full(20, 4.0))  # 4 of 80 cases, in 4 queries
     clustered = Ratio(np.r_[4.0, np.zeros(19)], np.full(20, 4.0))  # 4 of 80 cases, all of one query
-    assert wilson(spread) == pytest.approx((0.0196, 0.1216), abs=1e-4)  # of 4 of 80
-    assert wilson(clustered) == pytest.approx((0.0089, 0.2361), abs=1e-4)  # of 1 of 20
+    assert share_bounds(spread) == pytest.approx((0.0196, 0.1216), abs=1e-4)  # of 4 of 80
+    assert share_bounds(clustered) == pytest.approx((0.0089, 0.2361), abs=1e-4)  # of 1 of 20
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,5 @@ def test_the_interval_of_wrongly_accepted_answers_covers_the_true_share_if_few_q
         return Ratio((~right & accepts).sum(1).astype(float), accepts.sum(1).astype(float))
 
     truth = accepted_answers(400_000).mean
-    bounds = [wilson(accepted_answers(queries)) for _ in range(2000)]
+    bounds = [share_bounds(accepted_answers(queries)) for _ in range(2000)]
     assert 0.91 <= np.mean([low <= truth <= high for low, high in bounds]) <= 0.99
