@@ -139,6 +139,12 @@ def _place_on_nodes(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory
     return Shortfall(kind, left, sorted({_shortage(node, kind, host, device) for node in nodes})) if left else None
 
 
+def _resources(kind: Process) -> dict[str, float]:
+    """Returns the nonzero resources of each process."""
+    resources = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
+    return {name: amount for name, amount in resources.items() if amount}
+
+
 def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     """Returns the resources that a node lacks for one more process, as text; empty if it fits.
 
@@ -151,8 +157,8 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     available = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
     missing = [
         f"{max(available.get(name, 0.0), 0.0):g} {name}{'s' * (name in BUILTIN_RESOURCES)}"
-        for name, amount in {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}.items()
-        if amount and (not _pick_gpus(node, amount) if name == "GPU" else available.get(name, 0.0) < amount - TOLERANCE)
+        for name, amount in _resources(kind).items()
+        if (not _pick_gpus(node, amount) if name == "GPU" else available.get(name, 0.0) < amount - TOLERANCE)
     ]
     if missing:
         return f"{node.name} has {' and '.join(missing)} left"

@@ -10,6 +10,7 @@ not only with the next one, so that no sample is wasted.
 """
 
 import math
+from collections.abc import Mapping
 from itertools import combinations
 from typing import NamedTuple
 
@@ -83,6 +84,14 @@ class Ratio(NamedTuple):
         return np.where(np.abs(residuals) > TINY, residuals, 0.0)
 
     @property
+    def linearized(self) -> Floats:
+        """`[queries]`, values with the ratio's mean and spread; NaN for queries without a case."""
+        has_case = self.denominator > 0
+        return (
+            np.where(has_case, self.mean + self.residuals, np.nan) if has_case.any() else np.full(len(has_case), np.nan)
+        )
+
+    @property
     def num_events(self) -> int:
         """Number of queries with a numerator above 0."""
         return int((self.numerator > TINY).sum())
@@ -126,10 +135,9 @@ def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
         **{name: _mean(strategy.score, samples) for name, strategy in by_name.items()},
         **differences(outcomes, shares, by_name),
     }
-    estimates = ratio_cis(list(everything.values()), ["-" in name for name in everything], seed)
     return {
         name: Figure(estimate, float(by_name[name].tokens.mean()) if name in by_name else None)
-        for name, estimate in zip(everything, estimates, strict=True)
+        for name, estimate in ratio_cis(everything, seed).items()
     }
 
 
@@ -171,9 +179,7 @@ def strategies(outcomes: Outcomes) -> dict[str, Strategy]:
         "vote_of_3": Strategy(vote(outcomes.answers, first), VOTERS * length.mean(1)),
         "chain": Strategy(outcomes.second.right.mean(1), (length + outcomes.second.length).mean(1)),
     }
-    if (
-        count_different(outcomes.answers) == outcomes.answers.size
-    ):  # no two answers are equal, so there is nothing to count
+    if count_different(outcomes.answers) == outcomes.answers.size:  # nothing to count: no two answers are equal
         del result["vote_of_3"]
     accepted = outcomes.accepted
     if accepted is not None and outcomes.second_feedback is not None:
@@ -268,7 +274,7 @@ def count_different(answers: NDArray[np.integer]) -> int:
     return sum(len(set(row[row != NO_ANSWER].tolist())) + int((row == NO_ANSWER).sum()) for row in answers)
 
 
-def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Estimate]:
+def ratio_cis(ratios: Mapping[str, Ratio], seed: int = 0) -> dict[str, Estimate]:
     """Returns ratios of sums over queries with their 95 % intervals.
 
     The ratio is linearized, so that it is the mean of one value per query, and its interval is that of `column_cis`,
@@ -277,30 +283,26 @@ def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Es
     if one of them is rare, their Wilson intervals are combined (Newcombe 1998).
 
     Args:
-        ratios: Of the same queries.
-        signed: Per ratio, whether it is a difference, from -1 to 1; otherwise it is from 0 to 1.
+        ratios: By name, of the same queries. A name with `-` is a difference, from -1 to 1; others are from 0 to 1.
         seed: Of the bootstrap.
 
     Returns:
-        An estimate per ratio; `n` is the number of queries with a case. NaN without cases.
+        By name, an estimate; `n` is the number of queries with a case. NaN without cases.
     """
-    values = np.full((len(ratios[0].numerator), len(ratios)), np.nan)
-    for column, ratio in enumerate(ratios):
-        has_case = ratio.denominator > 0
-        if has_case.any():
-            values[has_case, column] = ratio.mean + ratio.residuals[has_case]
-    estimates = column_cis(values, "bootstrap", seed)
-    for column, (ratio, is_difference) in enumerate(zip(ratios, signed, strict=True)):
-        mean, low, high, count = estimates[column]
-        positive, negative = (Ratio(np.maximum(sign * ratio.numerator, 0), ratio.denominator) for sign in (1, -1))
+    values = np.stack([ratio.linearized for ratio in ratios.values()], axis=1)
+    estimates = dict(zip(ratios, column_cis(values, "bootstrap", seed), strict=True))
+    for name, ratio in ratios.items():
+        mean, low, high, count = estimates[name]
         if not count:
             continue
-        if not is_difference and ratio.is_rare:
+        smallest = -1.0 if "-" in name else 0.0
+        positive, negative = (Ratio(np.maximum(sign * ratio.numerator, 0), ratio.denominator) for sign in (1, -1))
+        if not smallest and ratio.is_rare:
             low, high = share_bounds(ratio)
-        elif is_difference and (positive.num_events < MIN_EVENTS or negative.num_events < MIN_EVENTS):
+        elif smallest and min(positive.num_events, negative.num_events) < MIN_EVENTS:
             low, high = newcombe(positive, negative)
         assert low is not None and high is not None  # None only for one query, whose events are rare
-        estimates[column] = Estimate(mean, max(low, -1.0 if is_difference else 0.0), min(high, 1.0), count)
+        estimates[name] = Estimate(mean, max(low, smallest), min(high, 1.0), count)
     return estimates
 
 

@@ -86,8 +86,7 @@ def train_run(
             return run, 0
         sources.write(run.path)
     else:
-        if (memory_warning := check_run_memory(settings)) is not None:
-            print(f"Warning: {memory_warning}", file=sys.stderr)
+        check_run_memory(settings)
         starting_policies(settings)  # fail before the folder is created
         run = create_run(location, name, settings, sources, origin)
         run.keep_local = keep_local

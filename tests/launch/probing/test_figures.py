@@ -151,16 +151,15 @@ def test_intervals_cover_the_true_values(queries: int, p2: float, p2_feedback: f
 def test_rare_events_get_intervals_of_proportions() -> None:
     ones = np.ones(20)
     nothing, everything, no_difference, gain, single, no_case = ratio_cis(
-        [
-            Ratio(np.zeros(20), ones),
-            Ratio(3 * ones, 3 * ones),
-            Ratio(np.zeros(20), ones),
-            Ratio(np.eye(20)[0], ones),
-            Ratio(np.eye(20)[0], np.eye(20)[0]),
-            Ratio(np.zeros(20), np.zeros(20)),
-        ],
-        [False, False, True, True, False, False],
-    )
+        {
+            "nothing": Ratio(np.zeros(20), ones),
+            "everything": Ratio(3 * ones, 3 * ones),
+            "a - a": Ratio(np.zeros(20), ones),
+            "a - b": Ratio(np.eye(20)[0], ones),
+            "single": Ratio(np.eye(20)[0], np.eye(20)[0]),
+            "no case": Ratio(np.zeros(20), np.zeros(20)),
+        }
+    ).values()
     bound = 1.959964**2 / (20 + 1.959964**2)  # Wilson's upper bound of 0 of 20
     assert nothing == pytest.approx((0, 0, bound, 20)) and everything == pytest.approx((1, 1 - bound, 1, 20))
     assert no_difference == pytest.approx((0, -bound, bound, 20))
