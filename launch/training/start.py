@@ -9,10 +9,9 @@ from launch.run_folder.final import read_final
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
-from launch.run_folder.storage import is_uri
 from launch.run_folder.stored_run import run_type
 from policies.settings.settings import Settings
-from policies.settings.start import find_start_checkpoint, reject_incompatible_policies
+from policies.settings.start import find_start_checkpoint
 
 
 def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
@@ -41,29 +40,18 @@ def create_run(location: str | None, name: str, settings: Settings, sources: Sou
 
 
 def starting_policies(settings: Settings) -> Path | None:
-    """Returns the valid checkpoint whose policies a run starts from.
-
-    Returns:
-        The checkpoint named by `start_from`, or the best or else the latest of the run named by it; None: policies
-        start from the model.
+    """Returns the valid checkpoint whose policies a run starts from; None: they start from the model.
 
     Raises:
-        CommandError: There is no checkpoint, or it is damaged.
-        SettingsError: The checkpoint's policies have other settings; the message lists the differences. Or
-            `start_from` is a URI.
+        CommandError: The checkpoint is damaged.
+        SettingsError: There is no checkpoint, or its policies have other settings; see `find_start_checkpoint`.
     """
-    if settings.start_from is None:
-        return None
-    if is_uri(settings.start_from) or (Path(settings.start_from) / POLICIES).is_dir():
-        checkpoint = find_start_checkpoint(settings)
-        assert checkpoint is not None
-        has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
-        if has_manifest and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
-            raise CommandError(f"start_from={settings.start_from} {problem}. Choose another checkpoint.")
+    checkpoint = find_start_checkpoint(settings)
+    if checkpoint is None or not (checkpoint / manifest.NAME).exists():  # `save_to_path` of an algorithm writes none
         return checkpoint
-    run = Run.open(settings.start_from)
-    reject_incompatible_policies(settings, run.settings())
-    return run.checkpoints.choose(None, POLICIES)[1].resolve()
+    if (problem := manifest.verify(checkpoint, POLICIES)) is not None:
+        raise CommandError(f"start_from: {checkpoint} {problem}. Choose another checkpoint.")
+    return checkpoint
 
 
 def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None:

@@ -143,7 +143,7 @@ def test_an_unwritable_cache_is_reported_with_a_remedy(
             ["gpus_per_runner=1", "gpus_per_learner=1"],
             "Set num_learners=1.",
         ),  # otherwise Ray would assign that GPU twice
-        (["start_from=./no-run"], "no-run is not a run's folder"),
+        (["start_from=./no-run"], "start_from=./no-run is not a folder on this machine"),
     ],
 )
 def test_invalid_settings_are_rejected_before_a_folder_is_created(
