@@ -22,11 +22,7 @@ def make_machines(
 
 
 def describe_assumed(specified: Mapping[str, Any]) -> str:
-    """Describes what `make_machines` assumes about each machine; empty if everything is specified.
-
-    Args:
-        specified: its keyword arguments.
-    """
+    """Describes what `make_machines` assumes about each machine; empty if everything is specified."""
     (machine,) = make_machines(1, **specified)
     parts = {
         "cpus": f"{machine.cpus:g} CPUs (--cpus)",
@@ -48,10 +44,6 @@ def this_machine(settings: Settings) -> Node:
 
 
 def cluster_nodes() -> list[Node]:
-    """Returns the live nodes of the cluster of RAY_ADDRESS, with all their resources.
-
-    Raises:
-        CommandError: the cluster is unreachable.
-    """
+    """Returns the live nodes of the cluster of RAY_ADDRESS, with all their resources."""
     with session.ray_session((), debug=False):
         return alive_nodes()

@@ -19,10 +19,6 @@ def check_run_memory(settings: Settings) -> None:
     """Checks that a run's processes fit into this machine's memory; a run on a cluster is not checked.
 
     The estimate is about what learners need. Its allowance and shares of a GPU do not count.
-
-    Raises:
-        CommandError: they do not fit; the message says which settings would help.
-        ModelError: a model is missing.
     """
     if {"RAY_ADDRESS", IN_JOB, UNCHECKED} & os.environ.keys():
         return

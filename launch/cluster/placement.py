@@ -76,15 +76,7 @@ def alive_nodes() -> list[Node]:
 
 
 def check_placement(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
-    """Checks that processes fit on nodes. Otherwise Ray would wait silently.
-
-    Args:
-        kinds: kinds of processes, with distinct names.
-        nodes: with their total resources.
-
-    Raises:
-        CommandError: processes do not fit; the message has the missing resources.
-    """
+    """Checks that processes fit on nodes. Otherwise Ray would wait silently."""
     _, shortfalls = pack(kinds, nodes)
     if shortfalls:
         raise CommandError(
@@ -107,7 +99,6 @@ def pack(
     check).
 
     Args:
-        kinds: kinds of processes, with distinct names.
         nodes: with their total resources; not modified.
         needs: memory of each kind of process, by name, if memory must fit too.
 
@@ -149,8 +140,6 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     """Returns the resources that a node lacks for one more process, as text; empty if it fits.
 
     Args:
-        node: with its remaining resources.
-        kind: of the process.
         host: bytes of host memory per process.
         device: bytes of GPU memory per process.
     """

@@ -91,13 +91,7 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
     folder with Ray's logs is removed, except after an unexpected error.
 
     Args:
-        required: the processes that must fit on the cluster.
-        debug: show Ray's logs.
         retry_seconds: seconds to wait for Ray to start, and for missing nodes to join the cluster.
-
-    Raises:
-        CommandError: the cluster does not respond, or the processes do not fit. With `UNCHECKED`, Ray waits until they
-            fit.
     """
     import ray
 
@@ -138,15 +132,7 @@ def _check_placement(required: Sequence[Process]) -> None:
 
 
 def init_ray(**options: Any) -> None:
-    """Calls `ray.init` with readable errors.
-
-    Args:
-        options: of `ray.init`.
-
-    Raises:
-        CommandError: the cluster at RAY_ADDRESS does not respond or rejects the token, or a local Ray did not start in
-            time.
-    """
+    """Calls `ray.init` with readable errors."""
     import ray
     from ray.exceptions import AuthenticationError
 
@@ -185,10 +171,6 @@ def _check_reachable(address: str) -> None:
 
     Args:
         address: `HOST:PORT` or `ray://HOST:PORT`. Values without a port, such as `auto`, are not checked.
-
-    Raises:
-        ConnectionError: the port does not accept a connection in time.
-        ValueError: the port is not a number.
     """
     parts = _split_address(address)
     if parts.port is None:
@@ -258,12 +240,6 @@ def check_driver(settings: Settings) -> None:
 
     Not needed if Ray reserves the driver's GPU, as in a trial of a search or by `ray job submit
     --entrypoint-num-gpus`, or if all processes fit on one GPU.
-
-    Args:
-        settings: of the run.
-
-    Raises:
-        CommandError: the driver and the other processes do not fit on one GPU.
     """
     driver, *others = processes(settings)
     worker_gpus = sum(kind.count * kind.gpus for kind in others)

@@ -148,11 +148,7 @@ def _find_run(location: str) -> "Run | None":
 
 
 def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
-    """Applies the resumable settings of `settings` to a run's settings.
-
-    Raises:
-        CommandError: Another setting differs.
-    """
+    """Applies the resumable settings of `settings` to a run's settings."""
     from cory_env.pickled import display_name
     from policies.settings.resolve import updates_of_passes
     from policies.settings.settings import OPEN_VALUES, changed_settings, make_settings

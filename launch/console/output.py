@@ -25,7 +25,6 @@ class _Stdout(io.FileIO):
         """Wraps a file descriptor.
 
         Args:
-            descriptor: standard output, or a duplicate.
             lossy: after an error, the command continues. It is reported on standard error, or in the run's log inside
                 `redirect_output`.
         """
@@ -33,11 +32,7 @@ class _Stdout(io.FileIO):
         self._lossy = lossy
 
     def write(self, data: Any, /) -> int:
-        """Writes data.
-
-        Raises:
-            OutputError: writing failed, and the output is not lossy. Later output is discarded in both cases.
-        """
+        """Raises `OutputError` if data cannot be written, unless the output is lossy. Later output is discarded."""
         try:
             return super().write(data)
         except OSError as error:

@@ -40,11 +40,7 @@ def best_temperature(figures: Mapping[float, Mapping[str, Figure]]) -> float:
 
 
 def advise(figures: Mapping[float, Mapping[str, Figure]]) -> Advice:
-    """Says what to train, from the figures at the best temperature.
-
-    Args:
-        figures: By temperature, the figures of `compute_figures`.
-    """
+    """Says what to train, from the figures of `compute_figures` at the best temperature."""
     temperature = best_temperature(figures)
     estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
     decide = _decide_with_feedback if "p2_feedback" in estimates else _decide_without_feedback

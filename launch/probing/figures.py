@@ -121,7 +121,6 @@ def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
 
     Args:
         outcomes: Of at least one query, with at least `MIN_SAMPLES` samples.
-        seed: Of the bootstrap.
 
     Returns:
         By name: shares (`p1`, `p1_again`, `p2`, `p2_feedback`, `kept`, `kept_feedback`, `wrongly_accepted`,
@@ -284,7 +283,6 @@ def ratio_cis(ratios: Mapping[str, Ratio], seed: int = 0) -> dict[str, Estimate]
 
     Args:
         ratios: By name, of the same queries. A name with `-` is a difference, from -1 to 1; others are from 0 to 1.
-        seed: Of the bootstrap.
 
     Returns:
         By name, an estimate; `n` is the number of queries with a case. NaN without cases.

@@ -95,14 +95,7 @@ class ProbePlan(NamedTuple):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
     def required_reward(self, solved_at: float | None) -> float:
-        """Returns the task reward from which an answer is right.
-
-        Args:
-            solved_at: The user's; None: the task's.
-
-        Raises:
-            CommandError: The task has none.
-        """
+        """Returns the task reward from which an answer is right: the user's, or else the task's."""
         required = self.task.solved_at if solved_at is None else solved_at
         if required is None or not math.isfinite(required):
             raise CommandError(
@@ -130,21 +123,10 @@ def plan_probe(
 
     Args:
         target: Folder of a run; or folder, hub id or bundled name of a model.
-        overrides: Settings that the user changes.
-        warn: Called with each difference from the models of training, and with hints.
         preset, files: For a model: the settings; the defaults if there are neither.
         checkpoint: Of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
         roles: Of a run: the policies of the first and the second agent; None: those after training.
-        split: The split that the queries come from.
         queries: Number of queries, the first of the split; None: all.
-        samples: First answers per query.
-        temperatures: Sampling temperatures.
-
-    Raises:
-        CommandError: An argument does not fit the target, a setting or file cannot be used, a number is out of range,
-            or the split has no queries.
-        SettingsError: A value is invalid, or settings conflict.
-        ModelError: A model does not exist.
     """
     if samples < MIN_SAMPLES:
         raise CommandError(f"samples={samples} must be at least {MIN_SAMPLES}, for best-of-3.")
@@ -203,11 +185,7 @@ def plan_probe(
 def _choose_policies(
     settings: Settings, policies: PolicySet | None, policy_ids: Sequence[str] | None
 ) -> tuple[str, str]:
-    """Returns the policies of the first and the second agent.
-
-    Raises:
-        CommandError: Not two policies are named, or one cannot be loaded.
-    """
+    """Returns the policies of the first and the second agent."""
     if policy_ids is None:
         policy_ids = (settings.policy_ids if policies is None else policies.policy_ids)[:2]
         policy_ids = policy_ids if len(policy_ids) == 2 else (*policy_ids, *policy_ids)

@@ -19,13 +19,8 @@ def fill_in_settings(settings: Settings, ram: float | None = None, gpu: float | 
     """Fills in the values that the settings leave open (`policies.settings.resolve`).
 
     Args:
-        settings: The run's settings.
         ram, gpu: Bytes of another machine and of each of its GPUs, if the run is not for this one; it then does not
             need the models' weights.
-
-    Raises:
-        CommandError: The task is unknown, or a setting, file or template cannot be used.
-        ModelError: A model does not exist.
     """
     _check_models(settings, weights=ram is None)
     from policies.models.model_check import ModelError
@@ -55,12 +50,7 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
     """Checks the models, and loads their tokenizers and the task.
 
     Args:
-        settings: The run's settings.
         task: An already loaded task, to avoid reading its data and templates.
-
-    Raises:
-        CommandError: The task is unknown, or a setting, file or template cannot be used.
-        ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
     """
     _check_models(settings)
     try:
@@ -73,11 +63,7 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
 
 
 def make_chains(settings: Settings, task: Task, tokenizers: Tokenizers) -> dict[str, Chain]:
-    """Returns a chain for each tokenizer, by the first policy that has it; with role exchange it may have any role.
-
-    Raises:
-        CommandError: A setting of the chain conflicts with the task or the tokenizer.
-    """
+    """Returns a chain for each tokenizer, by the first policy that has it; with role exchange it may have any role."""
     first_policies: dict[int, str] = {}
     for policy_id, tokenizer in tokenizers.items():
         first_policies.setdefault(id(tokenizer), policy_id)
@@ -112,12 +98,7 @@ def check_rope_factors(settings: Settings, trained_length: int) -> None:
     """Checks that the models of a run rotate rows as in training (`fix_rope_factors`).
 
     Args:
-        settings: Of an evaluation.
         trained_length: Maximum number of tokens of a prompt and its response in training.
-
-    Raises:
-        CommandError: The maximum length selects other factors of longrope.
-        ModelError: A model does not exist.
     """
     from policies.models.families import fix_rope_factors
     from policies.models.model_check import load_config
@@ -136,16 +117,7 @@ def check_rope_factors(settings: Settings, trained_length: int) -> None:
 
 
 def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
-    """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load.
-
-    Returns:
-        The task and the tokenizers.
-
-    Raises:
-        CommandError: A check failed.
-        ModelError: A model does not exist, or lacks a layer of `lora_target_modules`.
-        SpecError, CreditError: A custom credit scheme cannot be loaded or used.
-    """
+    """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load."""
     settings = fill_in_settings(settings)
     task, tokenizers = load_task(settings)
     if settings.backend == "vllm" and not vllm_installed():

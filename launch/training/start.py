@@ -19,14 +19,6 @@ def create_run(location: str | None, name: str, settings: Settings, sources: Sou
 
     Args:
         location: A folder or URI; None: a new folder under `runs/`.
-        name: Name of the new folder under `runs/`.
-        settings: The run's settings.
-        sources: The run's sources.
-        origin: The command that created the run; the first line of `config.yaml`.
-
-    Raises:
-        CommandError: The location is in use, or the folder cannot be created.
-        StorageError: Storage cannot be written.
     """
     run = run_type(location).create(location, name)
     try:
@@ -40,12 +32,7 @@ def create_run(location: str | None, name: str, settings: Settings, sources: Sou
 
 
 def starting_policies(settings: Settings) -> Path | None:
-    """Returns the valid checkpoint whose policies a run starts from; None: they start from the model.
-
-    Raises:
-        CommandError: The checkpoint is damaged.
-        SettingsError: There is no checkpoint, or its policies have other settings; see `find_start_checkpoint`.
-    """
+    """Returns the valid checkpoint whose policies a run starts from; None: they start from the model."""
     checkpoint = find_start_checkpoint(settings)
     if checkpoint is None or not (checkpoint / manifest.NAME).exists():  # `save_to_path` of an algorithm writes none
         return checkpoint
@@ -58,11 +45,7 @@ def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None
     """Returns the update of a locked run's latest valid checkpoint, or None.
 
     Args:
-        run: The locked run.
         warn: Called with a warning about each damaged checkpoint, which is renamed.
-
-    Raises:
-        FormatError: The latest checkpoint was written by another version.
     """
     for message in run.checkpoints.quarantine_damaged():
         warn(f"Warning: {message}")
@@ -71,11 +54,7 @@ def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None
 
 
 def lacks_final(run: Run, settings: Settings) -> bool:
-    """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows.
-
-    Raises:
-        CommandError: `final.json` is damaged.
-    """
+    """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows."""
     lines = run.updates()
     if settings.test_queries is None or not lines:
         return False

@@ -58,9 +58,6 @@ class ValidationReport:
         """Adds a problem of a split if any query has it.
 
         Args:
-            split: The split's name.
-            queries: All queries of the split.
-            wrong: The queries with the problem.
             problem: The problem, as the predicate of a sentence.
             advice: How to fix it, as a sentence.
         """
@@ -94,7 +91,6 @@ def validate(chain: Chain, reward_timeout: float) -> ValidationReport:
     Errors in the task are not raised, but listed in the report's `problems`.
 
     Args:
-        chain: The chain.
         reward_timeout: Seconds that one call of the reward may take.
     """
     task = chain.task
