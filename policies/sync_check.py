@@ -76,21 +76,6 @@ class LogprobDiff(NamedTuple):
         return f"{self.mean:.3g} ± {self.std / math.sqrt(self.tokens):.1g} ({self.tokens} tokens)"
 
 
-class SyncDiffs(NamedTuple):
-    """Result of one LLM's check at start: mean |sampler - learner| log-probability per token, in nats."""
-
-    before: float
-    """With the initial weights."""
-    perturbed: float
-    """With perturbed weights in both."""
-    moved: float
-    """The value if the engine had kept the initial weights."""
-    after: float
-    """With the initial weights restored."""
-    rounding: LogprobDiff
-    """Of the tokens of `before` and `perturbed`."""
-
-
 def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.ndarray]:
     """Adds Gaussian noise to every weight, the same numbers again and again.
 
@@ -116,11 +101,8 @@ class SyncCheck:
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
         self._checked_learned = False
         """Whether an engine has been checked with trained weights."""
-        self.initial_diffs = (
-            {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
-        )
-        """Policy id → result of the check at start."""
-        self._starts = {name: diffs.rounding for name, diffs in self.initial_diffs.items()}
+        policy_ids = settings.policy_ids if settings.check_weight_sync else ()
+        self._starts = {policy_id: self._probe(policy_id) for policy_id in policy_ids}
         """Policy id → the difference at start, or without that check in the first comparison."""
 
     @property
@@ -165,7 +147,7 @@ class SyncCheck:
         check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
         self._starts.setdefault(policy_id, diff)
 
-    def _probe(self, policy_id: str) -> SyncDiffs:
+    def _probe(self, policy_id: str) -> LogprobDiff:
         prompts = self._prompts(policy_id)
         length = self.settings.prompt_limit
         prompts.append([token for prompt in prompts * length for token in prompt][:length])
@@ -255,7 +237,7 @@ def check_weight_sync(
     score: Callable[[Weights, Rows], torch.Tensor],
     policy_id: str,
     tolerance: float = _TOLERANCE[torch.float32],
-) -> SyncDiffs:
+) -> LogprobDiff:
     """Perturbs and restores an LLM's weights in the engine; compares log-probabilities with the learner's each time.
 
     Args:
@@ -265,7 +247,7 @@ def check_weight_sync(
         tolerance: allowed deviation as a share of the perturbation's effect, besides twice the rounding difference.
 
     Returns:
-        The measured differences.
+        The difference by rounding: with the initial and with the perturbed weights in both.
     """
     perturbed_weights = perturb(weights, seed=0)
 
@@ -280,19 +262,18 @@ def check_weight_sync(
     finally:
         load(weights)
     restored_rows = _make_rows(prompts, generate(prompts))
-    perturbed, moved = diff(perturbed_rows, perturbed_weights), diff(perturbed_rows, weights)
-    after = diff(restored_rows, weights)
-    result = SyncDiffs(before.mean, perturbed.mean, moved.mean, after.mean, before.merge(perturbed))
-    limit = 2 * result.before + tolerance * result.moved
-    is_synced = result.perturbed <= limit and result.after <= limit and result.moved >= 10 * result.before
+    perturbed, after = diff(perturbed_rows, perturbed_weights), diff(restored_rows, weights)
+    moved = diff(perturbed_rows, weights)  # as if the engine had kept the initial weights
+    limit = 2 * before.mean + tolerance * moved.mean
+    is_synced = perturbed.mean <= limit and after.mean <= limit and moved.mean >= 10 * before.mean
     if not is_synced:  # True for NaN too
         raise WeightSyncCheckError(
             f"The generation engine of {policy_id} does not use new weights: mean |sampler - learner| log-probability "
-            f"is {result.before:.2g} initially, {result.perturbed:.2g} after new weights (limit {limit:.2g}; "
-            f"{result.moved:.2g} with the old ones) and {result.after:.2g} after restoring the old ones. Use another "
+            f"is {before.mean:.2g} initially, {perturbed.mean:.2g} after new weights (limit {limit:.2g}; "
+            f"{moved.mean:.2g} with the old ones) and {after.mean:.2g} after restoring the old ones. Use another "
             "backend, and report this with the model and the versions of vLLM, transformers and torch."
         )
-    return result
+    return before.merge(perturbed)
 
 
 def _make_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:
