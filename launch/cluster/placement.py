@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 TOLERANCE = 1e-6
-"""Tolerance for rounding errors of fractional resources."""
 MAX_SHOWN_NODES = 4
-"""Maximum number of nodes in a message."""
 
 
 @dataclass
@@ -45,7 +43,6 @@ class Shortfall(NamedTuple):
 
     kind: Process
     num_unplaced: int
-    """The number of processes that do not fit."""
     reasons: list[str]
     """Missing resources, one reason per node."""
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from policies.settings.settings import Settings
 
 CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
-"""Settings that may change when a run resumes."""
 
 
 def _print_presets(is_requested: bool) -> None:

@@ -34,7 +34,6 @@ COMMANDS = {
     "export": "Export a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
 }
-"""Every command, with its help."""
 INTERRUPTED = 128 + signal.SIGINT
 
 

@@ -18,7 +18,6 @@ class SettingsArguments(NamedTuple):
     preset: str | None
     files: list[Path]
     pairs: list[str]
-    """`key=value` arguments."""
 
     @property
     def name(self) -> str:

@@ -44,9 +44,7 @@ class Outcomes(NamedTuple):
     """First and second answers at one temperature: arrays `[queries, samples]`."""
 
     right: Bools
-    """Whether the first answer is right."""
     length: Floats
-    """Generated tokens of the first answer."""
     answers: NDArray[np.integer]
     """Number of the answer: equal answers to a query have the same; `NO_ANSWER` if it cannot be compared."""
     second: SecondAnswers

@@ -22,7 +22,6 @@ from launch.run_folder.sources import Change, Sources, collect_sources, find_cha
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in_categories
 
 SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
-"""Settings that determine a training's sources."""
 PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
 

@@ -113,14 +113,6 @@ def test_a_removed_working_directory_is_reported_at_the_start_of_the_process(tmp
     assert result.stderr.startswith(f"Error: The working directory {tmp_path / 'gone'} no longer exists")
 
 
-def test_exiting_with_a_text_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def exit_with_text(*_: object, **__: object) -> None:
-        raise SystemExit("No.")
-
-    monkeypatch.setattr("launch.main.app", exit_with_text)
-    assert main([]) == 1 and capsys.readouterr().err == "No.\n"
-
-
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])
 def test_an_unexpected_error_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
