@@ -74,14 +74,17 @@ class ProbePlan(NamedTuple):
         sources = collect_sources(self.settings, self.task, self.tokenizers)
         split = self.split if self.split in sources.queries else "test"
         names, values = RESPONSE_SETTINGS - {"temperature", "stop_when"}, self.settings.public_dict()
-        folder = None if self.policies is None else self.policies.folder
+        checkpoint = None
+        if self.policies is not None and self.policies.folder is not None:
+            checksum = manifest.manifest_checksum(self.policies.folder)
+            checkpoint = {"update": self.policies.update, "checksum": checksum}
         return {
             "settings": {name: value for name, value in values.items() if name in names},
             "at_once": self.batch_size,
             "functions": sources.functions,
             "prompts": [sources.task, self.plain_task.observer_template],
             "llms": {policy_id: asdict(source) for policy_id, source in sources.llms.items()},
-            "checkpoint": None if folder is None else manifest.manifest_checksum(folder),
+            "checkpoint": checkpoint,
             "roles": self.policy_ids,
             "split": self.split,
             "data": {"queries": self.queries, "digest": sources.queries[split].digest},
