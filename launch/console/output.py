@@ -45,7 +45,7 @@ class _Stdout(io.FileIO):
             return len(data)
 
 
-def _open_stdout(descriptor: int, lossy: bool) -> TextIO:
+def _open_stdout(descriptor: int, lossy: bool) -> io.TextIOWrapper:
     """Opens standard output; characters that its encoding lacks are printed as `?`."""
     stdout = sys.stdout
     assert isinstance(stdout, io.TextIOWrapper)
