@@ -85,9 +85,9 @@ class Ratio(NamedTuple):
     def linearized(self) -> Floats:
         """`[queries]`, values with the ratio's mean and spread; NaN for queries without a case."""
         has_case = self.denominator > 0
-        return (
-            np.where(has_case, self.mean + self.residuals, np.nan) if has_case.any() else np.full(len(has_case), np.nan)
-        )
+        if not has_case.any():
+            return np.full(len(has_case), np.nan)
+        return np.where(has_case, self.mean + self.residuals, np.nan)
 
     @property
     def num_events(self) -> int:
@@ -140,22 +140,19 @@ def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
 
 def conditional_shares(outcomes: Outcomes) -> dict[str, Ratio]:
     """Returns the shares of right first answers, repaired and kept answers, and errors of the check."""
-    right = outcomes.right
-    wrong = ~right
-    num_right, num_wrong = right.sum(1).astype(float), wrong.sum(1).astype(float)
+    right, wrong, samples = outcomes.right, ~outcomes.right, outcomes.right.shape[1]
     shares = {
-        "p1": _mean(right.mean(1), right.shape[1]),
-        "p1_again": Ratio(num_wrong * num_right / (right.shape[1] - 1), num_wrong),
-        "p2": Ratio((wrong & outcomes.second.right).sum(1).astype(float), num_wrong),
-        "kept": Ratio((right & outcomes.second.right).sum(1).astype(float), num_right),
+        "p1": _mean(right.mean(1), samples),
+        "p1_again": Ratio(wrong.sum(1) * right.sum(1) / (samples - 1), wrong.sum(1).astype(float)),
+        "p2": _share(outcomes.second.right, wrong),
+        "kept": _share(outcomes.second.right, right),
     }
     if outcomes.accepted is not None and outcomes.second_feedback is not None:
-        accepted, second_right = outcomes.accepted, outcomes.second_feedback.right
         shares |= {
-            "p2_feedback": Ratio((wrong & second_right).sum(1).astype(float), num_wrong),
-            "kept_feedback": Ratio((right & second_right).sum(1).astype(float), num_right),
-            "wrongly_accepted": Ratio((wrong & accepted).sum(1).astype(float), accepted.sum(1).astype(float)),
-            "not_accepted": Ratio((right & ~accepted).sum(1).astype(float), num_right),
+            "p2_feedback": _share(outcomes.second_feedback.right, wrong),
+            "kept_feedback": _share(outcomes.second_feedback.right, right),
+            "wrongly_accepted": _share(wrong, outcomes.accepted),
+            "not_accepted": _share(~outcomes.accepted, right),
         }
     return shares
 
@@ -339,6 +336,11 @@ def share_bounds(ratio: Ratio) -> tuple[float, float]:
         z = float(stdtrit(queries - 1, 1 - TAIL))
     low, high = wilson(np.array(mean), np.array(cases), z)
     return float(low), float(high)
+
+
+def _share(events: Bools, cases: Bools) -> Ratio:
+    """Returns the share of cases that are events too."""
+    return Ratio((events & cases).sum(1).astype(float), cases.sum(1).astype(float))
 
 
 def _mean(values: Floats, samples: int) -> Ratio:
