@@ -32,7 +32,6 @@ LAYERS = {
     ),
     "cory_env": (
         "cory_v0",
-        "validate",
         "prompt_lengths",
         "rewarding",
         "episode",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from policies.settings.settings import Settings
 
 CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
-"""Settings that may change when a run resumes."""
 
 
 def _print_presets(is_requested: bool) -> None:
@@ -148,11 +147,7 @@ def _find_run(location: str) -> "Run | None":
 
 
 def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
-    """Applies the resumable settings of `settings` to a run's settings.
-
-    Raises:
-        CommandError: Another setting differs.
-    """
+    """Applies the resumable settings of `settings` to a run's settings."""
     from cory_env.pickled import display_name
     from policies.settings.resolve import updates_of_passes
     from policies.settings.settings import OPEN_VALUES, changed_settings, make_settings

@@ -8,7 +8,6 @@ log.txt           the output of libraries and rewards
 import contextlib
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -129,7 +128,8 @@ class EvaluationPlan(NamedTuple):
             "functions": self.sources.functions,
             "prompts": public_task_fields(self.sources.task),
             "llms": {policy_id: asdict(source) for policy_id, source in self.sources.llms.items()},
-            "checkpoint": None if self.checkpoint is None else _checkpoint_identity(*self.checkpoint),
+            "checkpoint": self.checkpoint
+            and {"update": self.checkpoint[0], "checksum": manifest.manifest_checksum(self.checkpoint[1])},
             "split": self.split,
             "data": {"queries": self.queries, "digest": self.sources.queries[split].digest},
             "samples": self.samples,
@@ -369,7 +369,3 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
         for change in find_changes(before, settings, task, now)
         if same_task or not change.concerns_task
     ]
-
-
-def _checkpoint_identity(update: int, checkpoint: Path) -> dict[str, int]:
-    return {"update": update, "checksum": zlib.crc32((checkpoint / manifest.NAME).read_bytes())}

@@ -45,13 +45,9 @@ def train_locked_run(
     """Trains in a locked run folder, to the end or until the user stops it.
 
     Args:
-        run: The locked run.
-        settings: Settings of the run.
         done: Continue from the checkpoint of this update; None: start from update 0.
         max_failures: Number of retryable failures (`is_retryable`) after which training resumes from the latest
             checkpoint.
-        quiet: Print only the locations of results.
-        debug: Print the logs of libraries.
 
     Returns:
         0; 3 if `stop_on_collapse` ended the run; 128 + signal number if a signal stopped it.
@@ -199,11 +195,7 @@ class Trainer:
         return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()
 
     def check_queries(self, task: Task) -> None:
-        """Checks that queries, which are read again after a failure, are unchanged.
-
-        Raises:
-            CommandError: The queries changed.
-        """
+        """Checks that queries, which are read again after a failure, are unchanged."""
         sources = Sources.read(self.run.path)
         if sources is not None and sources.queries != digest_queries(task):
             raise CommandError(

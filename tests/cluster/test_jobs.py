@@ -102,7 +102,7 @@ def test_a_job_without_its_files_or_room_ends_before_anything_is_loaded(
     output, errors = submit(head, project, "bash", "-c", shell).communicate(timeout=240)
     assert output.count("code=2") == 3, output + errors
     assert re.search(r"Error: Data file questions\.csv not found in .*excludes those in \.gitignore and", output)
-    assert re.search(r"Error: Ray cannot place 7 of 9 runners with CPU=1 \(node .* has 0 CPUs left\)", output)
+    assert re.search(r"Error: Ray has no room for 7 of 9 runners: node .* has 0 CPUs left\.", output)
     assert "is relative, and a Ray job's working directory is removed" in output
     assert not Path(out).exists()
 

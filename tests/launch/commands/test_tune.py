@@ -178,8 +178,8 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
             ("imdb-tiny", "--over", "lora_target_modules=c_attn,q_proj", "weights=lora"),
             "has no linear layer 'q_proj' to adapt. It has c_",
         ),
-        (("imdb-tiny", "--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
-        (("imdb-tiny", "--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
+        (("imdb-tiny", "--over", "lr=1e-5", "start_from=missing"), "missing is not a folder on this machine"),
+        (("imdb-tiny", "--over", "start_from=null,missing"), "missing is not a folder on this machine"),
         (
             ("imdb-tiny", "--over", "lr=1e-5", "start_from=s3://bucket/run"),
             "start_from=s3://bucket/run is a URI. Mount the bucket, or copy the run to a folder",

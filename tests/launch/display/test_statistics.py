@@ -56,6 +56,8 @@ def test_the_interval_of_a_proportion_is_never_empty() -> None:
     # Wilson's interval of 20 of 20: from n / (n + z^2), z = 1.96, to 1
     assert list(mean_ci(np.ones(20), "wilson")) == pytest.approx([1, 20 / (20 + 1.959964**2), 1, 20])
     assert list(mean_ci(np.array([1.0, 0.0, 0.0, 0.0]), "wilson")) == pytest.approx([0.25, 0.0456, 0.6994, 4], abs=1e-4)
+    mean, *others = mean_ci([None], "wilson")
+    assert np.isnan(mean) and others == [None, None, 0]
 
 
 def test_the_default_interval_is_students_t_over_the_known_values() -> None:
