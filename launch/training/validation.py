@@ -18,7 +18,7 @@ from cory_env.message import is_blank
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.rewarding.episodes import give_feedback
 from cory_env.rewarding.examples import example_answers, find_constant_rewards, gold_answers, reward_answers
-from cory_env.rewarding.worker import REWARD_TIMEOUT, RewardError, RewardWorker
+from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import PROVIDED_ARGUMENTS
 from cory_env.tasks.turns import NO_ANSWER, Feedback

@@ -17,8 +17,8 @@ from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.paper import paper_credit, paper_hyperparameters
 from tests.policies.conftest import MakeCory
-from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
 from tests.policies.rollout.test_chain_generation import OneByOneGenerator
+from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
 
 TEAM: dict[str, Any] = {
     "task": "drafts",
