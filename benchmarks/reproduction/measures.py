@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from launch.display.frame import MEAN, Metrics
+from launch.display.frame import Metrics
 from launch.display.statistics import Difference
 from launch.experiments.measures import Measure, StudyMetrics, metrics_of, paired_difference
 from launch.experiments.results import StudyRun
+from launch.run_folder.frame import MEAN
 from policies.models.model_names import AVERAGE_POLICY
 
 

@@ -64,7 +64,7 @@ def study(
     from launch.run_folder.storage import check_location
     from launch.training.preflight import load_task
     from launch.training.source_check import check_all_sources, write_all_sources
-    from policies.models.cache import file_lock
+    from policies.files import file_lock
 
     names = [word for word in words or () if "=" not in word]
     if list_ and not names:

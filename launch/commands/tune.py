@@ -263,7 +263,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
     from launch.experiments.search import RESULTS_FILE
     from launch.experiments.space import format_point, format_setting_value
     from launch.experiments.tables import points_table
-    from launch.run_folder.journal import atomic_write
+    from policies.files import atomic_write
     from policies.settings.settings import make_settings
 
     keys = [axis.key for axis in search.axes]

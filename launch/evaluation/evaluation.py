@@ -25,12 +25,12 @@ from launch.run_folder import manifest
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.locations import PATH_SETTINGS, add_module_folders, locate_files
 from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names, public_task_fields
 from launch.training import preflight
+from policies.files import atomic_write
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import RoleMapping, make_orders
 from policies.settings.processes import processes
@@ -178,7 +178,7 @@ def plan_evaluation(
     settings = preflight.fill_in_settings(settings)
     task, tokenizers = preflight.check_run_settings(settings)
     if run is not None:
-        preflight.check_rope_factors(settings, run.settings().max_length)
+        preflight.check_rope_factors(settings, run.settings.max_length)
     check_gpus(settings)
     sources = collect_sources(settings, task, tokenizers)
     for text in changes_since(run, settings, task, sources) if run is not None else ():
@@ -341,7 +341,7 @@ def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
     Raises:
         CommandError: A required file is missing.
     """
-    settings, sources = run.settings(), Sources.read(run.path)
+    settings, sources = run.settings, Sources.read(run.path)
     if sources is None:
         return settings
     add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), sources.paths)
@@ -361,7 +361,7 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     before = Sources.read(run.path)
     if before is None:
         return []
-    run_settings = locate_files(run.settings(), before.paths, needed=())
+    run_settings = locate_files(run.settings, before.paths, needed=())
     same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in_categories("task"))
     leak = " Evaluated queries may have been used in training."
     return [

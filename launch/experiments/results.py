@@ -12,8 +12,8 @@ from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
 from launch.run_folder.final import FinalEvaluation
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import EvaluatedResponse, MetricValues, SampleLine, Update, mean_over_policies, to_json
+from policies.files import atomic_write
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.settings import Settings, settings_in_categories
 

@@ -17,11 +17,11 @@ from cory_env.pickled import display_name
 from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
 from launch.experiments.space import SEED_KEY, Axis, distinct_settings, grid_points, read_axes
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
 from launch.training.start import starting_policies
+from policies.files import atomic_write
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.processes import processes
 from policies.settings.settings import Settings, SettingsError, changed_settings

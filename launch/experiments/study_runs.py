@@ -37,7 +37,7 @@ from launch.run_folder.environment import hardware, versions
 from launch.run_folder.locks import lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.run_folder.run import Run
-from launch.run_folder.status import divergence
+from launch.run_folder.status import DIVERGED, read_status
 from launch.training.training import EXIT_COLLAPSED
 from policies.settings.settings import changed_settings
 
@@ -198,7 +198,7 @@ def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
         CommandError: the run failed; the message contains the reason.
     """
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
-    lines = run.updates()
+    lines = run.metrics
     final_responses = final.read_final(run.final)
     status, reason = _run_status(run, process_result)
     training_lines = [line for line in lines if "policy" in line]
@@ -221,7 +221,7 @@ def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         cost=cast(Cost, round_significant(cost)),
         metrics=lines,
-        samples=cast(list[SampleLine], round_significant([line for line in run.samples.read() if line["held_out"]])),
+        samples=cast(list[SampleLine], round_significant([line for line in run.samples if line["held_out"]])),
         final=None if final_responses is None else final_figures(final_responses, settings.policy_ids),
     )
 
@@ -236,9 +236,9 @@ def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | 
     if code == 0:
         return "done", None
     if code == EXIT_COLLAPSED:
-        return "collapsed", f"stop_on_collapse ended it after update {run.updates()[-1]['update']}."
+        return "collapsed", f"stop_on_collapse ended it after update {run.metrics[-1]['update']}."
     lines = [line for line in process_result.output.splitlines() if line.strip()] or [f"exit code {code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])
-    if code > 0 and divergence(run):
+    if code > 0 and read_status(run).state == DIVERGED:
         return "diverged", reason
     raise CommandError(reason if code > 0 else f"Its process was killed by {signal.Signals(-code).name}.")

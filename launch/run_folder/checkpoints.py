@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launch.console.errors import CommandError
 from launch.run_folder import manifest
-from policies.models.atomic import UNFINISHED, atomic_dir, sync
+from policies.files import UNFINISHED, atomic_dir, sync
 
 BEST = "best"
 UNTRAINED = (

@@ -9,8 +9,8 @@ import numpy as np
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import EvaluatedResponse, MetricValues, to_json
+from policies.files import atomic_write
 
 if TYPE_CHECKING:
     from policies.cory import Cory

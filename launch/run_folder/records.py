@@ -1,7 +1,7 @@
 """Records of runs and evaluations: the lines of `metrics.jsonl`, `samples.jsonl` and `responses.jsonl`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NotRequired, TypedDict
 
 from cory_env.message import Message
@@ -148,6 +148,15 @@ def to_json(value: object) -> object:
         return value
     number = float(value)  # type: ignore[arg-type]
     return number if math.isfinite(number) else None
+
+
+def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    """Yields the numbers of a nested record as pairs such as (`policy/llm_1/kl`, 0.1); None: unknown."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float | None):
+            yield f"{prefix}{key}", None if value is None else float(value)
 
 
 def best_evaluation(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:

@@ -24,7 +24,7 @@ from launch.console.errors import CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, checkpoint_name, parse_update
 from launch.run_folder.layout import CHECKPOINTS, CONFIG, WRITER
-from policies.models.cache import user_cache
+from policies.files import user_cache
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -62,7 +62,7 @@ def starting_policies(settings: Settings) -> Path | None:
             raise CommandError(f"start_from={settings.start_from} {problem}. Choose another checkpoint.")
         return checkpoint
     run = Run.open(settings.start_from)
-    reject_incompatible_policies(settings, run.settings())
+    reject_incompatible_policies(settings, run.settings)
     return run.checkpoints.choose(None, POLICIES)[1].resolve()
 
 
@@ -88,7 +88,7 @@ def lacks_final(run: Run, settings: Settings) -> bool:
     Raises:
         CommandError: `final.json` is damaged.
     """
-    lines = run.updates()
+    lines = run.metrics
     if settings.test_queries is None or not lines:
         return False
     update = lines[-1]["update"]

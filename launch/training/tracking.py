@@ -8,14 +8,14 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from launch.console.credentials import mask_passwords
 from launch.console.errors import CommandError, describe_error
 from launch.run_folder.layout import METRICS, TENSORBOARD, TRACKIO_ID, WANDB_ID
-from launch.run_folder.records import Sample, Update, to_json
+from launch.run_folder.records import Sample, Update, flatten
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
@@ -296,7 +296,7 @@ def end_services() -> None:
 
 def flat_metrics(line: Update) -> dict[str, float]:
     """Flattens an update's finite metrics, and adds each policy's position (0: pioneer) as `position/llm_1`."""
-    metrics = {name: value for name, value in flatten(line) if name != "update"}
+    metrics = {name: value for name, value in flatten(line) if name != "update" and value is not None}
     if "roles" not in line:
         return metrics
     roles = line["roles"]
@@ -306,14 +306,3 @@ def flat_metrics(line: Update) -> dict[str, float]:
         mapping = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
         positions = {policy: index for team in mapping.teams() for index, policy in enumerate(team.as_dict().values())}
     return metrics | {f"{POSITION_PREFIX}{policy}": float(position) for policy, position in positions.items()}
-
-
-def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the finite numbers of a nested record as pairs such as (`policy/llm_1/kl`, 0.1)."""
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}/")
-        elif not isinstance(value, str | list | tuple | None):
-            number = to_json(value)
-            if isinstance(number, int | float):
-                yield f"{prefix}{key}", float(number)

@@ -11,13 +11,13 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.generation.streamers import BaseStreamer
 
 from policies.generation.generator import LoadedWeights, OnFinished, Request, Response, Sampling
+from policies.learning.rows import left_padded
 from policies.models.adapters import add_lora
 from policies.models.language_model import (
     Quantization,
     base_dtype,
     compute_dtype,
     eager_is_faster,
-    left_padded,
     load_language_model,
     shared_base,
 )

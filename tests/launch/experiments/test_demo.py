@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from launch.experiments.demo import (
     demo_table,
     example,
     main,
-    plot_curves,
+    demo_plot,
     run_demo,
 )
 from launch.experiments.study import load_study
@@ -82,9 +81,8 @@ def test_the_example_is_a_query_that_only_the_trained_chain_answers_right() -> N
 def test_curves_are_scores_over_generated_tokens_of_the_last_answer_or_of_the_single_agent() -> None:
     assert curve(CHAIN, LINES) == [(0, 0.5), (4000, 1.0)]
     assert curve(SINGLE, LINES) == [(0, 0.25), (4000, 0.0)]
-    plot = plot_curves({CHAIN: LINES, SINGLE: LINES})
-    axes = Figure().subplots()
-    plot.panels[0](axes)
+    plot = demo_plot({CHAIN: LINES, SINGLE: LINES})
+    (axes,) = plot.draw().axes
     assert [[*map(float, line.get_xdata())] for line in axes.lines] == [[0, 4], [0, 4]]  # type: ignore[arg-type]
     assert [[*map(float, line.get_ydata())] for line in axes.lines] == [[0.5, 1.0], [0.25, 0.0]]  # type: ignore[arg-type]
 
