@@ -66,8 +66,6 @@ class StudyRun(NamedTuple):
     tier: int
     arm_index: int
     """Index of the arm in the study."""
-    against: str | None
-    """The arm to compare with."""
     differs: dict[str, Value]
     """Settings that differ from the study's first arm."""
     seed: int
@@ -87,8 +85,6 @@ class StudyRun(NamedTuple):
     """The lines of `samples.jsonl` for held-out queries, before and after training."""
     final: FinalFigures | None
     """None if the run ended before its last evaluation."""
-    also: Sequence[str] = ()
-    """Other arms to compare with."""
 
 
 def result_file(folder: Path, arm: str, seed: int) -> Path:

@@ -85,8 +85,6 @@ class StudyJob:
             "label": self.arm.label,
             "tier": self.arm.tier,
             "arm_index": self.study.arm_index(self.arm),
-            "against": self.arm.against,
-            "also": list(self.arm.also),
             "differs": self.arm.differs,
         }
 

@@ -13,10 +13,10 @@ from launch.experiments.demo import (
     UNTRAINED,
     Probe,
     curve,
+    demo_plot,
     demo_table,
     example,
     main,
-    demo_plot,
     run_demo,
 )
 from launch.experiments.study import load_study

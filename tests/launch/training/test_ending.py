@@ -10,7 +10,7 @@ import pytest
 
 from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
-from launch.display import curves
+from launch.display import plot
 from launch.display.terminal import Terminal
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
@@ -45,7 +45,7 @@ def finish_run(uri: str, recorded: Path, event: str) -> int:
         if event == "signals":
             signal.raise_signal(signal.SIGTERM)
 
-    training.Trainer.train, curves.draw_curves = no_training, draw  # type: ignore[assignment, method-assign]
+    training.Trainer.train, plot.draw_run = no_training, draw  # type: ignore[assignment, method-assign]
     return training.train_locked_run(run, SETTINGS, 0, quiet=True, debug=True)
 
 
