@@ -58,24 +58,22 @@ def runs(
         print(f"No runs found in {folder or RUNS}.", file=sys.stderr)
 
 
-def _runs_table(rows: list[RunStatus]) -> Table:
+def _runs_table(statuses: list[RunStatus]) -> Table:
     from launch.display.tables import FINE_PATTERNS, format_number, new_table
 
-    rich_table = new_table(["run", "state", "task"], ["update", "best", "at", "last update"])
-    for row in rows:
-        done = "-" if row.update is None else f"{row.update}/{row.updates}"
-        at = "-" if row.best_update is None else str(row.best_update)
-        written = "-" if row.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written))
-        rich_table.add_row(
-            row.run,
-            row.state,
-            row.task or "-",
-            done,
-            format_number(row.best, FINE_PATTERNS["combined_reward"]),
-            at,
-            written,
-        )
-    return rich_table
+    rows = [
+        [
+            status.run,
+            status.state,
+            status.task or "-",
+            "-" if status.update is None else f"{status.update}/{status.updates}",
+            format_number(status.best, FINE_PATTERNS["combined_reward"]),
+            "-" if status.best_update is None else str(status.best_update),
+            "-" if status.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(status.written)),
+        ]
+        for status in statuses
+    ]
+    return new_table(["run", "state", "task"], ["update", "best", "at", "last update"], rows)
 
 
 def list_runs(location: str) -> list[RunStatus]:

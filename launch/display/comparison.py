@@ -159,10 +159,8 @@ def _settings_table(groups: Sequence[Group]) -> Table:
     ]
     if not keys:
         return new_table(["All settings are equal."], [])
-    table = new_table(["setting", *(group.label for group in groups)], [])
-    for key in keys:
-        table.add_row(key, *(to_cli(values[key]) for values in shown))
-    return table
+    rows = [[key, *(to_cli(values[key]) for values in shown)] for key in keys]
+    return new_table(["setting", *(group.label for group in groups)], [], rows)
 
 
 def _headings() -> list[str]:

@@ -1,7 +1,7 @@
 """Headings and number formats of metrics, and tables for the terminal."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -72,18 +72,21 @@ def format_metric(name: str, value: float | None) -> str:
     return format_number(value, metric_format(name).pattern)
 
 
-def new_table(left: Sequence[str], right: Sequence[str]) -> Table:
-    """Returns an empty table.
+def new_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Returns a table.
 
     Args:
         left: Headings of the left-aligned columns, for text.
         right: Headings of the right-aligned columns after them, for numbers.
+        rows: The cells of each row.
     """
     rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in left:
         rich_table.add_column(heading, no_wrap=True)
     for heading in right:
         rich_table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        rich_table.add_row(*row)
     return rich_table
 
 

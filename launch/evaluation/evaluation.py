@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*PATH_SETTINGS}
 """Settings that affect responses or their metrics, except file names, because `Sources` has checksums of the files."""
 
-NEW_SETTINGS = ("feedback", "stop_when", "roles")
-"""Absent from the identity if they are null, as in earlier versions."""
-
 
 class Lineup(NamedTuple):
     """The policies that respond: one alone, or a whole chain. A pioneer's responses are those it gives alone."""
@@ -113,18 +110,10 @@ class EvaluationPlan(NamedTuple):
         """Everything the responses depend on, as JSON: plans with equal identities give the same responses."""
         assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
-        average = {"average": True} if self.settings.eval_average else {}  # absent otherwise, as in earlier versions
-        # Earlier versions measured the KL of last answers with the task's prompt, also if the first role has its own.
-        bare_prompt = {} if self.settings.roles is None else {"bare_prompt": "first role"}
+        settings = self.settings.public_dict() | {"eval_kl_coef": self.settings.report_kl_coef}
         return {
-            **average,
-            **bare_prompt,
-            "settings": {
-                name: value
-                for name, value in self.settings.public_dict().items()
-                if name in RESPONSE_SETTINGS and not (name in NEW_SETTINGS and value is None)
-            }
-            | {"eval_kl_coef": self.settings.report_kl_coef},
+            "average": self.settings.eval_average,
+            "settings": {name: value for name, value in settings.items() if name in RESPONSE_SETTINGS},
             "at_once": self.settings.chains,
             "functions": self.sources.functions,
             "prompts": public_task_fields(self.sources.task),

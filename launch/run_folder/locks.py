@@ -19,10 +19,6 @@ UNSUPPORTED_ERRNOS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of file systems without locks, such as some network file systems."""
 
 
-class LocksUnsupportedError(CommandError):
-    """A folder's file system has no locks. The message suggests alternatives."""
-
-
 def lock_folder(path: Path) -> contextlib.ExitStack:
     """Locks a folder for this process.
 
@@ -30,8 +26,7 @@ def lock_folder(path: Path) -> contextlib.ExitStack:
         A context; closing it releases the lock.
 
     Raises:
-        CommandError: another process holds the lock.
-        LocksUnsupportedError: the file system has no locks.
+        CommandError: another process holds the lock, or the file system has no locks.
     """
     lock = try_lock(path / LOCK)
     if lock is None:
@@ -52,7 +47,7 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
         A context that releases the lock when closed; None if another process holds the lock.
 
     Raises:
-        LocksUnsupportedError: the file system has no locks.
+        CommandError: the file system has no locks.
     """
     lock = contextlib.ExitStack()
     try:
@@ -63,7 +58,7 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
     except OSError as error:
         if error.errno not in UNSUPPORTED_ERRNOS:
             raise
-        raise LocksUnsupportedError(
+        raise CommandError(
             f"{file.parent} is on a file system without locks ({error.strerror}), so two processes could write at "
             "once. Mount it with locks, or set --out to a folder on another file system, or (for a run) to "
             f"file://{file.parent.resolve()}, which works in a local folder and is uploaded there."

@@ -131,13 +131,6 @@ def mean_over_policies(policies: Sequence[MetricValues]) -> MetricValues:
     return means
 
 
-def argmax_update(values: Mapping[int, float | None]) -> tuple[int, float] | None:
-    """Returns the update with the highest value, and the value; the first if equal; None if all values are None."""
-    scores = {update: value for update, value in values.items() if value is not None}
-    update = max(scores, key=lambda update: scores[update]) if scores else None
-    return None if update is None else (update, scores[update])
-
-
 def to_json(value: object) -> object:
     """Converts a value to strict JSON types: NumPy numbers to Python's, NaN and infinity to None."""
     if isinstance(value, dict):
@@ -161,4 +154,7 @@ def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 
 def best_evaluation(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
     """Returns the update with the best held-out score (see `select_by`), and the score; the earliest if equal."""
-    return argmax_update({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})
+    scores = [(line["update"], settings.selection_score(line)) for line in lines if "evaluation" in line]
+    return max(
+        ((update, score) for update, score in scores if score is not None), key=lambda best: best[1], default=None
+    )

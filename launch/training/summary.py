@@ -75,8 +75,9 @@ def last_answer_note(*lines: Update, arrow: str) -> str | None:
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
     """Returns a table of each policy's held-out metrics at two updates."""
     columns = SUMMARY_METRICS if terminal.console.width >= MIN_WIDE_TERMINAL else MAIN_METRICS
-    rich_table = new_table([""], [metric_format(key).heading for key in columns])
-    for name, (old, new) in held_out_pairs(first, last).items():
-        pairs = ([format_metric(key, figures[key]) for figures in (old, new)] for key in columns)
-        rich_table.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
-    return rich_table
+    arrow = f" {terminal.arrow} "
+    rows = [
+        [name, *(arrow.join(format_metric(key, figures[key]) for figures in pair) for key in columns)]
+        for name, pair in held_out_pairs(first, last).items()
+    ]
+    return new_table([""], [metric_format(key).heading for key in columns], rows)

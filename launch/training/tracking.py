@@ -206,11 +206,7 @@ class Trackers:
 
     def close(self, failed: bool) -> None:
         """Closes all trackers, and marks the run as finished or failed."""
-        for tracker in self._trackers:
-            try:
-                tracker.close(failed)
-            except Exception as error:
-                _warn(tracker, error)
+        self._call_each(lambda tracker: tracker.close(failed))
 
     def locations(self) -> list[str]:
         """Where to look at the run: a sentence for each external tracker."""
@@ -232,12 +228,8 @@ class Trackers:
                 self._trackers.remove(tracker)
                 with contextlib.suppress(Exception):
                     tracker.close(failed=True)
-                _warn(tracker, error)
-
-
-def _warn(tracker: Tracker, error: Exception) -> None:
-    message = mask_passwords(describe_error(error)).rstrip(".")
-    logger.warning("%s failed (%s). Training continues without it; %s has all metrics.", tracker.name, message, METRICS)
+                message, text = mask_passwords(describe_error(error)).rstrip("."), "Training continues without it"
+                logger.warning("%s failed (%s). %s; %s has all metrics.", tracker.name, message, text, METRICS)
 
 
 SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "trackio": Trackio}

@@ -73,7 +73,7 @@ class Probe(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the demo; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launch.experiments.demo", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="new folder of the demo [default: runs/demo-TIME]")
     options = parser.parse_args(argv)
     try:
@@ -203,12 +203,12 @@ def demo_table(probes: Mapping[str, Probe], tokens: Mapping[str, int]) -> Table:
         probes: By `untrained` and arm.
         tokens: By arm, the tokens that its training generated.
     """
-    rich_table = new_table([""], ["untrained", "trained", "tokens per sum", "tokens in training"])
+    rows = []
     for row in ROWS:
         before, after = (probes[name].figures[row.figure] for name in (UNTRAINED, row.trained))
         training = f"{tokens[row.trained]:,}" if row.label in (SINGLE_LABEL, CHAIN_LABEL) else ""
-        rich_table.add_row(row.label, _share(before), _share(after), f"{after['tokens']:.1f}", training)
-    return rich_table
+        rows.append([row.label, _share(before), _share(after), f"{after['tokens']:.1f}", training])
+    return new_table([""], ["untrained", "trained", "tokens per sum", "tokens in training"], rows)
 
 
 def _share(figure: Mapping[str, Any]) -> str:

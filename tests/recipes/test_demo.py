@@ -7,7 +7,9 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from launch.experiments.demo import (
+from launch.experiments.study import load_study
+from launch.run_folder.records import Update
+from recipes.demo import (
     CHAIN,
     SINGLE,
     UNTRAINED,
@@ -19,8 +21,6 @@ from launch.experiments.demo import (
     main,
     run_demo,
 )
-from launch.experiments.study import load_study
-from launch.run_folder.records import Update
 
 LINES: list[Update] = [
     {"update": 0, "evaluation": {"mean": {"task_reward": 0.25}}, "last_response": {"task_reward": 0.5}},
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path, capsys:
 def test_the_demo_prints_a_table_and_an_example_and_draws_the_curves(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.experiments.demo.NUM_QUERIES", 20)
+    monkeypatch.setattr("recipes.demo.NUM_QUERIES", 20)
     study = load_study("demo", ["num_updates=2", "warmup_updates=1", "eval_queries=20"])
     study.arms[SINGLE].differs["num_updates"] = 2
     run_demo(study, tmp_path / "demo")
