@@ -192,14 +192,10 @@ def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> li
     tables = []
     for role in dict.fromkeys(policy_scores["role"] for policy_scores in scores.values()):
         by_label = {label: entry["figures"] for label, entry in scores.items() if entry["role"] == role}
-        rows = [
-            [
-                metric_format(name).heading,
-                *(figures[name].format(metric_format(name).pattern) for figures in by_label.values()),
-            ]
-            for name in dict.fromkeys([*names, *(name for figures in by_label.values() for name in figures)])
-        ]
-        tables.append(new_table([role], list(by_label), rows))
+        tables.append(new_table([role], list(by_label)))
+        for name in dict.fromkeys([*names, *(name for figures in by_label.values() for name in figures)]):
+            heading, pattern = metric_format(name)
+            tables[-1].add_row(heading, *(figures[name].format(pattern) for figures in by_label.values()))
     return tables
 
 

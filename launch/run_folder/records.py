@@ -154,7 +154,6 @@ def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 
 def best_evaluation(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
     """Returns the update with the best held-out score (see `select_by`), and the score; the earliest if equal."""
-    scores = [(line["update"], settings.selection_score(line)) for line in lines if "evaluation" in line]
-    return max(
-        ((update, score) for update, score in scores if score is not None), key=lambda best: best[1], default=None
-    )
+    evaluations = [(line["update"], settings.selection_score(line)) for line in lines if "evaluation" in line]
+    scores = [(update, score) for update, score in evaluations if score is not None]
+    return max(scores, key=lambda best: best[1], default=None)
