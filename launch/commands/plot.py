@@ -126,11 +126,7 @@ def _short_names(locations: Sequence[str]) -> list[str]:
 
 
 def _read_run_with_metrics(location: str) -> "Run":
-    """Reads a run.
-
-    Raises:
-        CommandError: It has no metrics yet.
-    """
+    """Reads a run."""
     from launch.run_folder.run import Run
 
     run = Run.open(location)

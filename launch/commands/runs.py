@@ -77,11 +77,7 @@ def _runs_table(statuses: list[RunStatus]) -> Table:
 
 
 def list_runs(location: str) -> list[RunStatus]:
-    """Returns the runs below a folder, sorted by the time of their last update.
-
-    Raises:
-        CommandError: The folder does not exist.
-    """
+    """Returns the runs below a folder, sorted by the time of their last update."""
     from launch.run_folder.layout import CONFIG
     from launch.run_folder.run import Run
     from launch.run_folder.storage import reject_uri

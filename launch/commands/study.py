@@ -112,14 +112,7 @@ def study(
 def _run_jobs(
     todo: "Sequence[StudyJob]", jobs: "Sequence[StudyJob]", progress: "ProgressPrinter", options: "Sequence[str]"
 ) -> int:
-    """Trains unfinished runs that no other process trains, and prints the results.
-
-    Args:
-        todo: unfinished runs.
-        jobs: all selected runs.
-        progress: prints the progress.
-        options: further options of `cory train`.
-    """
+    """Trains unfinished runs that no other process trains, and prints the results."""
     from launch.experiments.results import write_result
     from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
 

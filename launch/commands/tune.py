@@ -183,14 +183,8 @@ def tune(
 def read_search(options: Any) -> "tuple[Search, str]":
     """Creates a search from command-line options.
 
-    Args:
-        options: the parameters of `tune`.
-
     Returns:
         The search, and the name of its preset or configuration.
-
-    Raises:
-        CommandError: the options are invalid.
     """
     from launch.console.configuration import split_arguments
     from launch.experiments.search import Search

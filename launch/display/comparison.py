@@ -46,11 +46,7 @@ class ComparedRun:
 
     @classmethod
     def read(cls, run: Run, name: str) -> "ComparedRun":
-        """Reads a run.
-
-        Raises:
-            CommandError: One of its files is damaged.
-        """
+        """Reads a run."""
         updates, final = run.metrics, read_final(run.final)
         if final is not None and final["update"] != updates[-1]["update"]:
             final = None  # the run continued afterwards

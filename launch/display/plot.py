@@ -216,14 +216,7 @@ def plot_curves(
     settings: Sequence[Settings],
     event_updates: Mapping[str, Sequence[int]] | None = None,
 ) -> Plot:
-    """Plots curves over updates, with a panel per metric; the KL has none without a reference.
-
-    Args:
-        title: The plot's title.
-        curves: By label.
-        settings: Settings of the plotted runs.
-        event_updates: See `Plot`.
-    """
+    """Plots curves over updates, with a panel per metric; the KL has none without a reference."""
     coefs = {run_settings.report_kl_coef for run_settings in settings}
     coef = f"{coefs.pop():g}" if len(coefs) == 1 else "η"
     panels = []
@@ -244,13 +237,7 @@ def _event_updates(metrics: Metrics) -> dict[str, list[int]]:
 
 
 def draw_run(lines: Sequence[Update], settings: Settings, file: Path) -> None:
-    """Draws the curves of one run into an image file.
-
-    Args:
-        lines: The lines of `metrics.jsonl`.
-        settings: The run's settings.
-        file: The image; its suffix chooses the format. An existing file is replaced.
-    """
+    """Draws the curves of one run into an image file."""
     metrics = Metrics({"run": metrics_frame(lines)}, {"run": settings.seed})
     names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))
     title = f"{algorithm_name(settings)}  ·  {settings.task}  ·  {names}"

@@ -66,10 +66,6 @@ class Batches(Generic[T]):
     def run(self, process_batch: Callable[[T], Mapping[str, object]], progress: ProgressPrinter) -> None:
         """Processes the remaining batches.
 
-        Args:
-            process_batch: Processes a batch and returns its result.
-            progress: Shows the progress; a step is a batch.
-
         Raises:
             KeyboardInterrupt: After Ctrl-C; the number of saved batches is printed first.
         """
@@ -97,14 +93,6 @@ def open_batches(
     path: Path, kind: str, identity: Mapping[str, Any], work: Sequence[T], *, quiet: bool, debug: bool
 ) -> Iterator[tuple[Batches[T], ProgressPrinter]]:
     """Locks a folder and opens its `responses.jsonl`, to start work or to continue it.
-
-    Args:
-        path: The folder: new, empty, or with the same work.
-        kind: What the folder contains, for messages.
-        identity: See `Batches`.
-        work: The batches.
-        quiet: Print no progress.
-        debug: Libraries print to the terminal, so there is no progress bar.
 
     Raises:
         CommandError: The folder contains something else, is used by another process or cannot be created.

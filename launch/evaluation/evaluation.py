@@ -186,11 +186,7 @@ def make_plan(
     samples: int,
     checkpoint: tuple[int, Path] | None,
 ) -> EvaluationPlan:
-    """Plans an evaluation on the first queries of a split, or on all; see `plan_evaluation`.
-
-    Raises:
-        CommandError: A number is below 1, or the split has no queries.
-    """
+    """Plans an evaluation on the first queries of a split, or on all; see `plan_evaluation`."""
     for name, number in (("queries", queries), ("samples", samples)):
         if number is not None and number < 1:
             raise CommandError(f"{name}={number} must be at least 1.")
@@ -223,11 +219,6 @@ def evaluate(
 
     Returns:
         By label, the metrics of each policy in each role.
-
-    Raises:
-        CommandError: The folder contains something else, is used by another process or cannot be created, or the
-            reward failed on every response.
-        KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP; completed batches are saved.
     """
     identity = plan.identity()  # computed first: a run that is still training may delete the checkpoint
     with open_batches(path, "evaluation", identity, plan.batches(), quiet=quiet, debug=debug) as (batches, progress):
@@ -322,10 +313,6 @@ def default_folder(target: str, run: Run | None, checkpoint: Path | None, finger
 
 def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
     """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`).
-
-    Args:
-        run: The run to evaluate.
-        overridden: Names of settings that replace the run's.
 
     Raises:
         CommandError: A required file is missing.

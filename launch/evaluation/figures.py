@@ -183,12 +183,7 @@ def query_metrics(responses: Sequence[EvaluatedResponse], scoring: Scoring) -> l
 
 
 def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
-    """Returns a table per role, with a row per metric and a column per policy.
-
-    Args:
-        scores: By label.
-        names: The metrics to show first.
-    """
+    """Returns a table per role, with a row per metric and a column per policy."""
     tables = []
     for role in dict.fromkeys(policy_scores["role"] for policy_scores in scores.values()):
         by_label = {label: entry["figures"] for label, entry in scores.items() if entry["role"] == role}
@@ -205,11 +200,6 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     1 - C(samples - correct, k) / C(samples, k), computed as a product of factors between 0 and 1 to avoid overflow
     (Chen et al. 2021, https://arxiv.org/abs/2107.03374, §2.1).
 
-    Args:
-        correct: Number of correct responses.
-        samples: Number of responses to the query.
-        k: At least 1.
-
     Returns:
         The estimate; NaN for fewer than k samples.
     """
@@ -222,10 +212,6 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 def distinct_n(responses: Sequence[Sequence[int]], n: int) -> float:
     """Computes distinct-n, the share of unique n-grams among all n-grams of several responses (Li et al. 2016).
-
-    Args:
-        responses: Token ids; here, of all responses of one policy to one query.
-        n: Tokens per n-gram.
 
     Returns:
         1 if no n-gram occurs twice; NaN if all responses are shorter than n.

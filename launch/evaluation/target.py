@@ -18,11 +18,7 @@ GENERATED_QUERY_SETTINGS = ("digits", "operations")
 
 
 def find_run(target: str) -> Run | None:
-    """Returns the run in a folder, or None if the target is a model.
-
-    Raises:
-        CommandError: The target is a path without a run or model, or a URI.
-    """
+    """Returns the run in a folder, or None if the target is a model."""
     path = Path(target)
     if is_uri(target) or Run(path).exists():
         return Run.open(target)

@@ -68,12 +68,7 @@ class ContrastResult(NamedTuple):
 
 
 def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[ContrastResult]:
-    """Returns the results of those contrasts whose arms share a seed.
-
-    Args:
-        contrasts: of the study; p-values are corrected for all of them.
-        runs: results of the study's runs.
-    """
+    """Returns the results of those contrasts whose arms share a seed."""
     import pandas as pd
 
     from launch.experiments.measures import (

@@ -33,11 +33,7 @@ class StudyMetrics(Metrics):
         self.runs = runs
 
     def complete(self, values: "pd.Series[float]") -> "pd.Series[float]":
-        """Returns the values of runs that completed all updates.
-
-        Args:
-            values: indexed by run, and optionally update.
-        """
+        """Returns the values of runs that completed all updates."""
         names = [name for name, run in self.runs.items() if did_all_updates(run)]
         return values[values.index.get_level_values("run").isin(names)]
 

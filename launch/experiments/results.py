@@ -93,11 +93,7 @@ def result_file(folder: Path, arm: str, seed: int) -> Path:
 
 
 def read_results(folder: Path) -> list[StudyRun]:
-    """Reads all results in a study's folder, ordered by tier, arm and seed.
-
-    Raises:
-        CommandError: there are no results, or one cannot be read.
-    """
+    """Reads all results in a study's folder, ordered by tier, arm and seed."""
     runs = read_available_results(folder)
     if not runs:
         raise CommandError(f"{folder} contains no study results. Create them with `cory study NAME --out {folder}`.")
@@ -105,11 +101,7 @@ def read_results(folder: Path) -> list[StudyRun]:
 
 
 def read_available_results(folder: Path) -> list[StudyRun]:
-    """Reads all results in a study's folder, if any, in any order.
-
-    Raises:
-        CommandError: a result cannot be read.
-    """
+    """Reads all results in a study's folder, if any, in any order."""
     return [read_result(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
 
 
@@ -118,9 +110,6 @@ def read_result(file: Path) -> StudyRun:
 
     Derived values that the file omits are computed: combined rewards in training, and the metrics per role. Unknown
     keys, which older versions wrote, are ignored.
-
-    Raises:
-        CommandError: the file is damaged or has another format, or its arm and seed do not match its path.
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
@@ -183,12 +172,7 @@ def _compact_line(line: Update) -> Update:
 
 
 def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFigures:
-    """Returns the mean metrics of a run's final evaluation.
-
-    Args:
-        final: the responses of the final evaluation.
-        policy_ids: of the run.
-    """
+    """Returns the mean metrics of a run's final evaluation."""
     policy = {policy_id: _means(responses) for policy_id, responses in final["policy"].items()}
     figures = FinalFigures(
         update=final["update"],

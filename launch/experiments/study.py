@@ -183,11 +183,7 @@ def _complete_arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, A
 
 
 def _check_arm(study: Study, arm: Arm, study_name: str) -> None:
-    """Checks that an arm differs from its reference arm in exactly the settings it lists.
-
-    Raises:
-        CommandError: the message names the settings.
-    """
+    """Checks that an arm differs from its reference arm in exactly the settings it lists."""
     earlier_arms = list(study.arms)[: study.arm_index(arm)]
     try:
         settings = study.settings(arm, 0)

@@ -89,11 +89,7 @@ class StudyJob:
         }
 
     def read(self) -> StudyRun | None:
-        """Reads the result, if there is one; fields such as the label come from the current study file.
-
-        Raises:
-            CommandError: the result was created with other settings.
-        """
+        """Reads the result, if there is one; fields such as the label come from the current study file."""
         if not self.result.exists():
             return None
         run = read_result(self.result)
@@ -126,12 +122,6 @@ def list_jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[i
     """Returns the runs of some arms in the order of execution.
 
     They are ordered by tier and then by seed, so that arms can be compared before the study is complete.
-
-    Args:
-        study: the study.
-        folder: of the study.
-        arms: of the study.
-        seeds: of all arms; None for each arm's own.
     """
     jobs = [StudyJob(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
     return sorted(jobs, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
@@ -151,12 +141,7 @@ class TrainProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def train(self, job: StudyJob, options: Sequence[str] = ()) -> ProcessResult:
-        """Starts or continues a run that this process has claimed.
-
-        Args:
-            job: the run.
-            options: further options of `cory train`.
-        """
+        """Starts or continues a run that this process has claimed."""
         options = ["--out", str(job.run), "--continue", "--max-failures", str(MAX_FAILURES), "--quiet", *options]
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
             start = output.seek(0, os.SEEK_END)
@@ -190,11 +175,7 @@ class TrainProcess:
 
 
 def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
-    """Creates the result of a run from its folder.
-
-    Raises:
-        CommandError: the run failed; the message contains the reason.
-    """
+    """Creates the result of a run from its folder."""
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
     lines = run.metrics
     final_responses = final.read_final(run.final)
@@ -225,11 +206,7 @@ def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
 
 
 def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | None]:
-    """Returns the status of a run and the reason, if it is not `done`.
-
-    Raises:
-        CommandError: the run failed.
-    """
+    """Returns the status of a run and the reason, if it is not `done`."""
     code = process_result.code
     if code == 0:
         return "done", None

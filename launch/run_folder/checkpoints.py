@@ -41,9 +41,6 @@ class Checkpoints:
 
         Returns:
             The checkpoint's folder.
-
-        Raises:
-            OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
         path = self.path_of(update)
         if not path.exists():
@@ -122,9 +119,6 @@ class Checkpoints:
 
         Returns:
             A sentence about each renamed checkpoint.
-
-        Raises:
-            FormatError: the latest undamaged checkpoint has another format.
         """
         sentences = []
         while (latest := self.latest()) and (problem := manifest.verify(latest[1])):
@@ -135,11 +129,7 @@ class Checkpoints:
         return sentences
 
     def latest_valid(self) -> int:
-        """Returns the update of the latest valid checkpoint; -1 if there is none.
-
-        Raises:
-            FormatError: a later checkpoint has another format.
-        """
+        """Returns the update of the latest valid checkpoint; -1 if there is none."""
         updates = reversed(self.updates())
         return next((update for update in updates if manifest.verify(self.path_of(update)) is None), -1)
 

@@ -33,11 +33,7 @@ class Journal:
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns all records, without an incomplete last line (left by a kill or a full disk).
-
-        Raises:
-            CommandError: another line is damaged.
-        """
+        """Returns all records, without an incomplete last line (left by a kill or a full disk)."""
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]

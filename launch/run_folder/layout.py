@@ -59,11 +59,7 @@ STARTED_FILES = (
 
 
 def new_folder(name: str) -> Path:
-    """Creates a new folder `runs/NAME-TIME`. Concurrent processes get different folders.
-
-    Raises:
-        CommandError: the folder cannot be created.
-    """
+    """Creates a new folder `runs/NAME-TIME`. Concurrent processes get different folders."""
     safe_name = re.sub(r"[^\w.-]+", "-", name)
     base = RUNS / f"{safe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):

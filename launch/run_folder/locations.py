@@ -97,10 +97,6 @@ def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> No
     """Adds a run's module folders to `sys.path` and PYTHONPATH, for functions that are not importable otherwise.
 
     The folders come after all others, including the working directory, but before those of earlier runs.
-
-    Args:
-        functions: their names.
-        paths: the run's recorded paths.
     """
     search_working_folder()
     earlier = [folder for folder in _module_folders if folder in sys.path]

@@ -24,9 +24,6 @@ def lock_folder(path: Path) -> contextlib.ExitStack:
 
     Returns:
         A context; closing it releases the lock.
-
-    Raises:
-        CommandError: another process holds the lock, or the file system has no locks.
     """
     lock = try_lock(path / LOCK)
     if lock is None:
@@ -45,9 +42,6 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
 
     Returns:
         A context that releases the lock when closed; None if another process holds the lock.
-
-    Raises:
-        CommandError: the file system has no locks.
     """
     lock = contextlib.ExitStack()
     try:

@@ -53,10 +53,6 @@ def _check_models(settings: Settings, weights: bool = True) -> None:
 def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Tokenizers]:
     """Checks the models, and loads their tokenizers and the task.
 
-    Args:
-        settings: The run's settings.
-        task: An already loaded task, to avoid reading its data and templates.
-
     Raises:
         CommandError: The task is unknown, or a setting, file or template cannot be used.
         ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
@@ -121,11 +117,6 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
 
     Returns:
         The task and the tokenizers.
-
-    Raises:
-        CommandError: A check failed.
-        ModelError: A model does not exist, or lacks a layer of `lora_target_modules`.
-        SpecError, CreditError: A custom credit scheme cannot be loaded or used.
     """
     settings = fill_in_settings(settings)
     task, tokenizers = load_task(settings)

@@ -38,13 +38,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, run: Run, keep: int, warn: Callable[[str], None]) -> None:
-        """Creates the writer.
-
-        Args:
-            run: The locked run.
-            keep: Number of checkpoints to keep in addition to the best.
-            warn: Called with each warning.
-        """
+        """Creates the writer."""
         self._run = run
         self._keep = keep
         self._warn = warn
@@ -75,12 +69,7 @@ class CheckpointWriter:
             self._thread.shutdown()  # waits: the run is unlocked next
 
     def start(self, algo: Cory) -> None:
-        """Starts saving the current update, unless it is saved or pending; first publishes the previous checkpoint.
-
-        Raises:
-            OSError, LearnerError: This or the previous checkpoint could not be written.
-            WriterChangedError: Another process has taken the run over.
-        """
+        """Starts saving the current update, unless it is saved or pending; first publishes the previous checkpoint."""
         from policies.checkpoint import Checkpoint
 
         if self._pending is not None and self._pending.update == algo.updates:
@@ -97,24 +86,14 @@ class CheckpointWriter:
         self.poll()
 
     def poll(self) -> None:
-        """Publishes the pending checkpoint if it is completely written, and reports an upload that has failed.
-
-        Raises:
-            OSError, LearnerError: It could not be written.
-            WriterChangedError: Another process has taken the run over.
-        """
+        """Publishes the pending checkpoint if it is completely written, and reports an upload that has failed."""
         if self._pending is not None and self._pending.checkpoint.written():
             self._publish()
         if self._upload is not None and self._upload.done():
             self._end_upload()
 
     def finish(self) -> None:
-        """Waits for the pending checkpoint, publishes it, and waits for the upload.
-
-        Raises:
-            OSError, LearnerError: It could not be written.
-            WriterChangedError: Another process has taken the run over.
-        """
+        """Waits for the pending checkpoint, publishes it, and waits for the upload."""
         self._publish()
         while self._upload is not None:
             self._end_upload()

@@ -31,19 +31,8 @@ def check_sources(
 ) -> list[Change]:
     """Rejects a resume with changed queries, models, tokenizers or templates, unless the user allows it.
 
-    Args:
-        before: Sources when the run or search was created.
-        settings: Settings of the resume, whose names appear in messages.
-        task: The task of these settings.
-        now: The current sources.
-        name: The run's name in messages.
-        allow: Whether the user allows changes.
-
     Returns:
         The changes, for `incomparable_warning`.
-
-    Raises:
-        CommandError: There is a change that needs the user's permission.
     """
     changes = find_changes(before, settings, task, now)
     rejected = [change for change in changes if change.blocks_resume]
@@ -55,12 +44,7 @@ def check_sources(
 
 
 def incomparable_warning(change: Change, update: int) -> str:
-    """Returns a warning about a changed source and the metrics that are no longer comparable.
-
-    Args:
-        change: The change found by `check_sources`.
-        update: The update after which the run resumes.
-    """
+    """Returns a warning about a changed source and the metrics that are no longer comparable."""
     best = ", and neither is `best`" if change.part in ("validation", "test") else ""
     return (
         f"Warning: {change.text}. The {change.figures} up to update {update} are not comparable with later ones{best}."
@@ -85,9 +69,6 @@ def check_all_sources(
 
     Returns:
         The sources by kind of training, for `write_all_sources`.
-
-    Raises:
-        CommandError: There is a change that needs the user's permission, or a training cannot be prepared.
     """
     before = {} if folder is None else read_all_sources(folder)
     all_sources: dict[str, Sources] = dict(before)
@@ -132,11 +113,7 @@ def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Setting
 
 
 def read_all_sources(folder: Path) -> dict[str, Sources]:
-    """Reads the file of `write_all_sources`; empty if there is none.
-
-    Raises:
-        CommandError: The file is damaged or has an unknown format.
-    """
+    """Reads the file of `write_all_sources`; empty if there is none."""
     file = folder / SOURCES
     if not file.is_file():
         return {}

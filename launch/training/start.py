@@ -18,13 +18,6 @@ from policies.settings.start import find_start_checkpoint, reject_incompatible_p
 def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
     """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts.
 
-    Args:
-        location: A folder or URI; None: a new folder under `runs/`.
-        name: Name of the new folder under `runs/`.
-        settings: The run's settings.
-        sources: The run's sources.
-        origin: The command that created the run; the first line of `config.yaml`.
-
     Raises:
         CommandError: The location is in use, or the folder cannot be created.
         StorageError: Storage cannot be written.
@@ -46,11 +39,6 @@ def starting_policies(settings: Settings) -> Path | None:
     Returns:
         The checkpoint named by `start_from`, or the best or else the latest of the run named by it; None: policies
         start from the model.
-
-    Raises:
-        CommandError: There is no checkpoint, or it is damaged.
-        SettingsError: The checkpoint's policies have other settings; the message lists the differences. Or
-            `start_from` is a URI.
     """
     if settings.start_from is None:
         return None
@@ -69,10 +57,6 @@ def starting_policies(settings: Settings) -> Path | None:
 def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None:
     """Returns the update of a locked run's latest valid checkpoint, or None.
 
-    Args:
-        run: The locked run.
-        warn: Called with a warning about each damaged checkpoint, which is renamed.
-
     Raises:
         FormatError: The latest checkpoint was written by another version.
     """
@@ -83,11 +67,7 @@ def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None
 
 
 def lacks_final(run: Run, settings: Settings) -> bool:
-    """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows.
-
-    Raises:
-        CommandError: `final.json` is damaged.
-    """
+    """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows."""
     lines = run.metrics
     if settings.test_queries is None or not lines:
         return False

@@ -45,11 +45,6 @@ def train_run(
 
     Returns:
         The run, and the exit code of `training.train_locked_run`; 0 if it was already done.
-
-    Raises:
-        SettingsError: Settings conflict with each other.
-        CommandError: An input cannot be used, or the run cannot continue. A new run is removed.
-        StorageError: Storage cannot be read or written.
     """
     tracking.check_trackers(settings)
     set_names = settings.model_fields_set
@@ -106,11 +101,7 @@ def train_run(
 
 
 def reopen(run: Run, settings: Settings, origin: str) -> int:
-    """Locks a run, takes it over, rewinds it to its latest checkpoint unless it is done, and returns that update.
-
-    Raises:
-        CommandError: The run has no checkpoint.
-    """
+    """Locks a run, takes it over, rewinds it to its latest checkpoint unless it is done, and returns that update."""
     run.lock()
     run.take_over()
     done = latest_valid_checkpoint(run, lambda text: print(text, file=sys.stderr))

@@ -80,11 +80,6 @@ class WeightsAndBiases(Tracker):
     def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
         """Opens the run, and stores its id in the run's folder.
 
-        Args:
-            folder: The run's folder.
-            settings: The run's settings.
-            group: Name of a search with several trackers in this process; None: a single run.
-
         Raises:
             CommandError: The tracker fails to start, for example without a login.
         """
@@ -237,11 +232,7 @@ SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "track
 
 
 def check_trackers(settings: Settings) -> None:
-    """Checks that the run's external tracker is installed.
-
-    Raises:
-        CommandError: It is not.
-    """
+    """Checks that the run's external tracker is installed."""
     name = settings.tracker
     if name is not None and importlib.util.find_spec(name) is None:
         raise CommandError(
@@ -266,11 +257,6 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
 
 def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
     """Opens the run's external tracker, if it has one.
-
-    Args:
-        folder: The run's folder, whose name is the default name of the tracker's run.
-        settings: The run's settings.
-        group: Name of a search with several runs in this process; call `end_services` when all are closed.
 
     Raises:
         CommandError: A tracker fails to start.

@@ -201,11 +201,7 @@ class Trainer:
         return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()
 
     def check_queries(self, task: Task) -> None:
-        """Checks that queries, which are read again after a failure, are unchanged.
-
-        Raises:
-            CommandError: The queries changed.
-        """
+        """Checks that queries, which are read again after a failure, are unchanged."""
         sources = Sources.read(self.run.path)
         if sources is not None and sources.queries != digest_queries(task):
             raise CommandError(
