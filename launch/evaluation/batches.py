@@ -32,9 +32,6 @@ class Batches(Generic[T]):
             identity: Everything that the results depend on, as JSON; entries of `settings` are compared individually.
             work: The batches.
             restart: Replace the file if it contains other work.
-
-        Raises:
-            CommandError: The file contains other work; the message lists the differences.
         """
         self.work = work
         self.done = 0
@@ -64,11 +61,7 @@ class Batches(Generic[T]):
         return self._journal.read()[1:]
 
     def run(self, process_batch: Callable[[T], Mapping[str, object]], progress: ProgressPrinter) -> None:
-        """Processes the remaining batches.
-
-        Raises:
-            KeyboardInterrupt: After Ctrl-C; the number of saved batches is printed first.
-        """
+        """Processes the remaining batches."""
         total = len(self.work)
         progress.start_clock()
         try:
@@ -92,11 +85,7 @@ class Batches(Generic[T]):
 def open_batches(
     path: Path, kind: str, identity: Mapping[str, Any], work: Sequence[T], *, quiet: bool, debug: bool
 ) -> Iterator[tuple[Batches[T], ProgressPrinter]]:
-    """Locks a folder and opens its `responses.jsonl`, to start work or to continue it.
-
-    Raises:
-        CommandError: The folder contains something else, is used by another process or cannot be created.
-    """
+    """Locks a folder and opens its `responses.jsonl`, to start work or to continue it."""
     check_location(str(path), kind)
     make_folder(path)
     responses = path / "responses.jsonl"

@@ -159,10 +159,6 @@ def plan_evaluation(
         queries: Number of queries; None: all.
         samples: Responses per query.
         warn: Called with each difference from the sources of training, and if the checkpoint is untrained.
-
-    Raises:
-        CommandError: A setting or file cannot be used, a number is below 1, or the split has no queries.
-        ModelError: The model does not exist.
     """
     settings = preflight.fill_in_settings(settings)
     task, tokenizers = preflight.check_run_settings(settings)
@@ -312,11 +308,7 @@ def default_folder(target: str, run: Run | None, checkpoint: Path | None, finger
 
 
 def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
-    """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`).
-
-    Raises:
-        CommandError: A required file is missing.
-    """
+    """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`)."""
     settings, sources = run.settings, Sources.read(run.path)
     if sources is None:
         return settings

@@ -165,10 +165,6 @@ def resume_command(folder: Path) -> str:
 
 
 def check_trial_placement(settings: Sequence[Settings], nodes: Sequence[placement.Node]) -> None:
-    """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently.
-
-    Raises:
-        CommandError: a trial requires more than the cluster has.
-    """
+    """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently."""
     for trial in settings:
         placement.check_placement(processes(trial, trial=True), nodes)

@@ -122,9 +122,6 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
     Args:
         name: a key of `bundled_studies()`, or a YAML file.
         words: `key=value`, settings of all arms that override those of the file.
-
-    Raises:
-        CommandError: the study is unknown or invalid; see the module's docstring for the format.
     """
     name = name if name in bundled_studies() else expand_home(name)
     file = _STUDIES_DIR / f"{name}.yaml" if name in bundled_studies() else Path(name)

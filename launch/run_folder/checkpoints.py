@@ -54,9 +54,6 @@ class Checkpoints:
 
         Args:
             update: number of finished updates; must have no checkpoint yet.
-
-        Raises:
-            OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
         self.folder.mkdir(exist_ok=True)
         with atomic_dir(self.path_of(update)) as unfinished:
@@ -94,10 +91,6 @@ class Checkpoints:
         Args:
             name: `best`, `latest` or an update's number; None: `best`, or `latest` if none was evaluated.
             part: verify only files whose paths start with this prefix.
-
-        Raises:
-            CommandError: the checkpoint does not exist or is damaged.
-            FormatError: the checkpoint has another format.
         """
         saved, best = self.updates(), self.best()
         if not saved:

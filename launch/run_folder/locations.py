@@ -39,9 +39,6 @@ def locate_files(
         needed: settings whose files must exist.
         settable: settings that the command accepts, for messages.
         absolute: use absolute paths for all files.
-
-    Raises:
-        CommandError: a needed file or folder exists neither in the working directory nor at its recorded path.
     """
     changes: dict[str, object] = {}
     if settings.frozen_models:

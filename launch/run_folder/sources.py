@@ -123,11 +123,7 @@ class Sources:
 
 
 def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
-    """Computes the current fingerprints of a run's inputs.
-
-    Raises:
-        OSError: a model's file cannot be read.
-    """
+    """Computes the current fingerprints of a run's inputs."""
     names = list(function_names(settings, task.reward, task.feedback))
     return Sources(
         paths=absolute_paths(settings, names),

@@ -21,10 +21,6 @@ def fill_in_settings(settings: Settings, ram: float | None = None, gpu: float | 
         settings: The run's settings.
         ram, gpu: Bytes of another machine and of each of its GPUs, if the run is not for this one; it then does not
             need the models' weights.
-
-    Raises:
-        CommandError: The task is unknown, or a setting, file or template cannot be used.
-        ModelError: A model does not exist.
     """
     _check_models(settings, weights=ram is None)
     from policies.models.model_check import ModelError
@@ -51,12 +47,7 @@ def _check_models(settings: Settings, weights: bool = True) -> None:
 
 
 def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Tokenizers]:
-    """Checks the models, and loads their tokenizers and the task.
-
-    Raises:
-        CommandError: The task is unknown, or a setting, file or template cannot be used.
-        ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
-    """
+    """Checks the models, and loads their tokenizers and the task."""
     _check_models(settings)
     try:
         tokenizers = settings.make_tokenizers()
@@ -91,10 +82,6 @@ def check_rope_factors(settings: Settings, trained_length: int) -> None:
     Args:
         settings: Of an evaluation.
         trained_length: Maximum number of tokens of a prompt and its response in training.
-
-    Raises:
-        CommandError: The maximum length selects other factors of longrope.
-        ModelError: A model does not exist.
     """
     from policies.models.families import fix_rope_factors
     from policies.models.model_check import load_config

@@ -16,12 +16,7 @@ from policies.settings.start import find_start_checkpoint, reject_incompatible_p
 
 
 def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
-    """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts.
-
-    Raises:
-        CommandError: The location is in use, or the folder cannot be created.
-        StorageError: Storage cannot be written.
-    """
+    """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts."""
     run = run_type(location).create(location, name)
     try:
         run.write_settings(settings, origin)
@@ -55,11 +50,7 @@ def starting_policies(settings: Settings) -> Path | None:
 
 
 def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None:
-    """Returns the update of a locked run's latest valid checkpoint, or None.
-
-    Raises:
-        FormatError: The latest checkpoint was written by another version.
-    """
+    """Returns the update of a locked run's latest valid checkpoint, or None."""
     for message in run.checkpoints.quarantine_damaged():
         warn(f"Warning: {message}")
     latest = run.checkpoints.latest()

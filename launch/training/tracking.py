@@ -78,11 +78,7 @@ class WeightsAndBiases(Tracker):
     name = "Weights & Biases"
 
     def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
-        """Opens the run, and stores its id in the run's folder.
-
-        Raises:
-            CommandError: The tracker fails to start, for example without a login.
-        """
+        """Opens the run, and stores its id in the run's folder."""
         self._has_group = group is not None
         self._next_update = 0  # updates before it are logged already; used by trackers that do not check this
         self._open(folder, settings, group)
@@ -248,19 +244,12 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
         folder: The run's folder.
         settings: The run's settings.
         after: The update after which the run resumes; None: a new run.
-
-    Raises:
-        CommandError: A tracker fails to start.
     """
     return Trackers([TensorBoard(folder / TENSORBOARD, after), *open_services(folder, settings)])
 
 
 def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
-    """Opens the run's external tracker, if it has one.
-
-    Raises:
-        CommandError: A tracker fails to start.
-    """
+    """Opens the run's external tracker, if it has one."""
     return [SERVICES[settings.tracker](folder, settings, group)] if settings.tracker else []
 
 
