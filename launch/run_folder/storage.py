@@ -50,12 +50,6 @@ def is_uri(location: str) -> bool:
     return "://" in location
 
 
-def join_location(parent: str, name: str) -> str:
-    """Returns the path or URI of `name` below `parent`. A URI's query (after `?`) stays at the end."""
-    path, mark, query = parent.partition("?") if is_uri(parent) else (parent, "", "")
-    return f"{path.rstrip('/')}/{name}{mark}{query}"
-
-
 def check_location(location: str, kind: str = "run") -> None:
     """Rejects a folder that would be lost after a Ray job, a URI with a secret, and other URIs unless for a `run`."""
     if is_uri(location):
@@ -114,7 +108,8 @@ class Storage:
 
     def uri_of(self, name: str) -> str:
         """Returns the URI of a file of the run, or of the run itself if `name` is empty."""
-        return join_location(self.uri, name) if name else self.uri
+        path, mark, query = self.uri.partition("?")
+        return f"{path}/{name}{mark}{query}" if name else self.uri
 
     def cache(self) -> Path:
         """Returns the folder in the user's cache in which this run trains."""

@@ -9,10 +9,9 @@ from launch.run_folder.final import read_final
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
-from launch.run_folder.storage import is_uri
 from launch.run_folder.stored_run import run_type
 from policies.settings.settings import Settings
-from policies.settings.start import find_start_checkpoint, reject_incompatible_policies
+from policies.settings.start import find_start_checkpoint
 
 
 def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
@@ -35,18 +34,14 @@ def starting_policies(settings: Settings) -> Path | None:
         The checkpoint named by `start_from`, or the best or else the latest of the run named by it; None: policies
         start from the model.
     """
-    if settings.start_from is None:
+    checkpoint = find_start_checkpoint(settings)
+    if checkpoint is None or settings.start_from is None:
         return None
-    if is_uri(settings.start_from) or (Path(settings.start_from) / POLICIES).is_dir():
-        checkpoint = find_start_checkpoint(settings)
-        assert checkpoint is not None
-        has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
-        if has_manifest and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
-            raise CommandError(f"start_from={settings.start_from} {problem}. Choose another checkpoint.")
-        return checkpoint
-    run = Run.open(settings.start_from)
-    reject_incompatible_policies(settings, run.settings)
-    return run.checkpoints.choose(None, POLICIES)[1].resolve()
+    is_of_run = checkpoint != Path(settings.start_from).resolve()
+    has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
+    if (is_of_run or has_manifest) and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
+        raise CommandError(f"start_from={settings.start_from}: {checkpoint} {problem}. Choose another checkpoint.")
+    return checkpoint
 
 
 def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None:
