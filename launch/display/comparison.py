@@ -15,10 +15,10 @@ from rich.table import Table
 from launch.display.frame import Metrics
 from launch.display.plot import Curve, Plot, plot_curves
 from launch.display.statistics import column_cis
-from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, metric_format, new_table, with_shown_kl
+from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, metric_format, new_table
 from launch.run_folder.final import FinalEvaluation, read_final
 from launch.run_folder.frame import LAST_RESPONSE, MEAN, metrics_frame
-from launch.run_folder.records import EvaluatedResponse, MetricValues, Update
+from launch.run_folder.records import EvaluatedResponse, MetricValues, Update, with_shown_kl
 from launch.run_folder.run import Run
 from policies.settings.settings import Settings, settings_in_categories
 from policies.settings.yaml12 import to_cli

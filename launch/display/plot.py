@@ -15,7 +15,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from launch.display.frame import Metrics, mean_over_seeds
-from launch.display.tables import BARE_KL
 from launch.display.texts import algorithm_name
 from launch.run_folder.frame import LAST_RESPONSE, MEAN, metrics_frame
 from launch.run_folder.records import Update
@@ -182,12 +181,10 @@ class Curve(NamedTuple):
 
     def lines(self, metric: str, label: str) -> list[Line]:
         """Returns the lines that have values."""
-        # Earlier versions named the KL of last answers `kl`.
-        has_bare_kl = self.metrics.get("validation", BARE_KL, "", LAST_RESPONSE).notna().any()
         keys = {
             "train": ("train", metric, "" if self.role else self.policy, self.role),
             "bare": ("validation", metric, self.policy, ""),
-            "last": ("validation", BARE_KL if metric == "kl" and has_bare_kl else metric, "", LAST_RESPONSE),
+            "last": ("validation", metric, "", LAST_RESPONSE),
         }
         frames = {kind: mean_over_seeds(self.metrics.get(*keys[kind])) for kind in KIND_LABELS if kind in self.kinds}
         return [Line(label, kind, frame) for kind, frame in frames.items() if frame["mean"].notna().any()]

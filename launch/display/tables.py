@@ -1,16 +1,14 @@
 """Headings and number formats of metrics, and tables for the terminal."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TextIO, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from launch.run_folder.records import MetricValues, Update
-
-T = TypeVar("T")
+from launch.run_folder.records import MetricValues, Update, with_shown_kl
 
 
 class MetricFormat(NamedTuple):
@@ -34,8 +32,6 @@ CHAIN_METRIC_FORMATS = {"chain_tokens": MetricFormat("tokens per query", "{:.1f}
 """Metrics of a whole chain."""
 MAIN_METRICS = ("task_reward", "kl", "combined_reward")
 """The metrics shown in every table and plot."""
-BARE_KL = "bare_kl"
-"""The KL in the combined reward of last answers, shown as their `kl`."""
 FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
 """Their formats in comparisons of runs, whose combined rewards often differ only in the third digit."""
 
@@ -43,11 +39,6 @@ FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}
 def metric_format(name: str) -> MetricFormat:
     """Returns the format of a metric; its name is the heading if it has no other, such as pass@4."""
     return {**METRIC_FORMATS, **CHAIN_METRIC_FORMATS}.get(name, MetricFormat(name, "{:.2f}"))
-
-
-def with_shown_kl(metrics: Mapping[str, T]) -> dict[str, T]:
-    """Returns metrics with the KL to show as `kl`: of last answers `bare_kl`, which earlier versions named `kl`."""
-    return {**metrics, "kl": metrics[BARE_KL]} if BARE_KL in metrics else {**metrics}
 
 
 def held_out_pairs(first: Update, last: Update) -> dict[str, tuple[MetricValues, MetricValues]]:

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from cory_env.chain_settings import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
-from launch.display.tables import METRIC_FORMATS, metric_format, new_table, with_shown_kl
+from launch.display.tables import METRIC_FORMATS, metric_format, new_table
 from launch.run_folder.final import CHAIN_TOKENS
-from launch.run_folder.records import BatchRecord, EvaluatedResponse
+from launch.run_folder.records import BatchRecord, EvaluatedResponse, with_shown_kl
 
 UNBOUNDED_METRICS = ("kl", "response_length", CHAIN_TOKENS)
 """Amounts of nats or tokens, which are never binary, even if all values are 0 or 1."""

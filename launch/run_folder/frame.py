@@ -7,7 +7,7 @@ policy   the policy id (in evaluations each policy answers the bare query alone)
          empty: not a metric of one policy
 role     the role of training responses, whichever policy had it; `last answer`: the chain's last response, held out;
          else empty
-metric, value
+metric, value; `kl` of last answers is their `bare_kl`
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from launch.run_folder.records import Update, flatten, mean_over_policies
+from launch.run_folder.records import Update, flatten, mean_over_policies, with_shown_kl
 
 COLUMNS = ("update", "split", "policy", "role", "metric", "value")
 MEAN, LAST_RESPONSE = "mean", "last answer"
@@ -40,6 +40,8 @@ def metrics_frame(lines: Sequence[Update], final: Mapping[str, Any] | None = Non
 def _rows(line: Update) -> Iterator[tuple[int, str, str, str, str, float | None]]:
     if policies := line.get("policy"):
         line = {**line, "policy": {**policies, MEAN: mean_over_policies(list(policies.values()))}}
+    if "last_response" in line:
+        line = {**line, "last_response": with_shown_kl(line["last_response"])}
     for name, value in flatten(line):
         kind, _, rest = name.partition("/")
         member, _, metric = rest.partition("/")

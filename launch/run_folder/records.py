@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, TypeVar
 
 from cory_env.message import Message
 from policies.settings.settings import Settings
 
+T = TypeVar("T")
 MetricValues = dict[str, float | None]
 """Metrics by name; None if a value is not finite or could not be computed."""
 
@@ -141,6 +142,11 @@ def to_json(value: object) -> object:
         return value
     number = float(value)  # type: ignore[arg-type]
     return number if math.isfinite(number) else None
+
+
+def with_shown_kl(metrics: Mapping[str, T]) -> dict[str, T]:
+    """Returns metrics with the KL to show as `kl`: of last answers `bare_kl`, which earlier versions named `kl`."""
+    return {**metrics, "kl": metrics["bare_kl"]} if "bare_kl" in metrics else {**metrics}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float | None]]:
