@@ -12,7 +12,7 @@ from cory_env.home import upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder.checkpoints import Checkpoints
-from launch.run_folder.journal import Journal, atomic_write
+from launch.run_folder.journal import Journal
 from launch.run_folder.layout import (
     CHECKPOINTS,
     CONFIG,
@@ -30,6 +30,7 @@ from launch.run_folder.layout import (
 from launch.run_folder.locks import lock_folder
 from launch.run_folder.records import SampleLine, Update, best_evaluation
 from launch.run_folder.storage import reject_uri
+from policies.files import atomic_write
 from policies.settings.settings import Settings, SettingsError, make_settings
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class Run:
 
     def _clear(self) -> None:
         """Removes everything in the folder except locks."""
+        self._settings = self._best = None
         _remove(path for path in self.path.iterdir() if not path.name.startswith(WRITERS))
 
 

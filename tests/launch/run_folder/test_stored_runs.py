@@ -112,6 +112,20 @@ def test_a_newer_run_in_storage_replaces_the_local_files_of_an_older_run(path: P
     assert resumed.checkpoints.updates() == [3] and [line["update"] for line in resumed.metrics] == list(range(4))
 
 
+def test_a_run_that_another_machine_continues_meanwhile_has_that_machines_settings(path: Path, tmp_path: Path) -> None:
+    stored_run(path).unlock()
+    run = StoredRun.open(f"file://{path}")
+    assert run.settings == SETTINGS
+    longer = SETTINGS.model_copy(update={"num_updates": 24})
+    with on_another_machine(tmp_path):
+        other = resume(path)
+        other.write_settings(longer, "cory train --resume")
+        other.checkpoints.save(9, write_checkpoint)
+        other.upload()
+    run.take_over()
+    assert run.settings == longer and run.checkpoints.updates() == [9]
+
+
 def test_later_local_updates_are_kept_if_another_machine_took_over_but_made_no_progress(
     path: Path, tmp_path: Path
 ) -> None:
