@@ -26,7 +26,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """The colour-blind safe palette of Okabe and Ito."""
 INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
-"""Supported image file suffixes."""
 WIDTH, HEIGHT = 4.6, 3.1
 """Size of a panel, in inches."""
 LEFT, RIGHT, BOTTOM, TOP = 0.78, 0.13, 0.5, 0.35
@@ -34,7 +33,6 @@ LEFT, RIGHT, BOTTOM, TOP = 0.78, 0.13, 0.5, 0.35
 LEGEND_LINE = 0.24
 """Height of a line of the legend, in inches."""
 PANELS_PER_ROW = 3
-"""Maximum number of panels side by side."""
 POINT_OFFSET = 0.012
 """Horizontal offset between the points of two curves at the same update, as a share of the panel's width, so that
 their error bars do not overlap."""

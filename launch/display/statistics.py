@@ -127,7 +127,6 @@ class Difference(NamedTuple):
 
     seeds: tuple[int, ...]
     values: tuple[float, ...]
-    """Per seed."""
     estimate: Estimate
     p: float | None
     """Two-sided p of the exact sign-flip test; see `sign_flip_p`."""

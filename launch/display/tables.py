@@ -16,7 +16,6 @@ class MetricFormat(NamedTuple):
 
     heading: str
     pattern: str
-    """Format string of its values."""
 
 
 METRIC_FORMATS = {
@@ -29,7 +28,6 @@ METRIC_FORMATS = {
     "distinct_2": MetricFormat("distinct-2", "{:.2f}"),
 }
 CHAIN_METRIC_FORMATS = {"chain_tokens": MetricFormat("tokens per query", "{:.1f}")}
-"""Metrics of a whole chain."""
 MAIN_METRICS = ("task_reward", "kl", "combined_reward")
 """The metrics shown in every table and plot."""
 FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}

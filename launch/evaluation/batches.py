@@ -35,7 +35,6 @@ class Batches(Generic[T]):
         """
         self.work = work
         self.done = 0
-        """Number of completed batches."""
         self._journal = Journal(path, number="batch")
         if lines := self._journal.read():
             differing = _differing_entries(lines[0].get("identity", {}), json.loads(json.dumps(identity)))

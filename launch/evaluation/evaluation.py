@@ -48,7 +48,6 @@ class Lineup(NamedTuple):
 
     trained: bool
     policy_ids: tuple[str, ...]
-    """By position."""
     names: tuple[str, ...]
     """Their names in the results, by position."""
 

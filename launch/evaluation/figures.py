@@ -32,9 +32,7 @@ class Scoring(NamedTuple):
     solved_at: float | None
     """Task reward from which a response is correct; None: no pass@k."""
     ks: Sequence[int]
-    """Values of k for pass@k."""
     seed: int
-    """Seed of the bootstrap intervals."""
 
     @property
     def names(self) -> list[str]:

@@ -48,9 +48,7 @@ class FinalFigures(TypedDict):
     queries: int
     """Number of queries; 0 if unknown."""
     policy: dict[str, MetricValues]
-    """Policy id to means over the queries."""
     mean: MetricValues
-    """Mean over the policies."""
     last_response: NotRequired[MetricValues]
     """Metrics of the chain's last response to the same queries, averaged over the orders of its policies, with
     `bare_kl` and `in_chain_kl` instead of `kl`. If chains can stop, also `chain_tokens`, the tokens that a chain
@@ -65,7 +63,6 @@ class StudyRun(NamedTuple):
     label: str
     tier: int
     arm_index: int
-    """Index of the arm in the study."""
     differs: dict[str, Value]
     """Settings that differ from the study's first arm."""
     seed: int

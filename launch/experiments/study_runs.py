@@ -44,7 +44,6 @@ from policies.settings.settings import changed_settings
 MAX_FAILURES = 2
 """Number of times that a run restarts from its latest checkpoint after one of its processes died."""
 SIGNAL_EXIT_CODES = tuple(128 + number for number in SIGNALS)
-"""Exit codes of a run that was stopped by a signal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +54,6 @@ class StudyJob:
     arm: Arm
     seed: int
     folder: Path
-    """Folder of the study."""
 
     @property
     def result(self) -> Path:

@@ -20,7 +20,6 @@ UNTRAINED = (
     "These are the weights before training (update 0), which `best` has if no later evaluation was better. The "
     "checkpoint `latest` has the trained ones."
 )
-"""Warning about a checkpoint of update 0."""
 _NAME = re.compile(r"update_(\d{6,})")
 _DAMAGED_PREFIX = "damaged_"
 

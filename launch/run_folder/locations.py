@@ -17,7 +17,6 @@ from policies.models.model_names import is_bundled
 from policies.settings.settings import BY_CONTENT, Settings
 
 PATH_SETTINGS = (*BY_CONTENT, "start_from")
-"""Settings that name files or folders."""
 OWN_PACKAGE_DIRS = (ROOT / "policies", ROOT / "launch")
 """Our packages that a user's module of the same name shadows in a function's process."""
 _module_folders: list[str] = []

@@ -31,7 +31,6 @@ class RunStatus(NamedTuple):
     written: float | None = None
     """When the last update was recorded, in seconds since 1970."""
     problem: str | None = None
-    """Why the run cannot be read."""
 
 
 def read_status(run: Run) -> RunStatus:

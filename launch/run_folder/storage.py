@@ -34,7 +34,6 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 PART_SUFFIX = ".part"
 """Suffix of incomplete files: still being written, or left by a killed process."""
 COPY_CHUNK_BYTES = 2**24
-"""Bytes copied at once."""
 
 
 class StorageError(CommandError):

@@ -21,7 +21,6 @@ from policies.settings.settings import Settings
 
 POSITION_PREFIX = "position/"
 SAMPLE_COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
-"""Columns of the table of samples."""
 logger = logging.getLogger(__name__)
 
 
@@ -29,7 +28,6 @@ class Tracker(Protocol):
     """Logs the metrics of every update."""
 
     name: str
-    """Display name."""
 
     def location(self) -> str | None:
         """Where to look at the run, as a sentence for the user; None: nowhere."""
