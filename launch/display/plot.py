@@ -124,14 +124,17 @@ class Plot:
         return figure
 
     def _legend(self) -> list[Line2D]:
-        kinds = {line.kind for panel in self.panels for line in panel.lines}
-        legend = [Line2D([], [], color=colour, label=label, linewidth=2.2) for label, colour in self.colours.items()]
-        if len(kinds) > 1:
-            legend += [
-                Line2D([], [], color=INK, label=label, **STYLES[kind])
-                for kind, label in KIND_LABELS.items()
-                if kind in kinds
+        """Returns an entry per label, kind and event; if each label has a kind of its own, one for both."""
+        kinds = {(line.label, line.kind) for panel in self.panels for line in panel.lines}
+        if len(kinds) == len({kind for _, kind in kinds}) == len(self.labels) > 1:
+            styles = {label: STYLES[kind] for label, kind in kinds}
+            return [
+                Line2D([], [], color=colour, label=label, **styles[label]) for label, colour in self.colours.items()
             ]
+        legend = [Line2D([], [], color=colour, label=label, linewidth=2.2) for label, colour in self.colours.items()]
+        shown = [kind for kind in KIND_LABELS if kind in {kind for _, kind in kinds}]
+        for kind in shown if len(shown) > 1 else ():
+            legend.append(Line2D([], [], color=INK, label=KIND_LABELS[kind], **STYLES[kind]))
         return legend + [Line2D([], [], label=EVENT_LABELS[event], **STYLES[event]) for event in self.event_updates]
 
     def _draw_panel(self, axes: Axes, panel: Panel) -> None:
