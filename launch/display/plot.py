@@ -126,13 +126,11 @@ class Plot:
     def _legend(self) -> list[Line2D]:
         """Returns an entry per label, kind and event; if each label has a kind of its own, one for both."""
         kinds = {(line.label, line.kind) for panel in self.panels for line in panel.lines}
-        if len(kinds) == len({kind for _, kind in kinds}) == len(self.labels) > 1:
-            styles = {label: STYLES[kind] for label, kind in kinds}
-            return [
-                Line2D([], [], color=colour, label=label, **styles[label]) for label, colour in self.colours.items()
-            ]
-        legend = [Line2D([], [], color=colour, label=label, linewidth=2.2) for label, colour in self.colours.items()]
         shown = [kind for kind in KIND_LABELS if kind in {kind for _, kind in kinds}]
+        styles: dict[str, dict[str, Any]] = {label: {"linewidth": 2.2} for label in self.labels}
+        if len(kinds) == len(shown) == len(self.labels) > 1:
+            styles, shown = {label: STYLES[kind] for label, kind in kinds}, []
+        legend = [Line2D([], [], color=self.colours[label], label=label, **styles[label]) for label in self.labels]
         for kind in shown if len(shown) > 1 else ():
             legend.append(Line2D([], [], color=INK, label=KIND_LABELS[kind], **STYLES[kind]))
         return legend + [Line2D([], [], label=EVENT_LABELS[event], **STYLES[event]) for event in self.event_updates]
