@@ -33,7 +33,9 @@ def metrics_frame(lines: Sequence[Update], final: Mapping[str, Any] | None = Non
         evaluation = {"evaluation": {**final["policy"], MEAN: final["mean"]}}
         last_response = {"last_response": final.get("last_response", {})}
         test: Any = {"update": final["update"], **evaluation, **last_response}
-        rows += [(update, "test", *row) for update, _, *row in _rows(test)]
+        rows += [
+            (update, "test", policy, role, metric, value) for update, _, policy, role, metric, value in _rows(test)
+        ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"update": int, "value": float})
 
 

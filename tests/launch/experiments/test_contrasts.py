@@ -70,7 +70,7 @@ def test_at_equal_tokens_the_arm_that_generates_more_is_evaluated_at_an_earlier_
                 if update % 2 == 0:
                     line["evaluation"] = {"mean": policy_metrics(reward * update + run.seed, 0.0)}
                     line["last_response"] = policy_metrics(reward * update + run.seed + 0.5, 0.0)
-                run.metrics_file.append(line)
+                run.metrics.append(line)
         return runs
 
     contrasts = [

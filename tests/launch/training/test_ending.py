@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
 from launch.display import plot
 from launch.display.terminal import Terminal
@@ -19,6 +18,7 @@ from launch.run_folder.stored_run import StoredRun
 from launch.training import training
 from launch.training.saving import CheckpointWriter
 from launch.training.summary import last_answer_note, print_summary
+from policies.files import MissingFolderError
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
 from tests.launch.run_folder.conftest import SETTINGS
@@ -126,7 +126,7 @@ def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -
 def test_a_run_whose_folder_was_renamed_fails_without_creating_it_again(tmp_path: Path) -> None:
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=6), updates=[0])
     run.path.rename(tmp_path / "renamed")
-    expected_error = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
+    expected_error = pytest.raises(MissingFolderError, match="run no longer exists: it was removed or renamed")
     with expected_error as raised, training._explain_failure(run):
         run.metrics_file.append({"update": 1})
     assert "Its folder was moved or removed." in raised.value.__notes__[-1]
