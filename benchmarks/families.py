@@ -196,7 +196,9 @@ def _rounded(value: float | None) -> float | None:
 
 def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> float:
     """Writes a policy that is far from its base as `cory export` does, loads it, and compares the two."""
-    from launch.models.export import merged_model, write_weights
+    import torch
+
+    from launch.models.export import full_model
     from launch.models.trained import PolicySet
     from policies.learning.rows import make_rows
     from policies.settings.files import read_preset
@@ -211,10 +213,7 @@ def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> fl
 
     chosen = make_settings({**read_preset("paper"), "model": path, "dtype": "fp32", **settings})
     trained = PolicySet(chosen, 1, [], ("llm_1",), "the sweep", "the sweep", "the sweep", read)
-    model, tensors = merged_model(trained, "llm_1")
-    os.makedirs(folder)
-    model.save_pretrained(folder, state_dict={})
-    write_weights(model, tensors, Path(folder))
+    full_model(trained, "llm_1", torch.float32).save_pretrained(folder)
     answers = [[17, 31, 90, 2], [44], [3, 3, 8, 9, 120, 64]]
     rows = make_rows(PROMPTS, answers, [[0.0] * len(tokens) for tokens in answers], [0.0] * 3, [False] * 3)
     again = make_learner(folder, {}).score(rows)["logprobs"]

@@ -68,7 +68,7 @@ def make_learner(path: str, settings: Mapping[str, Any]) -> Any:
     from policies.settings.settings import make_settings
 
     config = module_config(make_settings({**read_preset("paper"), "model": path, "dtype": "fp32", **settings}), "llm_1")
-    return PolicyModel(model_path(config.pop("model"), config.pop("revision")), **config)
+    return PolicyModel(model_path(config.pop("model")), **config)
 
 
 def moved(learner: Any) -> tuple[dict[str, Any], dict[str, Any]]:

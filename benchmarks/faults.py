@@ -243,11 +243,11 @@ LOCAL: dict[str, tuple[Fault, tuple[str, ...]]] = {
 """Faults within one machine, and the settings besides `SETTINGS`."""
 TWO: tuple[tuple[str, ...], int, int] = (("num_runners=2", "runner_threads=2"), 2, 2)
 """Each runner fits on a node, and both on none."""
-MESH = ("num_runners=1", "shards_per_policy=2", "num_learners=4", "learner_resources=learning=1")
+MESH = ("num_runners=1", "shards_per_policy=2", "num_learners=4")
 ON_NODES: dict[str, tuple[bool, tuple[str, ...], int, int]] = {
     "a node of two, and another joins": (False, *TWO),
     "the whole cluster, and a new one": (True, *TWO),
-    "a node of four, each with a learner, and another joins": (False, (*MESH, "--max-failures", "1000"), 4, 1),
+    "a node of four, with a learner or the runner, and another joins": (False, (*MESH, "--max-failures", "1000"), 4, 1),
 }
 """Faults of machines: whether all are lost, the settings besides `SETTINGS`, the nodes, and the CPUs of each."""
 
@@ -272,12 +272,12 @@ def on_nodes(
 
         def begin() -> None:
             machines[:] = [Nodes(folder)]
-            machines.extend(machines[0].add(cpus, learning=1) for _ in range(nodes))
+            machines.extend(machines[0].add(cpus) for _ in range(nodes))
             run.environment["RAY_ADDRESS"] = machines[0].address
 
         def lose_node(run: Shaken, chance: random.Random) -> None:
             machines[0].lose(machines.pop(chance.randint(1, nodes)))
-            machines.append(machines[0].add(cpus, learning=1))
+            machines.append(machines[0].add(cpus))
 
         def lose_all(run: Shaken, chance: random.Random) -> None:
             machines[0].close()

@@ -84,7 +84,7 @@ class Case:
             *(["offload_optimizer"] if self.offload else []),
             *([f"micro_batch_size={self.rows}"] if self.rows else []),
             *([f"groups of {self.group}"] if self.group > 1 else []),
-            *([] if self.share else ["prefix_sharing=off"]),
+            *([] if self.share else ["plain rows"]),
         ]
         return " ".join([self.size, self.weights, *([f"({', '.join(other)})"] if other else [])])
 

@@ -123,13 +123,13 @@ def product_speed(s: Settings) -> float:
 def build(s: Settings) -> dict[str, PolicyLearner]:
     """Each LLM's learner as an algorithm builds it, with one intra-op thread pool as pinned by OMP_NUM_THREADS."""
     model_config = module_config(s, "llm_1")
-    path = model_path(model_config.pop("model"), model_config.pop("revision"))
+    path = model_path(model_config.pop("model"))
     learners = {
         name: PolicyLearner(PolicyModel(path, **model_config), s.hyperparameters, name=name, policy_index=index)
         for index, name in enumerate(s.policy_ids)
     }
     for learner in learners.values():
-        learner.check_forward(s.prefix_sharing == "auto")
+        learner.check_forward()
     return learners
 
 

@@ -39,9 +39,9 @@ class Nodes:
         self.address = str(self._answer())
         """Value of `RAY_ADDRESS` for drivers."""
 
-    def add(self, cpus: int, **resources: float) -> int:
-        """Starts a worker node, with custom resources too, and returns its number, when it has joined."""
-        self._orders.send(("add", (cpus, resources)))
+    def add(self, cpus: int) -> int:
+        """Starts a worker node, and returns its number, when it has joined."""
+        self._orders.send(("add", cpus))
         return int(self._answer())
 
     def lose(self, node: int) -> None:
@@ -70,8 +70,7 @@ def _start_nodes(orders: Connection, folder: str) -> None:
     while True:
         order, argument = orders.recv()
         if order == "add":
-            cpus, resources = argument
-            nodes.append(cluster.add_node(num_cpus=cpus, resources=resources))
+            nodes.append(cluster.add_node(num_cpus=argument))
             orders.send(len(nodes) - 1)
             continue
         processes = [info.process for kind in nodes[argument].all_processes.values() for info in kind]

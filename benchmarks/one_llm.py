@@ -9,17 +9,19 @@ import json
 import resource
 import tempfile
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
+from policies.settings.files import read_preset
+from policies.settings.settings import make_settings
 
 SHAPES = {
     "5M": (256, 4, 4, 4096),
@@ -48,7 +50,9 @@ def measure(options: argparse.Namespace, path: str) -> None:
         lora=Lora(options.lora_rank, 2.0 * options.lora_rank) if options.lora_rank else None,
         gradient_checkpointing=options.gradient_checkpointing,
     ).to(device)
-    hyper = Hyperparameters(
+    hyper = replace(
+        make_settings(read_preset("paper")).hyperparameters,
+        importance_sampling_clip_max=None,
         num_epochs=options.epochs,
         steps=options.steps,
         micro_batch_size=options.micro_batch_size,

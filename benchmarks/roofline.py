@@ -1,4 +1,4 @@
-"""`python -m benchmarks.roofline`: time of an update of the presets for large machines by a roofline model, and
+"""`python -m benchmarks.roofline`: time of an update of the examples for large machines by a roofline model, and
 the number of GPUs that models need.
 
 Nothing here was measured on a GPU. Each part takes as long as the slower of its arithmetic and its traffic, at the
@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,10 +79,13 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
 }
 """Qwen2.5's shapes; the last one is Llama 3's."""
-PRESETS = {"gsm8k-qwen7b-lora": ("7B", 1), "gsm8k-qwen7b": ("7B", 1), "gsm8k-qwen14b": ("14B", 2)}
-"""The presets, with their model's size and their machines."""
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+CASES = {"gsm8k-qwen7b-lora": ("7B", 1), "gsm8k-qwen7b": ("7B", 1), "gsm8k-qwen14b": ("14B", 2)}
+"""The examples for large machines, with their model's size and their machines."""
 LOST = ("products", "decode", "twice", "traffic", "uneven", "sync", "save", "waiting")
 GPU = 80e9
+SHARD_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of shards to try per policy."""
 
 
 class Machine(NamedTuple):
@@ -107,18 +111,18 @@ def main(argv: list[str] | None = None) -> None:
     """Prints the seconds of each part, and the GPUs that models need."""
     argparse.ArgumentParser(prog="python -m benchmarks.roofline", description=__doc__).parse_args(argv)
     shares = Table("of an update", *LOST)
-    times = Table("preset", "rollout", "score", "learn", "of it traffic", "sync", "update")
+    times = Table("example", "rollout", "score", "learn", "of it traffic", "sync", "update")
     with tempfile.TemporaryDirectory() as folder:
         paths = {size: Path(folder) / size for size in MODELS}
         for size, path in paths.items():
             MODELS[size].save_pretrained(path)
-        for preset, (size, nodes) in PRESETS.items():
-            settings = resolve_settings(preset, [], [f"model={paths[size]}", "dtype=bf16"])
+        for name, (size, nodes) in CASES.items():
+            settings = example_settings(name, [f"model={paths[size]}", "dtype=bf16"])
             parts = update(settings, model_shapes(settings)[0], Machine(), nodes)
             total = sum(parts[name] for name in ("rollout", "score", "learn", "sync"))
-            times.add_row(preset, *(f"{seconds:.1f} s" for seconds in parts.values()), f"{total:.1f} s")
+            times.add_row(name, *(f"{seconds:.1f} s" for seconds in parts.values()), f"{total:.1f} s")
             of_parts = spent(settings, model_shapes(settings)[0], Machine(), nodes)
-            shares.add_row(preset, *(f"{abs(share):.1%}" for share in of_parts.values()))
+            shares.add_row(name, *(f"{abs(share):.1%}" for share in of_parts.values()))
         needed = Table("GPUs per LLM that learn it", *MODELS)
         for weights in ("full", "lora"):
             needed.add_row(f"weights={weights}", *(str(least_gpus(path, weights)) for path in paths.values()))
@@ -128,10 +132,20 @@ def main(argv: list[str] | None = None) -> None:
     console.print(needed)
 
 
+def example_settings(name: str, words: Sequence[str] = ()) -> Settings:
+    """Returns the settings of an example, with `words` over them."""
+    return resolve_settings(None, [EXAMPLES / f"{name}.yaml"], words)
+
+
 def least_gpus(path: Path, weights: str) -> int | None:
     """The fewest over which an LLM can be learned with GSM8K's lengths, by `cory plan`'s estimate."""
-    words = [f"model={path}", "dtype=bf16", f"weights={weights}"]
-    return memory.min_shards(resolve_settings("gsm8k-qwen7b", [], words), GPU)
+    settings = example_settings("gsm8k-qwen7b", [f"model={path}", "dtype=bf16", f"weights={weights}"])
+    models = model_shapes(settings.model_copy(update={"shards_per_policy": 2}))  # with the sizes of blocks
+    for shards in SHARD_COUNTS:
+        update = {"shards_per_policy": shards, "num_learners": 2 * shards, "gpus_per_learner": 1}
+        if memory.estimate_learner(settings.model_copy(update=update), models).total <= GPU:
+            return shards
+    return None
 
 
 def update(s: Settings, model: ModelShape, machine: Machine, nodes: int) -> dict[str, float]:

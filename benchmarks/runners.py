@@ -20,7 +20,7 @@ def run(folder: Path, quick: bool) -> Record:
     size, queries, updates = ("test", 8, 2) if quick else ("5M", 384, 4)
     settings: dict[str, Any] = read_preset("imdb-tiny-paper") | {
         **{"model": make_model(size, folder), "queries_per_update": queries, "num_epochs": 1, "eval_every": 10**6},
-        **{"runner_resources": "node=1", "minibatch_size": min(queries, 64)},
+        "minibatch_size": min(queries, 64),
     }
     record = Record("runners", CLAIM, settings)
     baseline = 0.0
@@ -29,7 +29,7 @@ def run(folder: Path, quick: bool) -> Record:
             nodes = Nodes(folder)
             try:
                 for _ in range(runners):
-                    nodes.add(1, node=1)
+                    nodes.add(1)  # so it has room for one runner
                 work = {"settings": settings | {"num_runners": runners}, "warm_up": 1, "updates": updates}
                 took = run_side("benchmarks.cory_side", work, RAY_ADDRESS=nodes.address)
             finally:

@@ -131,7 +131,7 @@ def make_case(case: Case) -> Rows:
 def make_learner(s: Settings, prefix_sharing: bool) -> PolicyLearner:
     """The policy's learner, as an algorithm builds it."""
     config = module_config(s, "llm_1")
-    model = PolicyModel(model_path(config.pop("model"), config.pop("revision")), **config)
+    model = PolicyModel(model_path(config.pop("model")), **config)
     model.check_forward(prefix_sharing)
     return PolicyLearner(model, s.hyperparameters)
 

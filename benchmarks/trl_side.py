@@ -13,8 +13,8 @@ from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from benchmarks.processes import watched_memory
 from benchmarks.side import Took, read_work
 from cory_env.chain import Chain
-from cory_env.decoding import EarlierResponse
 from cory_env.rewards.sentiment import positive_logit
+from cory_env.tasks.turns import SeenResponse
 from policies.settings.settings import Settings, make_settings
 
 
@@ -67,7 +67,11 @@ class TwoTrainers:
         started = time.perf_counter()
         for trainer in self.trainers:
             prompts = [
-                torch.tensor(self.chain.build_prompt(query, list(map(EarlierResponse, responses)))[0])
+                torch.tensor(
+                    self.chain.build_prompt(query, [SeenResponse.decoded(self.chain, tokens) for tokens in responses])[
+                        0
+                    ]
+                )
                 for query, responses in zip(queries, earlier, strict=True)
             ]
             responses = trainer.generate(

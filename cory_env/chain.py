@@ -13,20 +13,20 @@ as the generated tokens: they are decoded for the reward and for the next agent'
 
 import copy
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import spaces
 
-from cory_env.chain_settings import ChainSettings, Role
+from cory_env.chain_settings import ChainSettings, complete_template
 from cory_env.chat import ChatError, ChatTemplate, reject_conversations
 from cory_env.control_tokens import ControlTokens
-from cory_env.decoding import EarlierResponse, ResponseDecoder, ThinkingTags
+from cory_env.decoding import ResponseDecoder, ThinkingTags
 from cory_env.message import Message
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, ending, literals, placeholders, references
-from cory_env.tasks.turns import SeenResponse, Turn, prompt_text
+from cory_env.tasks.turns import SeenResponse, prompt_text
 from cory_env.tokenizer import token_ids_containing
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class Chain(ResponseDecoder):
         roles: The names of the agents, by position.
         by_position: By position, the chain with the tokenizer of that agent; by default this chain.
         end_token_ids: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
-        stops: The stop strings (none or one), in the form that `Detokenizer` takes.
         thinking: The tags of thoughts, and who sees them; None: responses contain no thoughts.
     """
 
@@ -73,7 +72,8 @@ class Chain(ResponseDecoder):
             ThinkingError: A tag of `thinking` is not a token of the model.
         """
         s = ChainSettings(**settings)
-        self.chat = ChatTemplate(tokenizer, s.system_prompt, s.chat_date, s.chat_template_kwargs) if s.chat else None
+        uses_chat = bool(tokenizer.chat_template) if s.chat == "auto" else s.chat
+        self.chat = ChatTemplate(tokenizer, s.system_prompt, s.chat_date, s.chat_template_kwargs) if uses_chat else None
         vocab = tokenizer.get_vocab()
         self._tokenizer_vocab_size = max(vocab.values()) + 1  # ids may have gaps
         self.vocab_size = s.vocab_size or self._tokenizer_vocab_size
@@ -90,7 +90,7 @@ class Chain(ResponseDecoder):
                 "No token can end a response: the tokenizer has no end-of-sequence token, or the model has no "
                 "embedding for it. Set the tokenizer's eos_token."
             )
-        if not s.chat:
+        if self.chat is None:
             reject_conversations(task)
         if s.stop_when and task.feedback is None:
             raise ValueError(f"stop_when={s.stop_when} requires feedback, but task {task.name} has none.")
@@ -108,15 +108,13 @@ class Chain(ResponseDecoder):
         self.stop = s.stop
         self.thinking = s.thinking
         self.tags = None if s.thinking is None else ThinkingTags(s.thinking, tokenizer, self.vocab_size)
-        self.stops = () if s.stop is None else (s.stop,)
         self.stop_token_ids = tuple(end_ids)
         self.end_token_ids = frozenset(end_ids)  # there may be hundreds
         self._hidden_ids = self.end_token_ids.difference(ids_with_stop)  # they contain no text of the response
         role_prompts = [position.role.prompt for position in self.positions if position.role.prompt is not None]
         templates = [task.prompt_template, task.observer_template, task.reference_separator, *role_prompts]
         template_texts = [literal for template in templates for literal in literals(template)]
-        if self.chat:
-            template_texts.append(self.chat.template_text)
+        template_texts += [] if self.chat is None else [self.chat.template_text]
         self._unembedded = {token: text for text, token in vocab.items() if token >= self.num_embeddings}
         self.control = ControlTokens(tokenizer, self._hidden_ids.union(self._unembedded), template_texts)
         self._prompt_columns = {name for template in templates for name in placeholders(template)}
@@ -170,34 +168,13 @@ class Chain(ResponseDecoder):
 
     def shows_feedback(self, position: int) -> bool:
         """Whether the prompt of the agent at a position contains feedback."""
-        if self.task.feedback is None or not self.seen_positions(position):
+        _, _, _, seen, template = self.positions[position]
+        if self.task.feedback is None or not seen:
             return False
-        template = self.template(position)
         if template is None:
             return self.task.shows_feedback
         attributes = {attribute for _, attribute in references(template)}
         return FEEDBACK_PLACEHOLDER in attributes or FEEDBACK_PLACEHOLDER in placeholders(template)
-
-    def seen_positions(self, position: int) -> range:
-        """Returns the positions whose responses the agent at a position may see."""
-        return range(self.positions[position].stage if self.knowledge_transfer else 0)
-
-    def template(self, position: int) -> str | None:
-        """Returns the prompt template of the role at a position; None: the task's.
-
-        An agent that does not see the responses that its role's template shows gets the task's prompt too.
-        """
-        return self._complete_template(self.positions[position].role, self.seen_positions(position))
-
-    def _complete_template(self, role: Role, seen: Sequence[int]) -> str | None:
-        """Returns a role's template if the agent sees the responses that it shows, at the positions `seen`."""
-        if (template := role.prompt) is None:
-            return None
-        roles = [self.positions[k].role for k in seen]
-        shows_answer = bool({"reference", FEEDBACK_PLACEHOLDER} & placeholders(template))
-        has_answer = any(role.produces_response for role in roles)
-        is_complete = {name for name, _ in references(template)} <= {role.name for role in roles}
-        return template if is_complete and (has_answer or not shows_answer) else None
 
     def observation_space(self) -> spaces.Dict:
         """Returns a new observation space, the same for every role. Before an agent's turn, its length is 0."""
@@ -249,34 +226,48 @@ class Chain(ResponseDecoder):
         """
         roles = [position.role for position in self.positions]
         first = next((role for role in roles if role.produces_response), roles[0])
-        return self._encode_first_prompts(queries, self._complete_template(first, ()))
+        return self.encode_prompts(queries, template=complete_template(first, ()))
 
-    def _encode_first_prompts(self, queries: Sequence[Query], template: str | None) -> list[list[int]]:
-        """Tokenizes prompts without earlier responses; `template` is the role's, None: the task's."""
-        if template is None:
-            return self.encode_pioneer_prompts(queries)
-        return self.encode_observer_prompts([Turn(query, [], None, template) for query in queries])
+    def encode_prompts(
+        self,
+        queries: Sequence[Query],
+        responses: Sequence[SeenResponse] = (),
+        feedback: str | None = None,
+        template: str | None = None,
+    ) -> list[list[int]]:
+        """Tokenizes the prompts of an agent that sees the same earlier responses to each query, or none.
 
-    def encode_observer_prompts(self, turns: Sequence[Turn]) -> list[list[int]]:
-        """Tokenizes the prompts of agents that see earlier responses.
+        Args:
+            queries: The queries.
+            responses: The earlier responses, in the chain's order.
+            feedback: The feedback on the last one in `{reference}`; None if the prompt shows none.
+            template: The template of the role's prompt; None: the task's.
 
         Raises:
-            NoEmbeddingError: See `_spell_out`.
+            NoEmbeddingError: A prompt contains a token that the model has no embedding for, and that comes from the
+                query or the template, not from a response or feedback.
         """
+        if not responses and template is None:
+            return self.encode_pioneer_prompts(queries)
         mask = self.control.mask
-        masked = [
-            turn._replace(
-                query=self._mask_query(turn.query),
-                responses=[
-                    seen._replace(text=mask(seen.text), feedback=seen.feedback and mask(seen.feedback))
-                    for seen in turn.responses
-                ],
-                feedback=turn.feedback and mask(turn.feedback),
-            )
-            for turn in turns
+        masked = [self._mask_query(query) for query in queries]
+        seen = [
+            response._replace(text=mask(response.text), feedback=response.feedback and mask(response.feedback))
+            for response in responses
         ]
-        prompts = self.encode([(prompt_text(self.task, turn), turn.query.history) for turn in masked])
-        return [self._spell_out(turn, prompt) for turn, prompt in zip(masked, prompts, strict=True)]
+        prompts = self._encode_masked(masked, seen, feedback and mask(feedback), template)
+        unembedded = [self._unembedded.keys() & prompt for prompt in prompts]
+        if not any(unembedded):
+            return prompts
+        bare = [response._replace(text="", feedback=response.feedback and "") for response in seen]
+        self._reject_unembedded(queries, self._encode_masked(masked, bare, feedback and "", template))
+        return [self._spell_out(prompt, tokens) for prompt, tokens in zip(prompts, unembedded, strict=True)]
+
+    def _encode_masked(
+        self, queries: Sequence[Query], responses: Sequence[SeenResponse], feedback: str | None, template: str | None
+    ) -> list[list[int]]:
+        texts = [(prompt_text(self.task, query, responses, feedback, template), query.history) for query in queries]
+        return self.encode(texts)
 
     def _mask_query(self, query: Query) -> Query:
         """Returns the query with its texts masked, so that they do not become control tokens in a prompt."""
@@ -302,21 +293,8 @@ class Chain(ResponseDecoder):
                     "trained with, or resize the model's embeddings."
                 )
 
-    def _spell_out(self, turn: Turn, prompt: list[int]) -> list[int]:
-        """Replaces tokens without an embedding by the tokens of their characters.
-
-        Raises:
-            NoEmbeddingError: Such a token comes from the query or the template, not from a response or feedback.
-        """
-        unembedded = self._unembedded.keys() & prompt
-        if not unembedded:
-            return prompt
-        bare_turn = turn._replace(
-            responses=[seen._replace(text="", feedback=seen.feedback and "") for seen in turn.responses],
-            feedback=turn.feedback and "",
-        )
-        bare_prompt = self.encode([(prompt_text(self.task, bare_turn), turn.query.history)])
-        self._reject_unembedded([turn.query], bare_prompt)
+    def _spell_out(self, prompt: list[int], unembedded: Collection[int]) -> list[int]:
+        """Replaces tokens without an embedding by the tokens of their characters."""
         spelled: dict[int, list[int]] = {}
         for token in unembedded:
             characters = self.tokenizer(list(self._unembedded[token]), add_special_tokens=False)["input_ids"]
@@ -324,7 +302,7 @@ class Chain(ResponseDecoder):
         return [part for token in prompt for part in spelled.get(token, [token])]
 
     def build_prompt(
-        self, query: Query, responses: Sequence[EarlierResponse], template: str | None = None
+        self, query: Query, responses: Sequence[SeenResponse], template: str | None = None
     ) -> tuple[list[int], bool]:
         """Builds the prompt of an agent that sees `responses`.
 
@@ -334,7 +312,7 @@ class Chain(ResponseDecoder):
 
         Args:
             query: The query.
-            responses: The earlier responses, in the chain's order; empty for the pioneer.
+            responses: The earlier responses with their tokens, in the chain's order; empty for the pioneer.
             template: The template of the role's prompt; None: the task's.
 
         Returns:
@@ -344,7 +322,7 @@ class Chain(ResponseDecoder):
             QueryTooLongError: The prompt does not fit even without any response.
         """
         if not responses or not self.knowledge_transfer:
-            (prompt,) = self._encode_first_prompts([query], template)
+            (prompt,) = self.encode_prompts([query], template=template)
             if len(prompt) > self.max_prompt_tokens:
                 raise self._too_long(query, len(prompt))
             return prompt, False
@@ -356,16 +334,13 @@ class Chain(ResponseDecoder):
             """Returns the prompt with the first `length` characters of feedback, then tokens of the responses."""
             seen: list[SeenResponse] = []
             characters, num_tokens = length, length - num_characters
-            for tokens, chain, feedback, role, is_reference, is_answer in responses:
-                text = (chain or self).decode(tokens[:num_tokens]) if num_tokens > 0 else ""
-                shown = None if feedback is None else feedback[: max(characters, 0)]
-                is_shown = is_reference and num_tokens > 0 and len(tokens) > 0
-                seen.append(SeenResponse(text, shown, role, is_shown, is_answer))
-                characters, num_tokens = characters - len(feedback or ""), num_tokens - len(tokens)
+            for response in responses:
+                seen.append(response.cut(characters, num_tokens))
+                characters -= len(response.feedback or "")
+                num_tokens -= len(response.tokens)
             if not any(response.is_reference for response in seen) and last is not None:
                 seen[last] = seen[last]._replace(is_reference=True)
-            last_feedback = None if last is None else seen[last].feedback
-            return self.encode_observer_prompts([Turn(query, seen, last_feedback, template)])[0]
+            return self.encode_prompts([query], seen, None if last is None else seen[last].feedback, template)[0]
 
         prompt = encode_prefix(total)
         if len(prompt) <= self.max_prompt_tokens:

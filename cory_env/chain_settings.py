@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
-from cory_env.tasks.task import references
+from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
 
-DEFAULT_MAX_PROMPT_TOKENS = 128
-DEFAULT_MAX_RESPONSE_TOKENS = 15  # the longest IMDB response in the paper
+MAX_PROMPT_TOKENS = 4096
+"""Largest prompt length that is chosen without being asked for."""
 MAX_AGENTS = 32
 """Maximum number of agents of a chain: every later prompt contains all earlier responses, or waits for them."""
 
@@ -78,13 +78,18 @@ class Role:
 
 
 class Position(NamedTuple):
-    """A position in a chain, with the agent that responds there."""
+    """A position in a chain: the agent that responds there, and what its prompt shows."""
 
     agent: str
     """The agent's name: the role's, with a number if the role has several positions."""
     role: Role
     stage: int
-    """The first position of the agents that respond without seeing each other. The agent sees the ones before it."""
+    """The first position of the agents that respond without seeing each other."""
+    sees: range
+    """The positions whose responses the agent may see."""
+    template: str | None
+    """The prompt template; None: the task's. An agent that does not see the responses that its role's template shows
+    gets the task's, too."""
 
 
 def reference_roles(roles: Sequence[Role]) -> list[str]:
@@ -96,6 +101,21 @@ def reference_roles(roles: Sequence[Role]) -> list[str]:
         roles: The responses' roles, in the chain's order.
     """
     return ["" if role.repeat > 1 and role in roles[k + 1 :] else role.name for k, role in enumerate(roles)]
+
+
+def complete_template(role: Role, seen: Sequence[Role]) -> str | None:
+    """Returns a role's template if the agent sees the responses that it shows; None: it gets the task's.
+
+    Args:
+        role: The role.
+        seen: The roles of the responses that the agent sees.
+    """
+    if (template := role.prompt) is None:
+        return None
+    shows_answer = bool({"reference", FEEDBACK_PLACEHOLDER} & placeholders(template))
+    has_answer = any(other.produces_response for other in seen)
+    is_complete = {name for name, _ in references(template)} <= {other.name for other in seen}
+    return template if is_complete and (has_answer or not shows_answer) else None
 
 
 def role_names(num_agents: int) -> tuple[str, ...]:
@@ -111,8 +131,8 @@ def role_names(num_agents: int) -> tuple[str, ...]:
     return ("pioneer", *(f"observer_{k}" for k in range(1, num_agents)))
 
 
-def make_positions(roles: Sequence[Role]) -> tuple[Position, ...]:
-    """Returns the positions of a chain with these roles.
+def make_positions(roles: Sequence[Role], knowledge_transfer: bool = True) -> tuple[Position, ...]:
+    """Returns the positions of a chain with these roles, in which agents see earlier responses or none.
 
     Raises:
         ValueError: There are no roles or too many agents, names are repeated, the last role produces no response, or a
@@ -127,7 +147,10 @@ def make_positions(roles: Sequence[Role]) -> tuple[Position, ...]:
         start = len(positions)
         for k in range(role.count * role.repeat):
             agent = f"{role.name}_{k + 1}" if role.count * role.repeat > 1 else role.name
-            positions.append(Position(agent, role, start if role.count > 1 else len(positions)))
+            stage = start if role.count > 1 else len(positions)
+            seen = positions[: stage if knowledge_transfer else 0]
+            template = complete_template(role, [position.role for position in seen])
+            positions.append(Position(agent, role, stage, range(len(seen)), template))
         names = {position.role.name for position in positions[: len(positions) if role.repeat > 1 else start]}
         if missing := {name for name, _ in references(role.prompt or "")} - names:
             raise ValueError(
@@ -158,7 +181,7 @@ class Thinking:
         in_reward: Whether the reward function gets it, also if it was cut off.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": False}
 
     start: str
     end: str
@@ -176,7 +199,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """Settings of a chain, apart from its task and tokenizer.
+    """Settings of a chain, apart from its task and tokenizer. Training settings have the same defaults.
 
     Attributes:
         num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY. None: 2, or with `roles` all of theirs.
@@ -196,7 +219,7 @@ class ChainSettings:
         stop_when: `solved`: the chain ends as soon as the feedback on a response is None. None: all agents respond.
         stop: Stop string, which ends a response too. The response's tokens include the one that completes the stop
             string; its text ends before the stop string.
-        chat: Whether each prompt is a user message in the tokenizer's chat template.
+        chat: Whether each prompt is a user message in the tokenizer's chat template; `auto`: if it has one.
         system_prompt: With `chat`, a system message before the user message.
         chat_date: With `chat`, the date that the template shows as today's, as YYYY-MM-DD. None: the real date.
         chat_template_kwargs: With `chat`, further arguments of the template, such as `{"enable_thinking": False}`.
@@ -208,15 +231,15 @@ class ChainSettings:
     roles: Sequence[Role] | None = None
     knowledge_transfer: bool = True
     observed: ObservedResponses = "all"
-    partner_reward: float = 1.0
-    max_prompt_tokens: int = DEFAULT_MAX_PROMPT_TOKENS
-    max_response_tokens: int = DEFAULT_MAX_RESPONSE_TOKENS
+    partner_reward: float = 0.0
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS
+    max_response_tokens: int = 512
     vocab_size: int | None = None
     num_embeddings: int | None = None
     stop_token_ids: Sequence[int] = ()
     stop_when: StopWhen | None = None
     stop: str | None = None
-    chat: bool = False
+    chat: Literal["auto"] | bool = "auto"
     system_prompt: str | None = None
     chat_date: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -247,8 +270,8 @@ class ChainSettings:
         """
         if self.roles is None:
             names = role_names(2 if self.num_agents is None else self.num_agents)
-            return make_positions([Role(name) for name in names])
-        positions = make_positions(self.roles)
+            return make_positions([Role(name) for name in names], self.knowledge_transfer)
+        positions = make_positions(self.roles, self.knowledge_transfer)
         if self.num_agents is not None and not 1 <= self.num_agents <= len(positions):
             raise ValueError(
                 f"num_agents is {self.num_agents}, but must be from 1 to {len(positions)}, the number of agents of "

@@ -36,7 +36,7 @@ from cory_env.chain import Chain
 from cory_env.chain_settings import ChainSettings
 from cory_env.episode import Action, ChainEpisode, Observation
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
-from cory_env.rewarding.worker import RewardWorker
+from cory_env.rewarding.worker import REWARD_TIMEOUT, RewardWorker
 from cory_env.tasks import Query, Split, Task, make_task
 from cory_env.tokenizer import load_tokenizer
 
@@ -58,7 +58,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         *,
         split: Split = "train",
         tokenizer: "str | os.PathLike[str] | PreTrainedTokenizerBase | None" = None,
-        reward_timeout: float = 60.0,
+        reward_timeout: float = REWARD_TIMEOUT,
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cory_env.chain_settings import Thinking
 from cory_env.message import has_surrogate
@@ -73,9 +73,12 @@ class ThinkingTags:
 
     def thought(self, response: Sequence[int], inside: bool) -> list[int] | None:
         """Returns the tokens of the thought without its tags; None if there is none."""
-        stream = ThoughtStream(self, inside)
-        thought, _ = stream.add(response)
-        return thought if stream.has_thought else None
+        end = self.answer_start(response, inside)
+        if end == 0:
+            return None
+        thought = list(response[:end])
+        start = 0 if inside else thought.index(self.start_id)
+        return [token for token in thought[start:] if token not in (self.start_id, self.end_id)]
 
     def split(self, tokens: Sequence[int]) -> Iterator[str | list[int]]:
         """Yields the parts of a response: its tags as text, and the tokens between them."""
@@ -88,49 +91,6 @@ class ThinkingTags:
             else:
                 part.append(token)
         yield from filter(None, [part])
-
-
-class ThoughtStream:
-    """Splits a response into thought and answer while it is generated.
-
-    The answer is the one after `ThinkingTags.answer_start`. Tokens before a start tag count as the answer too, because
-    they are streamed before the tag appears.
-    """
-
-    def __init__(self, tags: ThinkingTags, inside: bool) -> None:
-        """Starts at the end of a prompt, inside the thought if the prompt begins it."""
-        self._tags = tags
-        self._inside = self.has_thought = inside
-        self._ended = False
-
-    def add(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the new tokens of the thought and those of the answer, without the tags around the thought."""
-        thought, answer = list[int](), list[int]()
-        for token in tokens:
-            if not self._ended and token == self._tags.start_id:
-                self._inside = self.has_thought = True
-            elif self._inside and token == self._tags.end_id:
-                self._inside, self._ended = False, True
-            else:
-                (thought if self._inside else answer).append(token)
-        return thought, answer
-
-
-class EarlierResponse(NamedTuple):
-    """An earlier response in the chain, for the prompt of a later agent.
-
-    Attributes:
-        tokens: Its token ids.
-        chain: The chain that decodes them; None: the one that builds the prompt.
-        feedback, role, is_reference, is_answer: See `SeenResponse`.
-    """
-
-    tokens: Sequence[int]
-    chain: ResponseDecoder | None = None
-    feedback: str | None = None
-    role: str = ""
-    is_reference: bool = True
-    is_answer: bool = True
 
 
 class ResponseDecoder:

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from cory_env.chain import Chain
 from cory_env.chain_settings import reference_roles
-from cory_env.decoding import EarlierResponse
 from cory_env.tasks.task import Query
-from cory_env.tasks.turns import NO_ANSWER, SKIPPED, Feedback, NoFeedback
+from cory_env.tasks.turns import NO_ANSWER, SKIPPED, Feedback, NoFeedback, SeenResponse
 
 
 class Observation(TypedDict):
@@ -96,7 +95,7 @@ class ChainEpisode:
                 f"{self.role} can only respond after feedback on the response before. Call compute_awaited first."
             )
         if len(self._prompts) == position:
-            chain, template = self.chain.by_position[position], self.chain.template(position)
+            chain, template = self.chain.by_position[position], self.chain.positions[position].template
             earlier = self._earlier(position)
             prompt, truncated = chain.build_prompt(self.query, earlier, template)
             begins_thought = chain.begins_thought(prompt, self.query, template, sees_response=bool(earlier))
@@ -125,7 +124,7 @@ class ChainEpisode:
         position = len(self.responses)
         if self.role is None:
             return False
-        shown = len(self.chain.seen_positions(position)) if self.chain.shows_feedback(position) else 0
+        shown = len(self.chain.positions[position].sees) if self.chain.shows_feedback(position) else 0
         missing = range(len(self.feedback), position if self.chain.stops_when_solved else shown)
         return any(map(self.has_answer, missing))
 
@@ -169,15 +168,16 @@ class ChainEpisode:
             raise ValueError(f"note_feedback() got feedback on {len(feedback)} responses, but expects {num_missing}.")
         self.feedback += feedback
 
-    def _earlier(self, position: int) -> list[EarlierResponse]:
+    def _earlier(self, position: int) -> list[SeenResponse]:
         """Returns the responses that the agent at a position sees."""
         references = self._reference_positions(position)
-        seen = references if self.chain.template(position) is None else self.chain.seen_positions(position)
+        seen = references if self.chain.positions[position].template is None else self.chain.positions[position].sees
         names = reference_roles([self.chain.positions[k].role for k in seen])
+        with_thought = self.chain.thinking is not None and self.chain.thinking.in_prompts
         return [
-            EarlierResponse(
-                self.shown_tokens(k, self.chain.thinking is not None and self.chain.thinking.in_prompts),
+            SeenResponse.decoded(
                 self.chain.by_position[k],
+                self.shown_tokens(k, with_thought),
                 self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
                 name,
                 k in references,
@@ -208,7 +208,7 @@ class ChainEpisode:
 
     def _answer_positions(self, position: int) -> list[int]:
         """Returns the positions that the agent at a position sees, and whose responses are answers to the query."""
-        return [k for k in self.chain.seen_positions(position) if self.chain.positions[k].role.produces_response]
+        return [k for k in self.chain.positions[position].sees if self.chain.positions[k].role.produces_response]
 
     def _reference_positions(self, position: int) -> list[int]:
         """Returns the positions whose responses are the `{reference}` of the agent at a position."""

@@ -18,14 +18,14 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from cory_env.chain import Chain, NoEmbeddingError
-from cory_env.chain_settings import DEFAULT_MAX_PROMPT_TOKENS
+from cory_env.chain_settings import MAX_PROMPT_TOKENS
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.message import is_blank
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.rewarding.episodes import give_feedback
 from cory_env.rewarding.examples import example_answers, find_constant_rewards, gold_answers, reward_answers
-from cory_env.rewarding.worker import RewardError, RewardWorker
+from cory_env.rewarding.worker import REWARD_TIMEOUT, RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import PROVIDED_ARGUMENTS
 from cory_env.tasks.turns import NO_ANSWER, Feedback
@@ -104,8 +104,8 @@ def validate(
     task: Task,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    max_prompt_tokens: int | None = DEFAULT_MAX_PROMPT_TOKENS,
-    reward_timeout: float = 60.0,
+    max_prompt_tokens: int | None = MAX_PROMPT_TOKENS,
+    reward_timeout: float = REWARD_TIMEOUT,
     **settings: Any,
 ) -> ValidationReport:
     """Checks a task and shows example prompts and rewards.

@@ -24,7 +24,7 @@ from policies.rollout.role_mapping import make_mapping
 from policies.settings.files import read_preset
 from policies.settings.gpus import GPU_SETTINGS
 from policies.settings.overrides import apply_overrides
-from policies.settings.processes import named_resources, processes
+from policies.settings.processes import processes
 from policies.settings.resolve import OPEN_SETTINGS, resolve
 from policies.settings.settings import Settings, SettingsError, make_settings, reject_unknown_settings
 from policies.settings.start import find_start_checkpoint
@@ -42,6 +42,7 @@ class ChainConfig(AlgorithmConfig):
         """Initializes all settings to their defaults."""
         super().__init__(algo_class=algo_class)
         self.cory_settings: dict[str, Any] = {}
+        self._validated: tuple[dict[str, Any], Settings] | None = None
 
     @classmethod
     def from_preset(cls, name: str, **settings: Any) -> Self:
@@ -83,13 +84,24 @@ class ChainConfig(AlgorithmConfig):
 
     @property
     def settings(self) -> Settings:
-        """The validated settings.
+        """The settings, validated when `cory_settings` changed; other processes get the object.
 
         Raises:
             SettingsError: a value is invalid, conflicts with another, or is a search space.
         """
-        reject_search_spaces(self.cory_settings)
-        return make_settings(self.cory_settings)
+        if self._validated is None or self._validated[0] != self.cory_settings:
+            reject_search_spaces(self.cory_settings)
+            self._set_settings(make_settings(self.cory_settings))
+        assert self._validated is not None
+        return self._validated[1]
+
+    def _set_settings(self, settings: Settings) -> None:
+        # A frozen configuration refuses attributes, but this one changes nothing.
+        object.__setattr__(self, "_validated", ({**self.cory_settings}, settings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns RLlib's dictionary, from which Tune's trials and checkpoints make a configuration."""
+        return {key: value for key, value in super().to_dict().items() if key != "_validated"}
 
     def training(self, **settings: Any) -> Self:
         """Rejects RLlib's training settings; `cory` has its own.
@@ -118,14 +130,14 @@ class ChainConfig(AlgorithmConfig):
             SettingsError: a value is invalid or conflicts with another.
         """
         if not self._is_frozen:
-            settings = resolve(self.settings)  # the same values in all processes
-            self.cory(**{name: getattr(settings, name) for name in OPEN_SETTINGS})
-            self._set_rllib_fields(self.settings)
+            settings = resolve(self.settings)
+            # Other processes could choose other values, such as by the GPUs that they see.
+            self.cory(**{name: getattr(settings, name) for name in (*OPEN_SETTINGS, *GPU_SETTINGS)})
+            self._set_settings(settings)
+            self._set_rllib_fields(settings)
         super().validate()
 
     def _set_rllib_fields(self, s: Settings) -> None:
-        # Every process builds `Settings` again, and would otherwise choose defaults by the GPUs it sees itself.
-        self.cory_settings = {**self.cory_settings, **{name: getattr(s, name) for name in GPU_SETTINGS}}
         # Otherwise RLlib warns about its new API stack and suggests the old one, which this algorithm does not support.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         learners = max(s.num_learners, 1)
@@ -147,7 +159,6 @@ class ChainConfig(AlgorithmConfig):
             create_local_env_runner=s.num_runners == 0,
             num_cpus_per_env_runner=s.runner_threads,
             num_gpus_per_env_runner=s.gpus_per_runner,
-            custom_resources_per_env_runner=named_resources("runner_resources", s.runner_resources),
             batch_mode="complete_episodes",
             sample_timeout_s=None,
             add_default_connectors_to_env_to_module_pipeline=False,
@@ -162,7 +173,6 @@ class ChainConfig(AlgorithmConfig):
             learner_class=TokenPPOLearner,
             num_learners=s.num_learners,
             num_gpus_per_learner=s.gpus_per_learner,
-            custom_resources_per_learner=named_resources("learner_resources", s.learner_resources),
             add_default_connectors_to_learner_pipeline=False,
         )
         self.train_batch_size_per_learner = s.chains * s.num_agents // learners  # only for RLlib's own reports

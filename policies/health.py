@@ -13,7 +13,7 @@
 | `all_masked`    | policy  | all responses were cut at the length limit, and `overlong=mask` drops such responses   |
 | `no_signal`     | policy  | all compared responses have equal rewards, or the gradient is 0: nothing is learned    |
 
-`repetition`, `eos` and `kl` mean collapse. A signature that lasts for `health_patience` consecutive updates is a
+`repetition`, `eos` and `kl` mean collapse. A signature that lasts for `PATIENCE` consecutive updates is a
 warning until it ends. `kl_jump`, `length_limit` and, in update 1, rewards that are all equal are warnings at once. If
 chains stop in training (`stop_in_training`), later roles answer only what was not solved before, so roles are not
 compared.
@@ -42,8 +42,18 @@ MAX_CUT_RATE = 0.95
 """From this share of responses at the length limit on, the limit is too low."""
 OPEN_ENDED_TASKS = ("imdb",)
 """Tasks whose responses continue a text, and need no end."""
+PATIENCE = 3
+"""Consecutive updates after which most signs become a warning."""
+MIN_EOS_RATIO = 0.5
+"""Smallest end-of-sequence rate, as a share of the first update's."""
+MAX_TOKEN_KL = 2.0
+"""Largest KL to the reference per response token, in nats."""
 MAX_KL_RISE = 0.5
-"""Largest rise of the KL per token in one update, as a share of `max_token_kl` (docs/health.md)."""
+"""Largest rise of the KL per token in one update, as a share of `MAX_TOKEN_KL` (docs/health.md)."""
+MAX_DEFICIT = 0.5
+"""Standard deviations by which a later role's task reward may be below the pioneer's."""
+MAX_ROLE_GAP = 2.0
+"""Standard deviations by which the roles' task rewards may differ."""
 
 
 class HealthSign(NamedTuple):
@@ -53,9 +63,9 @@ class HealthSign(NamedTuple):
     subject: str
     """A policy or a role."""
     text: str
-    """Message with the values and the setting that limits them."""
+    """Message with the values and their limit."""
     immediate: bool = False
-    """Whether it is a warning at once, whatever `health_patience` is."""
+    """Whether it is a warning at once, without `PATIENCE`."""
 
 
 class Health:
@@ -112,8 +122,8 @@ class Health:
         """Counts the updates of each sign, logs those that become warnings, and returns all warnings."""
         by_key = {f"{sign.signature}/{sign.subject}": sign for sign in signs}
         counts = {key: self.state["held"].get(key, 0) + (update > 0) for key in by_key}
-        previous, patience = self.state.get("active", []), self.settings.health_patience
-        active = [key for key, sign in by_key.items() if sign.immediate or key in previous or counts[key] >= patience]
+        previous = self.state.get("active", [])
+        active = [key for key, sign in by_key.items() if sign.immediate or key in previous or counts[key] >= PATIENCE]
         self.state |= {"held": counts, "active": active}
         for key in active:
             if key not in previous:
@@ -148,14 +158,14 @@ class Health:
 
     def _kl_jump(self, policy_id: str, kl: float) -> Iterator[HealthSign]:
         s = self.settings
-        limit, rise = MAX_KL_RISE * s.max_token_kl, kl - self.state.get("token_kl", {}).get(policy_id, math.nan)
+        limit, rise = MAX_KL_RISE * MAX_TOKEN_KL, kl - self.state.get("token_kl", {}).get(policy_id, math.nan)
         if rise > limit:
             adapters = " or train adapters (weights=lora)" if s.lora is None else ""
             yield HealthSign(
                 "kl_jump",
                 policy_id,
                 f"One update moved {policy_id} far from its initial policy: KL {kl - rise:.2f} -> {kl:.2f} nats per "
-                f"token (it may rise by {limit:g}, half of max_token_kl). Reduce lr, increase kl_coef{adapters}.",
+                f"token (it may rise by {limit:g}). Reduce lr, increase kl_coef{adapters}.",
                 immediate=True,
             )
 
@@ -177,11 +187,6 @@ class Health:
 
     def _no_signal(self, policy_id: str, metrics: Mapping[str, float], report: dict[str, Any]) -> str | None:
         """Returns why a policy learned nothing from the rewards of its responses; None if it may have learned."""
-        s = self.settings
-        if s.roles is not None:
-            weights = zip(report["roles"].values(), s.loss_weights, strict=True)
-            if not any(weight for role_policy, weight in weights if role_policy == policy_id):
-                return None  # as set by the user
         roles = report["role"]
         if metrics.get("frac_zero_std", float(self._rewards_are_constant(roles))) == 1.0:
             advice = "Check the reward, or use queries that the model neither always nor never solves."
@@ -193,10 +198,7 @@ class Health:
             rule = f" {MESSAGES_RULE}" if self.has_conversations else ""
             return f"all the responses of a role got the same reward ({rewards}). {advice}{rule}"
         if metrics.get("grad_norm") == 0.0:
-            return (
-                "its gradient is 0. The responses that differ in reward are left out of the loss (overlong=mask), or "
-                "their role's loss_weight is 0."
-            )
+            return "its gradient is 0. The responses that differ in reward are left out of the loss (overlong=mask)."
         return None
 
     def _rewards_are_constant(self, roles: Mapping[str, Mapping[str, float]]) -> bool:
@@ -216,19 +218,19 @@ class Health:
                 continue
             means = f"task reward {metrics['task_reward']:.2f} vs. {pioneer_metrics['task_reward']:.2f}"
             rewards = f"{means}, {abs(effect):.1f} standard deviations"
-            if s.knowledge_transfer and effect < -s.max_observer_deficit:
+            if s.knowledge_transfer and effect < -MAX_DEFICIT:
                 yield HealthSign(
                     "dragged_down",
                     role,
-                    f"The {role} has lower rewards than the {pioneer} ({rewards}; max_observer_deficit is "
-                    f"{s.max_observer_deficit:g}): the reference misleads it.",
+                    f"The {role} has lower rewards than the {pioneer} ({rewards}; up to {MAX_DEFICIT:g} are normal): "
+                    "the reference misleads it.",
                 )
-            if abs(effect) > s.max_role_gap:
+            if abs(effect) > MAX_ROLE_GAP:
                 yield HealthSign(
                     "one_sided",
                     role,
-                    f"The {role if effect > 0 else pioneer} has far higher rewards ({role}: {rewards}; max_role_gap is "
-                    f"{s.max_role_gap:g}). With a shorter exchange_period both LLMs learn both roles.",
+                    f"The {role if effect > 0 else pioneer} has far higher rewards ({role}: {rewards}; up to "
+                    f"{MAX_ROLE_GAP:g} are normal). With a shorter exchange_period both LLMs learn both roles.",
                 )
 
 
@@ -251,22 +253,22 @@ def collapse_signs(
             f"{policy_id} repeats itself: {metrics['repetition']:.0%} of its token pairs occur earlier in the same "
             f"response (max_repetition is {settings.max_repetition:.0%}).",
         )
-    eos_rate, ratio = metrics["eos_rate"], settings.min_eos_ratio
+    eos_rate = metrics["eos_rate"]
     margin = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / max(responses, 1))
-    has_fallen = eos_rate < min(ratio * first_eos_rate, first_eos_rate - margin)
+    has_fallen = eos_rate < min(MIN_EOS_RATIO * first_eos_rate, first_eos_rate - margin)
     if settings.min_response_tokens is None and first_eos_rate >= MIN_FIRST_EOS_RATE and has_fallen:
         yield HealthSign(
             "eos",
             policy_id,
             f"{policy_id} rarely ends its responses: {eos_rate:.0%} end with the end-of-sequence token, "
-            f"{first_eos_rate:.0%} at the start (min_eos_ratio is {ratio:.0%} of that).",
+            f"{first_eos_rate:.0%} at the start.",
         )
-    if (kl := token_kl(metrics)) > settings.max_token_kl:
+    if (kl := token_kl(metrics)) > MAX_TOKEN_KL:
         yield HealthSign(
             "kl",
             policy_id,
-            f"{policy_id} is far from its initial policy: KL {kl:.2f} nats per token (max_token_kl is "
-            f"{settings.max_token_kl:g}). Increase kl_coef or reduce lr.",
+            f"{policy_id} is far from its initial policy: KL {kl:.2f} nats per token (the limit is "
+            f"{MAX_TOKEN_KL:g}). Increase kl_coef or reduce lr.",
         )
 
 

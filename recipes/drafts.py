@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain
-from cory_env.decoding import EarlierResponse
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import drafts, make_task
 from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
+from cory_env.tasks.turns import SeenResponse
 from policies.generation.generator import EVALUATION_UPDATE, Response, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
 from recipes.cards import Figures
@@ -197,7 +197,7 @@ def sample_forks(
     first_responses = [chain.truncate_response(response.tokens)[0] for response in generate(first_prompts, seeds)]
     references = [tokens for tokens in first_responses for _ in (0, 1)]
     later_prompts = [
-        chain.build_prompt(query, [EarlierResponse(tokens)])[0]
+        chain.build_prompt(query, [SeenResponse.decoded(chain, tokens)])[0]
         for (query, *_), tokens in zip(later_turns, references, strict=True)
     ]
     seeds = [

@@ -1,8 +1,10 @@
 """Settings with the paper's values and the bundled model, on which most tests build, as they need small runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.models.model_names import BUNDLED_LM
 from policies.settings import settings
 from policies.settings.files import read_preset
@@ -19,3 +21,14 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
 def paper_settings(**values: Any) -> Settings:
     """The same with keyword arguments."""
     return make_settings(values)
+
+
+def paper_hyperparameters(**values: Any) -> Hyperparameters:
+    """The paper's hyperparameters of a learner, without importance sampling; one mini-batch per epoch."""
+    settings = paper_settings(importance_sampling_clip_max=None)
+    return replace(settings.hyperparameters, **{"steps": 1, **values})
+
+
+def paper_credit(credit: str = "sum", **values: Any) -> Credit:
+    """The paper's credit assignment, without drafts."""
+    return paper_settings().credit_assignment._replace(**{"credit": credit, "stages": (), **values})

@@ -206,7 +206,7 @@ CLAIMS = (
         "arithmetic",
         GSM8K,
         "Where PPO collapses, responses no longer end",
-        "of its collapsed runs most have an EOS rate below min_eos_ratio of that before training",
+        "of its collapsed runs most have an EOS rate below half of that before training",
         find.collapse_is_endless,
     ),
     _cooperation("arithmetic"),

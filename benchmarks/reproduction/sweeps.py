@@ -7,6 +7,7 @@ from launch.console.configuration import Value
 from launch.display.statistics import Difference, estimate_difference
 from launch.experiments.measures import final_value
 from launch.experiments.results import StudyRun
+from policies.health import MAX_TOKEN_KL
 
 FEWEST = 3
 """Minimum number of swept values for a frontier."""
@@ -78,7 +79,7 @@ def references(runs: Sequence[StudyRun]) -> dict[int, ParetoPoint]:
     """
     starts = values(runs, before("task_reward"))
     return {
-        run.seed: ParetoPoint(starts[run.seed], run.settings.max_token_kl * run.settings.max_response_tokens)
+        run.seed: ParetoPoint(starts[run.seed], MAX_TOKEN_KL * run.settings.max_response_tokens)
         for run in runs
         if run.seed in starts
     }

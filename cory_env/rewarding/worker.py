@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 OnError = Literal["stop", "skip"]
 
+REWARD_TIMEOUT = 300.0
+"""Seconds that one call of a reward or feedback function may take by default."""
 MAX_ATTEMPTS = 3  # at a batch if the system kills the process
 
 
@@ -51,7 +53,7 @@ class RewardWorker:
         *,
         feedback: str | None = None,
         role_rewards: Mapping[str, str] = MappingProxyType({}),
-        timeout: float = 60.0,
+        timeout: float = REWARD_TIMEOUT,
         on_error: OnError = "stop",
     ) -> None:
         """Makes the worker without starting the child process.

@@ -1,11 +1,14 @@
-"""Turns of agents that see earlier responses and feedback on them, and the texts of their prompts."""
+"""Responses and feedback as later agents see them, and the texts of these agents' prompts."""
 
 from collections.abc import Sequence
 from enum import Enum
 from types import SimpleNamespace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, fill
+
+if TYPE_CHECKING:
+    from cory_env.decoding import ResponseDecoder
 
 
 class NoFeedback(Enum):
@@ -28,10 +31,12 @@ class SeenResponse(NamedTuple):
 
     Attributes:
         text: Its text.
-        feedback: The feedback on it as text; None if there is none.
+        feedback: The feedback on it as text; None if the prompt shows none.
         role: The role whose `{role.response}` it is; "" if a later response of that role takes its place.
         is_reference: Whether it belongs to `{reference}`.
         is_answer: Whether it is an answer to the query, of which the prompt shows only the task's `quote`.
+        tokens: The token ids of the text.
+        decoder: Decodes them.
     """
 
     text: str
@@ -39,52 +44,68 @@ class SeenResponse(NamedTuple):
     role: str = ""
     is_reference: bool = True
     is_answer: bool = True
+    tokens: Sequence[int] = ()
+    decoder: "ResponseDecoder | None" = None
+
+    @classmethod
+    def decoded(
+        cls,
+        decoder: "ResponseDecoder",
+        tokens: Sequence[int],
+        feedback: str | None = None,
+        role: str = "",
+        is_reference: bool = True,
+        is_answer: bool = True,
+    ) -> Self:
+        """Returns the response that consists of these tokens."""
+        text = decoder.decode(tokens) if tokens else ""
+        return cls(text, feedback, role, is_reference, is_answer, tokens, decoder)
+
+    def cut(self, characters: int, tokens: int) -> Self:
+        """Returns the response with the first characters of its feedback and its first tokens; none if negative.
+
+        Without tokens, it is not in `{reference}`.
+        """
+        feedback = None if self.feedback is None else self.feedback[: max(characters, 0)]
+        if tokens >= len(self.tokens) > 0:
+            return self._replace(feedback=feedback)
+        kept = self.tokens[: max(tokens, 0)]
+        text = self.decoder.decode(kept) if self.decoder is not None and kept else ""
+        return self._replace(
+            text=text, feedback=feedback, is_reference=self.is_reference and len(kept) > 0, tokens=kept
+        )
 
 
-class Turn(NamedTuple):
-    """The turn of an agent that sees earlier responses.
-
-    Attributes:
-        query: The query.
-        responses: The earlier responses that it sees, in the chain's order.
-        feedback: The feedback on the last one in `{reference}`; None if the prompt shows none.
-        template: The template of the role's prompt; None: the task's.
-    """
-
-    query: Query
-    responses: Sequence[SeenResponse]
-    feedback: str | None = None
-    template: str | None = None
-
-    @property
-    def reference(self) -> list[str]:
-        """The responses in `{reference}`."""
-        return [seen.text for seen in self.responses if seen.is_reference]
-
-
-def prompt_text(task: Task, turn: Turn) -> str:
+def prompt_text(
+    task: Task, query: Query, responses: Sequence[SeenResponse], feedback: str | None, template: str | None
+) -> str:
     """Returns the prompt of an agent that sees earlier responses.
 
     Tasks whose `observer_prompt` shows no feedback need not accept that argument.
 
+    Args:
+        task: The task.
+        query: The query.
+        responses: The earlier responses that the agent sees, in the chain's order.
+        feedback: The feedback on the last one in `{reference}`; None if the prompt shows none.
+        template: The template of the role's prompt; None: the task's.
+
     Raises:
         TemplateError: A template cannot be filled.
     """
-    if turn.template is None:
-        feedback = () if turn.feedback is None else (turn.feedback,)
-        return task.observer_prompt(turn.query, turn.reference, *feedback)
-    values: dict[str, object] = {**turn.query.columns, "query": turn.query.text}
+    reference = [seen.text for seen in responses if seen.is_reference]
+    if template is None:
+        return task.observer_prompt(query, reference, *([] if feedback is None else [feedback]))
+    values: dict[str, object] = {**query.columns, "query": query.text}
     separator = fill(task.reference_separator, values)
     roles: dict[str, list[SeenResponse]] = {}
-    for seen in turn.responses:
+    for seen in responses:
         roles.setdefault(seen.role, []).append(seen)
-    for role, responses in roles.items():
+    for role, of_role in roles.items():
         values[role] = SimpleNamespace(
-            response=separator.join(
-                task.quote(seen.text) if seen.is_answer else seen.text.strip() for seen in responses
-            ),
-            feedback="\n".join(seen.feedback for seen in responses if seen.feedback is not None),
+            response=separator.join(task.quote(seen.text) if seen.is_answer else seen.text.strip() for seen in of_role),
+            feedback="\n".join(seen.feedback for seen in of_role if seen.feedback is not None),
         )
-    values["reference"] = separator.join(map(task.quote, turn.reference))
-    values[FEEDBACK_PLACEHOLDER] = turn.feedback or ""
-    return fill(turn.template, values)
+    values["reference"] = separator.join(map(task.quote, reference))
+    values[FEEDBACK_PLACEHOLDER] = feedback or ""
+    return fill(template, values)

@@ -25,7 +25,7 @@ METRIC_DOCS = {
     "importance_sampling_frac_high": "Share of tokens whose importance sampling weight was above "
     "`importance_sampling_clip_max`, so it was truncated or masked (`importance_sampling_mode`).",
     "importance_sampling_frac_low": "The same for weights below `importance_sampling_clip_min`.",
-    "kl_coef": "Weight of the KL penalty in the update; changes only with `kl_control=adaptive`.",
+    "kl_coef": "Weight of the KL penalty in the update; changes only with `kl_target`.",
     "credited_reward": "Mean reward that `credit` assigned to a response, with the `overlong` penalty, before "
     "`reward_scaling`.",
     "explained_variance": "Share of the variance of returns that the critic explains (`advantage=gae`).",

@@ -26,7 +26,6 @@ from policies.settings.yaml12 import to_yaml
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "string", NoneType: "null"}
 NESTED = {
     list[str]: "list of strings",
-    list[str | None]: "list of strings",
     list[float]: "list of numbers",
     list[RoleSettings]: "list of roles",
     dict[str, Any]: "mapping",
@@ -142,7 +141,7 @@ def _limits(metadata: Iterable[Any]) -> str:
 def _words(choice: Any) -> Iterable[str]:
     if get_origin(choice) is Annotated:
         number, *fields = get_args(choice)
-        return [f"{KINDS[number]} {_limits(limit for field in fields for limit in field.metadata)}"]
+        return [f"{KINDS[number]} {_limits(limit for field in fields for limit in field.metadata)}".strip()]
     if get_origin(choice) is Literal:
         return [f"`{value}`" for value in get_args(choice)]
     return [KINDS[choice] if choice in KINDS else NESTED[choice]]

@@ -17,7 +17,7 @@ def make_machines(
 ) -> list[Node]:
     """Returns hypothetical machines; memory in GB."""
     gpu_bytes = gpu_memory * GB if gpus else None
-    return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, {}, memory * GB, gpu_bytes) for n in range(count)]
+    return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, memory * GB, gpu_bytes) for n in range(count)]
 
 
 def describe_assumed(specified: Mapping[str, Any]) -> str:
@@ -43,7 +43,7 @@ def this_machine(settings: Settings) -> Node:
     gpus, available, required = torch.cuda.device_count(), os.cpu_count() or 1, cpus(processes(settings))
     note = f", shared by processes that require {required}" if required > available else ""
     name, num_cpus = f"this machine ({available} CPUs{note})", float(max(available, required))
-    return Node(name, num_cpus, [1.0] * gpus, {}, devices.ram_bytes(), devices.gpu_bytes() if gpus else None)
+    return Node(name, num_cpus, [1.0] * gpus, devices.ram_bytes(), devices.gpu_bytes() if gpus else None)
 
 
 def cluster_nodes() -> list[Node]:

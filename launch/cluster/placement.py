@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from launch.console.errors import CommandError
-from policies.settings.processes import BUILTIN_RESOURCES, Process
+from policies.settings.processes import Process
 
 if TYPE_CHECKING:
     from policies.settings.memory import Memory
@@ -31,7 +31,6 @@ class Node:
     name: str
     cpus: float
     gpus: list[float]
-    custom: dict[str, float]
     memory: float
     """Bytes of memory that Ray may allocate on the node."""
     gpu_memory: float | None = None
@@ -52,13 +51,8 @@ class Shortfall(NamedTuple):
 
 def make_node(address: str, resources: Mapping[str, float]) -> Node:
     """Returns a node with the total resources that Ray reports."""
-    custom = {
-        name: amount
-        for name, amount in resources.items()
-        if name not in BUILTIN_RESOURCES and not name.startswith("node:")
-    }
     memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
-    return Node(f"node {address}", resources.get("CPU", 0.0), [1.0] * int(resources.get("GPU", 0)), custom, memory)
+    return Node(f"node {address}", resources.get("CPU", 0.0), [1.0] * int(resources.get("GPU", 0)), memory)
 
 
 def alive_nodes() -> list[Node]:
@@ -118,7 +112,7 @@ def pack(
     Returns:
         Copies of the nodes with their processes and remaining resources, and the processes that do not fit.
     """
-    ordered = sorted(kinds, key=lambda kind: (kind.gpus, len(kind.custom), kind.cpus), reverse=True)
+    ordered = sorted(kinds, key=lambda kind: (kind.gpus, kind.cpus), reverse=True)
     filled = deepcopy(list(nodes))
     shortfalls = [_place_on_nodes(kind, filled, (needs or {}).get(kind.name, ())) for kind in ordered]
     return filled, [shortfall for shortfall in shortfalls if shortfall is not None]
@@ -145,7 +139,7 @@ def _place_on_nodes(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory
 
 def _resources(kind: Process) -> dict[str, float]:
     """Returns the nonzero resources of each process."""
-    resources = {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}
+    resources = {"CPU": kind.cpus, "GPU": kind.gpus}
     return {name: amount for name, amount in resources.items() if amount}
 
 
@@ -158,11 +152,11 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
         host: bytes of host memory per process.
         device: bytes of GPU memory per process.
     """
-    available = {"CPU": node.cpus, "GPU": sum(node.gpus), **node.custom}
+    available = {"CPU": node.cpus, "GPU": sum(node.gpus)}
     missing = [
-        f"{max(available.get(name, 0.0), 0.0):g} {name}{'s' * (name in BUILTIN_RESOURCES)}"
+        f"{max(available[name], 0.0):g} {name}s"
         for name, amount in _resources(kind).items()
-        if (not _pick_gpus(node, amount) if name == "GPU" else available.get(name, 0.0) < amount - TOLERANCE)
+        if (not _pick_gpus(node, amount) if name == "GPU" else available[name] < amount - TOLERANCE)
     ]
     if missing:
         return f"{node.name} has {' and '.join(missing)} left"
@@ -187,6 +181,4 @@ def _allocate(node: Node, kind: Process, host: float) -> None:
     node.cpus -= kind.cpus
     for k in _pick_gpus(node, kind.gpus) if kind.gpus else []:
         node.gpus[k] -= min(kind.gpus, 1.0)
-    for name, amount in kind.custom.items():
-        node.custom[name] -= amount
     node.memory -= host

@@ -1,4 +1,4 @@
-"""`cory generate RUN [QUERY]`: answers queries with the trained chain and streams the responses."""
+"""`cory generate RUN [QUERY]`: answers queries with the trained chain."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from launch.console.errors import CommandError
 if TYPE_CHECKING:
     from cory_env.message import Message
     from launch.models.trained_chain import TrainedChain
+    from launch.run_folder.records import GeneratedSample
 
 
 def generate(
@@ -111,36 +112,51 @@ def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_jso
     """Answers the query; or interactive queries until Ctrl-D; or the lines of standard input."""
     from cory_env.chain import PromptError
     from cory_env.tasks import Query
-    from launch.models.trained_chain import TokenPrinter
 
     is_interactive = query is None and sys.stdin.isatty() and sys.stdout.isatty()
-    printer = None if as_json else TokenPrinter(sys.stdout, print_query=not is_interactive)
     history: list[Message] | None = None
     if is_interactive and chain.chain.chat is not None:
         history = []
         print("Each query continues the conversation; /new starts another one.")
     chain.check_feedback([Query(0, query or "")])
-    chain.load()
+    _ = chain.generator  # loads the policies
     for number, text in enumerate(_read_queries(is_interactive) if query is None else [query]):
         if history is not None and text.strip() == "/new":
             history = []
             continue
         try:
             for sample in range(samples):
-                answer = chain.answer(number, text, printer, history=history, sample=sample)
+                answer = chain.answer(number, text, history=history, sample=sample)
                 if as_json:
                     print(json.dumps(answer), flush=True)
+                else:
+                    print_answer(answer, print_query=not is_interactive)
         except PromptError as error:
             if not is_interactive:
                 raise
             print(error)
-        except KeyboardInterrupt:
-            print()  # ends the line of an unfinished response
-            raise
         else:
             if history is not None:
                 history.append({"role": "user", "content": text})
                 history.append({"role": "assistant", "content": answer["responses"][-1]["text"]})
+
+
+def print_answer(answer: GeneratedSample, *, print_query: bool) -> None:
+    """Prints the responses of a chain, in colours at a terminal; with `print_query`, the query before them."""
+    from launch.display.texts import NOTHING_TO_CORRECT, replace_control_chars
+
+    if print_query:
+        typer.secho(replace_control_chars(str(answer["query"])), italic=True)
+    for response in answer["responses"]:
+        typer.secho(f"{response['role']} ({response['policy']}): ", dim=True, nl=False)
+        if "reasoning" in response:
+            typer.secho(f"{replace_control_chars(response['reasoning'].strip())}\n", dim=True)
+        typer.echo(replace_control_chars(response["text"].lstrip()))
+        if "feedback" in response:
+            feedback = response["feedback"]
+            text = NOTHING_TO_CORRECT if feedback is None else feedback
+            typer.secho(f"feedback: {replace_control_chars(text)}", dim=True)
+    sys.stdout.flush()
 
 
 def _read_queries(is_interactive: bool) -> Iterator[str]:

@@ -73,8 +73,6 @@ def plan(
     kinds, needs = processes(settings), estimate_processes(settings, models)
     if hypothetical:
         available = machines.make_machines(nodes or 1, **machine)
-        for node in available:  # unlimited custom resources, as the options do not specify them
-            node.custom.update((name, float("inf")) for kind in kinds for name in kind.custom)
     elif "RAY_ADDRESS" in os.environ:
         available = machines.cluster_nodes()
     else:
@@ -96,10 +94,6 @@ def plan(
         print(f"{node.name}: {', '.join(node.processes) or 'nothing'}")
     for shortfall in shortfalls:
         print(f"Missing: {describe_shortfall(shortfall)}.")
-    gpu_bytes = max((node.gpu_memory or 0.0 for node in available), default=0.0)
-    for kind in [shortfall.kind for shortfall in shortfalls] if gpu_bytes else ():
-        if sum(need.total for need in needs[kind.name] if need.device == "cuda") > gpu_bytes * kind.gpus:
-            print(_suggest_gpus(settings, kind.name, gpu_bytes))
     if shortfalls and not pack(kinds, available)[1]:  # only memory is missing
         print(suggest_settings(settings, available))
     if any(node.gpus for node in available) and not any(kind.gpus for kind in kinds):
@@ -113,23 +107,6 @@ def plan(
     return DOES_NOT_FIT if shortfalls else 0
 
 
-def _suggest_gpus(settings: Settings, kind: str, gpu_bytes: float) -> str:
-    """Returns a sentence with the number of GPUs of this size on which processes of this kind would fit."""
-    from policies.settings import memory
-
-    gpus = f"GPUs of {gpu_bytes / GB:g} GB"
-    if kind == "runner":
-        parts = memory.min_tensor_parallel_size(settings, gpu_bytes) if settings.backend == "vllm" else None
-        if parts is None:
-            return f"A runner's engines do not fit even on 8 {gpus}."
-        return f"A runner's engines fit on {gpus} with tensor_parallel_size={parts} gpus_per_runner={parts}."
-    shards = memory.min_shards(settings, gpu_bytes)
-    if shards is None:
-        return f"Learners do not fit even on {memory.SHARD_COUNTS[-1]} {gpus} per LLM."
-    count = shards * len(settings.policy_ids)
-    return f"Learners fit on {gpus} with shards_per_policy={shards} num_learners={count} gpus_per_learner=1."
-
-
 def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[str, list[Memory]]) -> None:
     engines = 1 if settings.weights == "lora" else len(settings.policy_ids)
     work = {
@@ -141,12 +118,8 @@ def _print_processes(settings: Settings, kinds: Sequence[Process], needs: dict[s
     }
     print(f"{'process':<16}{'CPUs':>5}{'GPUs':>6}  estimated memory of each (GB)")
     for kind in kinds:
-        custom = "".join(f", {amount:g} {name}" for name, amount in kind.custom.items())
         sizes = " + ".join(_size(need, kind) for need in needs[kind.name])
-        print(
-            f"{count_noun(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}"
-            f"  {sizes} ({work[kind.name]}{custom})"
-        )
+        print(f"{count_noun(kind.count, kind.name):<16}{kind.cpus:>5g}{kind.gpus:>6g}  {sizes} ({work[kind.name]})")
         for need in needs[kind.name]:
             parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in need.parts.items() if size >= 5e6)
             print(f"{'':<29}{parts}")

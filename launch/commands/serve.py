@@ -14,7 +14,7 @@ from launch.console.errors import CommandError
 
 CHAIN_MODEL = "chain"
 MAX_CONCURRENT = 32
-"""Maximum number of responses that are generated concurrently; further requests wait."""
+"""Maximum number of chains that are generated concurrently; further requests wait."""
 
 
 def serve(
@@ -52,6 +52,8 @@ def serve(
 
     Ctrl-C or SIGTERM stops the server after pending responses are finished, at most 5 s later.
 
+    A streamed response comes in one piece, when it is complete.
+
     Examples:
       cory serve runs/demo
       cory serve runs/demo --roles llm_1 --port 8001
@@ -68,11 +70,8 @@ def serve(
         raise CommandError(f"cory serve requires {error.name}. Run `pip install 'cory-rllib[serve]'`.") from error
     from launch.models.generators import choose_backend, load_generator
     from launch.models.trained import open_trained
-    from launch.models.trained_chain import FeedbackRequiredError, feedback_columns, feedback_worker, make_env_chain
-    from launch.serving.backends import make_backend
-    from launch.serving.feedback import FeedbackThread
-    from launch.serving.request_queue import RequestQueue
-    from launch.serving.responses import ServedModel
+    from launch.models.trained_chain import FeedbackRequiredError, TrainedChain
+    from launch.serving.batches import BatchRunner
 
     policies = open_trained(run, checkpoint)
     policy_ids = policies.policy_ids if roles is None else policies.resolve_names(roles.split(","))
@@ -86,36 +85,36 @@ def serve(
         raise CommandError(
             f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --port or --host."
         ) from error
+    settings = policies.settings
     with sock:
-        models = {name: ServedModel(name, (name,), make_env_chain(policies, [name])) for name in names}
-        unavailable, thread = {}, None
+        sampling = (settings.temperature, settings.seed, engine)
+        models = {name: TrainedChain(policies, (name,), *sampling, feedback=False) for name in names}
+        unavailable = {}
         if len(policy_ids) > 1:
             try:
-                chain = make_env_chain(policies, policy_ids, feedback=feedback)
-                if (worker := feedback_worker(chain, policies.settings.reward_timeout)) is not None:
-                    thread = FeedbackThread(worker, feedback_columns(worker))  # fails if the function cannot be loaded
-                elif policies.settings.feedback is not None and not feedback:
-                    print("`chain` gets no feedback, so all roles respond (see --feedback).", file=sys.stderr)
-                models[CHAIN_MODEL] = ServedModel(CHAIN_MODEL, policy_ids, chain, thread)
+                models[CHAIN_MODEL] = TrainedChain(policies, policy_ids, *sampling, feedback=feedback)
             except FeedbackRequiredError:
                 unavailable[CHAIN_MODEL] = "The prompts of `chain` show feedback: start the server with --feedback."
                 print(unavailable[CHAIN_MODEL], file=sys.stderr)
+            else:
+                if settings.feedback is not None and not feedback:
+                    print("`chain` gets no feedback, so all roles respond (see --feedback).", file=sys.stderr)
+        worker = models[CHAIN_MODEL].worker if CHAIN_MODEL in models else None
+        for model in models.values():
+            _ = model.feedback_columns  # fails if the function cannot be loaded
         for warning in policies.warnings():
             print(f"Warning: {warning}", file=sys.stderr)
         chain_text = " then ".join(policy_ids)
         print(f"Loading {chain_text}, after update {policies.update} of {run}.", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # imported libraries may swallow a KeyboardInterrupt
         with output.hide_libraries(debug):
-            generator = load_generator(policies, names, engine, MAX_CONCURRENT)
-            queue = RequestQueue(make_backend(generator, names, MAX_CONCURRENT))
+            runner = BatchRunner(load_generator(policies, names, engine, MAX_CONCURRENT), worker, MAX_CONCURRENT)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
         print(f"Serving {', '.join(models)} at {address} ({engine}). Ctrl-C to stop.", file=sys.stderr, flush=True)
         key = api_key or os.environ.get("CORY_API_KEY")
-        app = server.make_app(queue, models, policies.settings.temperature, key, unavailable)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises the signal after shutdown
-            server.serve(app, sock)
-        queue.close()
-        if thread is not None:
-            thread.close()
+            server.serve(server.make_app(runner, models, key, unavailable), sock)
+        if not runner.close(timeout=1):
+            os._exit(0)  # an engine cannot be interrupted in a batch; its processes end with this one

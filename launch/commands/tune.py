@@ -216,8 +216,8 @@ def read_search(options: Any) -> "tuple[Search, str]":
             settings.test_queries is not None
         ),
         f"--scheduler pbt cannot change {fixed} while a trial runs. Remove --scheduler, or use asha.": (pbt and fixed),
-        "--scheduler pbt conflicts with --over kl_coef and kl_control=adaptive. Set kl_control=fixed, or search over "
-        "kl_target.": pbt and "kl_coef" in keys and settings.kl_control == "adaptive",
+        "--scheduler pbt conflicts with --over kl_coef and kl_target, which adapts it. Set kl_target=null, or search "
+        "over it.": pbt and "kl_coef" in keys and settings.kl_target is not None,
         f"--scheduler compares trials after evaluations: it requires one eval_every below "
         f"num_updates={settings.num_updates}.": (
             options.scheduler and ("eval_every" in keys or settings.eval_every >= settings.num_updates)

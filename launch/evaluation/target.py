@@ -48,8 +48,6 @@ def target_settings(
     """
     overrides = dict(overrides)
     policy: dict[str, Value] = {"model": target, "num_agents": 1, "weights": "full", "advantage": "gae"}  # as it is
-    if run is None and "model_revision" in overrides:
-        policy["model_revision"] = overrides.pop("model_revision")
     if policy_overrides := settings_in_categories("policy") & overrides.keys():
         raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
     if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file

@@ -91,11 +91,11 @@ def paired_difference(one: "pd.Series[float]", other: "pd.Series[float]") -> Dif
 
 
 def run_collapse_signs(run: StudyRun) -> list[HealthSign]:
-    """Returns the signs of collapse at a run's last held-out evaluation, by the limits of its health settings.
+    """Returns the signs of collapse at a run's last held-out evaluation, by the limits of `policies.health`.
 
-    A policy has collapsed if its responses are repetitive (`max_repetition`), if their end-of-sequence rate is below
-    `min_eos_ratio` times the rate before training, or if their KL per token is above `max_token_kl`. A run with a
-    non-finite gradient has collapsed too.
+    A policy has collapsed if its responses are repetitive (`max_repetition`), if their end-of-sequence rate is far
+    below the rate before training, or if their KL per token is above its limit. A run with a non-finite gradient has
+    collapsed too.
     """
     evaluated: list[Update] = [line for line in run.metrics if "evaluation" in line]
     signs: list[HealthSign] = []

@@ -83,7 +83,7 @@ def write_answers(
         with ProgressPrinter(sys.stderr, len(work), done=batches.done, bar=not debug) as progress:
             progress.stage("Loading the models")
             with output.hide_libraries(debug):
-                chain.load()
+                _ = chain.generator  # loads the policies
             progress.stage("Answering")
             batches.run(lambda batch: {"rows": _answer_rows(batch, chain)}, progress)
         rows = [row for batch in batches.results for row in batch["rows"]]

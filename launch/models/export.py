@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_utils import remove_tied_weights_from_state_dict
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from cory_env.tokenizer import load_tokenizer
 from launch.console.errors import CommandError, make_folder
 from launch.models.model_card import base_model, model_card
-from launch.models.trained import PolicySet, trainable
+from launch.models.trained import PolicySet
 from launch.run_folder.storage import check_location
-from policies.compat.transformers import unsaved_weights
 from policies.files import atomic_dir
-from policies.models.adapters import add_lora, lora_delta, peft_config, peft_names
+from policies.models.adapters import add_lora, merge_lora, peft_config, peft_names
 from policies.models.families import fix_rope_factors
 from policies.models.language_model import load_language_model, meta_model
 from policies.models.model_check import load_config
 from policies.models.revision import split_revision
-from policies.models.stored_weights import StoredWeights
 from policies.settings.settings import Settings, Tokenizers
 
-TensorLoader = Callable[[str], Tensor]
-"""Returns a tensor of a model by its name."""
-SHARD_BYTES = 5_000_000_000
-"""Maximum size of a weights file, which is in memory while it is written."""
+MAX_SHARD_SIZE = "5GB"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_SAFETENSORS_METADATA = {"format": "pt"}
 
 
 def choose_policy(trained: PolicySet, name: str | None) -> str:
@@ -96,6 +83,7 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
     """
     settings, out = trained.settings, out.resolve()
     check_free_folder(out)
+    is_adapter = settings.lora is not None and not merge
     if merge and settings.lora is None:
         raise CommandError(f"--merge requires an adapter, but {trained.location} trained all weights.")
     make_folder(out.parent)
@@ -105,8 +93,7 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
     sampling = generation_config(settings, tokenizers, policy_id if policy_id in tokenizers else settings.policy_ids[0])
-    is_adapter = settings.lora is not None and not merge
-    full_model = None if is_adapter else merged_model(trained, policy_id)
+    model = None if is_adapter else full_model(trained, policy_id, DTYPES[dtype])
     base_config = load_config(trained.base_path(policy_id), settings.trust_remote_code)
     long_rope = fix_rope_factors(base_config, settings.max_length)
     card = model_card(trained, policy_id, _health_warnings(trained, policy_id), is_adapter, long_rope)
@@ -114,14 +101,11 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
         with atomic_dir(out) as folder:
             tokenizer.save_pretrained(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
-            if full_model is None:
+            if model is None:
                 save_adapter(trained, policy_id, folder, DTYPES[dtype])
             else:
-                model, tensors = full_model
-                # Otherwise `save_pretrained` validates the base's generation config, which may be invalid.
-                model.to(DTYPES[dtype]).generation_config = sampling
-                model.save_pretrained(folder, state_dict={})
-                write_weights(model, tensors, folder)
+                model.generation_config = sampling  # the base's may be invalid, which `save_pretrained` rejects
+                model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
             sampling.save_pretrained(folder)
             for file in folder.glob("*.safetensors"):
                 file.chmod(0o644)  # safetensors creates files that only their owner can read
@@ -132,111 +116,41 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
         raise
 
 
-def merged_model(trained: PolicySet, policy_id: str) -> tuple[PreTrainedModel, TensorLoader]:
-    """Returns a policy as a full model, with any adapter merged.
+def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Returns a policy as a full model on the CPU, with any adapter merged in fp32.
+
+    Its configuration is the base's own, in which longrope has the factors of training for rows of all lengths.
 
     Args:
         trained: the policies.
         policy_id: one of the run's, or `AVERAGE_POLICY`.
-
-    Returns:
-        The base model on the meta device with the base's own configuration, in which longrope has the factors of
-        training for rows of all lengths; and a function that computes a fp32 weight by its name in the model.
+        dtype: of the weights.
 
     Raises:
         CommandError: the weights do not match the base model, or the base model was quantized in training.
         ModelError: the base model cannot be loaded.
     """
-    settings = trained.settings
+    settings, lora = trained.settings, trained.lora(policy_id)
     if settings.quantization != "none":
         raise CommandError(
             f"--merge conflicts with quantization={settings.quantization}: the adapter was trained on a quantized base "
             "and would respond differently on another one. Remove --merge."
         )
-    path = trained.base_path(policy_id)
-    model = load_language_model(path, settings.trust_remote_code, device="meta")
-    base = _base_tensors(path, settings.trust_remote_code, model)
-    weights, lora = trained.weights(policy_id), trained.lora(policy_id)
-    lora_model = model if lora is None else add_lora(model.requires_grad_(False), lora)
-    trained.check_base(policy_id, weights, trainable(lora_model))
-    first_names = {id(parameter): name for name, parameter in model.named_parameters()}  # tied weights have several
-
-    def make_tensor(name: str) -> Tensor:
-        name = first_names.get(id(model.get_parameter_or_buffer(name)), name)
-        if name in weights:
-            return torch.from_numpy(weights[name])
-        layer = name.removesuffix(".weight")
-        factors = {
-            factor.removeprefix(f"{layer}."): torch.tensor(weights[factor])
-            for factor in weights
-            if factor.startswith(f"{layer}.lora_")
-        }
-        return base(name) + lora_delta(lora_model, layer, factors) if factors else base(name)
-
+    path, weights = trained.base_path(policy_id), trained.weights(policy_id)
+    trained.check_base(policy_id, weights)
+    model = load_language_model(path, settings.trust_remote_code, dtype if lora is None else torch.float32)
+    policy = model if lora is None else add_lora(model.requires_grad_(False), lora)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if name in weights:
+                parameter.copy_(torch.tensor(weights[name]))
+        if lora is not None:
+            merge_lora(policy)
     # Training disables dropout in the configuration; users who continue training may want it back.
     hub_id, revision = split_revision(path)
     model.config = AutoConfig.from_pretrained(hub_id, **revision, trust_remote_code=settings.trust_remote_code)
     fix_rope_factors(model.config, settings.max_length)
-    return model, make_tensor
-
-
-def _base_tensors(path: str, trust_remote_code: bool, model: PreTrainedModel) -> TensorLoader:
-    """Returns a function that reads a model's initial fp32 tensors from its files.
-
-    If the files have another layout than the model, the tensors come from the model in memory.
-    """
-    stored = StoredWeights(path)
-    names = stored.names(model)
-    if names is not None:
-        return lambda name: _fp32(stored.read(names[name]))
-
-    @cache
-    def state() -> dict[str, Tensor]:
-        state: dict[str, Tensor] = load_language_model(path, trust_remote_code).state_dict()
-        return state
-
-    return lambda name: state()[name]
-
-
-def _fp32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def write_weights(model: PreTrainedModel, tensors: TensorLoader, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes a model's weights like `save_pretrained`, but file by file, to limit memory to one file.
-
-    Args:
-        model: on the meta device; provides names, dtypes, tied weights and the storage format of its family.
-        tensors: returns weights and persistent buffers, on the CPU.
-        folder: an existing folder.
-        shard_bytes: maximum size of a file; a file with a single layer may be larger.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    unsaved = unsaved_weights(model)
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in unsaved}
-    state = remove_tied_weights_from_state_dict(state, model)
-    layers: dict[str, list[str]] = {}  # some families split a layer's tensors, or store several as one
-    for name in state:
-        layer = re.match(r".*?\.\d+\.", name)
-        layers.setdefault(layer[0] if layer else "", []).append(name)
-    files: list[list[str]] = [[]]
-    for names in layers.values():
-        if files[-1] and sum(state[name].nbytes for name in (*files[-1], *names)) > shard_bytes:
-            files.append([])
-        files[-1] += names
-    index: dict[str, str] = {}
-    for number, names in enumerate(files, start=1):
-        file = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else SAFE_WEIGHTS_NAME
-        stored = revert_weight_conversion(model, {name: tensors(name).to(state[name].dtype) for name in names})
-        save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / file, _SAFETENSORS_METADATA)
-        index |= dict.fromkeys(stored, file)
-        del stored  # before the tensors of the next file are created
-    if len(files) > 1:
-        metadata = {"total_parameters": model.num_parameters(), "total_size": sum(x.nbytes for x in state.values())}
-        text = json.dumps({"metadata": metadata, "weight_map": index}, indent=2, sort_keys=True)
-        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(f"{text}\n", encoding="utf-8")
+    return cast(PreTrainedModel, model.to(dtype))
 
 
 def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.dtype) -> None:
@@ -255,14 +169,13 @@ def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.
     """
     lora, weights = trained.lora(policy_id), trained.weights(policy_id)
     assert lora is not None
-    base = meta_model(trained.base_path(policy_id), trained.settings.trust_remote_code)
-    trained.check_base(policy_id, weights, trainable(add_lora(base, lora)))
-    config = peft_config(base, lora)
+    trained.check_base(policy_id, weights)
+    config = peft_config(meta_model(trained.base_path(policy_id), trained.settings.trust_remote_code), lora)
     config.base_model_name_or_path, config.revision = base_model(trained, policy_id)
     config.inference_mode = True
     config.save_pretrained(folder)
     tensors = {name: torch.tensor(array).to(dtype) for name, array in peft_names(weights).items()}
-    save_file(tensors, folder / "adapter_model.safetensors", _SAFETENSORS_METADATA)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
 def generation_config(settings: Settings, tokenizers: Tokenizers, policy_id: str) -> GenerationConfig:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from launch.console.errors import CommandError
-from launch.models.trained import PolicySet, trainable
+from launch.models.trained import PolicySet
+from policies.generation.generator import Generator
 from policies.generation.installed import vllm_build, vllm_installed
-from policies.generation.transformers_generator import TransformersGenerator
+from policies.rollout.engines import make_generator
 from policies.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from policies.generation.vllm_generator import VLLMGenerator
-
-MIN_TEMPERATURE = 1e-4
-"""Replaces a temperature of 0: greedy decoding without a division by zero."""
 
 
 def choose_backend(backend: str | None, settings: Settings) -> str:
@@ -41,9 +35,7 @@ def choose_backend(backend: str | None, settings: Settings) -> str:
     return backend or ("vllm" if vllm_installed() and not is_quantized else "transformers")
 
 
-def load_generator(
-    trained: PolicySet, policy_ids: Sequence[str], backend: str, max_sequences: int
-) -> TransformersGenerator | VLLMGenerator:
+def load_generator(trained: PolicySet, policy_ids: Sequence[str], backend: str, max_sequences: int) -> Generator:
     """Loads policies into a generator.
 
     Args:
@@ -60,13 +52,10 @@ def load_generator(
     models = {policy_id: trained.base_path(policy_id) for policy_id in policy_ids}
     frozen = trained.settings.frozen_models
     weights = {policy_id: trained.weights(policy_id) for policy_id in policy_ids if policy_id not in frozen}
-    if backend == "vllm":  # before the slow start of engines
-        for policy_id, new_weights in weights.items():
-            trained.check_base(policy_id, new_weights, trainable(trained.meta_model(policy_id)))
+    for policy_id, new_weights in weights.items():
+        trained.check_base(policy_id, new_weights)
     generator = start_generator(trained.settings, models, backend, max_sequences)
     for policy_id, new_weights in weights.items():
-        if isinstance(generator, TransformersGenerator):
-            trained.check_base(policy_id, new_weights, generator.trainable[policy_id])
         if stale := generator.load(policy_id, new_weights, trained.update).stale:
             raise CommandError(
                 f"vLLM cannot load some weights of {policy_id}, such as {stale[0]}. Use --backend transformers."
@@ -74,10 +63,8 @@ def load_generator(
     return generator
 
 
-def start_generator(
-    settings: Settings, models: Mapping[str, str], backend: str, max_sequences: int
-) -> TransformersGenerator | VLLMGenerator:
-    """Starts a generator with the initial weights of models.
+def start_generator(settings: Settings, models: Mapping[str, str], backend: str, max_sequences: int) -> Generator:
+    """Starts a generator in this process, on a GPU if there is one, with the initial weights of models.
 
     Args:
         settings: dtype, adapters and lengths.
@@ -89,23 +76,4 @@ def start_generator(
         EngineStartError: vLLM could not start.
     """
     cuda = torch.cuda.is_available() and not (backend == "vllm" and vllm_build() == "cpu")
-    common: dict[str, Any] = {
-        "dtype": settings.dtype,
-        "device": torch.device("cuda" if cuda else "cpu"),
-        "trust_remote_code": settings.trust_remote_code,
-        "lora": settings.lora,
-        "frozen": settings.frozen_models,
-    }
-    if backend == "transformers":
-        quantization, max_length = settings.quantization, settings.max_length
-        return TransformersGenerator(models, **common, quantization=quantization, max_length=max_length)
-    from policies.generation.vllm_generator import VLLMGenerator
-
-    return VLLMGenerator(
-        models,
-        **common,
-        max_prompt_tokens=settings.prompt_limit,
-        max_response_tokens=settings.max_response_tokens,
-        max_sequences=max_sequences,
-        tensor_parallel_size=settings.tensor_parallel_size,
-    )
+    return make_generator(settings, models, backend, torch.device("cuda" if cuda else "cpu"), max_sequences)

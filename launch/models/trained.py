@@ -6,7 +6,7 @@ checkpoint, which can run arbitrary code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,9 +29,6 @@ from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
     from policies.cory import Cory
 
 
@@ -116,62 +113,40 @@ class PolicySet:
         return self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id
 
     def warnings(self) -> list[str]:
-        """Returns sentences for users of the weights: that they are untrained, and `changes`.
+        """Returns sentences for users of the weights: that they are untrained, and what has changed since training.
 
-        Raises:
-            CommandError: as `changes`.
-        """
-        untrained = self.folder is not None and self.update == 0
-        return [UNTRAINED] * untrained + self.changes()
-
-    def changes(self) -> list[str]:
-        """Returns a sentence for each model, tokenizer and chat template that has changed since training.
+        Models, their tokenizers and chat templates are compared.
 
         Raises:
             CommandError: a model or its tokenizer was not found.
         """
+        texts = [UNTRAINED] if self.folder is not None and self.update == 0 else []
         if self.sources is None:
-            return []
+            return texts
         try:
             current_llms = digest_models(self.settings, self.settings.make_tokenizers())
         except ValueError as error:
             raise CommandError(" ".join(str(error).split())) from error
-        return [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
+        return texts + [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
 
-    def meta_model(self, policy_id: str) -> PreTrainedModel:
-        """Returns the model of a policy on the meta device, with its adapter.
+    def check_base(self, policy_id: str, weights: Weights) -> None:
+        """Checks that weights match the base model of a policy, which is not loaded.
 
         Raises:
+            CommandError: names or shapes differ.
             ModelError: the base model was not found.
         """
         from policies.models.adapters import add_lora  # imports transformers
         from policies.models.language_model import meta_model
 
-        model = meta_model(self.base_path(policy_id), self.settings.trust_remote_code)
-        lora = self.lora(policy_id)
-        return cast("PreTrainedModel", model.requires_grad_(True)) if lora is None else add_lora(model, lora)
-
-    def check_base(self, policy_id: str, weights: Weights, parameters: Mapping[str, Tensor]) -> None:
-        """Checks that weights match the parameters of the base model.
-
-        Args:
-            policy_id: one of the run's, or `AVERAGE_POLICY`.
-            weights: of the policy.
-            parameters: trainable parameters of the base model, or of a new adapter on it (`trainable`).
-
-        Raises:
-            CommandError: names or shapes differ.
-        """
-        if weight_shapes(weights) != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
+        model, lora = meta_model(self.base_path(policy_id), self.settings.trust_remote_code), self.lora(policy_id)
+        parameters = (model if lora is None else add_lora(model, lora)).named_parameters()
+        shapes = {name: tuple(tensor.shape) for name, tensor in parameters if lora is None or tensor.requires_grad}
+        if weight_shapes(weights) != shapes:
             raise CommandError(
                 f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
                 "other names or shapes. Restore the original model."
             )
-
-
-def trainable(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the trainable parameters of a model by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def current_policies(algorithm: Cory) -> PolicySet:

@@ -10,7 +10,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import give_feedback, reward_episodes, reward_so_far
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Query
-from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
+from policies.rollout.chain_generation import ChainRequest, generate_chains
 
 if TYPE_CHECKING:
     from policies.generation.generator import Generator
@@ -96,11 +96,9 @@ class Sampler:
         reward_so_far(self._worker, plain)
         with_feedback: list[ChainEpisode] = []
         if self._with_feedback is not None:
-            with_feedback = [_replay(self._with_feedback, episode) for episode in plain]
+            with_feedback = [_replay_first(self._with_feedback, episode) for episode in plain]
             give_feedback(self._worker, with_feedback)
-        self._respond(plain, samples, temperature)
-        usable = [index for index, episode in enumerate(with_feedback) if not episode.failed]
-        self._respond([with_feedback[index] for index in usable], [samples[index] for index in usable], temperature)
+            self._respond(with_feedback, samples, temperature)
         rewards = reward_episodes(self._worker, [*plain, *with_feedback])
         records = []
         for index, (episode, sample) in enumerate(zip(plain, samples, strict=True)):
@@ -115,29 +113,21 @@ class Sampler:
         return records
 
     def _respond(self, episodes: Sequence[ChainEpisode], samples: Sequence[int], temperature: float) -> None:
-        """Generates the next response of each episode; all are at the same position."""
-        if not episodes:
-            return
-        position, chain = len(episodes[0].responses), episodes[0].chain
-        seeds = [
-            sampling_seed(self._seed, EVALUATION_UPDATE, episode.query.id, position, sample)
-            for episode, sample in zip(episodes, samples, strict=True)
-        ]
-        sampling = Sampling(
-            temperature, chain.response_limits[position], seeds, chain.by_position[position].stop_token_ids
+        """Generates the remaining responses of episodes, except of those whose feedback failed."""
+        generate_chains(
+            self._generator,
+            [
+                ChainRequest(episode, self._policy_ids, episode.chain.response_limits, temperature, self._seed, sample)
+                for episode, sample in zip(episodes, samples, strict=True)
+            ],
         )
-        prompts = [episode.prompt_ids() for episode in episodes]
-        responses = self._generator.generate(prompts, self._policy_ids[position], sampling)
-        for episode, response in zip(episodes, responses, strict=True):
-            episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
 
 
-def _replay(chain: Chain, episode: ChainEpisode) -> ChainEpisode:
-    """Returns an episode of another chain with the same responses and task rewards."""
+def _replay_first(chain: Chain, episode: ChainEpisode) -> ChainEpisode:
+    """Returns an episode of another chain with the same first response and its task reward."""
     copy = ChainEpisode(chain, episode.query)
-    for response in episode.responses:
-        copy.respond({"tokens": response, "length": len(response)})
-    copy.note_rewards(episode.task_rewards)
+    copy.respond({"tokens": episode.responses[0], "length": len(episode.responses[0])})
+    copy.note_rewards(episode.task_rewards[:1])
     return copy
 
 

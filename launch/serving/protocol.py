@@ -23,7 +23,10 @@ from cory_env.chat import ChatError
 from cory_env.message import SURROGATE_PROBLEM, TextError, escape_surrogates, has_surrogate
 from cory_env.tasks.rows import RESERVED
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, TemplateError
+from launch.console.errors import CommandError
 
+QUERY_ERRORS = (CommandError, PromptError, ChatError, TemplateError, TextError)
+"""Errors of queries that a chain cannot answer."""
 PLACEHOLDERS = ("query", "reference", FEEDBACK_PLACEHOLDER)
 """Placeholders of prompt templates that are not columns."""
 MAX_CHOICES = 64
@@ -51,7 +54,7 @@ def openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     """Returns the HTTP status and OpenAI's error object for an exception."""
     if isinstance(error, RequestValidationError):
         error = _validation_error(error.errors()[0])
-    elif isinstance(error, PromptError | ChatError | TemplateError | TextError):
+    elif isinstance(error, QUERY_ERRORS):
         error = RequestError(
             str(error), code="context_length_exceeded" if isinstance(error, QueryTooLongError) else None
         )

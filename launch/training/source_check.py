@@ -97,8 +97,7 @@ def check_all_sources(
 
 def _kind(settings: Settings) -> str:
     """Returns a key for trainings with the same sources."""
-    revision = [] if settings.model_revision is None else [settings.model_revision]  # none in earlier versions
-    return json.dumps([*(getattr(settings, key) for key in SOURCE_SETTINGS), *revision])
+    return json.dumps([getattr(settings, key) for key in SOURCE_SETTINGS])
 
 
 def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Settings:

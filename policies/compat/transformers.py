@@ -31,11 +31,6 @@ def ignored_weights(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(model._keys_to_ignore_on_load_unexpected or ())
 
 
-def unsaved_weights(model: PreTrainedModel) -> frozenset[str]:
-    """Returns the names of weights that `save_pretrained` omits, such as tied weights."""
-    return frozenset(model._keys_to_ignore_on_save or ())
-
-
 @contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
     """Disables the adapters of a PEFT model.

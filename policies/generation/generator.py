@@ -26,6 +26,7 @@ class Sampling(NamedTuple):
     """Sampling parameters. There is no top-k, top-p or penalty, because the learner could not score such samples."""
 
     temperature: float
+    """0: greedy decoding."""
     max_tokens: int
     seeds: Sequence[int]
     """One per prompt, so that a response does not depend on the rest of its batch."""

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
 from policies.generation.generator import LoadedWeights, OnFinished, Request, Response, Sampling
 from policies.learning.rows import left_padded
@@ -24,6 +23,9 @@ from policies.models.language_model import (
 from policies.models.lora import Lora
 from policies.models.weights import Weights, checksum
 
+_MIN_TEMPERATURE = 1e-4
+"""Replaces a temperature of 0: greedy decoding without a division by zero."""
+
 
 class SeededSampling(LogitsProcessor):
     """Samples with one random stream per row: adds Gumbel noise and leaves the arg max to greedy search.
@@ -33,7 +35,7 @@ class SeededSampling(LogitsProcessor):
 
     def __init__(self, sampling: Sampling) -> None:
         """Creates one random stream per row, on the CPU, so that samples are the same on all devices."""
-        self.temperature = sampling.temperature
+        self.temperature = max(sampling.temperature, _MIN_TEMPERATURE)
         self.streams = [torch.Generator().manual_seed(seed) for seed in sampling.seeds]
         self.logprobs: list[Tensor] = []
 
@@ -104,14 +106,8 @@ class TransformersGenerator:
             self.trainable[policy_id] = {name: parameter.requires_grad_(False) for name, parameter in trainable}
 
     @torch.no_grad()
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        policy_id: str,
-        sampling: Sampling,
-        streamer: BaseStreamer | None = None,
-    ) -> list[Response]:
-        """See `Generator.generate`. A `streamer` receives the prompts, and then each step's tokens."""
+    def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
+        """See `Generator.generate`."""
         tokens, mask = (x.to(self.device) for x in left_padded(prompts))
         sampler = SeededSampling(sampling)
         config = GenerationConfig(
@@ -126,7 +122,6 @@ class TransformersGenerator:
                 attention_mask=mask,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
-                streamer=streamer,
             )
         sampled = output[:, tokens.shape[1] :].cpu().numpy()
         logprobs = torch.stack(sampler.logprobs, dim=1).cpu().numpy()

@@ -11,7 +11,7 @@ from torch import Tensor
 from policies.learning import token_ppo
 from policies.learning.advantages import GROUP_ESTIMATORS, gdpo, has_nonzero_std, reinforce
 from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.rows import Rows, kl_coefs, select_rows
+from policies.learning.rows import Rows, select_rows
 
 
 @dataclass
@@ -62,11 +62,6 @@ def ended(rows: Rows) -> Rows:
     return select_rows(rows, rows["ended"].nonzero().squeeze(1))
 
 
-def nonzero_std(rows: Rows) -> Rows:
-    """Drops the rows of zero-variance groups, whose rewards are all equal."""
-    return select_rows(rows, has_nonzero_std(compared_rewards(rows), rows["groups"]).nonzero().squeeze(1))
-
-
 def compared_rewards(rows: Rows) -> Tensor:
     """The credited rewards that are compared within groups: `[B]`, with `gdpo` `[B, K]` of K reward functions."""
     return rows.get("reward_parts", rows["rewards"])
@@ -75,7 +70,7 @@ def compared_rewards(rows: Rows) -> Tensor:
 class AdvantageEstimator:
     """Estimates the advantages of one policy's responses over the whole batch of an update.
 
-    Its state is the KL coefficient, which `kl_control=adaptive` changes, and the running reward moments.
+    Its state is the KL coefficient, which `kl_target` adapts, and the running reward moments.
     """
 
     def __init__(self, hyperparameters: Hyperparameters) -> None:
@@ -97,9 +92,6 @@ class AdvantageEstimator:
             return rows["full_kl"]
         return token_ppo.sampled_kl(rows["logprobs"], rows["reference_logprobs"], h.kl_estimator) * rows["mask"]
 
-    def _row_kl_coefs(self, rows: Rows) -> Tensor | float:
-        return kl_coefs(rows, self.hyperparameters, self.kl_coef)
-
     def value_and_return(self, rows: Rows, rewards: Tensor) -> tuple[Tensor, Tensor]:
         """The value V before each response's first token, and the return G from there.
 
@@ -114,7 +106,7 @@ class AdvantageEstimator:
         h, mask = self.hyperparameters, rows["mask"]
         if h.kl_in_loss:
             return torch.zeros_like(rewards), rewards
-        token_rewards = token_ppo.token_rewards(rewards, self._kl(rows), mask, self._row_kl_coefs(rows))
+        token_rewards = token_ppo.token_rewards(rewards, self._kl(rows), mask, self.kl_coef)
         values = rows["values"] if h.critic else torch.zeros_like(token_rewards)
         _, returns = token_ppo.gae(token_rewards, values, mask, h.gamma, h.lam if h.critic else 1.0)
         return values[:, 0], returns[:, 0]
@@ -151,7 +143,7 @@ class AdvantageEstimator:
         credited_reward, _ = self.reward_moments.update(rows["rewards"])
         rewards = self.reward_moments.scale(rows["rewards"], h.reward_scaling)
         metrics = {"kl_coef": self.kl_coef, "credited_reward": credited_reward}
-        token_rewards = token_ppo.token_rewards(rewards, kl, mask, self._row_kl_coefs(rows))
+        token_rewards = token_ppo.token_rewards(rewards, kl, mask, self.kl_coef)
         if h.critic:
             advantages, returns = token_ppo.gae(token_rewards, rows["values"], mask, h.gamma, h.lam)
             advantages = token_ppo.whiten(advantages, mask, token_ppo.masked_moments(advantages, mask))
@@ -167,9 +159,9 @@ class AdvantageEstimator:
         return {"kl": kl, "advantages": advantages.unsqueeze(1) * mask}, metrics
 
     def update_kl_coef(self, kl: Tensor) -> None:
-        """Adapts the KL coefficient to the KL `[B, R]` of an update's responses, if `kl_control=adaptive`."""
+        """Adapts the KL coefficient to the KL `[B, R]` of an update's responses, if there is a `kl_target`."""
         h, count = self.hyperparameters, len(kl)
-        if h.kl_control == "adaptive":
+        if h.kl_target is not None:
             mean = float(kl.sum()) / count
             self.kl_coef = token_ppo.adapt_kl_coef(self.kl_coef, mean, h.kl_target, count, h.kl_horizon)
 
@@ -180,9 +172,9 @@ class AdvantageEstimator:
     def load(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned.
 
-        With `kl_control=fixed` the KL coefficient comes from the hyperparameters instead, so a clone in
+        Without `kl_target` the KL coefficient comes from the hyperparameters instead, so a clone in
         population-based training uses its own.
         """
-        if self.hyperparameters.kl_control == "adaptive":
+        if self.hyperparameters.kl_target is not None:
             self.kl_coef = state["kl_coef"]
         self.reward_moments = RewardMoments(**state["reward_moments"])

@@ -33,7 +33,7 @@ def policy_loss(logprobs: Tensor, rows: Rows, h: Hyperparameters) -> tuple[Tenso
     """
     old_logprobs, advantages = rows["logprobs"], rows["advantages"]
     if h.loss == "cispo":
-        loss, clipped = cispo(logprobs, old_logprobs, advantages, h.cispo_clip_max, h.cispo_clip_min)
+        loss, clipped = cispo(logprobs, old_logprobs, advantages, *h.clip_range)
         return loss, {"clip_fraction": clipped}
     if h.loss == "gspo":
         loss, clipped = gspo(logprobs, old_logprobs, advantages, rows["mask"], *h.clip_range)
@@ -113,9 +113,9 @@ def gspo(
 
 
 def cispo(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_max: float, clip_min: float | None = None
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio: float, clip_ratio_high: float
 ) -> tuple[Tensor, Tensor]:
-    """CISPO (MiniMax 2025): -sg(clip(ρ, min, max)) · A · logprobs.
+    """CISPO (MiniMax 2025): -sg(clip(ρ, 1 - ε, 1 + ε_high)) · A · logprobs.
 
     The clipped ratio is a weight without a gradient, so every token keeps one; PPO drops those that it clips.
 
@@ -123,14 +123,14 @@ def cispo(
         logprobs: `[B, T]`, of the tokens under the weights being trained.
         old_logprobs: `[B, T]`, under the weights before the update.
         advantages: `[B, T]`.
-        clip_max: the largest weight.
-        clip_min: the smallest weight; None: no lower bound.
+        clip_ratio: ε; 1 is no lower bound.
+        clip_ratio_high: ε_high.
 
     Returns:
         `(loss, clipped)`, as from `ppo`.
     """
     ratio = _ratio((logprobs - old_logprobs).detach())
-    weights = ratio.clamp(clip_min, clip_max)
+    weights = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio_high)
     return -weights * advantages * logprobs, (weights != ratio).to(ratio.dtype)
 
 
@@ -168,7 +168,7 @@ def importance_sampling_weights(
         sampler_logprobs: `[B, T]`, as the generation engine reported them.
         mask: `[B, T]`.
         mode: `token_*`: each token has its own ratio; `sequence_*`: all tokens of a response have the product of their
-            ratios. `*_truncate`: a ratio out of bounds is set to the bound; `*_mask`: to 0. `none`: all weights are 1.
+            ratios. `*_truncate`: a ratio out of bounds is set to the bound; `*_mask`: to 0.
         clip_max: the largest weight; None: all weights are 1.
         clip_min: the smallest weight; None: no lower bound.
 
@@ -176,7 +176,7 @@ def importance_sampling_weights(
         The weights `[B, T]`, without a gradient, undefined outside the mask; and by metric name 1.0 for the tokens
         whose ratio was above or below the bounds.
     """
-    if mode == "none" or clip_max is None:
+    if clip_max is None:
         return torch.ones_like(logprobs), {}
     log_ratio = logprobs - sampler_logprobs
     if mode.startswith("sequence"):

@@ -26,8 +26,6 @@ from policies.learning.ranks import Ranks
 from policies.learning.rows import (
     NonFiniteUpdate,
     Rows,
-    kl_coefs,
-    loss_weights,
     select_rows,
     send,
     trim_padding,
@@ -215,8 +213,7 @@ class PolicyLearner:
             w · L_policy + kl_coef · k3            with the KL in the loss (GRPO, Dr. GRPO)
             ... - entropy_coef · H                 with an entropy bonus
 
-        w are the importance sampling weights; the terms are defined in `losses` and `token_ppo`. The loss of a role is
-        multiplied by its `loss_weight`, and its own `kl_coef` replaces the policy's.
+        w are the importance sampling weights; the terms are defined in `losses` and `token_ppo`.
 
         Returns:
             The loss, a scalar; and the sums over tokens of each of `Hyperparameters.loss_metrics` and of the loss,
@@ -234,20 +231,19 @@ class PolicyLearner:
             h.importance_sampling_clip_min,
         )
         token_weights = losses.token_weights(mask, h)
-        weighted_mask = token_weights * loss_weights(rows, h)
-        loss = (policy_losses * weights * weighted_mask).sum()
+        loss = (policy_losses * weights * token_weights).sum()
         shares = {name: (tokens * token_weights).sum() for name, tokens in {**clipped, **out_of_bounds}.items()}
         sums = {"policy_loss": loss.detach(), **shares}
         if values is not None:
             errors = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
-            value_loss = (errors * weighted_mask).sum()
+            value_loss = (errors * token_weights).sum()
             sums["value_loss"] = value_loss.detach()
             loss = loss + h.value_coef * value_loss
         if h.kl_in_loss and "reference_logprobs" in rows:
             kl = token_ppo.sampled_kl(logprobs, rows["reference_logprobs"], "k3")
-            loss = loss + (kl_coefs(rows, h, kl_coef) * kl * weighted_mask).sum()
+            loss = loss + (kl_coef * kl * token_weights).sum()
         if entropy is not None:
-            loss = loss - h.entropy_coef * (entropy * weighted_mask).sum()
+            loss = loss - h.entropy_coef * (entropy * token_weights).sum()
         return loss, {**sums, "loss": loss.detach()}
 
     def _clip_gradients(self) -> float:

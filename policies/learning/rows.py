@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.learning.hyperparameters import Hyperparameters
-
 Rows = dict[str, Tensor]
 """Columns of one policy's rows, by name. `B` responses; `P` prompt tokens, padded on the left; `R` response tokens,
 padded on the right.
@@ -119,22 +117,6 @@ def select_rows(rows: Rows, index: Tensor) -> Rows:
 def select_position(rows: Rows, position: int) -> Rows:
     """Selects the rows at one position of their chains, in the same order."""
     return select_rows(rows, (rows["positions"] == position).nonzero().squeeze(1))
-
-
-def loss_weights(rows: Rows, h: Hyperparameters) -> Tensor | float:
-    """The weights of the rows' loss, by their positions; `[B, 1]`, or 1 if all are."""
-    return 1.0 if all(weight == 1.0 for weight in h.loss_weights) else _by_position(rows, h.loss_weights)
-
-
-def kl_coefs(rows: Rows, h: Hyperparameters, kl_coef: float) -> Tensor | float:
-    """The rows' KL coefficients, by their positions; `[B, 1]`, or the policy's `kl_coef` if no role has its own."""
-    if all(own is None for own in h.role_kl_coefs):
-        return kl_coef
-    return _by_position(rows, [kl_coef if own is None else own for own in h.role_kl_coefs])
-
-
-def _by_position(rows: Rows, values: Sequence[float]) -> Tensor:
-    return send(torch.tensor(values), rows["positions"].device)[rows["positions"]].unsqueeze(1)
 
 
 def trim_padding(rows: Rows, index: Tensor) -> Rows:

@@ -62,19 +62,13 @@ def add_lora(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
     return model
 
 
-def lora_delta(model: PreTrainedModel, layer: str, factors: Mapping[str, Tensor]) -> Tensor:
-    """The change of a layer's weight by its adapter: B A · alpha / rank.
+def merge_lora(model: PreTrainedModel) -> None:
+    """Adds a model's adapter to the weights of the base that it shares: B A · alpha / rank."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
-    Args:
-        model: result of `add_lora` for a base on the meta device.
-        layer: name of the layer.
-        factors: the layer's `lora_A.default.weight` and `lora_B.default.weight`, by these names.
-    """
-    adapter: Any = model.get_submodule(layer)
-    adapter.load_state_dict(factors, strict=False, assign=True)
-    product = cast(Tensor, adapter.get_delta_weight(_ADAPTER).detach())
-    adapter.to("meta")
-    return product
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
 
 
 def reject_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
@@ -114,13 +108,12 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
     return sorted(usable - excluded)
 
 
-def describe_family(path: str, max_length: int, prefix_sharing: bool = True, trust_remote_code: bool = False) -> str:
+def describe_family(path: str, max_length: int, trust_remote_code: bool = False) -> str:
     """Describes a model's family in one line: attention, longrope, layers that LoRA can adapt, prefix sharing.
 
     Args:
         path: folder or hub id.
         max_length: maximum number of tokens of a row.
-        prefix_sharing: whether it is on.
         trust_remote_code: run code that comes with the model.
 
     Raises:
@@ -128,7 +121,7 @@ def describe_family(path: str, max_length: int, prefix_sharing: bool = True, tru
     """
     model = meta_model(path, trust_remote_code)
     measured = model.config.model_type in read_family_table().families
-    shares = prefix_sharing and supports_prefix_trees(model.config, max_length)
+    shares = supports_prefix_trees(model.config, max_length)
     sharing = "shared prefixes are learned once" if shares else "plain rows"
     attention = f"{model.config.model_type}: {attn_implementation(model)} attention"
     if attn_implementation(model) != "eager" and not can_switch_attention(model) and not measured:

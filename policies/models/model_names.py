@@ -1,7 +1,5 @@
 """Values of the setting `model`: bundled models, or any folder or hub id that `from_pretrained` accepts."""
 
-from pathlib import Path
-
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from policies.models import smollm2
 
@@ -14,33 +12,15 @@ AVERAGE_POLICY = "llm_mean"
 """Policy id of the average of the trained policies. Not `mean`, which is the key of metrics averaged over policies."""
 
 
-class RevisionError(ValueError):
-    """A model that is not on the hub has a revision."""
-
-
-def model_path(name: str, revision: str | None = None) -> str:
+def model_path(name: str) -> str:
     """Resolves a model name: the folder of a bundled model on this machine, else the name itself.
 
     Every process resolves names itself, because folders differ between machines.
 
-    Args:
-        name: of the model.
-        revision: commit, tag or branch on the hub; None: the default branch.
-
-    Returns:
-        The path of a folder, or the hub id, followed by `@REVISION` if there is one (`split_revision`).
-
     Raises:
-        RevisionError: the model has a revision, but is a folder.
         SmolLM2Error: the name is `smollm2`, but its package is not installed.
         CacheError: `smollm2` must be unpacked, but the cache cannot be written.
     """
-    if revision is not None:
-        if Path(name).is_dir() or name.startswith(("/", ".")):
-            raise RevisionError(
-                f"model_revision={revision} requires a model on the hub, but {name} is a folder. Remove one."
-            )
-        return f"{name}@{revision}"
     if name in BUNDLED_MODELS:
         return str(BUNDLED_MODELS[name])
     return str(smollm2.model_folder()) if name == smollm2.NAME else name

@@ -22,7 +22,6 @@ def module_config(settings: Settings, policy_id: str) -> dict[str, Any]:
         # A name, not a path: each process resolves it, since folders differ between machines.
         "model": settings.models[policy_id],
         "reference": settings.evaluates_with_reference,
-        "revision": settings.revisions[settings.policy_ids.index(policy_id)],
         "critic": settings.critic,
         "temperature": settings.temperature,
         "dtype": settings.dtype,
@@ -42,7 +41,7 @@ class CausalLMModule(TorchRLModule):
     def setup(self) -> None:
         """Builds the model."""
         config = {**self.model_config}
-        path, mesh = model_path(config.pop("model"), config.pop("revision", None)), config.pop("mesh", None)
+        path, mesh = model_path(config.pop("model")), config.pop("mesh", None)
         mesh = learner_mesh(*mesh, config["device"])["shard"] if mesh else None
         self.policy = PolicyModel(path, **config, mesh=mesh)
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policies.generation.cuda import check_cuda
 from policies.generation.generator import LoadedWeights
-from policies.learning.estimation import ended, nonzero_std
+from policies.learning.estimation import ended
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.ranks import mean_tensors, move_to_mean
 from policies.learning.rows import Rows
@@ -61,7 +61,7 @@ class TokenPPOLearner(TorchLearner):
         self._saving: Future[None] | None = None
         super().build()
         for policy in self.policies.values():
-            policy.check_forward(self.settings.prefix_sharing == "auto")
+            policy.check_forward()
         shards = None if self.mesh is None else self.mesh.get_group("shard")
         self._checkpoint_group = checkpoint_group(shards) if shards is not None and self._saves_in_background else None
 
@@ -129,8 +129,6 @@ class TokenPPOLearner(TorchLearner):
         for policy_id in [policy_id for policy_id in columns if policy_id in self.policies]:
             train_rows = scored_rows[policy_id] | columns[policy_id]
             num_scored = len(train_rows["mask"])
-            if self.settings.drop_zero_std_groups:
-                train_rows = nonzero_std(train_rows)
             if self.settings.overlong == "mask":
                 train_rows = ended(train_rows)
             metrics = self.policies[policy_id].update(train_rows, update, kl_coefs[policy_id], num_scored=num_scored)

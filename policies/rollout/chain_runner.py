@@ -16,18 +16,10 @@ from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Split
 from policies.generation.cuda import check_cuda
-from policies.generation.generator import (
-    GenerationError,
-    Generator,
-    LoadedWeights,
-    Request,
-    Response,
-    Sampling,
-    sampling_seed,
-)
+from policies.generation.generator import GenerationError, Generator, LoadedWeights, Response, Sampling
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
-from policies.rollout.chain_scheduler import ChainScheduler, ChainState
+from policies.rollout.chain_generation import ChainRequest, generate_chains
 from policies.rollout.engines import make_generator
 from policies.rollout.episodes import Rollout, to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
@@ -94,13 +86,27 @@ class ChainRunner(StatelessRunner):
     def make_module(self) -> None:
         """Starts the generation backend on the device that Ray assigned to this runner.
 
+        On a GPU that the driver's runner shares with a learner, the engines run in processes of their own.
+
         Raises:
             DeviceError, EngineStartError: see `make_generator`.
         """
-        if self.settings.gpus_per_runner:
-            check_cuda("gpus_per_runner", self.settings.gpus_per_runner)
+        s = self.settings
+        if s.gpus_per_runner:
+            check_cuda("gpus_per_runner", s.gpus_per_runner)
         device = get_device(self.config, self.config.num_gpus_per_env_runner)
-        self.generator = make_generator(self.settings, device, in_driver=not self.worker_index)
+        self.generator = make_generator(
+            s,
+            s.model_paths,
+            s.backend,
+            device,
+            min(s.chains, 256),
+            seed=s.seed,
+            gpu_share=s.gpus_per_runner,
+            in_process=self.worker_index > 0 or device.type == "cpu",
+            timeout=s.generation_timeout,
+            weight_transfer=s.weight_transfer,
+        )
 
     def sample(
         self,
@@ -136,32 +142,32 @@ class ChainRunner(StatelessRunner):
                 raise GenerationError(f"{policy_id} is at version {self._versions.get(policy_id)}, not {version}.")
         chain = self.chain(policy_ids, training=split == "train")
         queries = chain.task.queries(split)
-        max_tokens = self.settings.response_limit(update) if split == "train" else chain.max_response_tokens
+        s = self.settings
+        max_tokens = s.response_limit(update) if split == "train" else chain.max_response_tokens
+        limits = [min(max_tokens, limit) for limit in chain.response_limits]
         start, self._reward_seconds = time.perf_counter(), 0.0
-
-        def make_request(key: int, state: ChainState, position: int) -> Request:
-            prompt_ref, episode, _ = state
-            seed = sampling_seed(self.settings.seed, update, prompt_ref.query, position, prompt_ref.sample)
-            limit = min(max_tokens, chain.response_limits[position])
-            sampling = Sampling(self.settings.temperature, limit, [seed], chain.by_position[position].stop_token_ids)
-            return Request(key, mapping(chain.roles[position]), episode.prompt_ids(), sampling)
-
-        new_chains = [(prompt_ref, ChainEpisode(chain, queries[prompt_ref.query])) for prompt_ref in prompt_refs]
-        scheduler = ChainScheduler(new_chains, make_request, partial(self._reward, compute_awaited))
-        self.generator.run_requests(scheduler.start(), scheduler.on_finished)
-        chains = scheduler.chains
-        rewards = self._reward(reward_episodes, [state.episode for state in chains])
+        requests = [
+            ChainRequest(
+                ChainEpisode(chain, queries[ref.query]), policy_ids, limits, s.temperature, s.seed, ref.sample, update
+            )
+            for ref in prompt_refs
+        ]
+        responses = generate_chains(self.generator, requests, partial(self._reward, compute_awaited))
+        chains = [request.episode for request in requests]
+        rewards = self._reward(reward_episodes, chains)
         seconds = time.perf_counter() - start
         episodes = [
-            to_rllib_episode(*state, cast(list[float], chain_rewards), mapping)
-            for state, chain_rewards in zip(chains, rewards, strict=True)
+            to_rllib_episode(ref, chain_episode, chain_responses, cast(list[float], chain_rewards), mapping)
+            for ref, chain_episode, chain_responses, chain_rewards in zip(
+                prompt_refs, chains, responses, rewards, strict=True
+            )
             if None not in chain_rewards
         ]
         self.env_steps += sum(len(episode.agent_episodes) for episode in episodes)
         counters = {
             "version": version,
-            "tokens": scheduler.tokens,
-            "truncated_prompts": sum(sum(state.episode.truncated) for state in chains),
+            "tokens": sum(len(response.tokens) for chain_responses in responses for response in chain_responses),
+            "truncated_prompts": sum(sum(episode.truncated) for episode in chains),
             "dropped_chains": len(chains) - len(episodes),
             "rollout_seconds": seconds - self._reward_seconds,
             "reward_seconds": self._reward_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,14 +11,18 @@ from policies.generation.generator import Generator
 from policies.settings.settings import Settings
 
 
-def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Generator:
-    """Starts the generation backend of a runner.
+def make_generator(
+    s: Settings, models: Mapping[str, str], backend: str, device: torch.device, max_sequences: int, **vllm_options: Any
+) -> Generator:
+    """Starts a generation backend with the initial weights of models.
 
     Args:
-        s: settings of the run.
-        device: the device that Ray assigned to the runner.
-        in_driver: whether the runner shares the driver's process with a learner. On a GPU, its engines then run in
-            processes of their own.
+        s: dtype, adapters and lengths.
+        models: by policy id, the folder or hub id of its model.
+        backend: `transformers` or `vllm`.
+        device: the device to run on.
+        max_sequences: maximum number of responses that a vLLM engine generates at once.
+        **vllm_options: further arguments of `VLLMGenerator`.
 
     Raises:
         DeviceError: vLLM cannot compute on the device.
@@ -30,24 +35,18 @@ def make_generator(s: Settings, device: torch.device, in_driver: bool) -> Genera
         "lora": s.lora,
         "frozen": s.frozen_models,
     }
-    if s.backend == "vllm":
+    if backend == "vllm":
         from policies.generation.vllm_generator import VLLMGenerator
 
         return VLLMGenerator(
-            s.model_paths,
+            models,
             **common_arguments,
             max_prompt_tokens=s.prompt_limit,
             max_response_tokens=s.max_response_tokens,
-            max_sequences=min(s.chains, 256),
-            seed=s.seed,
-            gpu_share=s.gpus_per_runner,
+            max_sequences=max_sequences,
             tensor_parallel_size=s.tensor_parallel_size,
-            in_process=not in_driver or device.type == "cpu",
-            timeout=s.generation_timeout,
-            weight_transfer=s.weight_transfer,
+            **vllm_options,
         )
     from policies.generation.transformers_generator import TransformersGenerator
 
-    return TransformersGenerator(
-        s.model_paths, **common_arguments, quantization=s.quantization, max_length=s.max_length
-    )
+    return TransformersGenerator(models, **common_arguments, quantization=s.quantization, max_length=s.max_length)

@@ -7,13 +7,8 @@ from collections.abc import Iterator
 
 from cory_env.chain_settings import Role, make_positions
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
-from policies.models.model_names import is_bundled
 from policies.settings.derived import DerivedSettings
 from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
-from policies.settings.processes import named_resources
-
-MAX_CHAINS = 1_000_000
-"""Maximum number of chains per update, whose rows are in memory at once."""
 
 
 def reject_conflicts(settings: DerivedSettings) -> None:
@@ -48,7 +43,6 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
             f"model is a list of length {len(s.model)}, not {policies}, the number of LLMs. List one model per LLM, or "
             "name a single one for all."
         )
-    yield from _revisions(s)
     if len(set(s.models.values())) > 1 and s.weights == "lora":
         yield f"weights=lora requires a single base model, not {s.model_names}. Set weights=full, or one model."
     if s.stop is not None and s.thinking is not None:
@@ -73,22 +67,6 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
         )
 
 
-def _revisions(s: DerivedSettings) -> Iterator[str]:
-    """Revisions of the initial models."""
-    if s.model_revision is None:
-        return
-    names = list(s.models.values())
-    if isinstance(s.model_revision, str) and len(set(names)) > 1:
-        yield f"model_revision={s.model_revision} requires a single model. Or set a list with one revision per LLM."
-    if len(s.revisions) != len(names):
-        yield f"model_revision is a list of length {len(s.revisions)}, not {len(names)}. List one revision per LLM."
-    for name, revision in zip(names, s.revisions, strict=True):
-        if revision is not None and is_bundled(name):
-            yield f"model_revision={revision} requires a model on the hub, but {name} is bundled. Remove one."
-        if revision != s.revisions[names.index(name)]:
-            yield f"model_revision has several revisions of {name}. Set the same one for all its LLMs."
-
-
 def _roles(s: DerivedSettings) -> Iterator[str]:
     """Roles, whose own values are valid."""
     total = len(make_positions([role.role for role in s.roles or ()]))
@@ -97,8 +75,6 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
     for role in s.chain_roles:
         if role.repeat > 1 and s.stop_when is None:
             yield f"repeat={role.repeat} of role {role.name} requires feedback, and stop_when=solved."
-        if role.kl_coef is not None and s.kl_control == "adaptive":
-            yield f"kl_coef={role.kl_coef:g} of role {role.name} conflicts with kl_control=adaptive. Remove one."
         if role.max_response_tokens is not None and role.max_response_tokens > s.max_response_tokens:
             yield (
                 f"max_response_tokens={role.max_response_tokens} of role {role.name} is above the run's limit of "
@@ -108,9 +84,6 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
         shown = placeholders(prompt) | {attribute for _, attribute in references(prompt)}
         if s.feedback is None and FEEDBACK_PLACEHOLDER in shown:
             yield f"The prompt of role {role.name} shows feedback, but the run has none. Set feedback."
-    loss_weights = [role.loss_weight for role in s.chain_roles if role.frozen_model is None]
-    if loss_weights and not any(loss_weights):
-        yield "loss_weight is 0 for all roles, so no LLM learns. Set it above 0 for at least one role."
     if s.frozen_models:
         yield from _frozen_models(s)
     first, last = s.positions[0].role, s.positions[-1].role
@@ -119,10 +92,6 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
 
 def _frozen_models(s: DerivedSettings) -> Iterator[str]:
     """Roles of models that are not trained."""
-    for role in s.chain_roles:
-        for name in ("loss_weight", "kl_coef") if role.frozen_model is not None else ():
-            if name in role.model_fields_set:
-                yield f"{name} of role {role.name} has no effect, because its model {role.policy} is frozen. Remove it."
     if not s.knowledge_transfer:
         yield "knowledge_transfer=false conflicts with a frozen model, whose responses no trained LLM would see."
     if not s.pioneers and s.select_by == "bare":
@@ -152,11 +121,6 @@ def _role_rewards(s: DerivedSettings, first: Role, last: Role) -> Iterator[str]:
 
 def _batch(s: DerivedSettings) -> Iterator[str]:
     """Queries, responses and mini-batches of an update."""
-    if s.chains > MAX_CHAINS:
-        yield (
-            f"queries_per_update={s.queries_per_update} and num_generations={s.num_generations} make {s.chains:,} "
-            f"chains per update, more than {MAX_CHAINS:,}. Lower one."
-        )
     if s.responses % s.responses_per_step:
         small = [d for d in range(1, math.isqrt(s.responses) + 1) if s.responses % d == 0]
         divisors = ", ".join(map(str, sorted({*small, *(s.responses // d for d in small)})))
@@ -190,18 +154,13 @@ def _objective(s: DerivedSettings) -> Iterator[str]:
             f"loss=gspo clips whole responses and conflicts with the advantages per token of advantage={s.advantage}. "
             "Set advantage=rloo, grpo, dr_grpo or gdpo, or loss=ppo."
         )
-    if s.cispo_clip_min is not None and s.cispo_clip_min > s.cispo_clip_max:
-        yield (
-            f"cispo_clip_min={s.cispo_clip_min:g} exceeds cispo_clip_max={s.cispo_clip_max:g}. Set cispo_clip_max to "
-            f"{s.cispo_clip_min:g} or more."
-        )
     if s.kl_in_loss and s.kl_coef and s.kl_estimator != "k3":
         yield (
             f"advantage={s.advantage} has the KL in its loss and requires kl_estimator=k3, not {s.kl_estimator}. Set "
             "kl_estimator=k3, or kl_coef=0."
         )
-    if s.kl_control == "adaptive" and s.kl_coef == 0:
-        yield "kl_control=adaptive multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_control=fixed."
+    if s.kl_target is not None and s.kl_coef == 0:
+        yield "kl_target multiplies kl_coef, which is 0. Set kl_coef above 0, or kl_target=null."
     if s.advantage == "gdpo":
         if not isinstance(s.reward, list) or len(s.reward) < 2:
             yield "advantage=gdpo requires reward to be a list of two or more functions. Set it, or advantage=grpo."
@@ -219,7 +178,7 @@ def _objective(s: DerivedSettings) -> Iterator[str]:
             yield f"overlong_buffer={s.overlong_buffer} is not below the limit of {limit} response tokens. Lower it."
         if s.min_response_tokens is not None:
             yield "overlong=penalty conflicts with min_response_tokens, which varies the length limit. Remove one."
-    if s.kl_control == "adaptive" and s.kl_horizon < s.responses:
+    if s.kl_target is not None and s.kl_horizon < s.responses:
         yield f"kl_horizon={s.kl_horizon} is shorter than one update. Set kl_horizon to {s.responses} or more."
 
 
@@ -270,13 +229,6 @@ def _processes(s: DerivedSettings) -> Iterator[str]:
             f"max_lag={s.max_lag} requires importance_sampling_clip_max. Set it to 1 or more (2 is usual), or "
             "max_lag=0."
         )
-    if s.max_lag and s.importance_sampling_mode == "none":
-        yield (
-            f"max_lag={s.max_lag} conflicts with importance_sampling_mode=none, as its responses are from older "
-            "weights. Set importance_sampling_mode=token_truncate, or max_lag=0."
-        )
     in_driver = s.gpus_per_runner + (s.gpus_per_learner if s.num_learners == 0 else 0)
     if s.num_runners == 0 and s.gpus_per_runner and in_driver > 1:
         yield f"num_runners=0 generates in the driver, which uses one GPU, not {in_driver:g}. Set num_runners=1."
-    for name in ("runner_resources", "learner_resources"):
-        named_resources(name, getattr(s, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from pydantic import ValidationError, field_serializer, model_validator
@@ -134,12 +134,6 @@ class DerivedSettings(Fields):
         return dict(zip(self.policy_ids, names, strict=True))
 
     @property
-    def revisions(self) -> list[str | None]:
-        """By LLM, the revision of its initial model on the hub; None: the default branch, or no hub model."""
-        revision = self.model_revision
-        return revision if isinstance(revision, list) else [revision] * len(self.policy_ids)
-
-    @property
     def model_names(self) -> str:
         """Names of the initial models for texts: one, or one per LLM if they differ."""
         names = list(self.models.values())
@@ -181,13 +175,8 @@ class DerivedSettings(Fields):
 
     def comparable_dump(self) -> dict[str, Any]:
         """The settings as plain data, equal for equal runs: a clip range that is the loss's default is null."""
-        is_default = self.clip_range == Hyperparameters(loss=self.loss).clip_range
-        return self.model_dump() | ({"clip_ratio": None, "clip_ratio_high": None} if is_default else {})
-
-    @property
-    def loss_weights(self) -> tuple[float, ...]:
-        """By position, the weight of the loss."""
-        return tuple(role.loss_weight for role in self.chain_roles)
+        default = replace(self.hyperparameters, clip_ratio=None, clip_ratio_high=None).clip_range
+        return self.model_dump() | ({"clip_ratio": None, "clip_ratio_high": None} if self.clip_range == default else {})
 
     @property
     def gdpo_weights(self) -> tuple[float, ...]:
@@ -200,11 +189,6 @@ class DerivedSettings(Fields):
     def response_limits(self) -> tuple[int, ...]:
         """By position, the maximum length of a response in tokens."""
         return tuple(role.max_response_tokens or self.max_response_tokens for role in self.chain_roles)
-
-    @property
-    def role_kl_coefs(self) -> tuple[float | None, ...]:
-        """By position, the role's own KL coefficient."""
-        return tuple(role.kl_coef for role in self.chain_roles)
 
     @property
     def critic(self) -> bool:
@@ -241,7 +225,7 @@ class DerivedSettings(Fields):
     @property
     def trains_with_reference(self) -> bool:
         """Whether training has a KL penalty, and so needs the reference's log-probabilities."""
-        return any((self.kl_coef if coef is None else coef) > 0 for coef in self.role_kl_coefs)
+        return self.kl_coef > 0
 
     @property
     def evaluates_with_reference(self) -> bool:

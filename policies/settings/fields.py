@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cory_env.chain_settings import MAX_AGENTS, ObservedResponses, StopWhen, Thinking
+from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, StopWhen, Thinking
+from cory_env.rewarding.worker import REWARD_TIMEOUT
 from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import (
@@ -44,7 +45,12 @@ class Fields(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     # Task, data and model.
@@ -82,20 +88,17 @@ class Fields(BaseModel):
     """Weights of several reward functions in their sum; null: 1 each."""
     on_reward_error: Literal["stop", "skip"] = monitoring_setting("stop", resume=True)
     """If a reward fails: `stop` the run, or `skip` its chain and count it (docs/faults.md)."""
-    reward_timeout: float = computing_setting(300.0, gt=0)
+    reward_timeout: float = computing_setting(REWARD_TIMEOUT, gt=0)
     """Time limit of one reward call, in seconds; then its process is killed."""
     model: str | list[str] = policy_setting(SMOLLM2, content=True)
-    """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id; or a list with
-    one per LLM, `[small, large]` (docs/chains.md)."""
-    model_revision: str | list[str | None] | None = policy_setting(None, search=False)
-    """Commit, tag or branch of `model` on the hub, for its weights, its tokenizer and the reference; or a list with one
-    per LLM, null for those whose model is a folder or bundled. Null: the hub's default branch."""
+    """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id, also
+    `ID@REVISION` with a commit, tag or branch; or a list with one per LLM, `[small, large]` (docs/chains.md)."""
     start_from: str | None = policy_setting(None)
     """Start from the policies of another run's folder (its best checkpoint) or of a checkpoint's folder.
     `model` stays the reference, and optimizers start fresh."""
     trust_remote_code: bool = sampling_setting(False)
     """Run Python code that comes with the model."""
-    chat: Literal["auto"] | bool = sampling_setting("auto")
+    chat: Literal["auto"] | Annotated[bool, Field(strict=False)] = sampling_setting(ChainSettings.chat)
     """Format prompts with the model's chat template, as user messages, as instruction-tuned models expect; `auto`: if
     all tokenizers have a template."""
     system_prompt: str | None = sampling_setting(None)
@@ -133,9 +136,9 @@ class Fields(BaseModel):
     average_tau: float = learning_setting(1.0, gt=0, le=1, clone=True)
     """Step size of averaging: 1 sets all LLMs to the mean, smaller values move them towards it (requires
     `average_period`)."""
-    knowledge_transfer: bool = sampling_setting(True)
+    knowledge_transfer: bool = sampling_setting(ChainSettings.knowledge_transfer)
     """Show agents the responses of earlier agents."""
-    observed: ObservedResponses = sampling_setting("all")
+    observed: ObservedResponses = sampling_setting(ChainSettings.observed)
     """Earlier responses that the third and later agents see: `all`, the `last`, or the `best` by task reward (rewards
     are then computed position by position)."""
     stop_when: StopWhen | None = sampling_setting(None)
@@ -149,7 +152,7 @@ class Fields(BaseModel):
     reward_scope: RewardScope = learning_setting("all")
     """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's. It does not change the reported
     task rewards, which are each agent's own."""
-    partner_reward: float = learning_setting(0.0, clone=True)
+    partner_reward: float = learning_setting(ChainSettings.partner_reward, clone=True)
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
     r, except those of other drafts of its role. 0: each agent has its own reward; the paper's sum is 1."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
@@ -199,10 +202,6 @@ class Fields(BaseModel):
     """GPUs per learner; null: as for `gpus_per_runner`."""
     runner_threads: int = computing_setting(1, ge=1)
     """CPU threads (and Ray CPUs) per runner."""
-    runner_resources: str | None = computing_setting(None)
-    """Custom Ray resources that each runner requires from its node, such as `sampling=1,fast=0.5`."""
-    learner_resources: str | None = computing_setting(None)
-    """Custom Ray resources that each learner process requires from its node."""
     generation_timeout: float = computing_setting(600.0, gt=0)
     """Time limit of one update's rollout, excluding rewards, in seconds; then its runner is restarted."""
     learner_timeout: float = computing_setting(3600.0, gt=0)
@@ -219,9 +218,9 @@ class Fields(BaseModel):
     """1 prefetches the next update's rollouts while learners learn, with weights one update older, corrected by
     `importance_sampling_clip_max` (docs/plan.md). A resumed run generates its first update with the current weights, so
     it differs slightly from an uninterrupted one."""
-    queries_per_update: int = learning_setting(16, ge=1)
+    queries_per_update: int = learning_setting(16, ge=1, le=100_000)
     """Queries per update."""
-    num_generations: int = learning_setting(8, ge=1)
+    num_generations: int = learning_setting(8, ge=1, le=1_000)
     """Chains per query."""
     minibatch_size: int | None = learning_setting(None, ge=1, clone=True)
     """Responses of one policy per optimizer step, over all learners; null: all of an update, so one step per epoch. All
@@ -232,9 +231,6 @@ class Fields(BaseModel):
     """Maximum tokens per forward and backward pass, including prompts and padding, shared prefixes counted once; a
     longer row is processed alone. `auto`: as many as fit into the learner's device by estimate (docs/plan.md), at most
     16,384, on a CPU 2,048; null: no limit."""
-    prefix_sharing: Literal["auto", "off"] = computing_setting("auto")
-    """`auto`: learners compute a prefix that several rows share only once, where that is cheaper and the model's family
-    allows it (docs/prefix-sharing.md). `off`: every row is computed by itself."""
     num_epochs: int = learning_setting(1, ge=1, clone=True)
     """PPO epochs: passes over each update's responses (`num_passes` counts passes over the data)."""
     lr: float | None = learning_setting(None, gt=0, clone=True)
@@ -249,7 +245,7 @@ class Fields(BaseModel):
     max_prompt_tokens: int | None = sampling_setting(None, ge=1)
     """Maximum prompt length, in tokens; null: as long as the data and earlier responses of full length need, but at
     most 4,096 and the model's context."""
-    max_response_tokens: int = sampling_setting(512, ge=1)
+    max_response_tokens: int = sampling_setting(ChainSettings.max_response_tokens, ge=1)
     """Maximum response length, in tokens."""
     min_response_tokens: int | None = sampling_setting(None, ge=1)
     """Sample the length limit of each training update from `min_response_tokens` to `max_response_tokens`; null: always
@@ -269,12 +265,11 @@ class Fields(BaseModel):
     """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo`,
     `dr_grpo` and `gdpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not
     depend on the sampled token, so a token is penalized only through the KL at later positions."""
-    kl_control: Literal["fixed", "adaptive"] = learning_setting("fixed")
-    """Keep `kl_coef` fixed, or adapt it towards `kl_target`."""
-    kl_target: float = learning_setting(6.0, gt=0, clone=True)
-    """Target KL per response of the adaptive controller, in nats."""
+    kl_target: float | None = learning_setting(None, gt=0, clone=True)
+    """Adapt `kl_coef` so that a response's KL becomes this many nats, 6 in the paper's code; null: `kl_coef` is
+    fixed."""
     kl_horizon: int = learning_setting(10000, ge=1, clone=True)
-    """Time scale of the adaptive controller, in responses."""
+    """Time scale of this adaptation, in responses."""
     reward_scaling: Literal["none", "scale", "normalize"] = learning_setting("none", clone=True)
     """Divide training rewards by their running standard deviation (`scale`), or also subtract their running mean
     (`normalize`)."""
@@ -290,30 +285,24 @@ class Fields(BaseModel):
     weigh the same (requires a group estimator); `cispo`, ratios as bounded weights without a gradient, so
     every token has one."""
     clip_ratio: float | None = learning_setting(None, gt=0, clone=True)
-    """Clip range of the probability ratio (`loss=ppo` and `gspo`); null: 0.2, or with `gspo` 3e-4 below and 4e-4 above
-    1."""
+    """Clip range of the probability ratio; null: 0.2, with `gspo` 3e-4 below and 4e-4 above 1, with `cispo` 4 above 1
+    alone."""
     clip_ratio_high: float | None = learning_setting(None, gt=0, clone=True)
-    """Upper clip range, if different (DAPO's clip-higher); null: `clip_ratio`."""
+    """Upper clip range, if different (DAPO's clip-higher); null: `clip_ratio`. With `cispo`, the largest weight of a
+    token is 1 more."""
     dual_clip: float | None = learning_setting(None, gt=1, clone=True)
     """Bound of the ratio of tokens with negative advantages (`loss=ppo`), such as 3; null: none. Without it, the clip
     range bounds their ratio only from below."""
-    cispo_clip_max: float = learning_setting(5.0, gt=0)
-    """Largest weight of a token in `loss=cispo`."""
-    cispo_clip_min: float | None = learning_setting(None, gt=0)
-    """Smallest weight of a token in `loss=cispo`; null: no lower bound."""
     entropy_coef: float = learning_setting(0.0, ge=0, clone=True)
     """Weight of the mean entropy per token in the objective, which keeps responses diverse."""
     importance_sampling_mode: ImportanceSamplingMode = learning_setting("token_truncate")
     """Weights of the policy loss by learner's / sampler's probability, which correct for bf16 and `max_lag`: `token_*`
     per token, `sequence_*` the product over the response; `*_truncate` sets weights out of bounds to the bound,
-    `*_mask` to 0. `none`: no weights."""
+    `*_mask` to 0."""
     importance_sampling_clip_max: float | None = learning_setting(2.0, ge=1)
-    """Largest importance sampling weight; null disables the weights, like `importance_sampling_mode=none`."""
+    """Largest importance sampling weight; null: no weights."""
     importance_sampling_clip_min: float | None = learning_setting(None, gt=0, le=1)
     """Smallest importance sampling weight; null: no lower bound."""
-    drop_zero_std_groups: bool = learning_setting(False)
-    """Drop groups whose rewards are all equal (`rloo`, `grpo`, `dr_grpo`, `gdpo`); they would only contribute their
-    KL."""
     dynamic_sampling: int | None = learning_setting(None, ge=1)
     """Replace queries whose groups have equal rewards in all roles by the next queries (DAPO), in at most this many
     rounds per update; those left then stay. Discarded tokens count in `tokens`. Null: no replacements."""
@@ -335,18 +324,8 @@ class Fields(BaseModel):
     stop_on_collapse: bool = monitoring_setting(False)
     """End the run, with a checkpoint, if a policy collapses: repetition, missing end of sequence, or KL above its
     limit."""
-    health_patience: int = monitoring_setting(3, ge=1)
-    """Consecutive updates that a symptom must last before it becomes a warning."""
     max_repetition: float = monitoring_setting(0.2, gt=0, le=1)
     """Warn if more than this share of a response's pairs of adjacent tokens occur earlier in it."""
-    min_eos_ratio: float = monitoring_setting(0.5, ge=0, le=1)
-    """Warn if the end-of-sequence rate falls below this fraction of the first update's."""
-    max_token_kl: float = monitoring_setting(2.0, gt=0)
-    """Warn if the KL to the reference per response token exceeds this, in nats."""
-    max_observer_deficit: float = monitoring_setting(0.5, gt=0)
-    """Warn if a later role's task reward is this many standard deviations below the pioneer's."""
-    max_role_gap: float = monitoring_setting(2.0, gt=0)
-    """Warn if the roles' task rewards differ by this many standard deviations."""
     max_logprob_diff: float | None = monitoring_setting(None, gt=0, resume=True)
     """End the run if the mean |sampler - learner| log-probability per token under the same weights exceeds this, in
     nats. Null: three times the difference at start, at least 0.05 in bf16 and 0.001 in fp32 (docs/health.md)."""
@@ -366,8 +345,6 @@ class Fields(BaseModel):
     `final.json`; null: no final evaluation."""
     checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
-    checkpoint_minutes: float | None = output_setting(None, gt=0)
-    """Also save a checkpoint after an update if the last one is at least this many minutes old; null: never."""
     keep_checkpoints: int = output_setting(2, ge=1)
     """Number of latest checkpoints to keep, besides the best one."""
     samples_every: int = output_setting(5, ge=1)

@@ -6,7 +6,6 @@ top are measured values (docs/plan.md).
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,15 +23,13 @@ from policies.learning.sharding import transformer_blocks
 from policies.models.adapters import linear_layers
 from policies.models.families import supports_prefix_trees
 from policies.models.language_model import base_dtype, compute_dtype, eager_is_faster, meta_model
-from policies.models.model_check import ModelError, attention_head_dim, check_tensor_parallel, num_kv_heads
+from policies.models.model_check import attention_head_dim, check_tensor_parallel, num_kv_heads
 from policies.settings.settings import Settings
 
 LIBRARIES = {"learner": 0.4e9, "vllm": 0.7e9, "transformers": 0.4e9, "reward": 0.3e9}
 """Measured bytes of a process before it loads a model (benchmarks/README.md)."""
 NF4 = 0.5
 """Bytes per weight in 4 bits."""
-SHARD_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of shards to try per policy."""
 ALLOWANCE = 0.25
 """Fraction added for buffers, copies in flight and heap fragmentation."""
 NORM, FROZEN_NORM = 8.0, 4.0
@@ -102,7 +99,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
     config = model.config.get_text_config()
     check_tensor_parallel(config, settings.tensor_parallel_size)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
-    shares_prefixes = settings.prefix_sharing == "auto" and supports_prefix_trees(model.config, settings.max_length)
+    shares_prefixes = supports_prefix_trees(model.config, settings.max_length)
     adapter = 0
     if settings.lora is not None:
         targets, head = settings.lora.targets or linear_layers(model), model.get_output_embeddings()
@@ -300,30 +297,6 @@ def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
     if split > 1:
         libraries += len(engines) * (split + 1) * LIBRARIES["vllm"]
     return _with_overhead(parts, device, libraries)
-
-
-def min_shards(settings: Settings, gpu_bytes: float) -> int | None:
-    """Returns the smallest `shards_per_policy` with which learners fit on GPUs of this size; None: more than 128."""
-    models = model_shapes(settings.model_copy(update={"shards_per_policy": 2}))  # includes the sizes of blocks
-    for shards in SHARD_COUNTS:
-        update = {
-            "shards_per_policy": shards,
-            "num_learners": shards * len(settings.policy_ids),
-            "gpus_per_learner": 1,
-        }
-        if estimate_learner(settings.model_copy(update=update), models).total <= gpu_bytes:
-            return shards
-    return None
-
-
-def min_tensor_parallel_size(settings: Settings, gpu_bytes: float) -> int | None:
-    """Returns the smallest `tensor_parallel_size` with which engines fit on GPUs of this size; None: more than 8."""
-    for parts in (1, 2, 4, 8):
-        split = settings.model_copy(update={"tensor_parallel_size": parts, "gpus_per_runner": parts})
-        with contextlib.suppress(ModelError):  # the number of heads is not divisible
-            if estimate_runner(split, model_shapes(split)).total <= gpu_bytes:
-                return parts
-    return None
 
 
 def _base(settings: Settings, model: ModelShape, device: torch.device) -> float:

@@ -46,6 +46,8 @@ def _setting(
     """Returns pydantic's `Field` for a setting of a category."""
     may_resume = category in ("computing", "output") if resume is None else resume
     metadata = SettingMetadata(category, may_resume, search and (category != "output"), clone, content)
+    if isinstance(default, bool):
+        limits["strict"] = False  # `yes` and `no` are texts in YAML 1.2
     return Field(default, json_schema_extra=metadata._asdict(), **limits)
 
 

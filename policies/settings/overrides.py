@@ -16,7 +16,7 @@ GROUP_ESTIMATORS = ("rloo", "grpo", "dr_grpo", "gdpo")
 """Estimators that compare the responses of a group."""
 EARLIER_DEFAULTS = {"partner_reward": 1.0}
 """Defaults of earlier versions, which their runs and the preset `paper` have even if they have no effect."""
-RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag", "runner_resources")
+RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag")
 """Settings of runner processes."""
 
 
@@ -64,18 +64,8 @@ REQUIREMENTS = (
     Requirement(("system_prompt", "chat_date", "chat_template_kwargs"), lambda s: s.chat, "chat=true"),
     Requirement(("min_query_tokens",), lambda s: s.max_query_tokens is not None, "max_query_tokens"),
     Requirement(("gamma",), lambda s: s.advantage not in GROUP_ESTIMATORS, "advantage=gae or reinforce"),
-    Requirement(
-        ("clip_ratio", "clip_ratio_high"),
-        lambda s: s.loss != "cispo",
-        "loss=ppo or gspo (cispo has cispo_clip_max)",
-    ),
     Requirement(("dual_clip",), lambda s: s.loss == "ppo", "loss=ppo"),
-    Requirement(("cispo_clip_max", "cispo_clip_min"), lambda s: s.loss == "cispo", "loss=cispo"),
-    Requirement(
-        ("importance_sampling_clip_max", "importance_sampling_clip_min"),
-        lambda s: s.importance_sampling_mode != "none",
-        "an importance_sampling_mode other than none",
-    ),
+    Requirement(("kl_horizon",), lambda s: s.kl_target is not None, "kl_target"),
     Requirement(
         ("importance_sampling_mode", "importance_sampling_clip_min"),
         lambda s: s.importance_sampling_clip_max is not None,
@@ -83,15 +73,12 @@ REQUIREMENTS = (
     ),
     Requirement(("overlong_buffer", "overlong_penalty"), lambda s: s.overlong == "penalty", "overlong=penalty"),
     Requirement(
-        ("drop_zero_std_groups", "dynamic_sampling"),
-        lambda s: s.advantage in GROUP_ESTIMATORS,
-        "advantage=rloo, grpo, dr_grpo or gdpo",
+        ("dynamic_sampling",), lambda s: s.advantage in GROUP_ESTIMATORS, "advantage=rloo, grpo, dr_grpo or gdpo"
     ),
     Requirement(("tensor_parallel_size", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
     Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
     Requirement(RUNNER_SETTINGS, lambda s: s.num_runners, "num_runners of 1 or more"),
     Requirement(("offload_optimizer",), lambda s: s.gpus_per_learner, "gpus_per_learner"),
-    Requirement(("learner_resources",), lambda s: s.num_learners, "num_learners of 1 or more"),
 )
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.settings.fields import Fields
-
-BUILTIN_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
-"""Resources that other settings, or Ray itself, assign."""
 
 
 @dataclass(frozen=True)
@@ -20,37 +16,6 @@ class Process:
     count: int
     cpus: float
     gpus: float
-    custom: dict[str, float]
-
-
-def named_resources(setting: str, text: str | None) -> dict[str, float]:
-    """Parses custom resources such as `sampling=1,fast=0.5`.
-
-    Args:
-        setting: name of the setting, for the message.
-        text: its value; None: no resources.
-
-    Returns:
-        Resource name → amount.
-
-    Raises:
-        ValueError: the text is invalid.
-    """
-    resources: dict[str, float] = {}
-    for part in [] if text is None else text.split(","):
-        name, _, amount = (word.strip() for word in part.partition("="))
-        if name in resources:
-            raise ValueError(f"{setting}={text} has the resource {name!r} twice. Write it once.")
-        try:
-            resources[name] = math.nan if "_" in amount else float(amount)
-        except ValueError:
-            resources[name] = math.nan
-        if not name or name in BUILTIN_RESOURCES or not (0 < resources[name] < math.inf):
-            raise ValueError(
-                f"{setting}={text}: `{part}` is not a custom resource with an amount. Write name=number, separated by "
-                f"commas, such as sampling=1,fast=0.5; {', '.join(BUILTIN_RESOURCES)} have their own settings."
-            )
-    return resources
 
 
 def processes(settings: Fields, trial: bool = False) -> list[Process]:
@@ -65,21 +30,9 @@ def processes(settings: Fields, trial: bool = False) -> list[Process]:
     s = settings
     driver_gpus = (s.gpus_per_learner if s.num_learners == 0 else 0) + (s.gpus_per_runner if s.num_runners == 0 else 0)
     kinds = [
-        Process("driver", 1, 1 if trial else 0, driver_gpus, {}),
-        Process(
-            "runner",
-            s.num_runners,
-            s.runner_threads,
-            s.gpus_per_runner,
-            named_resources("runner_resources", s.runner_resources),
-        ),
-        Process(
-            "learner",
-            s.num_learners,
-            0 if s.gpus_per_learner else 1,  # as in RLlib
-            s.gpus_per_learner,
-            named_resources("learner_resources", s.learner_resources),
-        ),
+        Process("driver", 1, 1 if trial else 0, driver_gpus),
+        Process("runner", s.num_runners, s.runner_threads, s.gpus_per_runner),
+        Process("learner", s.num_learners, 0 if s.gpus_per_learner else 1, s.gpus_per_learner),  # CPUs as in RLlib
     ]
     return [kind for kind in kinds if kind.count]
 

@@ -12,14 +12,13 @@ from datetime import date
 from typing import Any
 
 from cory_env.chain import Chain
+from cory_env.chain_settings import MAX_PROMPT_TOKENS
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.tasks import Task
 from policies.settings.settings import OPEN_VALUES, Settings, Tokenizers
 
 OPEN_SETTINGS = (*OPEN_VALUES, "num_passes", "num_updates")
 """Settings whose values may be filled in."""
-MAX_PROMPT_TOKENS = 4096
-"""Largest prompt length that is chosen without being asked for."""
 FEEDBACK_TOKENS = 256
 """Tokens reserved for each feedback that a prompt shows, as its length is unknown before there are responses."""
 

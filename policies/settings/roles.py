@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cory_env.chain_settings import NO_REWARD, TASK_REWARD, Role, make_positions
 from cory_env.functions import parse_spec
 from cory_env.home import expand_home
 from cory_env.rewarding.spec import parse_sum
-from policies.settings.error import check_number
 
 POLICY_ID = re.compile(r"^llm_[1-9][0-9]*\Z")
 
@@ -20,7 +18,9 @@ POLICY_ID = re.compile(r"^llm_[1-9][0-9]*\Z")
 class RoleSettings(BaseModel):
     """One role of the chain."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     name: str
     """Name of the role, a plain word such as `solver`."""
@@ -29,13 +29,9 @@ class RoleSettings(BaseModel):
     `{solver.feedback}` of earlier roles; null: the task's."""
     max_response_tokens: int | None = Field(None, ge=1)
     """Maximum response length; null: the run's."""
-    loss_weight: float = Field(1.0, ge=0)
-    """Weight of the loss of its responses."""
-    kl_coef: float | None = Field(None, ge=0)
-    """Weight of its KL penalty; null: the run's."""
     reward: str | None = None
     """`task`, `none`, or its own function, `module:function`; null: `task` if it produces a response, else `none`."""
-    produces_response: bool = True
+    produces_response: bool = Field(True, strict=False)
     """Whether its responses are answers to the query. A critic's or planner's are not: they are never the chain's
     answer."""
     count: int = Field(1, ge=1)
@@ -45,12 +41,6 @@ class RoleSettings(BaseModel):
     policy: str | None = None
     """The LLM that has the role: a trained one, such as `llm_1`, or a frozen model's folder or hub id; null: the first
     role without a frozen model has the first trained LLM, and so on, in turn."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
-        check_number(value, cls.model_fields[str(info.field_name)].annotation)
-        return value
 
     @field_validator("policy")
     @classmethod

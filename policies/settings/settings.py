@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from cory_env.chain import Chain
 from cory_env.chain_settings import ChainSettings
@@ -24,7 +24,7 @@ from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.settings.conflicts import reject_conflicts
 from policies.settings.derived import DerivedSettings
-from policies.settings.error import SettingsError, check_number
+from policies.settings.error import SettingsError
 from policies.settings.gpus import choose_gpus
 from policies.settings.metadata import Category, settings_metadata
 from policies.settings.migration.names import explain_foreign_name
@@ -244,8 +244,10 @@ class Settings(DerivedSettings):
         """
         from policies.models.adapters import describe_family  # imports torch
 
-        facts = self.max_length, self.prefix_sharing == "auto", self.trust_remote_code
-        return {name: describe_family(path, *facts) for name, path in self.model_paths.items()}
+        return {
+            name: describe_family(path, self.max_length, self.trust_remote_code)
+            for name, path in self.model_paths.items()
+        }
 
     def stop_token_ids(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
         """Ids of tokens that end an LLM's response besides its tokenizer's end of sequence.
@@ -272,15 +274,13 @@ class Settings(DerivedSettings):
 
     @property
     def model_paths(self) -> dict[str, str]:
-        """Policy id → path or hub id of its model in this process, trained or frozen, with its revision (`model_path`).
+        """Policy id → path or hub id of its model in this process, trained or frozen (`model_path`).
 
         Raises:
-            RevisionError: a model with a revision is a folder.
             SmolLM2Error: the model is `smollm2`, but its package is not installed.
             CacheError: `smollm2` is used for the first time, and the cache cannot be written.
         """
-        trained = dict(zip(self.policy_ids, map(model_path, self.models.values(), self.revisions), strict=True))
-        return trained | {policy_id: model_path(name) for policy_id, name in self.frozen_models.items()}
+        return {policy_id: model_path(name) for policy_id, name in self.all_models.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -290,9 +290,8 @@ class Settings(DerivedSettings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
-        """Rejects `lr=true` and `lr=1_0`, which pydantic converts to numbers, and text that is not UTF-8."""
-        check_number(value, cls.model_fields[str(info.field_name)].annotation)
+    def _check_text(cls, value: Any) -> Any:
+        """Rejects text that is not UTF-8."""
         if has_surrogate(value):
             raise ValueError("should be text in UTF-8, but contains invalid bytes or half of a surrogate pair")
         return value

@@ -8,6 +8,7 @@ ruamel.yaml reads it. PyYAML, which implements only 1.1, writes it in a form tha
 
 import json
 import math
+import re
 from typing import Any
 
 import yaml
@@ -17,11 +18,13 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import ScalarNode
 
 from cory_env.message import SURROGATE_PROBLEM, has_surrogate
-from policies.settings.error import OTHER_NOTATION, SettingsError
+from policies.settings.error import SettingsError
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list[str] | list[float] | list[dict[str, Scalar]] | dict[str, Any]
 QUOTES = ("'", '"')
+OTHER_NOTATION = re.compile(r"[-+]?0[xob]\w*|[-+\d.e]*_[-+\d.e_]*", re.ASCII | re.IGNORECASE)
+"""Numbers that are not decimal: in hexadecimal, octal or binary digits, or with underscores."""
 
 
 class _Constructor(SafeConstructor):

@@ -32,8 +32,14 @@ def reviews(reward: str = LENGTH) -> Task:
     )
 
 
+PAPER_CHAIN: dict[str, Any] = {
+    **{"partner_reward": 1.0, "max_prompt_tokens": 128, "max_response_tokens": 15, "chat": False}
+}
+"""Settings of chains with the paper's reward, without a chat template."""
+
+
 def chain(num_agents: int = 2, **settings: Any) -> Chain:
-    return Chain(reviews(), tokenizer(), num_agents=num_agents, **settings)
+    return Chain(reviews(), tokenizer(), num_agents=num_agents, **{**PAPER_CHAIN, **settings})
 
 
 def tokens_of(text: str) -> list[int]:

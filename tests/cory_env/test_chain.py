@@ -10,10 +10,9 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from cory_env.chain import Chain, NoEmbeddingError, QueryTooLongError
 from cory_env.chain_settings import ObservedResponses, role_names
-from cory_env.decoding import EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
-from cory_env.tasks.turns import SeenResponse, Turn
+from cory_env.tasks.turns import SeenResponse
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from cory_env.validate import validate
 from tests.cory_env.sample_tasks import QUERIES, chain, response, tokenizer, tokens_of
@@ -269,7 +268,7 @@ def test_the_last_of_several_references_is_truncated_first() -> None:
 
 
 def test_a_response_without_remaining_tokens_is_left_out() -> None:
-    responses = [EarlierResponse(tokens_of(text)) for text in (" good", " really good")]
+    responses = [SeenResponse.decoded(chain(), tokens_of(text)) for text in (" good", " really good")]
     prompt, _ = chain().build_prompt(QUERIES[0], responses[:1])
     assert chain(3, max_prompt_tokens=len(prompt)).build_prompt(QUERIES[0], responses) == (prompt, True)
 
@@ -341,7 +340,7 @@ def test_a_template_with_a_token_beyond_the_embeddings_is_rejected() -> None:
         assert max(prompt) < 4096  # split into characters, because it is not a plain word
         templates = replace(chain().task, observer_template="<go> {reference}{query}")
         with pytest.raises(NoEmbeddingError, match=message):
-            Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [EarlierResponse(tokens_of(" good"))])
+            Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [SeenResponse(" good")])
         report = validate(templates, tokens, num_embeddings=4096)
         assert message in report.problems[0] and validate(chain().task, tokens, num_embeddings=4096).ok
 
@@ -352,17 +351,17 @@ def test_a_response_with_a_special_token_beyond_the_embeddings_becomes_its_chara
     episode.respond(response(" so <go> on"))  # the plain tokenizer's tokens
     assert max(episode.prompt_ids()) < 4096
     assert tokens.decode(episode.prompt_ids()) == tokenizer().decode(
-        chain().encode_observer_prompts([Turn(QUERIES[0], [SeenResponse(" so <go> on")])])[0]
+        chain().encode_prompts([QUERIES[0]], [SeenResponse(" so <go> on")])[0]
     )
 
 
 def test_words_beyond_the_embeddings_are_split_in_responses_and_rejected_in_queries() -> None:
     tokens = tokenizer_with_added("zork", "~")
     small_chain = Chain(chain().task, tokens, vocab_size=4096)
-    (prompt,) = small_chain.encode_observer_prompts([Turn(QUERIES[0], [SeenResponse(" so zork ~ on")])])
+    (prompt,) = small_chain.encode_prompts([QUERIES[0]], [SeenResponse(" so zork ~ on")])
     assert max(prompt) < 4096 and "zork" in tokens.decode(prompt).replace(" ", "")
     with pytest.raises(NoEmbeddingError, match="query 7 of task reviews contains the token 'zork'"):
-        small_chain.encode_observer_prompts([Turn(Query(7, "a zork b"), [SeenResponse(" good")])])
+        small_chain.encode_prompts([Query(7, "a zork b")], [SeenResponse(" good")])
 
 
 def test_the_vocabulary_size_follows_the_largest_id_and_excludes_end_tokens_beyond_it() -> None:

@@ -89,7 +89,7 @@ def test_without_chat_a_prompt_is_plain_text_even_if_there_is_a_template(
     chat_tokenizer: "PreTrainedTokenizerBase",
 ) -> None:
     assert (
-        chat_tokenizer.decode(ChainEpisode(Chain(reviews(), chat_tokenizer), QUERIES[0]).prompt_ids())
+        chat_tokenizer.decode(ChainEpisode(Chain(reviews(), chat_tokenizer, chat=False), QUERIES[0]).prompt_ids())
         == "<s>This movie was"
     )
 

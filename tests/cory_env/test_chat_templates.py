@@ -162,9 +162,9 @@ def test_a_wrong_number_of_bos_tokens_is_a_warning() -> None:
     task = Task(**{**vars(reviews()), "prompt_template": "<|endoftext|>{query}"})
     assert any(
         "begin with 2 BOS tokens, <|endoftext|>, because of `prompt`" in text
-        for text in validate(task, loaded).warnings
+        for text in validate(task, loaded, chat=False).warnings
     )
-    assert not any("BOS" in warning for warning in validate(reviews(), loaded).warnings)
+    assert not any("BOS" in warning for warning in validate(reviews(), loaded, chat=False).warnings)
     assert not any("BOS" in warning for warning in validate(reviews(), loaded, chat=True).warnings)
     loaded.chat_template = "{{ bos_token }}" + CHATML
     (warning,) = (text for text in validate(reviews(), loaded, chat=True).warnings if "BOS" in text)

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -12,13 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from cory_env.chain import Chain
 from cory_env.control_tokens import ControlTokens
-from cory_env.decoding import EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.examples import gold_answers, reward_answers
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.rewards import classifier
 from cory_env.tasks import Message, Query, Task
-from cory_env.tasks.turns import SeenResponse, Turn
+from cory_env.tasks.turns import SeenResponse
 from tests.cory_env.sample_tokenizers import KINDS, byte_level, not_special
 
 TEXTS = (
@@ -79,9 +78,9 @@ def test_prompts_without_control_tokens_are_tokenized_unchanged(name: str, chat:
         queries, histories = [query for query, _ in turns], [query.history or () for query, _ in turns]
         first = [chain.task.prompt(query) for query in queries]
         later = [chain.task.observer_prompt(query, responses) for query, responses in turns]
-        later_turns = [Turn(query, list(map(SeenResponse, responses))) for query, responses in turns]
+        later_prompts = [chain.encode_prompts([query], list(map(SeenResponse, texts)))[0] for query, texts in turns]
         assert chain.encode_pioneer_prompts(queries) == tokenize_unmasked(chain, first, histories)
-        assert chain.encode_observer_prompts(later_turns) == tokenize_unmasked(chain, later, histories)
+        assert later_prompts == tokenize_unmasked(chain, later, histories)
 
 
 def forgeries(chain: Chain) -> Iterator[str]:
@@ -109,10 +108,10 @@ def test_text_from_any_source_that_spells_control_tokens_becomes_ordinary_tokens
         history = (Message(role="system", content=text), Message(role="assistant", content=text)) if chat else None
         clean = history and tuple(Message(role=message["role"], content="x") for message in history)
         expected = count_control_tokens(
-            chain, chain.encode_observer_prompts([Turn(Query(0, "x", {"extra": "x"}, clean), [SeenResponse("x")])])[0]
+            chain, chain.encode_prompts([Query(0, "x", {"extra": "x"}, clean)], [SeenResponse("x")])[0]
         )
         forged = Query(0, text, {"extra": [text]}, history=history)
-        prompt = chain.encode_observer_prompts([Turn(forged, [SeenResponse(text)])])[0]
+        prompt = chain.encode_prompts([forged], [SeenResponse(text)])[0]
         assert count_control_tokens(chain, prompt) == expected, text
         assert count_control_tokens(chain, chain.encode_pioneer_prompts([forged])[0]) == expected, text
         if name in ("byte level", "not special"):  # tokenizers whose tokens round-trip
@@ -125,8 +124,8 @@ def test_adjacent_texts_do_not_form_a_control_token(split: int) -> None:
     for chat in (False, True):
         chain = Chain(task("tight"), byte_level(), chat=chat)
         query = Query(0, f"no{text[:split]}")
-        clean = chain.encode_observer_prompts([Turn(Query(0, "no"), [SeenResponse("yes")])])[0]
-        prompt = chain.encode_observer_prompts([Turn(query, [SeenResponse(f"{text[split:]}yes")])])[0]
+        clean = chain.encode_prompts([Query(0, "no")], [SeenResponse("yes")])[0]
+        prompt = chain.encode_prompts([query], [SeenResponse(f"{text[split:]}yes")])[0]
         assert count_control_tokens(chain, prompt) == count_control_tokens(chain, clean)
         assert f'"no{text}yes"' in chain.tokenizer.decode(prompt)
 
@@ -141,7 +140,7 @@ def test_special_tokens_in_a_task_s_templates_stay_special(chat: bool) -> None:
     chain = Chain(chatml_task, byte_level(), chat=chat)
     start_id, end_id = (chain.tokenizer.convert_tokens_to_ids(text) for text in ("<|im_start|>", "<|im_end|>"))
     template_turns = 2 if chat else 0
-    prompt = chain.encode_observer_prompts([Turn(Query(0, "a<|im_end|>"), [SeenResponse("b<|im_start|>")])])[0]
+    prompt = chain.encode_prompts([Query(0, "a<|im_end|>")], [SeenResponse("b<|im_start|>")])[0]
     assert prompt.count(start_id) == 2 + template_turns and prompt.count(end_id) == 2 + template_turns - (
         1 if chat else 0
     )
@@ -162,10 +161,11 @@ def test_the_observer_s_prompt_lacks_the_special_tokens_of_a_response() -> None:
 def test_a_truncated_prompt_has_no_control_tokens_of_a_response() -> None:
     chain = Chain(task(), byte_level(), chat=True)
     words = chain.control.encode_text(["one <|im_end|> two <|im_end|> three"])[0]
-    clean = count_control_tokens(chain, chain.build_prompt(chain.task.train[0], [EarlierResponse(words[:1])])[0])
-    for max_prompt_tokens in range(len(chain.build_prompt(chain.task.train[0], [EarlierResponse([])])[0]), 60):
+    query, seen = chain.task.train[0], partial(SeenResponse.decoded, chain)
+    clean = count_control_tokens(chain, chain.build_prompt(query, [seen(words[:1])])[0])
+    for max_prompt_tokens in range(len(chain.build_prompt(query, [seen([])])[0]), 60):
         chain.max_prompt_tokens = max_prompt_tokens
-        prompt, _ = chain.build_prompt(chain.task.train[0], [EarlierResponse(words)])
+        prompt, _ = chain.build_prompt(query, [seen(words)])
         assert count_control_tokens(chain, prompt) == clean and len(prompt) <= max_prompt_tokens
 
 
@@ -177,7 +177,7 @@ def test_added_tokens_are_control_tokens_only_if_a_template_uses_them() -> None:
     assert "Hm." not in chain.tokenizer.decode(
         chain.encode_pioneer_prompts([Query(0, "Why?", {"extra": ""}, history)])[0]
     )
-    assert "<｜User｜>" not in Chain(task(), not_special()).control._spellings  # no template uses it
+    assert "<｜User｜>" not in Chain(task(), not_special(), chat=False).control._spellings  # no template uses it
 
 
 def test_thinking_tags_of_a_template_are_text() -> None:

@@ -15,11 +15,11 @@ from pettingzoo.test import api_test, seed_test
 from cory_env import cory_v0
 from cory_env.episode import Action
 from cory_env.tasks import make_task
-from tests.cory_env.sample_tasks import LENGTH, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, reviews, tokenizer, tokens_of
 
 
 def make(num_agents: int = 2, **settings: Any) -> cory_v0.raw_env:
-    return cory_v0.env(reviews(), num_agents, tokenizer=tokenizer(), **settings)
+    return cory_v0.env(reviews(), num_agents, tokenizer=tokenizer(), **{**PAPER_CHAIN, **settings})
 
 
 def action(env: cory_v0.raw_env, text: str) -> Action:
@@ -80,9 +80,8 @@ def test_the_observer_sees_the_pioneer_s_response_only_with_knowledge_transfer(t
 
 def test_observed_best_shows_the_best_response_and_rewards_each_response_once(tmp_path: Path) -> None:
     log = tmp_path / "calls"
-    env = cory_v0.env(
-        reviews(f"tests.cory_env.sample_rewards:logged_length?log={log}"), 4, tokenizer=tokenizer(), observed="best"
-    )
+    task = reviews(f"tests.cory_env.sample_rewards:logged_length?log={log}")
+    env = cory_v0.env(task, 4, tokenizer=tokenizer(), observed="best", **PAPER_CHAIN)
     env.reset(options={"query": 0})
     for text, reference in (
         (" so good", None),

@@ -9,15 +9,14 @@ from pettingzoo.test import api_test
 
 from cory_env import cory_v0
 from cory_env.chain import Chain
-from cory_env.decoding import EarlierResponse
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import TASKS, Query, Task, make_task
-from cory_env.tasks.turns import SKIPPED, SeenResponse, Turn
+from cory_env.tasks.turns import SKIPPED, SeenResponse
 from cory_env.validate import validate
 from tests.cory_env.sample_rewards import BAD
-from tests.cory_env.sample_tasks import LENGTH, QUERIES, chain, response, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, QUERIES, chain, response, reviews, tokenizer, tokens_of
 from tests.cory_env.test_cory_v0 import action
 
 REWARDS = "tests.cory_env.sample_rewards"
@@ -31,7 +30,7 @@ def feedback_task(**fields: Any) -> Task:
 
 
 def feedback_chain(num_agents: int = 2, task: Task | None = None, **settings: Any) -> Chain:
-    return Chain(task or feedback_task(), tokenizer(), num_agents=num_agents, **settings)
+    return Chain(task or feedback_task(), tokenizer(), num_agents=num_agents, **{**PAPER_CHAIN, **settings})
 
 
 def answer(episode: ChainEpisode, worker: RewardWorker, *texts: str) -> ChainEpisode:
@@ -172,10 +171,10 @@ def test_chains_whose_feedback_was_skipped_are_not_rewarded() -> None:
 
 
 def test_long_feedback_is_truncated_after_the_reference_and_before_the_query() -> None:
-    small = feedback_chain(max_prompt_tokens=24)
-    full, truncated = small.build_prompt(QUERIES[0], [EarlierResponse(tokens_of(" great fun"), feedback="why not")])
+    small, great_fun = feedback_chain(max_prompt_tokens=24), tokens_of(" great fun")
+    full, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small, great_fun, "why not")])
     assert not truncated
-    prompt, truncated = small.build_prompt(QUERIES[0], [EarlierResponse(tokens_of(" great fun"), feedback="why " * 30)])
+    prompt, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small, great_fun, "why " * 30)])
     text = tokenizer().decode(prompt)
     assert truncated and len(prompt) <= 24 and len(full) <= 24
     assert "great" not in text and "why why" in text and text.endswith("This movie was")
@@ -183,13 +182,15 @@ def test_long_feedback_is_truncated_after_the_reference_and_before_the_query() -
 
 def test_feedback_cannot_forge_control_tokens() -> None:
     end = tokenizer().eos_token
-    (plain,) = feedback_chain().encode_observer_prompts([Turn(QUERIES[0], [SeenResponse(" good")], "fine")])
-    (forged,) = feedback_chain().encode_observer_prompts([Turn(QUERIES[0], [SeenResponse(" good")], f"fine{end}")])
+    (plain,) = feedback_chain().encode_prompts([QUERIES[0]], [SeenResponse(" good")], "fine")
+    (forged,) = feedback_chain().encode_prompts([QUERIES[0]], [SeenResponse(" good")], f"fine{end}")
     assert forged.count(tokenizer().eos_token_id) == plain.count(tokenizer().eos_token_id)
 
 
 def make_env(num_agents: int = 2, **settings: Any) -> cory_v0.raw_env:
-    return cory_v0.env(feedback_task(), num_agents, tokenizer=tokenizer(), stop_when="solved", **settings)
+    return cory_v0.env(
+        feedback_task(), num_agents, tokenizer=tokenizer(), stop_when="solved", **{**PAPER_CHAIN, **settings}
+    )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # api_test's advice on Dict spaces and numbered names

@@ -6,10 +6,10 @@ import pytest
 from transformers import PreTrainedTokenizer
 
 from cory_env.chain import Chain
-from cory_env.decoding import EarlierResponse
 from cory_env.message import TextError, has_surrogate, is_blank
 from cory_env.tasks import Message, Query
 from cory_env.tasks.rows import read_queries, truncate_queries
+from cory_env.tasks.turns import SeenResponse
 from tests.cory_env.sample_tasks import chain, reviews, tokenizer, tokens_of
 
 HALF, OTHER_HALF = "\ud83d", "\ude00"
@@ -62,7 +62,7 @@ def test_a_response_is_text_in_utf8_even_if_tokens_are_halves_of_characters() ->
     ],
 )
 def test_a_prompt_with_half_of_a_surrogate_pair_is_rejected(query: Query) -> None:
-    seen = EarlierResponse(tokens_of(" good"), chain(), None, "pioneer", True, True)
+    seen = SeenResponse.decoded(chain(), tokens_of(" good"))
     for build in (
         lambda: chain().encode_pioneer_prompts([query]),
         lambda: chain().build_prompt(query, [seen]),

@@ -18,7 +18,7 @@ from cory_env.tasks import Query, Task, make_task
 from cory_env.tasks.task import TemplateError
 from cory_env.tasks.turns import NO_ANSWER
 from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, QUERIES, response, reviews, tokenizer, tokens_of
 
 REWARDS = "tests.cory_env.sample_rewards"
 TOO_SHORT = f"{REWARDS}:too_short"  # None from 8 characters on
@@ -33,7 +33,7 @@ TEAM = (SOLVER, CRITIC, REVISER)
 
 def role_chain(roles: tuple[Role, ...] = TEAM, *, feedback: str | None = TOO_SHORT, **settings: Any) -> Chain:
     task = replace(reviews(), feedback=feedback, solved_feedback="fine", reference_separator="/")
-    return Chain(task, tokenizer(), roles=roles, **settings)
+    return Chain(task, tokenizer(), roles=roles, **{**PAPER_CHAIN, **settings})
 
 
 def respond(episode: ChainEpisode, worker: RewardWorker, *texts: str) -> ChainEpisode:
@@ -222,7 +222,7 @@ def test_the_environment_runs_roles() -> None:
 
 
 def test_the_environment_terminates_agents_that_were_not_asked_and_counts_no_missing_reward() -> None:
-    env = cory_v0.env(role_chain().task, roles=TEAM, stop_when="solved")
+    env = cory_v0.env(role_chain().task, roles=TEAM, stop_when="solved", **PAPER_CHAIN)
     env.reset(options={"query": 0})
     for text in (" bad", " ugly", " why", " splendid"):
         env.step(response(text))

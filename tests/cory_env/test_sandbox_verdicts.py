@@ -79,6 +79,10 @@ def load_programs(path: Path) -> list[Program]:
     return programs
 
 
+def load_all_programs() -> list[Program]:
+    return [program for path in sorted(PROGRAMS.glob("*.txt")) for program in load_programs(path)]
+
+
 def split_tests(text: str) -> list[str]:
     """Splits tests at blank lines, and at every line between two blank lines that hold only assertions."""
     tests = []
@@ -108,9 +112,12 @@ def run_plainly(submission: Submission) -> list[bool]:
     return verdicts + [False] * (len(submission.tests) - len(verdicts))
 
 
-@pytest.fixture(scope="module")
-def programs() -> list[Program]:
-    return [program for path in sorted(PROGRAMS.glob("*.txt")) for program in load_programs(path)]
+@pytest.fixture(
+    scope="module", params=[pytest.param(4, id="a quarter"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+def programs(request: pytest.FixtureRequest) -> list[Program]:
+    """Every fourth program, as each starts several processes; all of them in the slow tests."""
+    return load_all_programs()[:: request.param]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +126,8 @@ def plain_verdicts(programs: list[Program]) -> list[list[bool]]:
         return list(threads.map(run_plainly, [program.submission for program in programs]))
 
 
-def test_there_are_many_programs_of_many_idioms_and_a_third_are_wrong(programs: list[Program]) -> None:
+def test_there_are_many_programs_of_many_idioms_and_a_third_are_wrong() -> None:
+    programs = load_all_programs()
     assert {program.verdict for program in programs} == set(VERDICTS)
     assert all(program.submission.tests for program in programs)
     assert len({(program.submission.program, *program.submission.tests) for program in programs}) == len(programs)

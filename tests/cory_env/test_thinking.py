@@ -11,7 +11,7 @@ import pytest
 from cory_env import cory_v0
 from cory_env.chain import Chain
 from cory_env.chain_settings import Role, Thinking
-from cory_env.decoding import ThinkingError, ThoughtStream
+from cory_env.decoding import ThinkingError
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
@@ -50,7 +50,7 @@ def task(**fields: Any) -> Task:
 def make_chain(special: bool = True, num_agents: int = 2, sees: Sequence[str] = (), **settings: Any) -> Chain:
     values: dict[str, Any] = dict.fromkeys(sees, True)
     thinking = Thinking(*TAGS, **values)
-    return Chain(task(), thinker(special), num_agents=num_agents, thinking=thinking, **settings)
+    return Chain(task(), thinker(special), num_agents=num_agents, thinking=thinking, **{"chat": False, **settings})
 
 
 def copy_of(episode: ChainEpisode) -> ChainEpisode:
@@ -147,7 +147,7 @@ def test_only_the_template_of_a_prompt_begins_the_thought(
         assert [texts[-1] for texts in completions] == (["", " good"] if begins else [" good", " hm</think> good"])
 
 
-def test_a_stream_splits_like_the_whole_response() -> None:
+def test_a_thought_ends_at_its_first_end_tag_and_has_no_tags() -> None:
     tags = make_chain().tags
     assert tags is not None
     start, end = tags.start_id, tags.end_id
@@ -155,18 +155,14 @@ def test_a_stream_splits_like_the_whole_response() -> None:
         (True, [5, 6, end, 7, end, 8], ([5, 6], [7, end, 8])),
         (True, [start, 5, end, 7], ([5], [7])),
         (True, [5, 6], ([5, 6], [])),
+        (True, [end, 7], ([], [7])),
         (False, [start, 5, end, 7], ([5], [7])),
-        (False, [5, end, 6], ([], [5, end, 6])),
+        (False, [4, start, 5, end, 7], ([5], [7])),
+        (False, [5, end, 6], (None, [5, end, 6])),
         (True, [5, start, 6, end, start, 7], ([5, 6], [start, 7])),
     ):
-        stream, thought, answer = ThoughtStream(tags, inside), list[int](), list[int]()
-        for token in tokens:
-            parts = stream.add([token])
-            thought, answer = thought + parts[0], answer + parts[1]
-        assert (thought, answer) == expected == ThoughtStream(tags, inside).add(tokens)
         index = tags.answer_start(tokens, inside)
-        assert answer == ([] if index is None else tokens[index:])
-        assert thought == (tags.thought(tokens, inside) or [])
+        assert (tags.thought(tokens, inside), [] if index is None else tokens[index:]) == expected
 
 
 def test_by_default_nobody_sees_the_thought(worker: RewardWorker) -> None:

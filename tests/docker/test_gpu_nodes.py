@@ -1,4 +1,4 @@
-"""Machines with 8 GPUs of 80 GB, as Kubernetes and Slurm lend them: the presets that are made for them find room."""
+"""Machines with 8 GPUs of 80 GB, as Kubernetes and Slurm lend them: the examples that are made for them find room."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from benchmarks.roofline import MODELS
+from benchmarks.roofline import MODELS, example_settings
 from launch.cluster.placement import Node, pack
 from launch.console.cli import parse_command
-from launch.console.configuration import resolve_settings
 from policies.settings.hardware.fit import estimate_processes
 from policies.settings.memory import model_shapes
 from policies.settings.processes import processes
@@ -23,21 +22,23 @@ from tests.docker.test_kubernetes import check_ray, pods
 SIZES = {"gsm8k-qwen7b": "7B", "gsm8k-qwen14b": "14B"}
 
 
-def finds_room(preset: str, nodes: list[Node], folder: Path) -> bool:
-    MODELS[SIZES[preset]].save_pretrained(folder)
-    settings = resolve_settings(preset, [], [f"model={folder}", "dtype=bf16"])
+def finds_room(name: str, nodes: list[Node], folder: Path) -> bool:
+    MODELS[SIZES[name]].save_pretrained(folder)
+    settings = example_settings(name, [f"model={folder}", "dtype=bf16"])
     return not pack(processes(settings), nodes, estimate_processes(settings, model_shapes(settings)))[1]
 
 
 def gpus(name: str, cpus: int, memory: float, count: int = 8) -> Node:
-    return Node(name, cpus, [1.0] * count, {}, memory, 80e9)
+    return Node(name, cpus, [1.0] * count, memory, 80e9)
 
 
-def test_the_job_s_pods_hold_its_preset_and_one_of_them_the_smaller_one(tmp_path: Path) -> None:
+def test_the_job_s_pods_hold_its_example_and_one_of_them_the_smaller_one(tmp_path: Path) -> None:
     (job,) = manifests("rayjob-gpus.yaml")
     check_ray(job)
     requested = parse_command("train", shlex.split(job["spec"]["entrypoint"])[2:])
-    assert requested.continue_ and requested.words == ["gsm8k-qwen14b"] and requested.out.startswith("/runs/")
+    assert (
+        requested.continue_ and requested.words == ["/runs/gsm8k-qwen14b.yaml"] and requested.out.startswith("/runs/")
+    )
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     head, worker = (pod["containers"][0] for pod in pods(job))
     limits = worker["resources"]["limits"]
@@ -66,14 +67,16 @@ def test_the_job_s_pods_share_the_volume_have_memory_to_share_and_are_no_root() 
         assert container["image"] == "cory-rllib:gpu"  # one package set, so that what is pickled is read alike
 
 
-@pytest.mark.parametrize("preset", SIZES)
-def test_what_the_docs_ask_slurm_for_holds_the_preset(preset: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SIZES)
+def test_what_the_docs_ask_slurm_for_holds_the_example(name: str, tmp_path: Path) -> None:
     text = (CHECKOUT / "docs" / "sharding.md").read_text()
-    (requested,) = re.findall(rf"^sbatch (.*) docs/slurm\.sh {preset} --out /shared/", text, re.MULTILINE)
+    (requested,) = re.findall(
+        rf"^sbatch (.*) docs/slurm\.sh docs/examples/{name}\.yaml --out /shared/", text, re.MULTILINE
+    )
     options = dict(re.findall(r"--([a-z-]+)=(\d+)", requested))
     assert set(options) == {"nodes", "gpus-per-task", "cpus-per-task"}
     nodes = [
         gpus(f"{k}", int(options["cpus-per-task"]), 1e12, int(options["gpus-per-task"]))
         for k in range(int(options["nodes"]))
     ]
-    assert finds_room(preset, nodes, tmp_path)
+    assert finds_room(name, nodes, tmp_path)

@@ -11,13 +11,12 @@ import ray
 
 from launch.cluster.session import init_ray
 from policies.cory import Cory, CoryConfig
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.models.model_names import model_path
 from policies.models.weights import Weights
 from policies.rllib.causal_lm_module import module_config
-from tests.paper import PAPER, make_settings
+from tests.paper import PAPER, make_settings, paper_hyperparameters
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -48,12 +47,12 @@ MakeCory = Callable[..., Cory]
 def make_model(path: str, **settings: Any) -> PolicyModel:
     """A learner's model of one policy, without an algorithm."""
     config = module_config(make_settings({"model": path, "dtype": "fp32", **settings}), "llm_1")
-    return PolicyModel(model_path(config.pop("model"), config.pop("revision")), **config)
+    return PolicyModel(model_path(config.pop("model")), **config)
 
 
 def weights_of(model: PolicyModel) -> Weights:
     """A policy's weights in the form that engines get."""
-    return dict(PolicyLearner(model, Hyperparameters()).stream_weights())
+    return dict(PolicyLearner(model, paper_hyperparameters()).stream_weights())
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,7 @@ def test_all_reported_metrics_are_documented(make_cory: MakeCory) -> None:
 
 
 def test_resuming_is_exact(make_either: MakeCory, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"exchange_period": 3, "kl_control": "adaptive", "reward_scaling": "scale"}
+    settings: dict[str, Any] = {"exchange_period": 3, "kl_target": 6.0, "reward_scaling": "scale"}
     uninterrupted = make_either(**settings)
     interrupted = make_either(**settings)
     for _ in range(2):

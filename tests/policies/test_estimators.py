@@ -59,7 +59,7 @@ def adam_moments(algorithm: Cory) -> list[str]:
 def test_reset_on_exchange_resets_optimizers_and_estimators_and_survives_a_checkpoint(
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
-    settings = {"kl_control": "adaptive", "reward_scaling": "normalize", "exchange_period": 2}
+    settings = {"kl_target": 6.0, "reward_scaling": "normalize", "exchange_period": 2}
     algorithm = make_cory(**settings, reset_on_exchange=True)
     algorithm.train()
     estimators = algorithm.estimators.values()

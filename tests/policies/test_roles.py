@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.learning.credit import Credit, assign_credit
+from policies.learning.credit import assign_credit
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import frozen_scores, left_padded, make_rows, select_position
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
+from tests.paper import paper_credit, paper_hyperparameters
 from tests.policies.conftest import MakeCory
+from tests.policies.rollout.test_chain_generation import OneByOneGenerator
 from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
-from tests.policies.rollout.test_chain_scheduler import OneByOneGenerator
 
 TEAM: dict[str, Any] = {
     "task": "drafts",
@@ -31,7 +31,6 @@ TEAM: dict[str, Any] = {
             "prompt": "{query}~{solver.response}=",
             "produces_response": False,
             "max_response_tokens": 3,
-            "kl_coef": 0.1,
             "policy": "llm_2",
         },
         {
@@ -39,7 +38,6 @@ TEAM: dict[str, Any] = {
             "prompt": "{query}~{solver.response}~{critic.response}=",
             "repeat": 2,
             "policy": "llm_1",
-            "loss_weight": 0.5,
         },
     ],
     "feedback": "tests.cory_env.sample_rewards:too_short",
@@ -95,21 +93,10 @@ def test_a_team_trains_reports_by_role_and_resumes_exactly(make_cory: MakeCory, 
     np.testing.assert_equal(weights_of(resumed), after)
 
 
-def test_a_role_with_loss_weight_0_is_not_trained(make_cory: MakeCory) -> None:
-    solver, critic, reviser = TEAM["roles"]
-    algorithm = make_cory(**{**TEAM, "roles": [solver, critic | {"loss_weight": 0.0}, reviser]})
-    before = weights_of(algorithm)
-    algorithm.train()
-    after = weights_of(algorithm)
-    changed = {name.partition("/")[0] for name in after if (before[name] != after[name]).any()}
-    assert changed == {"llm_1"}
-
-
 def frozen_team(policy: str = "drafts-llama-tiny", **others: Any) -> dict[str, Any]:
     """The team with a frozen critic."""
     solver, critic, reviser = TEAM["roles"]
-    frozen = {name: value for name, value in critic.items() if name != "kl_coef"} | {"policy": policy}
-    return {**TEAM, "roles": [solver, frozen, reviser], **others}
+    return {**TEAM, "roles": [solver, critic | {"policy": policy}, reviser], **others}
 
 
 @pytest.mark.parametrize(
@@ -181,8 +168,8 @@ def test_the_reward_of_a_frozen_model_is_credited_to_earlier_agents() -> None:
     trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2)
     frozen = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [10.0, 20.0], [True] * 2, positions=[1, 1])
     rows = {"llm_1": trained | frozen_scores(trained), "frozen_1": frozen | frozen_scores(frozen)}
-    estimators = {"llm_1": AdvantageEstimator(Hyperparameters(advantage="rloo"))}
-    credited = assign_credit(rows, Credit("chain", 1.0, 0.5, 1.0), estimators)
+    estimators = {"llm_1": AdvantageEstimator(paper_hyperparameters(advantage="rloo"))}
+    credited = assign_credit(rows, paper_credit("chain", chain_gamma=0.5), estimators)
     assert credited["llm_1"].tolist() == [6.0, 12.0] and credited["frozen_1"].tolist() == [10.0, 20.0]
 
 

@@ -11,10 +11,10 @@ import torch
 from policies.cory import Cory
 from policies.evaluator import last_response_metrics
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import select_position
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
+from tests.paper import paper_hyperparameters
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
@@ -104,7 +104,7 @@ def test_groups_contain_only_the_responses_that_exist_and_a_group_of_one_teaches
     sizes = (observers["groups"].unsqueeze(0) == observers["groups"].unsqueeze(1)).sum(1)
     assert {1, 2} <= set(sizes.tolist())
     scores = {name: torch.zeros_like(observers["mask"]) for name in ("logprobs", "reference_logprobs", "full_kl")}
-    estimator = AdvantageEstimator(Hyperparameters(advantage="rloo", kl_coef=0.0))
+    estimator = AdvantageEstimator(paper_hyperparameters(advantage="rloo", kl_coef=0.0))
     rewards = torch.arange(len(sizes), dtype=torch.float32)
     columns, _ = estimator.estimate({**observers, **scores, "rewards": rewards})
     advantages = columns["advantages"][:, 0]
@@ -154,7 +154,7 @@ def test_a_policy_without_responses_keeps_its_weights_and_trains_after_the_excha
     make_cory: MakeCory, tmp_path: Path
 ) -> None:
     settings = {**STOPPING, "feedback": "tests.policies.sample_rewards:always_solved", "exchange_period": 1}
-    algorithm = make_cory(**settings, kl_control="adaptive", average_period=None)
+    algorithm = make_cory(**settings, kl_target=6.0, average_period=None)
     before = {policy_id: dict(algorithm.weights(policy_id)) for policy_id in ("llm_1", "llm_2")}
     report = algorithm.train()["cory"]
     assert all(len(sample["responses"]) == 1 for sample in report["samples"])

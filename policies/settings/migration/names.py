@@ -6,7 +6,6 @@ import difflib
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 TABLES = ("trl", "verl", "openrlhf")
 """Markdown files of this folder, which the pages for users of these libraries contain."""
@@ -15,37 +14,22 @@ NONE = "–"
 LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
-class ForeignName(NamedTuple):
-    """A setting of another library."""
-
-    library: str
-    name: str
-    here: str
-    """One or several settings or options in backticks, or `NONE`."""
-    note: str
-    """May be empty."""
-
-    @property
-    def sentence(self) -> str:
-        """Which setting it is here."""
-        if self.here == NONE:
-            return f"{self.library}'s `{self.name}` has no equivalent here: {self.note}."
-        verb = "are" if "`, `" in self.here or "·" in self.here else "is"
-        note = LINK.sub(r"\1", self.note)
-        return f"{self.library}'s `{self.name}` {verb} {self.here} here{f' ({note})' if note else ''}."
-
-
 @lru_cache(maxsize=1)
-def foreign_names() -> dict[str, ForeignName]:
-    """Returns the settings of other libraries by name; a name that several have is the first one's."""
-    rows: dict[str, ForeignName] = {}
+def foreign_names() -> dict[str, str]:
+    """Returns the settings of other libraries, each with a sentence that names the setting here.
+
+    A name that several libraries have is the first one's.
+    """
+    sentences: dict[str, str] = {}
     for table in TABLES:
         header, _, *lines = Path(__file__).with_name(f"{table}.md").read_text(encoding="utf-8").splitlines()
         library = header.split("|")[1].strip()
         for line in lines:
-            name, here, note = (cell.strip() for cell in line.strip().strip("|").split("|"))
-            rows.setdefault(name.strip("`"), ForeignName(library, name.strip("`"), here, note))
-    return rows
+            name, here, note = (cell.strip() for cell in LINK.sub(r"\1", line).strip().strip("|").split("|"))
+            equivalent = f"is {here} here{f' ({note})' if note else ''}"
+            text = f"has no equivalent here: {note}" if here == NONE else equivalent
+            sentences.setdefault(name.strip("`"), f"{library}'s {name} {text}.")
+    return sentences
 
 
 def explain_foreign_name(key: str) -> str:
@@ -56,9 +40,9 @@ def explain_foreign_name(key: str) -> str:
     """
     name, names = key.strip("+-~").replace("-", "_"), foreign_names()
     if name in names:
-        return names[name].sentence
+        return names[name]
     if any(other.startswith(f"{name}.") for other in names):
         return f"`{name}` is a group of settings of verl; settings here have no groups (docs/from-verl.md)."
-    foreign = [other for other, row in names.items() if row.here != f"`{other}`"]  # not our own names
+    foreign = [other for other, sentence in names.items() if f"is `{other}` here" not in sentence]  # not our own names
     close = difflib.get_close_matches(name, foreign, n=1, cutoff=0.85)
-    return names[close[0]].sentence if close else ""
+    return names[close[0]] if close else ""

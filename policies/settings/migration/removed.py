@@ -1,4 +1,4 @@
-"""Settings that earlier versions had. Their runs and results stay readable if these had no effect."""
+"""Settings that earlier versions had. Their runs and results stay readable if another setting says the same today."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,33 @@ REMOVED: dict[str, Any] = {
     "critic_inputs": "tokens",
     "wandb": False,
     "trackio": False,
+    "model_revision": None,
+    "drop_zero_std_groups": False,
+    "cispo_clip_max": 5.0,
+    "cispo_clip_min": None,
 }
 """By name, the value without an effect (docs/project/removed.md)."""
+WITHOUT_EFFECT = frozenset(
+    {
+        *("runner_resources", "learner_resources", "prefix_sharing"),
+        *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap"),
+        "checkpoint_minutes",
+    }
+)
+"""Settings that decided where a run computed, when it warned and when it saved, but not what it learned."""
 
 
 def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns recorded settings without those that were removed and had no effect."""
-    return {key: value for key, value in {**values}.items() if key not in REMOVED or value != REMOVED[key]}
+    """Returns recorded settings without those that were removed, except for the ones that had an effect."""
+    values = {key: value for key, value in values.items() if key not in WITHOUT_EFFECT}
+    if values.pop("kl_control", None) == "fixed":  # kl_target was 6 even then
+        values = {key: value for key, value in values.items() if key not in ("kl_target", "kl_horizon")}
+    if values.get("importance_sampling_mode") == "none":
+        values |= {"importance_sampling_mode": "token_truncate", "importance_sampling_clip_max": None}
+    model, revision = values.get("model"), values.get("model_revision")
+    if isinstance(model, str) and isinstance(revision, str):
+        values |= {"model": f"{model}@{revision}", "model_revision": None}
+    return {key: value for key, value in values.items() if key not in REMOVED or value != REMOVED[key]}
 
 
 def recorded_settings(values: Mapping[str, Any]) -> Settings:

@@ -14,8 +14,8 @@ from tests.paper import make_settings
 SMALL = Memory("cpu", {"libraries": 1e9}, 0.0)
 
 
-def node(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9, **custom: float) -> Node:
-    return Node(name, cpus, [1.0] * gpus, custom, memory)
+def node(name: str, cpus: float = 4, gpus: int = 0, memory: float = 8e9) -> Node:
+    return Node(name, cpus, [1.0] * gpus, memory)
 
 
 def fill_nodes(kinds: list[Process], *nodes: Node) -> tuple[dict[str, list[str]], list[Shortfall]]:
@@ -29,11 +29,11 @@ def make_nodes(*resources: dict[str, float]) -> list[Node]:
 
 def test_processes_are_placed_on_nodes_with_their_resources() -> None:
     kinds = [
-        Process("runner", 2, 1, 0, {"sampling": 1}),
-        Process("learner", 1, 0, 1, {}),
-        Process("driver", 1, 1, 0, {}),
+        Process("runner", 2, 2, 0),
+        Process("learner", 1, 0, 1),
+        Process("driver", 1, 1, 0),
     ]
-    placed, shortfalls = fill_nodes(kinds, node("a"), node("b", gpus=1), node("c", sampling=2))
+    placed, shortfalls = fill_nodes(kinds, node("a", cpus=1), node("b", cpus=0, gpus=1), node("c"))
     assert shortfalls == []
     assert placed == {"a": ["1 driver"], "b": ["1 learner"], "c": ["2 runners"]}
 
@@ -41,13 +41,12 @@ def test_processes_are_placed_on_nodes_with_their_resources() -> None:
 @pytest.mark.parametrize(
     ("kind", "nodes", "left", "reason"),
     [
-        (Process("runner", 1, 1, 2, {}), [node("a", gpus=1), node("b", gpus=1)], 1, "a has 1 GPUs left"),
-        (Process("runner", 3, 1, 0.6, {}), [node("a", gpus=2)], 1, "a has 0.8 GPUs left"),
-        (Process("runner", 1, 8, 0, {}), [node("a"), node("b")], 1, "b has 4 CPUs left"),
-        (Process("runner", 1, 1, 0, {"fast": 1}), [node("a", sampling=2)], 1, "a has 0 fast left"),
-        (Process("runner", 1, 8, 1, {"fast": 1}), [node("a")], 1, "a has 4 CPUs and 0 GPUs and 0 fast left"),
+        (Process("runner", 1, 1, 2), [node("a", gpus=1), node("b", gpus=1)], 1, "a has 1 GPUs left"),
+        (Process("runner", 3, 1, 0.6), [node("a", gpus=2)], 1, "a has 0.8 GPUs left"),
+        (Process("runner", 1, 8, 0), [node("a"), node("b")], 1, "b has 4 CPUs left"),
+        (Process("runner", 1, 8, 1), [node("a")], 1, "a has 4 CPUs and 0 GPUs left"),
         (
-            Process("runner", 2, 1, 0, {}),
+            Process("runner", 2, 1, 0),
             [node("a", memory=1.5e9)],
             1,
             "a has 0.5 GB of memory left, but a runner needs 1.0 GB",
@@ -60,10 +59,10 @@ def test_missing_resources_are_reported(kind: Process, nodes: list[Node], left: 
 
 
 def test_fractions_of_a_resource_add_up() -> None:
-    fifths = [Process("runner", 5, 0.2, 0.2, {"fast": 0.2})]
-    check_placement(fifths, make_nodes({"CPU": 1, "GPU": 1, "fast": 1}))
+    fifths = [Process("runner", 5, 0.2, 0.2)]
+    check_placement(fifths, make_nodes({"CPU": 1, "GPU": 1}))
     with pytest.raises(CommandError, match="1 of 6 runners"):
-        check_placement([Process("runner", 6, 0.2, 0.2, {"fast": 0.2})], make_nodes({"CPU": 1, "GPU": 1, "fast": 1}))
+        check_placement([Process("runner", 6, 0.2, 0.2)], make_nodes({"CPU": 1, "GPU": 1}))
 
 
 @pytest.mark.parametrize(
@@ -84,11 +83,6 @@ def test_fractions_of_a_resource_add_up() -> None:
             {"num_runners": 9},
             [{"CPU": 1}] * 6,
             r"3 of 9 runners .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\)\. Request",
-        ),
-        (
-            {"runner_resources": "sampling=2"},
-            [{"CPU": 8, "sampling": 1}] * 2,
-            r"has 1 sampling left.*",
         ),
         (
             {"runner_threads": 2, "gpus_per_runner": 1},
@@ -115,7 +109,7 @@ def test_a_run_that_does_not_fit_is_rejected_with_the_missing_resources(
     kinds = processes(make_settings({"num_runners": 1, **values}))
     with pytest.raises(CommandError, match=message):
         check_placement(kinds, make_nodes(*nodes))
-    check_placement(kinds, make_nodes(*nodes, {"CPU": 32, "GPU": 2, "sampling": 2}))
+    check_placement(kinds, make_nodes(*nodes, {"CPU": 32, "GPU": 2}))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +120,6 @@ def test_a_run_that_does_not_fit_is_rejected_with_the_missing_resources(
         {"num_runners": 0, "gpus_per_runner": 0.5, "num_learners": 1},
         {"num_runners": 3, "runner_threads": 2, "gpus_per_runner": 0.5, "num_learners": 2},
         {"gpus_per_runner": 2, "tensor_parallel_size": 2, "num_learners": 1, "gpus_per_learner": 1},
-        {"runner_resources": "sampling=1, fast=0.5", "num_learners": 1, "learner_resources": "big=1"},
     ],
 )
 def test_placed_processes_match_the_bundles_of_a_tune_trial_and_a_run_s_driver_requests_no_cpu(
@@ -136,11 +129,11 @@ def test_placed_processes_match_the_bundles_of_a_tune_trial_and_a_run_s_driver_r
     trial = processes(settings, trial=True)
     request = Cory.default_resource_request(CoryConfig().cory(**settings.model_dump()))
     bundles = [
-        {key: amount for key, amount in {"CPU": kind.cpus, "GPU": kind.gpus, **kind.custom}.items() if amount}
+        {key: amount for key, amount in {"CPU": kind.cpus, "GPU": kind.gpus}.items() if amount}
         for kind in trial
         for _ in range(kind.count)
     ]
     assert request.strategy == "PACK"
     assert request.bundles == bundles
-    assert processes(settings)[0] == Process("driver", 1, 0, trial[0].gpus, {})
+    assert processes(settings)[0] == Process("driver", 1, 0, trial[0].gpus)
     assert processes(settings)[1:] == trial[1:]

@@ -68,7 +68,7 @@ from launch.cluster.session import ray_session
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
-with ray_session(processes(Settings(num_runners=1, runner_resources="sampling=1")), debug=False):
+with ray_session(processes(Settings(num_runners=1, gpus_per_runner=1)), debug=False):
     print("begun")
 """
 

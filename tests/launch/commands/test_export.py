@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from launch.main import main
-from launch.models.export import merged_model
+from launch.models.export import full_model
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from policies.learning.rows import make_rows
@@ -106,10 +106,8 @@ def test_the_card_contains_base_task_results_and_commands_and_a_working_example(
     assert header["library_name"] == "transformers" and "cory" in header["tags"] and "base_model" not in header
     assert "# llm_1 of run\n" in card and "`imdb-gpt2-tiny`" in card and "the task `imdb`: 5 updates" in card
     assert 'I can make this sentence "{query}{reference}" more positive: {query}' in card
-    line = policies_run.metrics[5]
-    task = line["policy"]["llm_1"]["task_reward"]
-    assert task is not None and re.search(rf"\| task reward \| \+0\.00 \| \{task:+.2f} \|", card)
-    assert "| held-out, update 0 | training, update 5 |" in card
+    held_out = policies_run.metrics[0]["evaluation"]["llm_1"]
+    assert "|  | update 0 |" in card and f"| length | {held_out['response_length']:.1f} |" in card
     assert "\ncory train\n" in card and "\nlr: 1.41e-05\n" in card
 
     example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
@@ -210,9 +208,9 @@ def test_the_mean_of_all_policies_is_exported(
     assert any(not torch.equal(models["mean"][key], start) for key, start in base.items())
     card = (tmp_path / "mean" / "README.md").read_text()
     assert "# llm_mean of run\n" in card and "It is the mean of the weights of llm_1, llm_2, which started" in card
-    assert "There are no figures for the LLM with the mean weights" in card and "eval_average=true" in card
+    assert "The run did not evaluate llm_mean: set eval_average" in card
     card = (tmp_path / "2" / "README.md").read_text()
-    assert "It is the mean" not in card and "| held-out, update 0 |" in card
+    assert "It is the mean" not in card and "|  | update 0 |" in card
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -226,9 +224,9 @@ def test_the_mean_of_adapters_adds_the_mean_of_their_weight_updates(
     tokens = torch.tensor([AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"]])
     trained = open_trained(adapters_run.path)
     plain = AutoModelForCausalLM.from_pretrained(DEFAULT_TOKENIZER)
-    loaders = [loader for _, loader in (merged_model(trained, policy_id) for policy_id in ("llm_1", "llm_2"))]
+    states = [full_model(trained, policy_id, torch.float32).state_dict() for policy_id in ("llm_1", "llm_2")]
     base = plain.state_dict()
-    plain.load_state_dict({key: base[key] + 0.5 * sum(load(key) - base[key] for load in loaders) for key in base})
+    plain.load_state_dict({key: base[key] + 0.5 * sum(state[key] - base[key] for state in states) for key in base})
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=1e-3, rtol=0)
     card = (out / "README.md").read_text()

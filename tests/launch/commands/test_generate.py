@@ -1,4 +1,4 @@
-"""`cory generate` with single queries: streamed responses equal those of a batch."""
+"""`cory generate` with single queries: responses equal those of a batch."""
 
 import io
 import json
@@ -16,10 +16,11 @@ from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tasks.task import TemplateError
+from launch.commands.generate import print_answer
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.models.trained import open_trained
-from launch.models.trained_chain import TokenPrinter, TrainedChain
+from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
@@ -34,15 +35,18 @@ def make_chain(run: Run, *policy_ids: str, temperature: float = 1.0, seed: int =
     return TrainedChain(open_trained(run.path, "6"), policy_ids, temperature, seed)
 
 
-def test_printed_responses_equal_returned_ones_and_those_of_a_batch(policies_run: Run) -> None:
-    chain, output = make_chain(policies_run, "llm_2", "llm_1"), io.StringIO()
-    printer = TokenPrinter(output, print_query=True)
-    answers = [chain.answer(number, text, printer) for number, text in enumerate(QUERIES)]
+def test_printed_responses_equal_returned_ones_and_those_of_a_batch(
+    policies_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = make_chain(policies_run, "llm_2", "llm_1")
+    answers = [chain.answer(number, text) for number, text in enumerate(QUERIES)]
+    for answer in answers:
+        print_answer(answer, print_query=True)
     expected = ""
     for answer in answers:
         first, second = (response["text"].lstrip() for response in answer["responses"])
         expected += f"{answer['query']}\npioneer (llm_2): {first}\nobserver (llm_1): {second}\n"
-    assert output.getvalue() == expected
+    assert capsys.readouterr().out == expected
 
     episodes = [ChainEpisode(chain.chain, Query(number, text)) for number, text in enumerate(QUERIES)]
     for position, policy_id in enumerate(("llm_2", "llm_1")):
@@ -175,10 +179,10 @@ def test_observing_the_best_response_is_rejected_for_long_chains_as_it_requires_
     assert answer == make_chain(policies_run, "llm_1", "llm_2").answer(0, QUERIES[0])
 
 
-def test_terminal_control_codes_of_a_model_are_replaced() -> None:
-    output = io.StringIO()
-    TokenPrinter(output, print_query=False).print("red: \x1b[31m, bell: \x07, \x9b31m, text: é🙂\u00a0\n")
-    assert output.getvalue() == "red: �[31m, bell: �, �31m, text: é🙂\u00a0\n"
+def test_terminal_control_codes_of_a_model_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "red: \x1b[31m, bell: \x07, \x9b31m, text: é🙂\u00a0"
+    print_answer({"query": "q", "responses": [{"role": "pioneer", "policy": "llm_1", "text": text}]}, print_query=False)
+    assert capsys.readouterr().out == "pioneer (llm_1): red: �[31m, bell: �, �31m, text: é🙂\u00a0\n"
 
 
 def test_at_a_terminal_a_query_that_is_too_long_is_reported_and_ctrl_c_aborts(policies_run: Run) -> None:

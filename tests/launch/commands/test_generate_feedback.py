@@ -1,6 +1,5 @@
 """`cory generate`, and generation from Python, with feedback between agents and chains that stop."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,14 @@ import pytest
 
 from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Query
-from cory_env.tasks.turns import SeenResponse, Turn
+from cory_env.tasks.turns import SeenResponse
 from cory_rllib import generate, load_run
+from launch.commands.generate import print_answer
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.models.model_card import model_card
 from launch.models.trained import open_trained
-from launch.models.trained_chain import TokenPrinter, TrainedChain
+from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
 from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
 from tests.launch.conftest import RUN_SETTINGS, Cory, record_test_run, write_policies
@@ -60,14 +60,17 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_the_next_role_sees_the_feedback_and_the_chain_stops_if_nothing_is_to_be_corrected(shown_run: Run) -> None:
-    trained, output = open_trained(shown_run.path), io.StringIO()
+def test_the_next_role_sees_the_feedback_and_the_chain_stops_if_nothing_is_to_be_corrected(
+    shown_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = open_trained(shown_run.path)
     chain = TrainedChain(trained, trained.policy_ids, 1.0, 0)
-    printer = TokenPrinter(output, print_query=True)
     answers = [
-        chain.answer(number, text, printer, columns={"letter": letter})
+        chain.answer(number, text, columns={"letter": letter})
         for number, (text, letter) in enumerate(zip(QUERIES, LETTERS, strict=True))
     ]
+    for answer in answers:
+        print_answer(answer, print_query=True)
     expected = ""
     for number, (answer, letter) in enumerate(zip(answers, LETTERS, strict=True)):
         first, *rest = answer["responses"]
@@ -80,12 +83,12 @@ def test_the_next_role_sees_the_feedback_and_the_chain_stops_if_nothing_is_to_be
             assert "feedback" not in second
             expected += f"observer (llm_2): {second['text'].lstrip()}\n"
             query = Query(number, QUERIES[number])
-            prompts = chain.chain.encode_observer_prompts([Turn(query, [SeenResponse(first["text"])], feedback)])
+            prompts = chain.chain.encode_prompts([query], [SeenResponse(first["text"])], feedback)
             seeds = [sampling_seed(0, EVALUATION_UPDATE, number, 1)]
             sampling = Sampling(1.0, 8, seeds, chain.chain.stop_token_ids)
             (response,) = chain.generator.generate(prompts, "llm_2", sampling)
             assert chain.chain.decode(response.tokens) == second["text"]
-    assert output.getvalue() == expected
+    assert capsys.readouterr().out == expected
     assert {len(answer["responses"]) for answer in answers} == {1, 2}
     queries = [
         Query(number, text, {"letter": letter})
@@ -146,13 +149,10 @@ def test_without_feedback_all_roles_respond_and_one_policy_never_needs_it(
         load_run(shown_run.path).chain(feedback=False)
 
 
-def test_the_model_card_says_what_the_feedback_was(shown_run: Run, hidden_run: Run, policies_run: Run) -> None:
+def test_the_model_card_has_the_feedback_in_prompts_and_settings(shown_run: Run, policies_run: Run) -> None:
     card = model_card(open_trained(shown_run.path), "llm_1", [])
-    assert SHOWN in card and f"`{{feedback}}` is what the feedback function `{FEEDBACK}` returned" in card
-    assert "`Nothing to correct.`" in card and "in evaluation, but not in training." in card
-    hidden = model_card(open_trained(hidden_run.path), "llm_1", [])
-    assert "but prompts did not show what it returned. A chain ended" in hidden
-    assert "feedback" not in model_card(open_trained(policies_run.path), "llm_1", []).partition("## Results")[0]
+    assert SHOWN in card and "`{feedback}` is what the feedback function" in card and f"feedback: {FEEDBACK}" in card
+    assert "feedback function" not in model_card(open_trained(policies_run.path), "llm_1", [])
 
 
 def test_a_function_from_python_can_be_the_feedback_and_only_its_name_is_published(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_tables_and_conversations_are_read(
     assert generate(chat_run, with_developer, tmp_path / "no.jsonl") == 2
     assert "drops the message of the role developer in a conversation" in capsys.readouterr().err
     assert generate(policies_run, conversations, tmp_path / "no.jsonl") == 2
-    assert "Row 1 is a conversation, but this run was trained without a chat template" in capsys.readouterr().err
+    assert "Query 1 is a conversation, but this run was trained without a chat template" in capsys.readouterr().err
     dates = [datetime.date(2020, 1, day) for day in (1, 2, 3, 4)]
     pq.write_table(pa.table({"question": QUERIES, "day": dates}), table)
     assert (

@@ -169,7 +169,7 @@ def test_allow_changes_requires_a_resume(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_chain_generates_in_another_folder_without_data_and_reward(elsewhere: Path, project: Path) -> None:
     def generate() -> object:
         trained = open_trained("../project/run")
-        assert trained.changes() == []
+        assert trained.warnings() == []
         return TrainedChain(trained, trained.policy_ids, 1.0, 0).answer(0, "The film")["responses"]
 
     before = generate()
@@ -210,14 +210,14 @@ def test_the_error_about_a_missing_model_names_its_old_location(elsewhere: Path,
     ):
         open_trained("../project/run")
     shutil.move(elsewhere / "n", elsewhere / "m")
-    assert open_trained("../project/run").changes() == []
+    assert open_trained("../project/run").warnings() == []
 
 
 def test_a_changed_model_is_reported_when_a_run_is_used(project: Path) -> None:
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
     trained = open_trained("run")
-    assert trained.changes() == ["The model m has changed since training started."]
+    assert trained.warnings() == ["The model m has changed since training started."]
 
 
 def test_an_export_needs_no_data_and_works_in_another_folder(elsewhere: Path, project: Path) -> None:

@@ -106,14 +106,14 @@ def test_imdb_gpt2_is_the_paper_s_experiment() -> None:
         0.3,
     )
     assert (s.gamma, s.lam, s.clip_range, s.value_clip, s.value_coef) == (1.0, 0.95, (0.2, 0.2), 0.2, 0.1)
-    assert (s.kl_control, s.reward_scaling, s.temperature, s.chat) == ("fixed", "none", 1.0, False)
+    assert (s.kl_target, s.reward_scaling, s.temperature, s.chat) == (None, "none", 1.0, False)
 
 
 def test_imdb_paper_compat_differs_from_imdb_gpt2_only_where_the_released_code_does() -> None:
     paper, code = (resolve_settings(name, [], []).model_dump() for name in ("imdb-gpt2", "imdb-paper-compat"))
     assert {key: code[key] for key in code if code[key] != paper[key]} == {
         "reward_scaling": "normalize",
-        "kl_control": "adaptive",
+        "kl_target": 6.0,
         "kl_estimator": "full",
         "reset_on_exchange": True,
         "max_query_tokens": 7,
@@ -161,7 +161,7 @@ def test_numbers_may_have_python_notation(tmp_path: Path) -> None:
     [
         *("lr=0x10", "num_updates=0b11", "num_updates=0o17", "num_updates=1_000", "lr=1_0.5", "lr=-1_0", "lr=1_e5"),
         *("reward_weights=[1, 0x10]", "reward_weights=[1_0, 1]"),
-        *("roles=[{name: a, count: 1_0}]", "roles=[{name: a, loss_weight: 0x1}]"),
+        *("roles=[{name: a, count: 1_0}]", "roles=[{name: a, repeat: 0x1}]"),
     ],
 )
 @pytest.mark.parametrize("quoted", [False, True])
@@ -170,7 +170,7 @@ def test_numbers_that_are_not_decimal_are_rejected(word: str, quoted: bool, tmp_
     text = re.sub(r"(0[xob]\w+|-?\d+_[\w.]+)", r"'\1'", text) if quoted else text
     (tmp_path / "mine.yaml").write_text(f"{key}: {text}\n")
     for files, words in (([], [f"{key}={text}"]), ([tmp_path / "mine.yaml"], [])):
-        with pytest.raises(SettingsError, match=rf"Setting `{key}`=.*\d.*: should be a decimal number, such as 16"):
+        with pytest.raises(SettingsError, match=rf"Setting `{key}`=.*\d.*: Input should be a valid (number|integer)"):
             resolve_settings("imdb-tiny", files, words)
 
 

@@ -16,7 +16,7 @@ __all__ = ["ray_session"]
 
 DONOR: dict[str, Any] = {
     **{"num_updates": 9, "eval_every": 9, "exchange_period": 1, "minibatch_size": 4, "micro_batch_size": 8, "lr": 1e-3},
-    **{"kl_control": "adaptive", "kl_horizon": 8, "eval_kl_coef": 0.3, "average_period": 2},
+    **{"kl_target": 6.0, "kl_horizon": 8, "eval_kl_coef": 0.3, "average_period": 2},
 }
 """Settings with which the KL coefficient changes, roles are exchanged in every update, and weights are averaged."""
 CHANGED: dict[str, Any] = {
@@ -54,22 +54,24 @@ def train_clone(checkpoint: Path, **changes: Any) -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def unchanged(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[Any, ...]]]:
-    """A donor's checkpoint, and for each kl_control the result of a clone with the donor's settings."""
+def unchanged(
+    ray_session: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[float | None, tuple[Any, ...]]]:
+    """A donor's checkpoint, and for each kl_target the result of a clone with the donor's settings."""
     folder = tmp_path_factory.mktemp("donor")
     donor = CoryConfig().cory(**{**TINY, **DONOR}).build_algo()
     for _ in range(2):
         donor.train()
     donor.save(str(folder))
     donor.stop()
-    return folder, {control: train_clone(folder, kl_control=control) for control in ("adaptive", "fixed")}
+    return folder, {target: train_clone(folder, kl_target=target) for target in (6.0, None)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_changed_setting_takes_effect_in_a_clone(
-    unchanged: tuple[Path, dict[str, tuple[Any, ...]]], name: str
+    unchanged: tuple[Path, dict[float | None, tuple[Any, ...]]], name: str
 ) -> None:
     checkpoint, unchanged_results = unchanged
-    control = "fixed" if name == "kl_coef" else "adaptive"  # a controller would continue with the donor's kl_coef
-    assert train_clone(checkpoint, kl_control=control, **{name: CHANGED[name]}) != unchanged_results[control]
+    target = None if name == "kl_coef" else 6.0  # a controller would continue with the donor's kl_coef
+    assert train_clone(checkpoint, **{"kl_target": target, name: CHANGED[name]}) != unchanged_results[target]

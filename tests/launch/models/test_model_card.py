@@ -17,7 +17,7 @@ def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the base has no card
     plain = open_trained(policies_run.path)
-    changes = {"thinking": Thinking("<think>", "</think>"), "model": "owner/absent", "model_revision": "v2"}
+    changes = {"thinking": Thinking("<think>", "</think>"), "model": "owner/absent@v2"}
     card = model_card(replace(plain, settings=plain.settings.model_copy(update=changes)), "llm_1", [], adapter=False)
     assert "`owner/absent` (revision `v2`), trained by" in card and "base_model: owner/absent" in card
     assert "It thinks between `<think>` and `</think>`; its answer is the text after that." in card

@@ -18,9 +18,7 @@ from launch.models.trained_chain import TrainedChain
 from launch.probing.figures import Outcomes, SecondAnswers, compute_figures
 from launch.probing.plan import plan_probe
 from launch.run_folder.run import Run
-from policies.generation.generator import EVALUATION_UPDATE, Request, Sampling, sampling_seed
-from policies.rollout.chain_scheduler import ChainScheduler, ChainState
-from policies.rollout.prompt_sampling import PromptRef
+from policies.rollout.chain_generation import ChainRequest, generate_chains
 from policies.settings.yaml12 import Value
 from tests.launch.conftest import RUN_SETTINGS, record_test_run, write_policies
 from tests.paper import make_settings
@@ -118,23 +116,19 @@ def test_the_measured_chain_is_the_one_that_stops_when_solved() -> None:
     chain = settings.make_chain(plan.task, plan.tokenizers)
     generator = start_generator(settings, {"llm_1": settings.model_paths["llm_1"]}, "transformers", 32)
 
-    def make_request(key: int, state: ChainState, position: int) -> Request:
-        query, sample = state.prompt_ref
-        seed = sampling_seed(settings.seed, EVALUATION_UPDATE, query, position, sample)
-        sampling = Sampling(0.7, chain.max_response_tokens, [seed], chain.by_position[position].stop_token_ids)
-        return Request(key, "llm_1", state.episode.prompt_ids(), sampling)
-
-    refs = [PromptRef(query, sample) for query in range(QUERIES) for sample in range(3)]
-    episodes = [(ref, ChainEpisode(chain, plan.task.test[ref.query])) for ref in refs]
+    episodes = [ChainEpisode(chain, query) for query in plan.task.test[:QUERIES] for _ in range(3)]
+    requests = [
+        ChainRequest(episode, ["llm_1"] * 2, chain.response_limits, 0.7, settings.seed, index % 3)
+        for index, episode in enumerate(episodes)
+    ]
     with RewardWorker(plan.task.reward, feedback=plan.task.feedback) as worker:
-        scheduler = ChainScheduler(episodes, make_request, lambda waiting: compute_awaited(worker, waiting))
-        generator.run_requests(scheduler.start(), scheduler.on_finished)
-        finished = [state.episode for state in scheduler.chains]
-        rewards = reward_episodes(worker, finished)
-    assert {len(episode.responses) for episode in finished} == {1, 2}
+        responses = generate_chains(generator, requests, lambda waiting: compute_awaited(worker, waiting))
+        rewards = reward_episodes(worker, episodes)
+    assert {len(episode.responses) for episode in episodes} == {1, 2}
     figure = result["figures"]["chain_feedback"]
     assert np.mean([episode_rewards[-1] for episode_rewards in rewards]) == pytest.approx(figure["mean"])
-    assert scheduler.tokens / QUERIES / 3 == pytest.approx(figure["tokens"])
+    num_tokens = sum(len(response.tokens) for chain_responses in responses for response in chain_responses)
+    assert num_tokens / QUERIES / 3 == pytest.approx(figure["tokens"])
 
 
 def test_feedback_that_accepts_everything_is_exposed(capsys: pytest.CaptureFixture[str]) -> None:

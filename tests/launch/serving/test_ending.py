@@ -1,52 +1,68 @@
-"""Shutdown of `cory serve`, disconnecting clients and engine failures: no request waits forever."""
+"""Batches of `cory serve`, its shutdown, disconnecting clients and engine failures: no request waits forever."""
 
-import asyncio
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
+from cory_env.episode import ChainEpisode
+from cory_env.tasks import Query
 from launch.models.trained import open_trained
-from launch.models.trained_chain import make_env_chain
 from launch.run_folder.run import Run
 from launch.serving import server
-from launch.serving.request_queue import GenerationRequest, RequestQueue
-from launch.serving.responses import ServedModel
+from launch.serving.batches import BatchRunner
+from policies.generation.generator import OnFinished, Request, Response
+from policies.generation.transformers_generator import TransformersGenerator
+from policies.rollout.chain_generation import ChainRequest
+from tests.launch.serving.test_server import make_client, make_model, running_server
 
 openai = pytest.importorskip("openai")
 
 
-class EndlessBackend:
-    """A backend whose responses never end."""
+class FakeEngine(TransformersGenerator):
+    """An engine without models. It responds when it is released, or fails."""
 
     def __init__(self) -> None:
-        self.requests: list[GenerationRequest] = []
+        self.released, self.started = threading.Event(), threading.Event()
+        self.batch_sizes: list[int] = []
+        self.error: Exception | None = None
 
-    def step(self, new: Sequence[GenerationRequest]) -> bool:
-        self.requests = [request for request in [*self.requests, *new] if not request.done]
-        for request in self.requests:
-            request.emit([40])
-        time.sleep(0.01)
-        return bool(self.requests)
-
-    def close(self) -> None:
-        pass
-
-
-class FailingBackend:
-    """A backend whose engine has died."""
-
-    def step(self, new: Sequence[GenerationRequest]) -> bool:
-        raise RuntimeError("The engine has died")
+    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+        self.batch_sizes.append(len(requests))
+        self.started.set()
+        assert self.released.wait(60)
+        if self.error is not None:
+            raise self.error
+        on_finished([(request.key, Response([40], [0.0])) for request in requests])
 
     def close(self) -> None:
         pass
+
+
+class RecordingRunner(BatchRunner):
+    """Keeps the futures of all requests."""
+
+    def __init__(self, *args: Any) -> None:
+        self.futures: list[Future[list[Response]]] = []
+        super().__init__(*args)
+
+    def submit(self, chain: ChainRequest) -> Future[list[Response]]:
+        self.futures.append(super().submit(chain))
+        return self.futures[-1]
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.released.set()
 
 
 @pytest.fixture(autouse=True)
@@ -59,84 +75,85 @@ def restore_handler() -> Iterator[None]:
 
 
 def test_ctrl_c_stops_a_server_within_seconds_even_with_pending_responses(
-    policies_run: Run, monkeypatch: pytest.MonkeyPatch
+    policies_run: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 1)
-    model = ServedModel("llm_1", ("llm_1",), make_env_chain(open_trained(policies_run.path), ["llm_1"]))
     sock = socket.create_server(("127.0.0.1", 0))
-    client = openai.OpenAI(
-        base_url=f"http://127.0.0.1:{sock.getsockname()[1]}/v1", api_key="none", max_retries=0, timeout=20
-    )
+    client = make_client(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")
     errors: list[Exception] = []
-    started = threading.Event()
-    interrupt_times: list[float] = []
 
     def complete(stream: bool) -> None:
         try:
-            for _ in client.completions.create(model="llm_1", prompt="This", stream=stream):
-                started.set()
+            client.completions.create(model="llm_1", prompt="This", stream=stream)
         except (openai.APIError, httpx.HTTPError) as error:
             errors.append(error)
 
     def interrupt() -> None:
-        started.wait(20)
-        time.sleep(0.2)
-        interrupt_times.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
+        if engine.started.wait(60):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
 
-    backend = EndlessBackend()
-    queue = RequestQueue(backend)
+    runner = BatchRunner(engine, None, 1)
+    app = server.make_app(runner, {"llm_1": make_model(open_trained(policies_run.path), "llm_1")}, None)
     threads = [threading.Thread(target=complete, args=(stream,)) for stream in (True, True, False)]
     for thread in (*threads, threading.Thread(target=interrupt)):
         thread.start()
     with pytest.raises(KeyboardInterrupt):
-        server.serve(server.make_app(queue, {"llm_1": model}, 0.7, None), sock)
-    assert time.monotonic() - interrupt_times[0] < 3
-    queue.close()
+        server.serve(app, sock)
     for thread in threads:
         thread.join(20)
-    assert len(errors) == 3 and not any(not request.done for request in backend.requests)
+    assert len(errors) == 3
+    assert not runner.close(timeout=0.1)  # the engine cannot be interrupted
+    engine.released.set()
+    assert runner.close(timeout=20) and engine.batch_sizes == [1]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_the_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, stream: bool) -> None:
-    backend = EndlessBackend()
-    queue = RequestQueue(backend)
-    model = ServedModel("llm_1", ("llm_1",), make_env_chain(open_trained(policies_run.path), ["llm_1"]))
-    sock = socket.create_server(("127.0.0.1", 0))
-    app = server.make_app(queue, {"llm_1": model}, 0.7, None)
-    http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
-    thread = threading.Thread(target=http_server.run, args=([sock],))
-    thread.start()
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/completions"
-    body = {"model": "llm_1", "prompt": "This", "n": 2, "stream": stream}
-    if stream:
-        with httpx.stream("POST", url, json=body, timeout=20) as response:
-            events = response.iter_lines()
-            while len(backend.requests) < 2:
-                next(events)
-    else:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(url, json=body, timeout=2)
-    deadline = time.monotonic() + 10
-    while backend.requests and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not backend.requests
-    http_server.should_exit = True
-    thread.join(20)
-    queue.close()
+def test_requests_that_arrive_while_a_batch_is_generated_form_the_next_ones(
+    policies_run: Run, engine: FakeEngine
+) -> None:
+    model = make_model(open_trained(policies_run.path), "llm_1")
+    runner = BatchRunner(engine, None, 4)
+
+    def submit(number: int) -> Future[list[Response]]:
+        return runner.submit(model.request(ChainEpisode(model.chain, Query(number, "This")), seed=number))
+
+    futures = [submit(0)]
+    assert engine.started.wait(20)
+    futures += [submit(number) for number in range(1, 7)]
+    engine.released.set()
+    assert [future.result(20)[0].tokens for future in futures] == [[40]] * 7
+    assert engine.batch_sizes == [1, 4, 2] and runner.close(timeout=20)
 
 
-def test_every_request_to_a_dead_engine_fails() -> None:
-    queue = RequestQueue(FailingBackend())
+def test_the_waiting_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, engine: FakeEngine) -> None:
+    runner = RecordingRunner(engine, None, 1)
+    with running_server(runner, {"llm_1": make_model(open_trained(policies_run.path), "llm_1")}) as client:
+        for _ in range(2):
+            with pytest.raises(openai.APITimeoutError):
+                client.with_options(timeout=2).completions.create(model="llm_1", prompt="This", n=2)
+        deadline = time.monotonic() + 60
+        while sum(future.cancelled() for future in runner.futures) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        engine.released.set()
+        assert len(client.completions.create(model="llm_1", prompt="This", n=2).choices) == 2
+    assert engine.batch_sizes == [1, 1, 1]  # 1 of the 4 had begun
 
-    async def generate() -> None:
-        async for _ in queue.generate(GenerationRequest("llm_1", [1], 0.7, 4, 0, [2])):
-            pass
 
-    assert queue.healthy
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"The engine has died$"):
-            asyncio.run(asyncio.wait_for(generate(), 10))
-    assert not queue.healthy
-    queue.close()
+def test_every_request_to_a_dead_engine_fails_until_it_is_restarted(policies_run: Run, engine: FakeEngine) -> None:
+    engine.released.set()
+    runner = BatchRunner(engine, None, 8)
+    with running_server(runner, {"llm_1": make_model(open_trained(policies_run.path), "llm_1")}) as client:
+        health = str(client.base_url).replace("v1/", "health")
+
+        def complete() -> Any:  # after an error of the server, its connection is closed
+            return make_client(str(client.base_url)).completions.create(model="llm_1", prompt="This", n=2)
+
+        assert httpx.get(health).status_code == 200
+        engine.error = RuntimeError("The engine has died")
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="The engine has died"):
+                complete()
+        assert httpx.get(health).status_code == 503
+        engine.error = None
+        assert len(complete().choices) == 2
+        assert httpx.get(health).status_code == 200

@@ -1,27 +1,21 @@
 """`cory serve --feedback`: the same chains as `cory generate`, drafts with feedback, columns, and errors."""
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from launch.console.errors import CommandError
 from launch.models.generators import load_generator
 from launch.models.trained import open_trained
-from launch.models.trained_chain import TrainedChain, feedback_columns, feedback_worker, make_env_chain
+from launch.models.trained_chain import TrainedChain, make_env_chain
 from launch.run_folder.run import Run
-from launch.serving import server
-from launch.serving.backends import make_backend
-from launch.serving.feedback import FeedbackThread
-from launch.serving.request_queue import RequestQueue
-from launch.serving.responses import ServedModel
+from launch.serving.batches import BatchRunner
 from tests.launch.commands.test_generate_feedback import HIDDEN, SHOWN, record_run
 from tests.launch.conftest import Cory
+from tests.launch.serving.test_server import make_model, running_server
 
 openai = pytest.importorskip("openai")
 
@@ -44,25 +38,12 @@ def client(run: Run) -> Iterator[Any]:
 def serve(run: Run, policy_ids: tuple[str, ...]) -> Iterator[Any]:
     """Yields a client of a server in this process, with transformers."""
     trained = open_trained(run.path)
-    names = tuple(dict.fromkeys(policy_ids))
-    queue = RequestQueue(make_backend(load_generator(trained, names, "transformers", 8), names, 8))
-    chain = make_env_chain(trained, policy_ids, feedback=True)
-    worker = feedback_worker(chain, trained.settings.reward_timeout)
-    assert worker is not None
-    feedback = FeedbackThread(worker, feedback_columns(worker))
-    models = {name: ServedModel(name, (name,), make_env_chain(trained, [name])) for name in names}
-    models["chain"] = ServedModel("chain", policy_ids, chain, feedback)
-    sock = socket.create_server(("127.0.0.1", 0))
-    app = server.make_app(queue, models, 0.7, None, {"other": "The model is not served today."})
-    http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
-    thread = threading.Thread(target=http_server.run, args=([sock],))
-    thread.start()
-    address = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
-    yield openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=100)
-    http_server.should_exit = True
-    thread.join()
-    queue.close()
-    feedback.close()
+    models = {name: make_model(trained, name) for name in dict.fromkeys(policy_ids)}
+    models["chain"] = make_model(trained, *policy_ids, feedback=True)
+    generator = load_generator(trained, tuple(dict.fromkeys(policy_ids)), "transformers", 8)
+    runner = BatchRunner(generator, models["chain"].worker, 8)
+    with running_server(runner, models, {"other": "The model is not served today."}) as running_client:
+        yield running_client
 
 
 ROLES = [
@@ -173,7 +154,7 @@ def test_an_accepted_draft_obeys_the_limit_of_tokens_and_stop_texts(client: Any,
 
 
 def test_missing_or_reserved_columns_and_unavailable_models_are_refused(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"requires a value for: letter\. Send `columns`"):
+    with pytest.raises(openai.BadRequestError, match=r"requires the column letter, which query 'This movie' lacks"):
         ask(client, None)
     with pytest.raises(openai.BadRequestError, match="columns: role is reserved and cannot be a column"):
         ask(client, extra_body={"columns": {"role": "x"}})

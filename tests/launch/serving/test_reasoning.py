@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from cory_env.chain_settings import Thinking
+from launch.commands.generate import print_answer
 from launch.models.generators import load_generator
 from launch.models.trained import PolicySet, open_trained
-from launch.models.trained_chain import TokenPrinter, TrainedChain, make_env_chain
-from launch.serving.backends import make_backend
-from launch.serving.request_queue import RequestQueue
-from launch.serving.responses import ServedModel
+from launch.models.trained_chain import TrainedChain
+from launch.serving.batches import BatchRunner
 from tests.launch.conftest import RUN_SETTINGS, record_test_run, write_policies
-from tests.launch.serving.test_server import CHAIN, QUERY, running_server, user
+from tests.launch.serving.test_server import CHAIN, QUERY, make_model, running_server, user
 from tests.thinking_model import TAGS, save_thinking_model
 
 openai = pytest.importorskip("openai")
@@ -34,14 +33,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> PolicySet:
 
 @pytest.fixture(scope="module")
 def client(trained: PolicySet) -> Iterator[Any]:
-    queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
+    runner = BatchRunner(load_generator(trained, CHAIN, "transformers", 8), None, 8)
     plain = replace(trained, settings=trained.settings.model_copy(update={"chat": False, "thinking": None}))
     models = {
-        "llm_1": ServedModel("llm_1", ("llm_1",), make_env_chain(trained, ["llm_1"])),
-        "plain": ServedModel("plain", ("llm_1",), make_env_chain(plain, ["llm_1"])),
-        "chain": ServedModel("chain", CHAIN, make_env_chain(trained, CHAIN)),
+        "llm_1": make_model(trained, "llm_1"),
+        "plain": make_model(plain, "llm_1"),
+        "chain": make_model(trained, *CHAIN),
     }
-    with running_server(queue, models) as running_client:
+    with running_server(runner, models) as running_client:
         yield running_client
 
 
@@ -63,17 +62,12 @@ def test_a_message_has_the_thought_as_reasoning_and_the_text_after_it_as_content
     assert raw.text == message.reasoning + message.content.replace(TAGS[1], "")  # decoding drops tags
 
 
-def test_a_stream_has_the_thought_before_the_content(client: Any) -> None:
+def test_a_streamed_message_and_its_drafts_have_their_thoughts(client: Any) -> None:
     complete = ask(client, "chain").choices[0].message
-    chunks = [chunk.choices[0] for chunk in ask(client, "chain", stream=True)]
-    assert chunks[0].delta.role == "assistant" and chunks[0].delta.drafts == complete.drafts
+    (chunk,) = ask(client, "chain", stream=True)
+    delta = chunk.choices[0].delta
+    assert (delta.content, delta.reasoning, delta.drafts) == (complete.content, complete.reasoning, complete.drafts)
     assert complete.drafts[0]["reasoning"] and TAGS[0] not in complete.drafts[0]["content"]
-    kinds = ["reasoning" if hasattr(chunk.delta, "reasoning") else "content" for chunk in chunks[1:-1]]
-    assert kinds == sorted(kinds, reverse=True) and {*kinds} == {"reasoning", "content"}
-    thought = "".join(getattr(chunk.delta, "reasoning", "") for chunk in chunks)
-    text = "".join(chunk.delta.content or "" for chunk in chunks)
-    assert (text, thought) == (complete.content, complete.reasoning)
-    assert chunks[-1].finish_reason == "length"
 
 
 def test_a_thought_that_was_cut_off_has_no_content_and_a_stop_text_ends_only_the_content(client: Any) -> None:
@@ -91,19 +85,16 @@ def test_a_request_s_template_arguments_take_precedence(client: Any) -> None:
     direct = ask(client, extra_body={"chat_template_kwargs": {"enable_thinking": False}}).choices[0].message
     assert direct.content and not hasattr(direct, "reasoning") and direct.content != thinking.content
     assert ask(client).choices[0].message.content == thinking.content  # only for that request
-    with pytest.raises(openai.BadRequestError, match="chat_template_kwargs has 'enable_thinkin', which") as error:
+    with pytest.raises(openai.BadRequestError, match="chat_template_kwargs has 'enable_thinkin', which"):
         ask(client, extra_body={"chat_template_kwargs": {"enable_thinkin": False}})
-    assert error.value.param == "chat_template_kwargs"
     with pytest.raises(openai.BadRequestError, match="chat=false"):
         ask(client, "plain", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
 
 
-def test_generate_prints_the_thought_with_its_tags(trained: PolicySet, capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
-
-    answer = TrainedChain(trained, CHAIN, 0, 0).answer(0, QUERY, TokenPrinter(sys.stdout, print_query=False))
-    first, second = answer["responses"]
+def test_generate_prints_the_thought_before_the_text(trained: PolicySet, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = TrainedChain(trained, CHAIN, 0, 0).answer(0, QUERY)
+    print_answer(answer, print_query=False)
     assert capsys.readouterr().out == "".join(
-        f"{response['role']} ({response['policy']}): <think>{response['reasoning']}</think>{response['text']}\n"
-        for response in (first, second)
+        f"{response['role']} ({response['policy']}): {response['reasoning'].strip()}\n\n{response['text'].lstrip()}\n"
+        for response in answer["responses"]
     )

@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import io
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,12 @@ from cory_env.tokenizer import load_tokenizer
 from launch.main import main
 from launch.models.generators import load_generator
 from launch.models.trained import PolicySet, open_trained
-from launch.models.trained_chain import TokenPrinter, TrainedChain, make_env_chain
+from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
 from launch.serving import server
-from launch.serving.backends import make_backend
+from launch.serving.batches import BatchRunner
 from launch.serving.protocol import ChatRequest, RequestError, openai_error
-from launch.serving.request_queue import RequestQueue
-from launch.serving.responses import ServedModel
 from policies.generation.installed import vllm_installed
-from policies.generation.token_stream import DECODE_WINDOW, Detokenizer
 from tests.launch.conftest import ENVIRONMENT, start_cory
 
 openai = pytest.importorskip("openai")
@@ -53,31 +49,35 @@ def make_client(address: str, key: str = KEY) -> Any:
     return openai.OpenAI(base_url=address, api_key=key, max_retries=0, timeout=100)
 
 
+def make_model(trained: PolicySet, *policy_ids: str, feedback: bool = False) -> TrainedChain:
+    return TrainedChain(trained, policy_ids, 0.7, 0, feedback=feedback)
+
+
 @contextlib.contextmanager
-def running_server(queue: RequestQueue, models: Mapping[str, ServedModel]) -> Iterator[Any]:
+def running_server(
+    runner: BatchRunner, models: Mapping[str, TrainedChain], unavailable: Mapping[str, str] | None = None
+) -> Iterator[Any]:
     """Serves models in this process, and gives a client."""
     sock = socket.create_server(("127.0.0.1", 0))
-    app = server.make_app(queue, models, 0.7, KEY)
+    app = server.make_app(runner, models, KEY, unavailable)
     http_server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error"))
     thread = threading.Thread(target=http_server.run, args=([sock],))
     thread.start()
     yield make_client(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")
     http_server.should_exit = True
     thread.join()
-    queue.close()
+    assert runner.close(timeout=60)
 
 
 @pytest.fixture(scope="module")
 def client(policies_run: Run) -> Iterator[Any]:
     """A client of a server in this process, for the run's best checkpoint with transformers."""
     trained = open_trained(policies_run.path)
-    queue = RequestQueue(make_backend(load_generator(trained, CHAIN, "transformers", 8), CHAIN, 8))
-    models = {
-        policy_id: ServedModel(policy_id, (policy_id,), make_env_chain(trained, [policy_id])) for policy_id in CHAIN
-    }
-    models["chain"] = ServedModel("chain", CHAIN, make_env_chain(trained, CHAIN))
-    models["stopping"] = ServedModel("stopping", ("llm_1",), make_env_chain(with_stop_text(trained), ["llm_1"]))
-    with running_server(queue, models) as running_client:
+    runner = BatchRunner(load_generator(trained, CHAIN, "transformers", 8), None, 8)
+    models = {policy_id: make_model(trained, policy_id) for policy_id in CHAIN}
+    models["chain"] = make_model(trained, *CHAIN)
+    models["stopping"] = make_model(with_stop_text(trained), "llm_1")
+    with running_server(runner, models) as running_client:
         yield running_client
 
 
@@ -109,16 +109,17 @@ def test_with_a_seed_responses_equal_those_of_generate_and_a_chain_includes_draf
     assert text_completion.usage.completion_tokens == completion.usage.completion_tokens == 32
 
 
-def test_a_stream_starts_with_the_drafts_and_has_the_same_text_in_chunks(client: Any) -> None:
-    complete = client.chat.completions.create(model="chain", messages=user(), seed=5)
-    options = {"include_usage": True}
-    chunks = list(
-        client.chat.completions.create(model="chain", messages=user(), seed=5, stream=True, stream_options=options)
-    )
-    assert chunks[0].choices[0].delta.drafts == complete.choices[0].message.drafts
-    deltas = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-    assert "".join(deltas) == complete.choices[0].message.content and sum(map(bool, deltas)) > 3
-    assert chunks[-2].choices[0].finish_reason == "length" and chunks[-1].usage == complete.usage
+def test_a_stream_has_a_chunk_per_choice_with_its_drafts_and_text(client: Any) -> None:
+    fields: dict[str, Any] = {"model": "chain", "messages": user(), "seed": 5, "n": 2}
+    complete = client.chat.completions.create(**fields)
+    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    assert [chunk.object for chunk in chunks] == ["chat.completion.chunk"] * 3
+    for chunk, expected in zip(chunks, complete.choices, strict=False):
+        (choice,) = chunk.choices
+        assert (choice.index, choice.finish_reason) == (expected.index, "length")
+        assert choice.delta.role == "assistant" and choice.delta.drafts == expected.message.drafts
+        assert choice.delta.content == expected.message.content
+    assert not chunks[-1].choices and chunks[-1].usage == complete.usage
 
 
 def test_a_policy_continues_a_text_and_ends_before_a_stop_text(client: Any, policies_run: Run) -> None:
@@ -136,10 +137,8 @@ def test_the_run_s_stop_text_ends_a_response_as_in_generate(client: Any, policie
     ((full_text,),) = responses(policies_run, ("llm_1",), 0)
     text = full_text.partition("o")[0]
     assert "o" in full_text and not text.endswith(" ")  # the token with the `o` also contains text before it
-    output = io.StringIO()
     chain = TrainedChain(with_stop_text(open_trained(policies_run.path)), ("llm_1",), 0, 0)
-    answer = chain.answer(0, QUERY, TokenPrinter(output, print_query=False))
-    assert answer["responses"][0]["text"] == text and output.getvalue() == f"pioneer (llm_1): {text.lstrip()}\n"
+    assert chain.answer(0, QUERY)["responses"][0]["text"] == text
     fields: dict[str, Any] = {"model": "stopping", "temperature": 0}
     for stops in ("~", ["~", "o", "oo"]):
         (choice,) = client.completions.create(prompt=QUERY, stop=stops, **fields).choices
@@ -260,30 +259,6 @@ def test_a_wrong_key_and_a_wrong_path_are_rejected(client: Any) -> None:
         client.embeddings.create(model="llm_1", input=QUERY)
 
 
-def test_text_that_may_become_a_stop_text_is_held_back() -> None:
-    detokenizer = Detokenizer(lambda tokens: "".join(map(chr, tokens)), ["END"])
-    assert [detokenizer.add([ord(letter)]) for letter in "aENbEND"] == ["a", "", "", "ENb", "", "", ""]
-    assert detokenizer.stopped and (detokenizer.end(), detokenizer.text) == ("", "aENb")
-    detokenizer = Detokenizer(lambda tokens: "".join(map(chr, tokens)), ["END"])
-    assert (detokenizer.add([ord("E")]), detokenizer.end()) == ("", "E")
-
-
-def test_a_long_text_decoded_in_windows_equals_the_text_decoded_at_once() -> None:
-    tokenizer = load_tokenizer()
-    chain = Chain(Task(name="custom", train=[], test=[], reward="r:r"), tokenizer, num_agents=1)
-    tokens = tokenizer("Größe 日本語 🎬🍿 isn't  it? \n\tYes.é" * 40)["input_ids"]
-    window_sizes: list[int] = []
-
-    def decode(window: Sequence[int]) -> str:
-        window_sizes.append(len(window))
-        return chain.decode(window)
-
-    detokenizer = Detokenizer(decode)
-    deltas = [detokenizer.add([token]) for token in tokens]
-    assert "".join([*deltas, detokenizer.end()]) == detokenizer.text == chain.decode(tokens) and len(tokens) > 500
-    assert max(window_sizes) < DECODE_WINDOW + 4  # a character has up to 4 bytes, and so up to 4 tokens
-
-
 def test_errors_before_serving_have_a_message(
     policies_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,14 +326,14 @@ def test_a_conversation_becomes_a_query_with_history() -> None:
     tokenizer = load_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
     task = Task(name="custom", train=[], test=[], reward="r:r", prompt_template="Q: {query}")
-    model = ServedModel("llm_1", ("llm_1",), Chain(task, tokenizer, num_agents=1, chat=True))
+    chain = Chain(task, tokenizer, num_agents=1, chat=True)
     system, reply = {"role": "developer", "content": "Be kind."}, {"role": "assistant", "content": "Ho"}
     messages = [system, *user("Hi"), reply, *user()]
-    text, history = server.parse_conversation(ChatRequest(model="llm_1", messages=messages), model)
-    (prompt,) = model.chain.encode_pioneer_prompts([Query(0, text, history=history)])
+    text, history = server.parse_conversation(ChatRequest(model="llm_1", messages=messages))
+    (prompt,) = chain.encode_pioneer_prompts([Query(0, text, history=history)])
     assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
     with pytest.raises(RequestError, match="The last message must have the role user"):
-        server.parse_conversation(ChatRequest(model="llm_1", messages=messages[:-1]), model)
+        server.parse_conversation(ChatRequest(model="llm_1", messages=messages[:-1]))
     tokenizer.chat_template = (
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ 'A:' if add_generation_prompt }}"
     )

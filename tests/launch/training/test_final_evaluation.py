@@ -10,6 +10,7 @@ import pytest
 from launch.main import main
 from launch.run_folder import final
 from launch.training.start import lacks_final
+from policies import health
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
 from tests.paper import paper_settings
@@ -21,7 +22,13 @@ WORDS = (
     *("max_response_tokens=6", "check_weight_sync=false", "average_period=null", "exchange_period=1"),
     *("reward=tests.policies.sample_rewards:letters", "test_queries=4", "--quiet"),
 )
-COLLAPSE = ("stop_on_collapse=true", "health_patience=1", "max_token_kl=1e-6", "lr=1e-3")
+COLLAPSE = ("stop_on_collapse=true", "lr=1e-3")
+
+
+def train(*words: str) -> int:
+    """Trains; with `COLLAPSE`, any KL is a collapse."""
+    health.PATIENCE, health.MAX_TOKEN_KL = 1, 1e-6
+    return main(["train", *words])
 
 
 def train_and_die(*words: str) -> int:
@@ -31,7 +38,7 @@ def train_and_die(*words: str) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
 
     final.evaluate_final = die  # type: ignore[assignment]
-    return main(["train", *words])
+    return train(*words)
 
 
 def read_records(run: Path) -> list[object]:
@@ -51,7 +58,7 @@ def test_a_run_killed_during_its_final_evaluation_is_saved_and_resumes_to_the_sa
 ) -> None:
     environment = {**ENVIRONMENT, **cluster}
     words = [*WORDS, *changes]
-    expected = run_forked(main, ["train", *words, "--out", "whole"], folder=tmp_path, environment=environment)
+    expected = run_forked(train, *words, "--out", "whole", folder=tmp_path, environment=environment)
     assert expected.returncode == code, expected.stderr
     killed = run_forked(train_and_die, *words, "--out", "run", folder=tmp_path, environment=environment)
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -61,12 +68,12 @@ def test_a_run_killed_during_its_final_evaluation_is_saved_and_resumes_to_the_sa
     assert records == read_records(whole)
 
     resume = ["--resume", "run", "--quiet"] if way == "--resume" else [*words, "--out", "run", "--continue"]
-    resumed = run_forked(main, ["train", *resume], folder=tmp_path, environment=environment)
+    resumed = run_forked(train, *resume, folder=tmp_path, environment=environment)
     assert resumed.returncode == code, resumed.stderr
     assert (run / "final.json").read_text() == (whole / "final.json").read_text()
     assert read_records(run) == records
     if not code:
-        again = run_forked(main, ["train", *resume], folder=tmp_path, environment=environment)
+        again = run_forked(train, *resume, folder=tmp_path, environment=environment)
         assert again.returncode == 0 and "is done: all 3 updates are completed" in again.stdout
 
 

@@ -11,8 +11,11 @@ import yaml
 from safetensors.torch import load_file
 
 from launch.console.errors import CommandError
+from launch.main import main
 from launch.run_folder.run import Run
-from tests.launch.conftest import Cory, start_cory
+from policies import health
+from tests.forked import run_forked
+from tests.launch.conftest import ENVIRONMENT, Cory, start_cory
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
@@ -95,11 +98,17 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
 
 
+def train_strictly(*words: str) -> int:
+    """Trains; any KL is a collapse."""
+    health.PATIENCE, health.MAX_TOKEN_KL = 1, 1e-6
+    return main(["train", *words])
+
+
 @pytest.mark.slow
-def test_stop_on_collapse_saves_the_run_and_exits_with_3(cory: Cory, tmp_path: Path) -> None:
+def test_stop_on_collapse_saves_the_run_and_exits_with_3(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(BREVITY)
-    strict = ("stop_on_collapse=true", "health_patience=1", "max_token_kl=1e-6", "lr=1e-3", "num_updates=9")
-    result = cory("train", *SMALL, *strict, "--out", "run")
+    words = (*SMALL, "stop_on_collapse=true", "lr=1e-3", "num_updates=9", "--out", "run")
+    result = run_forked(train_strictly, *words, folder=tmp_path, environment=ENVIRONMENT)
     assert result.returncode == 3, result.stderr
     assert "is far from its initial policy" in result.stdout
     assert "Stopped after update 2 because a policy collapsed (stop_on_collapse)." in result.stdout

@@ -14,10 +14,10 @@ import torch
 
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Weights
 from policies.sync_check import perturb
+from tests.paper import paper_hyperparameters
 from tests.policies.conftest import make_model, weights_of
 from tests.policies.generation.conftest import close_all
 from tests.policies.generation.test_model_families import assert_synced, measure_weight_sync, save_model
@@ -56,7 +56,7 @@ def test_every_load_of_expert_weights_reaches_the_engine(
 def test_experts_are_transferred_in_the_checkpoints_format(engines: list[VLLMGenerator], tmp_path: Path) -> None:
     path = save_model(tmp_path, "mixtral", False)
     engine = start(engines, path, weight_transfer="gloo")
-    policy = PolicyLearner(make_model(path), Hyperparameters(steps=1))
+    policy = PolicyLearner(make_model(path), paper_hyperparameters(steps=1))
     old: Weights = weights_of(policy.model)
     new = perturb(old, seed=1)
     engine.load("llm_1", new, 0)

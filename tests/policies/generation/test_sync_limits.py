@@ -16,14 +16,13 @@ from policies.generation.generator import Generator, Response, Sampling
 from policies.generation.installed import vllm_installed
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.generation.vllm_generator import VLLMGenerator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows, make_rows
 from policies.models.smollm2 import SmolLM2Error
 from policies.models.weights import Weights
 from policies.rollout.runners import WeightSyncError
 from policies.sync_check import LogprobDiff, check_diff, check_weight_sync, perturb
-from tests.paper import make_settings
+from tests.paper import make_settings, paper_hyperparameters
 from tests.policies.conftest import make_model
 
 SMALLEST = (
@@ -41,7 +40,7 @@ def assert_tells_rounding_from_other_weights(
     generator: Generator, path: str, dtype: str, settings: dict[str, Any]
 ) -> None:
     """Runs the check at start, then compares an engine with the learner's weights and with two others."""
-    policy = PolicyLearner(make_model(path, dtype=dtype, **settings), Hyperparameters())
+    policy = PolicyLearner(make_model(path, dtype=dtype, **settings), paper_hyperparameters())
     initial = dict(policy.stream_weights())
     trained, others = perturb(initial, seed=1, noise=0.05), perturb(initial, seed=2, noise=0.05)
 

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 from policies.generation.generator import LoadedWeights, Sampling
 from policies.generation.installed import vllm_installed
 from policies.generation.vllm_generator import VLLMGenerator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.models.weights import Digest, Weights
 from policies.sync_check import perturb
+from tests.paper import paper_hyperparameters
 from tests.policies.conftest import make_model, weights_of
 from tests.policies.generation.conftest import close_all
 from tests.policies.generation.test_vllm_generator import MODEL, make_generator
@@ -42,7 +42,7 @@ def generator() -> Iterator[VLLMGenerator]:
 
 @pytest.fixture(scope="module")
 def policy() -> PolicyLearner:
-    return PolicyLearner(make_model(MODEL), Hyperparameters(steps=1))
+    return PolicyLearner(make_model(MODEL), paper_hyperparameters(steps=1))
 
 
 class DirectClient:

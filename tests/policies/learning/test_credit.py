@@ -18,9 +18,9 @@ from policies.learning.credit import (
     collective_rewards,
 )
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.hyperparameters import Credit, Hyperparameters
+from policies.learning.hyperparameters import Credit
 from policies.learning.rows import Rows
-from tests.paper import paper_settings
+from tests.paper import paper_credit, paper_hyperparameters, paper_settings
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_rows_are_joined_by_chain_whichever_policy_had_which_role() -> None:
             "llm_1": rows([2, 0, 1], [1, 0, 0], [4.0, 1.0, 2.0]),  # not in the order of the chains
             "llm_2": rows([0, 1, 2], [1, 1, 0], [10.0, 20.0, 40.0]),
         },
-        Credit(partner_reward=0.5),
+        paper_credit(partner_reward=0.5),
         {},
     )
     assert rewards["llm_1"].tolist() == [4 + 20, 1 + 5, 2 + 10]
@@ -59,7 +59,7 @@ def test_rows_are_joined_by_chain_whichever_policy_had_which_role() -> None:
 
 
 def test_one_policy_may_have_several_rows_of_a_chain() -> None:
-    rewards = assign_credit({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, Credit(), {})
+    rewards = assign_credit({"llm_1": rows([0, 0, 1, 1], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])}, paper_credit(), {})
     assert rewards["llm_1"].tolist() == [3.0, 3.0, 7.0, 7.0]
 
 
@@ -69,10 +69,10 @@ def test_credit_of_several_reward_functions_is_assigned_to_each_apart() -> None:
     }
     observers = rows([0, 1], [1, 1], [math.nan] * 2)  # a role without a reward
     by_policy = {"llm_1": pioneers, "llm_2": observers}
-    rewards = assign_part_credit(by_policy, Credit(partner_reward=0.5), {}, (1.0, 0.5))
+    rewards = assign_part_credit(by_policy, paper_credit(partner_reward=0.5), {}, (1.0, 0.5))
     assert rewards["llm_1"].tolist() == [[1.0, 7.0], [5.0, 8.0]]
     assert rewards["llm_2"].tolist() == [[0.5, 3.5], [2.5, 4.0]]
-    rewards = assign_part_credit(by_policy, Credit(partner_reward=0.5), {}, (0.0, 0.5))
+    rewards = assign_part_credit(by_policy, paper_credit(partner_reward=0.5), {}, (0.0, 0.5))
     assert rewards["llm_1"].tolist() == [[0.0, 7.0], [0.0, 8.0]]
 
 
@@ -109,7 +109,7 @@ def scored(columns: Rows, values: float) -> Rows:
 
 
 def make_estimators(**hyperparameters: Any) -> dict[str, AdvantageEstimator]:
-    h = Hyperparameters(kl_coef=2.0, lam=1.0, **hyperparameters)
+    h = paper_hyperparameters(kl_coef=2.0, lam=1.0, **hyperparameters)
     return {policy_id: AdvantageEstimator(h) for policy_id in ("llm_1", "llm_2")}
 
 
@@ -121,43 +121,43 @@ CHAINS = {
 
 
 def test_value_and_return_of_the_next_agent_come_from_the_other_policy() -> None:
-    to_go = assign_credit(CHAINS, Credit("chain", chain_gamma=1.0, chain_lam=1.0), make_estimators())
+    to_go = assign_credit(CHAINS, paper_credit("chain", chain_gamma=1.0, chain_lam=1.0), make_estimators())
     assert to_go["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])  # two tokens of KL 0.1, times kl_coef 2
     assert to_go["llm_1"].tolist() == pytest.approx([3 + 2 - 2 * 0.1, 5.0])
-    expected = assign_credit(CHAINS, Credit("chain", chain_gamma=0.5, chain_lam=0.0), make_estimators())
+    expected = assign_credit(CHAINS, paper_credit("chain", chain_gamma=0.5, chain_lam=0.0), make_estimators())
     assert expected["llm_2"].tolist() == pytest.approx([1 + 0.5 * 7, 2.0])
     assert expected["llm_1"].tolist() == pytest.approx([3 + 0.5 * 9, 5.0])
 
 
 def test_without_a_critic_the_return_is_the_sum_of_rewards() -> None:
-    rewards = assign_credit(CHAINS, Credit("chain"), make_estimators(advantage="rloo"))
+    rewards = assign_credit(CHAINS, paper_credit("chain"), make_estimators(advantage="rloo"))
     assert rewards["llm_2"].tolist() == pytest.approx([1 + 5 - 2 * 0.2, 2.0])
-    in_loss = assign_credit(CHAINS, Credit("chain"), make_estimators(advantage="grpo", kl_estimator="k3"))
+    in_loss = assign_credit(CHAINS, paper_credit("chain"), make_estimators(advantage="grpo", kl_estimator="k3"))
     assert in_loss["llm_2"].tolist() == [6.0, 2.0]  # with GRPO the KL is not part of the reward
 
 
 def test_chain_credit_with_gamma_0_equals_the_sum_with_partner_reward_0() -> None:
-    chain = assign_credit(CHAINS, Credit("chain", chain_gamma=0.0), make_estimators())
-    independent = assign_credit(CHAINS, Credit("sum", partner_reward=0.0), make_estimators())
+    chain = assign_credit(CHAINS, paper_credit("chain", chain_gamma=0.0), make_estimators())
+    independent = assign_credit(CHAINS, paper_credit("sum", partner_reward=0.0), make_estimators())
     assert {name: r.tolist() for name, r in chain.items()} == {name: r.tolist() for name, r in independent.items()}
 
 
 def test_a_team_reward_is_the_last_response_s_and_credit_passes_it_to_the_others() -> None:
-    everyone = assign_credit(CHAINS, Credit(reward_scope="last"), {})
+    everyone = assign_credit(CHAINS, paper_credit(reward_scope="last"), {})
     assert everyone["llm_2"].tolist() == [5.0, 2.0] and everyone["llm_1"].tolist() == [2.0, 5.0]
-    halves = assign_credit(CHAINS, Credit(partner_reward=0.5, reward_scope="last"), {})
+    halves = assign_credit(CHAINS, paper_credit(partner_reward=0.5, reward_scope="last"), {})
     assert halves["llm_2"].tolist() == [2.5, 2.0] and halves["llm_1"].tolist() == [1.0, 5.0]
-    to_go = assign_credit(CHAINS, Credit("chain", reward_scope="last"), make_estimators())
+    to_go = assign_credit(CHAINS, paper_credit("chain", reward_scope="last"), make_estimators())
     assert to_go["llm_2"].tolist() == pytest.approx([5 - 2 * 0.2, 2.0])
     assert to_go["llm_1"].tolist() == pytest.approx([2 - 2 * 0.1, 5.0])
-    expected = assign_credit(CHAINS, Credit("chain", chain_lam=0.0, reward_scope="last"), make_estimators())
+    expected = assign_credit(CHAINS, paper_credit("chain", chain_lam=0.0, reward_scope="last"), make_estimators())
     assert expected["llm_2"].tolist() == pytest.approx([7.0, 2.0])  # the observer's V
     assert CHAINS["llm_2"]["task_rewards"].tolist() == [1.0, 2.0]  # the reported task rewards are unchanged
 
 
 def test_a_single_agent_is_the_last_one() -> None:
     single = {"llm_1": rows([0, 1], [0, 0], [3.0, 4.0])}
-    assert assign_credit(single, Credit(reward_scope="last"), {})["llm_1"].tolist() == [3.0, 4.0]
+    assert assign_credit(single, paper_credit(reward_scope="last"), {})["llm_1"].tolist() == [3.0, 4.0]
 
 
 CREDIT_FUNCTIONS = """

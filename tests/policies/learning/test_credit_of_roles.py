@@ -18,14 +18,13 @@ from policies.learning.credit import (
     custom_rewards,
 )
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.hyperparameters import Credit, Hyperparameters
+from policies.learning.hyperparameters import Credit
 from policies.learning.metrics import compute_metrics
-from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.role_mapping import make_mapping
-from tests.paper import make_settings
-from tests.policies.learning.test_policy_learner import make_learner, make_row_batch, path, ready
+from tests.paper import make_settings, paper_credit, paper_hyperparameters
+from tests.policies.learning.test_policy_learner import make_learner, make_row_batch, path
 from tests.policies.rllib.test_token_batch import make_episode
 
 __all__ = ["path"]
@@ -53,7 +52,7 @@ def credited(credit: Credit) -> tuple[list[float], list[float]]:
 
 
 def test_a_role_without_reward_gets_its_share_of_the_others_and_adds_nothing_to_theirs() -> None:
-    team, critic = credited(Credit(partner_reward=0.5))
+    team, critic = credited(paper_credit(partner_reward=0.5))
     assert team == [1 + 5, 2 + 4.5, 8 + 1.5, 4 + 8, 0 + 10, 16 + 2]
     assert critic == [5.5, 10]
 
@@ -90,7 +89,7 @@ def test_sum_leaves_out_other_drafts_in_any_chain() -> None:
 
 
 def test_with_reward_scope_last_all_get_the_last_rewarded_response() -> None:
-    team, critic = credited(Credit(reward_scope="last", partner_reward=0.5))
+    team, critic = credited(paper_credit(reward_scope="last", partner_reward=0.5))
     assert team == [4, 4, 8, 8, 8, 16] and critic == [4, 8]
 
 
@@ -135,15 +134,15 @@ def test_a_custom_function_gets_nan_for_roles_without_reward_and_is_tested_with_
     def forgetful(rewards: torch.Tensor) -> torch.Tensor:
         return rewards.sum(1, keepdim=True).expand_as(rewards)
 
-    own, has_reward = Credit("m:f", custom_function=improvement), [True, True, False, True]
+    own, has_reward = paper_credit("m:f", custom_function=improvement), [True, True, False, True]
     check_custom_credit(own, has_reward)
     rewards = torch.tensor(TASK_REWARDS, dtype=torch.float64)
     result = custom_rewards(own, rewards, torch.ones_like(rewards, dtype=torch.bool))
     assert result.tolist() == [[1, 2, 0, 8], [4, 0, 0, 16]]
     with pytest.raises(ValueError, match="Task rewards are NaN without a reward: use nansum"):
-        check_custom_credit(Credit("m:f", custom_function=forgetful), has_reward)
-    check_custom_credit(Credit("m:f", custom_function=forgetful), [True] * 4)
-    check_custom_credit(Credit("m:f", reward_scope="last", custom_function=forgetful), has_reward)  # has 0 instead
+        check_custom_credit(paper_credit("m:f", custom_function=forgetful), has_reward)
+    check_custom_credit(paper_credit("m:f", custom_function=forgetful), [True] * 4)
+    check_custom_credit(paper_credit("m:f", reward_scope="last", custom_function=forgetful), has_reward)  # 0
 
 
 def role_rows(rewards: list[float], query: int = 0, sample: int = 0) -> tuple[Chain, Any]:
@@ -169,7 +168,7 @@ def test_drafts_of_a_query_are_one_group_and_other_roles_have_their_own() -> Non
 
 
 def test_rloo_compares_each_draft_with_all_other_drafts_of_the_query() -> None:
-    estimator = AdvantageEstimator(Hyperparameters(advantage="rloo", kl_coef=0.0))
+    estimator = AdvantageEstimator(paper_hyperparameters(advantage="rloo", kl_coef=0.0))
     groups = torch.tensor([0, 0, 0, 0])  # two drafts in each of two generations
     zeros = torch.zeros(4, 1)
     rows: Rows = {
@@ -184,47 +183,6 @@ def test_rloo_compares_each_draft_with_all_other_drafts_of_the_query() -> None:
     columns, _ = estimator.estimate(rows)
     expected = [1 - 11 / 3, 2 - 10 / 3, 3 - 3.0, 6 - 2.0]
     torch.testing.assert_close(columns["advantages"].squeeze(1), torch.tensor(expected))
-
-
-def test_the_kl_penalty_of_a_role_is_weighted_by_its_own_coefficient() -> None:
-    hyper = Hyperparameters(advantage="reinforce", kl_coef=0.1, role_kl_coefs=(None, 0.5))
-    estimator = AdvantageEstimator(hyper)
-    rows: Rows = {
-        "mask": torch.ones(2, 1),
-        "logprobs": torch.tensor([[-1.0], [-1.0]]),
-        "reference_logprobs": torch.tensor([[-3.0], [-3.0]]),
-        "positions": torch.tensor([0, 1]),
-    }
-    _, returns = estimator.value_and_return(rows, torch.tensor([1.0, 1.0]))
-    torch.testing.assert_close(returns, torch.tensor([1 - 0.1 * 2, 1 - 0.5 * 2]))
-
-
-def test_the_loss_of_a_role_is_multiplied_by_its_weight(path: str) -> None:
-    positions = torch.tensor([0, 1, 0, 1, 0, 1])
-
-    def losses(weights: tuple[float, ...], keep: list[int]) -> float:
-        learner: PolicyLearner = make_learner(path, "full", loss_weights=weights)
-        rows = ready(learner, {**make_row_batch(), "positions": positions})
-        return learner.loss({name: column[keep] for name, column in rows.items()})[0].item()
-
-    even, odd = losses((), [0, 2, 4]), losses((), [1, 3, 5])
-    assert losses((1.0, 0.25), [0, 1, 2, 3, 4, 5]) == pytest.approx(even + 0.25 * odd, rel=1e-5)
-    assert losses((0.0, 0.0), [0, 1, 2, 3, 4, 5]) == 0.0
-
-
-def test_grpos_kl_in_the_loss_has_the_coefficient_and_the_weight_of_the_role(path: str) -> None:
-    positions = torch.tensor([0, 1, 0, 1, 0, 1])
-
-    def loss(**others: Any) -> float:
-        learner = make_learner(path, "full", advantage="grpo", kl_estimator="k3", **others)
-        rows = ready(learner, {**make_row_batch(), "positions": positions})
-        return learner.loss(rows, 0.2)[0].item()
-
-    base, own = loss(), loss(role_kl_coefs=(None, 0.2))
-    assert own == pytest.approx(base, rel=1e-6)
-    doubled, doubled_all = loss(role_kl_coefs=(None, 0.4)), loss(role_kl_coefs=(0.4, 0.4))
-    only_first = loss(role_kl_coefs=(0.4, None))
-    assert doubled > base and doubled_all - base == pytest.approx((doubled - base) + (only_first - base), rel=1e-4)
 
 
 def test_metrics_of_a_role_without_reward_are_nan_and_do_not_change_those_of_its_llm(path: str) -> None:

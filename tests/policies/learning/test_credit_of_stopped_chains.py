@@ -15,7 +15,7 @@ from policies.learning.credit import (
     last_agent_rewards,
 )
 from policies.learning.hyperparameters import Credit
-from tests.paper import paper_settings
+from tests.paper import paper_credit, paper_settings
 from tests.policies.learning.test_credit import make_estimators, rows, scored
 
 NAN = math.nan
@@ -35,23 +35,23 @@ def test_the_sum_is_over_the_responses_that_exist() -> None:
     # At positions that a chain lacks there is no row, so the value there has no effect.
     expected = [[1.0, 0.5, 0.5], [2 + 2, 4 + 1, 3.0], [1 + 5, 2 + 4.5, 8 + 1.5]]
     assert_equal(collective_rewards(TASK_REWARDS, 0.5), expected)
-    rewards = assign_credit(STOPPED, Credit(partner_reward=0.5), {})
+    rewards = assign_credit(STOPPED, paper_credit(partner_reward=0.5), {})
     assert rewards["llm_1"].tolist() == [1.0, 4.0] and rewards["llm_2"].tolist() == [5.0]
 
 
 def test_the_last_reward_is_that_of_the_last_response_given() -> None:
     assert_equal(last_agent_rewards(TASK_REWARDS), [[1.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 8.0]])
-    rewards = assign_credit(STOPPED, Credit(reward_scope="last"), {})
+    rewards = assign_credit(STOPPED, paper_credit(reward_scope="last"), {})
     assert rewards["llm_1"].tolist() == [1.0, 4.0] and rewards["llm_2"].tolist() == [4.0]
 
 
 @pytest.mark.parametrize(
     ("credit", "advantage", "expected"),
     [
-        (Credit("chain", chain_gamma=1.0, chain_lam=1.0), "gae", [1.0, 2 + 4 - 2 * 0.1]),
-        (Credit("chain", chain_gamma=0.5, chain_lam=0.0), "gae", [1.0, 2 + 0.5 * 9]),  # the observer's V
-        (Credit("chain"), "rloo", [1.0, 2 + 4 - 2 * 0.1]),
-        (Credit("chain", reward_scope="last"), "rloo", [1.0, 4 - 2 * 0.1]),
+        (paper_credit("chain", chain_gamma=1.0, chain_lam=1.0), "gae", [1.0, 2 + 4 - 2 * 0.1]),
+        (paper_credit("chain", chain_gamma=0.5, chain_lam=0.0), "gae", [1.0, 2 + 0.5 * 9]),  # the observer's V
+        (paper_credit("chain"), "rloo", [1.0, 2 + 4 - 2 * 0.1]),
+        (paper_credit("chain", reward_scope="last"), "rloo", [1.0, 4 - 2 * 0.1]),
     ],
 )
 def test_nothing_flows_back_from_positions_that_a_chain_lacks(
@@ -63,7 +63,7 @@ def test_nothing_flows_back_from_positions_that_a_chain_lacks(
 
 def test_if_all_chains_stop_at_once_only_the_first_policy_gets_rewards() -> None:
     alone = {"llm_1": STOPPED["llm_1"]}
-    for credit in (Credit(), Credit(reward_scope="last"), Credit("chain")):
+    for credit in (paper_credit(), paper_credit(reward_scope="last"), paper_credit("chain")):
         assert assign_credit(alone, credit, make_estimators())["llm_1"].tolist() == [1.0, 2.0]
 
 

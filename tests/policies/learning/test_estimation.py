@@ -9,9 +9,9 @@ import torch
 
 from policies.learning import token_ppo
 from policies.learning.credit import assign_part_credit
-from policies.learning.estimation import AdvantageEstimator, RewardMoments, nonzero_std
-from policies.learning.hyperparameters import Credit, Hyperparameters
+from policies.learning.estimation import AdvantageEstimator, RewardMoments
 from policies.learning.rows import Rows, make_rows
+from tests.paper import paper_credit, paper_hyperparameters
 
 LENGTHS = [2, 5, 3, 1, 4, 6]
 SCORES = [3.0, 1.0, 8.0, 5.0, 5.0, 2.0]
@@ -19,7 +19,7 @@ SCORES = [3.0, 1.0, 8.0, 5.0, 5.0, 2.0]
 
 
 def make_estimator(**hyperparameters: Any) -> AdvantageEstimator:
-    return AdvantageEstimator(Hyperparameters(**{"kl_coef": 0.5, **hyperparameters}))
+    return AdvantageEstimator(paper_hyperparameters(**{"kl_coef": 0.5, **hyperparameters}))
 
 
 def scored(scores: list[float] = SCORES) -> Rows:
@@ -69,13 +69,11 @@ def test_a_group_in_which_only_a_reward_of_weight_0_differs_has_zero_variance() 
     parts = torch.stack([metric * (chains < 3), metric], 1)  # in the second group, only the second reward differs
     rows = scored() | {"chains": chains, "task_reward_parts": parts}
     for weights, share in (((1.0, 0.0), 0.5), ((0.0, 1.0), 0.0), ((0.0, 0.0), 1.0)):
-        credited = assign_part_credit({"llm_1": rows}, Credit(), {}, weights)["llm_1"]
+        credited = assign_part_credit({"llm_1": rows}, paper_credit(), {}, weights)["llm_1"]
         estimator = make_estimator(advantage="gdpo", gdpo_weights=weights)
         columns, metrics = estimator.estimate(rows | {"reward_parts": credited})
         assert metrics["frac_zero_std"] == share
-        informative = nonzero_std(rows | columns | {"reward_parts": credited})
-        assert informative["chains"].tolist() == chains[columns["advantages"].any(1)].tolist()
-        assert len(informative["chains"]) == 6 * (1 - share)
+        assert int(columns["advantages"].any(1).sum()) == 6 * (1 - share)
 
 
 def test_with_the_kl_in_the_reward_a_zero_variance_group_compares_its_kl_penalties_alone() -> None:
@@ -155,15 +153,15 @@ def test_a_failed_reward_leaves_a_smaller_group_and_a_group_of_one_gets_zero_adv
     assert columns["advantages"][:, 0].tolist() == pytest.approx([-1 * scale, -3 * scale, 4 * scale, 0.0], rel=1e-3)
 
 
-@pytest.mark.parametrize("control", ["adaptive", "fixed"])
-def test_the_kl_coefficient_follows_the_measured_kl_only_with_adaptive_control(control: str) -> None:
-    estimator = make_estimator(kl_control=control, kl_target=0.6, kl_horizon=40)
+@pytest.mark.parametrize("target", [0.6, None])
+def test_the_kl_coefficient_follows_the_measured_kl_only_with_a_target(target: float | None) -> None:
+    estimator = make_estimator(kl_target=target, kl_horizon=40)
     for _ in range(2):
         before, kl = estimator.kl_coef, estimator.estimate(scored())[0]["kl"]
         estimator.update_kl_coef(kl)
         adapted = token_ppo.adapt_kl_coef(before, float(kl.sum()) / 6, 0.6, batch=6, horizon=40)
         assert adapted != pytest.approx(before)
-        assert estimator.kl_coef == (adapted if control == "adaptive" else 0.5)
+        assert estimator.kl_coef == (0.5 if target is None else adapted)
 
 
 def test_reward_scaling_changes_the_returns_but_not_the_reported_reward() -> None:
@@ -180,7 +178,7 @@ def test_reward_scaling_changes_the_returns_but_not_the_reported_reward() -> Non
 
 
 def test_a_state_restores_moments_and_an_adaptive_coefficient_but_not_a_fixed_one() -> None:
-    adaptive = {"kl_control": "adaptive", "kl_horizon": 40, "reward_scaling": "normalize"}
+    adaptive = {"kl_target": 6.0, "kl_horizon": 40, "reward_scaling": "normalize"}
     first, second = make_estimator(**adaptive), make_estimator(**adaptive)
     first.update_kl_coef(first.estimate(scored())[0]["kl"])
     second.load(first.state())

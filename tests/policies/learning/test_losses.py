@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from policies.learning import losses, token_ppo
-from policies.learning.hyperparameters import Hyperparameters, ImportanceSamplingMode
+from policies.learning.hyperparameters import ImportanceSamplingMode
+from tests.paper import paper_hyperparameters
 
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
 
@@ -76,33 +77,33 @@ def test_gspo_has_the_gradient_of_the_ratio_of_each_response() -> None:
     new = (torch.randn(2, 3, generator=torch.Generator().manual_seed(0)) * 0.1).requires_grad_()
     advantages = torch.tensor([[1.5], [-0.5]])
     loss, _ = losses.gspo(new, torch.zeros(2, 3), advantages * MASK, MASK, 0.5)
-    weights = losses.token_weights(MASK, Hyperparameters(loss="gspo"))
+    weights = losses.token_weights(MASK, paper_hyperparameters(loss="gspo"))
     ratios = ((new * MASK).sum(1, keepdim=True) / MASK.sum(1, keepdim=True)).exp()
     close(gradient(loss * weights, new), gradient(-advantages * ratios, new))
 
 
 @pytest.mark.parametrize("mask", [torch.zeros(1, 3), torch.zeros(1, 0)], ids=["no token", "no column"])
 def test_a_response_without_tokens_adds_nothing_to_gspo(mask: Tensor) -> None:
-    weights = losses.token_weights(mask, Hyperparameters(loss="gspo"))
+    weights = losses.token_weights(mask, paper_hyperparameters(loss="gspo"))
     loss, _ = losses.gspo(mask - 2.0, mask, mask, mask, 0.2)
     assert torch.isfinite(loss).all() and weights.sum() == 0
 
 
 def test_all_tokens_weigh_the_same_but_in_gspo_all_responses() -> None:
-    close(losses.token_weights(MASK, Hyperparameters(loss="cispo")), MASK)
-    close(losses.token_weights(MASK, Hyperparameters()), MASK)
-    close(losses.token_weights(MASK, Hyperparameters(loss="gspo")), [[1 / 3] * 3, [1.0, 0.0, 0.0]])
+    close(losses.token_weights(MASK, paper_hyperparameters(loss="cispo")), MASK)
+    close(losses.token_weights(MASK, paper_hyperparameters()), MASK)
+    close(losses.token_weights(MASK, paper_hyperparameters(loss="gspo")), [[1 / 3] * 3, [1.0, 0.0, 0.0]])
 
 
 def test_cispo_weighs_log_probabilities_by_bounded_ratios_and_every_token_has_a_gradient() -> None:
     old = torch.full((1, 4), -2.0)
     new = (old + torch.tensor([[4.0, 1.5, 0.5, 0.1]]).log()).requires_grad_()
     advantages = torch.tensor([[1.0, -1.0, 2.0, 1.0]])
-    loss, clipped = losses.cispo(new, old, advantages, clip_max=3.0)
+    loss, clipped = losses.cispo(new, old, advantages, 1.0, 2.0)
     close(loss, new.detach() * torch.tensor([[-3.0, 1.5, -1.0, -0.1]]))
     close(clipped, [[1.0, 0.0, 0.0, 0.0]])
     close(gradient(loss, new), [[-3.0, 1.5, -1.0, -0.1]])
-    loss, clipped = losses.cispo(new, old, advantages, clip_max=3.0, clip_min=0.2)
+    loss, clipped = losses.cispo(new, old, advantages, 0.8, 2.0)
     close(gradient(loss, new), [[-3.0, 1.5, -1.0, -0.2]])
     close(clipped, [[1.0, 0.0, 0.0, 1.0]])
 
@@ -114,7 +115,7 @@ def test_log_ratios_of_hundreds_of_nats_give_finite_losses_and_gradients(loss: A
     old = torch.tensor([[-800.0, -1.0], [-800.0, -800.0]], dtype=dtype)
     for sign in (1.0, -1.0):
         rows = {"logprobs": old, "mask": torch.ones_like(old), "advantages": torch.full_like(old, sign)}
-        tokens, _ = losses.policy_loss(new, rows, Hyperparameters(loss=loss))
+        tokens, _ = losses.policy_loss(new, rows, paper_hyperparameters(loss=loss))
         assert torch.isfinite(tokens).all() and torch.isfinite(gradient(tokens, new)).all()
 
 
@@ -131,9 +132,9 @@ def test_k3_is_bounded_in_value_and_gradient(dtype: torch.dtype) -> None:
 def test_a_ratio_of_400_with_a_negative_advantage_costs_at_most_the_dual_clip() -> None:
     new, old = torch.tensor([[0.0]]), torch.tensor([[-6.0]])
     rows = {"logprobs": old, "mask": torch.ones(1, 1), "advantages": torch.tensor([[-1.0]])}
-    tokens, metrics = losses.policy_loss(new, rows, Hyperparameters(dual_clip=3.0))
+    tokens, metrics = losses.policy_loss(new, rows, paper_hyperparameters(dual_clip=3.0))
     assert tokens.item() == 3.0 and metrics["dual_clip_fraction"].item() == 1.0
-    assert losses.policy_loss(new, rows, Hyperparameters())[0].item() == pytest.approx(403.4288)
+    assert losses.policy_loss(new, rows, paper_hyperparameters())[0].item() == pytest.approx(403.4288)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_ratio_of_400_with_a_negative_advantage_costs_at_most_the_dual_clip() 
     ],
 )
 def test_each_loss_has_a_default_clip_range(settings: dict[str, Any], clip_range: tuple[float, float]) -> None:
-    assert Hyperparameters(**settings).clip_range == clip_range
+    assert paper_hyperparameters(**settings).clip_range == clip_range
 
 
 LEARNER = torch.tensor([[0.5, 0.2, 0.9], [0.3, 0.5, 0.5]]).log()
@@ -167,7 +168,6 @@ SAMPLER = torch.tensor([[0.25, 0.4, 0.1], [0.1, 0.1, 0.1]]).log()
         ("token_mask", 2.5, 0.8, [[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
         ("sequence_truncate", 4.0, None, [[4.0, 4.0, 4.0], [3.0, 0.0, 0.0]]),
         ("sequence_mask", 4.0, None, [[0.0, 0.0, 0.0], [3.0, 0.0, 0.0]]),
-        ("none", 2.0, None, [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]),
     ],
 )
 def test_importance_sampling_weights_are_truncated_or_masked_per_token_or_response(
@@ -182,7 +182,6 @@ def test_shares_of_weights_out_of_bounds_are_reported() -> None:
         _, tokens = losses.importance_sampling_weights(LEARNER, SAMPLER, MASK, mode, *bounds)
         return {name: (column * MASK).tolist() for name, column in tokens.items()}
 
-    assert shares("none", 2.0) == {}
     assert shares("token_mask", 2.5, 0.8) == {
         "importance_sampling_frac_high": [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]],
         "importance_sampling_frac_low": [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]],

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from policies.learning import advantages, losses, token_ppo
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import Rows
+from tests.paper import paper_hyperparameters
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "losses.json"
 pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden numbers are not beside this checkout")
 
 TOLERANCE = 1e-7
-GSPO = Hyperparameters(loss="gspo", advantage="rloo")
+GSPO = paper_hyperparameters(loss="gspo", advantage="rloo")
 IMPORTANCE = {
     "token_truncate_cap_2.0": ("token_truncate", None, 2.0),
     "token_truncate_cap_1.3": ("token_truncate", None, 1.3),
@@ -77,7 +77,7 @@ def learner_loss(
     rows: Rows, new: str = "logp_new", kl_coef: float = 0.0, **others: Any
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The learner's mean loss of a mini-batch, its gradient by the log-probabilities, and the means of its terms."""
-    h = Hyperparameters(**{"advantage": "rloo", "importance_sampling_mode": "none", **others})
+    h = paper_hyperparameters(**{"advantage": "rloo", **others})
     logprobs = column(new).requires_grad_()
     learner = cast(PolicyLearner, SimpleNamespace(hyperparameters=h, model=lambda *_, **__: (logprobs, None, None)))
     total, sums = PolicyLearner.loss(learner, rows, kl_coef)
@@ -133,7 +133,7 @@ def test_gspo_agrees(name: str, new: str, clip: dict[str, Any]) -> None:
     means = assert_agrees(learner_loss(rows, new, loss="gspo", **clip), "gspo", name)
     assert_close(means["loss"], tensor("gspo", name, "trl_loss"))
     assert_close(means["clip_fraction"], tensor("gspo", name, "trl_share_of_sequences_clipped"))
-    h = Hyperparameters(loss="gspo", **clip)
+    h = paper_hyperparameters(loss="gspo", **clip)
     clipped = losses.policy_loss(column(new), rows, h)[1]["clip_fraction"] * rows["mask"]
     assert_close(clipped.sum() / rows["mask"].sum(), tensor("gspo", name, "clip_fraction"))
 
@@ -142,9 +142,9 @@ def test_gspo_agrees(name: str, new: str, clip: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "bounds"),
     [
-        ("cap_1.28", {"cispo_clip_max": 1.28}),
-        ("cap_3", {"cispo_clip_max": 3.0}),
-        ("verl_0.2_0.28", {"cispo_clip_max": 1.28, "cispo_clip_min": 0.8}),
+        ("cap_1.28", {"clip_ratio": 1.0, "clip_ratio_high": 0.28}),
+        ("cap_3", {"clip_ratio": 1.0, "clip_ratio_high": 2.0}),
+        ("verl_0.2_0.28", {"clip_ratio": 0.2, "clip_ratio_high": 0.28}),
     ],
 )
 def test_cispo_agrees(per: str, name: str, bounds: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from policies.learning import losses, token_ppo
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import NonFiniteUpdate, Rows, make_rows
@@ -27,6 +26,7 @@ from policies.models.lora import Lora
 from policies.rollout.prompt_sampling import sample_prompts
 from policies.sync_check import perturb
 from tests.forked import run_ranks
+from tests.paper import paper_hyperparameters
 
 VOCAB = 64
 PROMPT_LENGTHS, LENGTHS = [3, 9, 1, 6, 2, 5], [1, 8, 3, 5, 2, 7]
@@ -49,7 +49,7 @@ def make_learner(
     path: str, weights: str, policy_index: int = 0, group: dist.ProcessGroup | None = None, seed: int = 0, **others: Any
 ) -> PolicyLearner:
     """A deterministic learner whose policy differs from the reference."""
-    hyper = Hyperparameters(**{"lr": 1e-3, "num_epochs": 1, "grad_clip": None, "kl_estimator": "full", **others})
+    hyper = paper_hyperparameters(**{"lr": 1e-3, "num_epochs": 1, "grad_clip": None, "kl_estimator": "full", **others})
     model = PolicyModel(path, dtype="fp32", critic=hyper.critic, lora=Lora(4, 8.0) if weights == "lora" else None)
     model.load(perturb(model.state(), seed))
     if hyper.critic:
@@ -115,7 +115,7 @@ def minibatches(learner: PolicyLearner, update: int, count: int = 6) -> list[lis
 
 def test_the_learning_rate_warms_up_and_then_follows_the_schedule() -> None:
     def rates(**others: Any) -> list[float]:
-        h = Hyperparameters(lr=8.0, num_updates=6, **others)
+        h = paper_hyperparameters(lr=8.0, num_updates=6, **others)
         return [round(h.lr_at(update), 6) for update in range(6)]
 
     assert rates() == [8.0] * 6

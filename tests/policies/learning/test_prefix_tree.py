@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def test_mini_batches_keep_rows_with_the_same_prompt_together_and_are_equally_la
     assert sorted(map(set, prompts), key=min) == [{7}, {8}, {9}, {10}]
     orders = [[index.tolist() for index in learner._minibatches(rows, update, 0)] for update in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
-    learner.hyperparameters = learner.hyperparameters.__class__(steps=3)
+    learner.hyperparameters = replace(learner.hyperparameters, steps=3)
     sizes = [len(index) for index in learner._minibatches(rows, 0, 0)]
     assert sizes == [6, 5, 5]
 
@@ -260,14 +261,6 @@ def test_a_window_that_no_row_exceeds_allows_trees() -> None:
     assert supports_prefix_trees(CONFIG_MAPPING["qwen3_moe"](max_window_layers=48, sliding_window=None), 64)
     for model_type in ("llama4_text", "qwen3_next"):  # attention in chunks, recurrent layers
         assert not supports_prefix_trees(CONFIG_MAPPING[model_type](), 16)
-
-
-def test_prefix_sharing_can_be_switched_off(path: str) -> None:  # noqa: F811
-    model = PolicyModel(path, dtype="fp32")
-    model.check_forward(prefix_sharing=False)
-    assert model.cost is None
-    model.check_forward()
-    assert model.cost is not None
 
 
 class HostReads(TorchDispatchMode):

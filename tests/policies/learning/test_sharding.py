@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from policies.learning import stored_policy
-from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows
@@ -27,6 +26,7 @@ from policies.models.model_check import ModelError
 from policies.models.stored_weights import StoredWeights
 from policies.sync_check import perturb
 from tests.forked import run_ranks
+from tests.paper import paper_hyperparameters
 from tests.policies.learning.test_policy_learner import VOCAB, make_row_batch, path, ready
 
 __all__ = ["path"]
@@ -59,7 +59,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_learner(path: str, weights: str, mesh: Any = None, dtype: str = "fp32", **others: Any) -> PolicyLearner:
-    hyper = Hyperparameters(
+    hyper = paper_hyperparameters(
         **{
             "lr": 1e-4,
             "num_epochs": 2,

@@ -1,4 +1,4 @@
-"""`model_revision`: a commit, tag or branch of a model on the hub, from a local cache without network."""
+"""`model=ID@REVISION`: a commit, tag or branch of a model on the hub, from a local cache without network."""
 
 import shutil
 from collections.abc import Iterator
@@ -14,11 +14,9 @@ from launch.run_folder.sources import collect_sources
 from launch.training.preflight import load_task
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
 from policies.models.language_model import init_empty, load_language_model, meta_model, shared_base, stop_token_ids
-from policies.models.model_names import RevisionError, model_path
 from policies.models.revision import split_revision
 from policies.models.stored_weights import StoredWeights
 from policies.rllib.causal_lm_module import CausalLMModule, module_config
-from policies.settings.error import SettingsError
 from policies.settings.settings import Settings
 from tests.paper import make_settings
 
@@ -65,24 +63,22 @@ def first_weight(model: torch.nn.Module) -> float:
 
 def settings(**values: object) -> Settings:
     return make_settings(
-        {"model": HUB_ID, "model_revision": "v2", "num_agents": 1, "backend": "transformers", "minibatch_size": 1}
-        | values
+        {"model": f"{HUB_ID}@v2", "num_agents": 1, "backend": "transformers", "minibatch_size": 1} | values
     )
 
 
 def test_a_path_names_the_revision_of_a_hub_model(tmp_path: Path) -> None:
-    assert model_path(HUB_ID) == HUB_ID and model_path(HUB_ID, "v2") == "owner/model@v2"
+    assert settings().model_paths == {"llm_1": "owner/model@v2"}
     assert split_revision("owner/model@refs/pr/1") == (HUB_ID, {"revision": "refs/pr/1"})
     assert split_revision(HUB_ID) == (HUB_ID, {})
     (folder := tmp_path / "a@b").mkdir()
     assert split_revision(str(folder)) == (str(folder), {})
-    with pytest.raises(RevisionError, match=r"model_revision=v2 requires a model on the hub, but .*a@b is a folder"):
-        model_path(str(folder), "v2")
+    assert settings(model=str(folder)).model_paths == {"llm_1": str(folder)}
 
 
 @pytest.mark.parametrize("revision", ["v2", TAGGED])
 def test_weights_and_tokenizer_come_from_the_revision(commits: dict[str, float], revision: str) -> None:
-    path = settings(model_revision=revision).model_paths["llm_1"]
+    path = settings(model=f"{HUB_ID}@{revision}").model_paths["llm_1"]
     assert TOKEN in load_tokenizer(path).get_vocab() and TOKEN not in load_tokenizer(HUB_ID).get_vocab()
     assert first_weight(load_language_model(path)) == commits[TAGGED] != first_weight(load_language_model(HUB_ID))
     stored = StoredWeights(path)
@@ -103,40 +99,17 @@ def test_policy_and_reference_start_from_the_revision(commits: dict[str, float])
 
 
 def test_a_run_records_the_commit_of_the_revision(commits: dict[str, float]) -> None:
-    for revision, commit in ((None, MAIN), ("v2", TAGGED), (TAGGED, TAGGED)):
-        chosen = settings(model_revision=revision)
+    for revision, commit in (("", MAIN), ("@v2", TAGGED), (f"@{TAGGED}", TAGGED)):
+        chosen = settings(model=HUB_ID + revision)
         assert collect_sources(chosen, *load_task(chosen)).llms["llm_1"].model == f"{HUB_ID}@{commit}"
     with pytest.raises(CommandError, match="'owner/model@v3' cannot be loaded"):
-        load_task(settings(model_revision="v3"))
+        load_task(settings(model=f"{HUB_ID}@v3"))
 
 
 def test_llms_may_have_different_models_with_revisions_of_their_own(
     commits: dict[str, float], small_model: str
 ) -> None:
-    mixed = settings(model=[HUB_ID, small_model], model_revision=["v2", None], num_agents=2)
+    mixed = settings(model=[f"{HUB_ID}@v2", small_model], num_agents=2)
     tokenizers = mixed.make_tokenizers()
     assert [TOKEN in tokenizers[policy_id].get_vocab() for policy_id in ("llm_1", "llm_2")] == [True, False]
     assert mixed.model_paths == {"llm_1": "owner/model@v2", "llm_2": small_model}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"model": "imdb-gpt2-tiny"}, "model_revision=v2 requires a model on the hub, but imdb-gpt2-tiny is bundled."),
-        ({"model": ["a/b", "c/d"], "num_agents": 2}, "model_revision=v2 requires a single model. Or set a list with"),
-        ({"model_revision": ["v2", "v2"]}, "model_revision is a list of length 2, not 1. List one revision per LLM."),
-        (
-            {"model_revision": ["v1", "v2"], "num_agents": 2},
-            "model_revision has several revisions of owner/model. Set the same one for all its LLMs.",
-        ),
-    ],
-)
-def test_revisions_without_a_hub_model_and_ambiguous_ones_are_rejected(values: dict[str, object], message: str) -> None:
-    with pytest.raises(SettingsError) as error:
-        settings(**values)
-    assert str(error.value).startswith(message)
-
-
-def test_a_folder_has_no_revision(small_model: str) -> None:
-    with pytest.raises(RevisionError, match="is a folder"):
-        settings(model=small_model).make_tokenizers()

@@ -34,7 +34,7 @@ def bytes_with(settings: Settings, tokens: int) -> float:
     return estimate_learner(limited, model_shapes(settings)).total
 
 
-@pytest.mark.parametrize("values", [{}, {"weights": "lora"}, {"prefix_sharing": "off"}, {"max_response_tokens": 900}])
+@pytest.mark.parametrize("values", [{}, {"weights": "lora"}, {"max_response_tokens": 900}])
 @pytest.mark.parametrize("tokens", [512, 4096, 16384])
 def test_micro_batches_are_the_largest_that_fit(values: dict[str, Any], tokens: int) -> None:
     settings = rows_of(**values)
@@ -47,7 +47,7 @@ def test_micro_batches_are_the_largest_that_fit(values: dict[str, Any], tokens: 
 
 
 def test_rows_of_a_micro_batch_remain_limited() -> None:
-    one_row = rows_of(micro_batch_size=1, prefix_sharing="off")
+    one_row = rows_of(micro_batch_size=1)
     assert fit_micro_batch_tokens(one_row, bytes_with(one_row, 512)) == 16384  # one row has 128 tokens
     assert fit_micro_batch_tokens(rows_of(), bytes_with(one_row, 512)) is None
 

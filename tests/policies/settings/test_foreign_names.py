@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.settings.migration.names import NONE, explain_foreign_name, foreign_names
+from policies.settings.migration.names import explain_foreign_name, foreign_names
 from policies.settings.settings import Settings, SettingsError
 from tests.paper import make_settings
 
@@ -60,7 +60,7 @@ def test_typing_errors_in_our_own_names_are_not_taken_for_other_libraries() -> N
         make_settings({"qwertz": 1})
 
 
-def test_rows_name_settings_or_options_of_commands() -> None:
+def test_every_name_has_a_sentence_with_settings_or_options_of_commands() -> None:
     assert len(foreign_names()) > 150
-    for row in foreign_names().values():
-        assert row.here == NONE or row.here.startswith("`"), row
+    for name, sentence in foreign_names().items():
+        assert f"`{name}` is `" in sentence or f"`{name}` has no equivalent here: " in sentence, sentence

@@ -64,5 +64,5 @@ def test_invalid_ones_are_rejected(values: dict[str, object], message: str) -> N
 
 
 def test_a_hub_model_is_evaluated_at_a_revision() -> None:
-    settings = target_settings("owner/model", None, parse_overrides(["model_revision=v2"]), None)
+    settings = target_settings("owner/model@v2", None, {}, None)
     assert settings.model_paths == {"llm_1": "owner/model@v2"}

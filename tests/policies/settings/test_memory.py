@@ -26,7 +26,7 @@ from transformers import (
 
 from policies.models.adapters import add_lora
 from policies.models.language_model import cast_linear_layers, eager_is_faster, load_language_model
-from policies.settings.memory import estimate_learner, model_shapes
+from policies.settings.memory import ModelShape, estimate_learner, model_shapes
 from policies.settings.settings import Settings
 from tests.paper import make_settings
 
@@ -72,9 +72,13 @@ def settings_of(path: Path, config: PreTrainedConfig, **values: Any) -> Settings
         "queries_per_update": ROWS,
         "minibatch_size": ROWS,
         "micro_batch_size": ROWS,
-        "prefix_sharing": "off",
     }
     return make_settings({**defaults, "max_prompt_tokens": PROMPT, "max_response_tokens": RESPONSE, **values})
+
+
+def plain_shapes(settings: Settings) -> list[ModelShape]:
+    """Returns the sizes of the models as if no prefixes were shared."""
+    return [shape._replace(tree_masks=0) for shape in model_shapes(settings)]
 
 
 def saved_bytes(path: str, settings: Settings) -> float:
@@ -110,7 +114,7 @@ def test_estimated_activations_match_a_forward_pass(family: str, dtype: str, wei
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     rank = {"lora_rank": 4} if weights == "lora" else {}
     settings = settings_of(tmp_path, config, dtype=dtype, weights=weights, **rank)
-    estimate = estimate_learner(settings, model_shapes(settings)).parts["activations"]
+    estimate = estimate_learner(settings, plain_shapes(settings)).parts["activations"]
     tolerance = 0.3 if settings.lora and family in ("mixtral", "qwen3_moe") else 0.15  # frozen experts save less
     assert estimate == pytest.approx(saved_bytes(str(tmp_path), settings), rel=tolerance)
 
@@ -120,17 +124,16 @@ def test_gradient_checkpointing_saves_the_inputs_of_blocks_and_one_block(tmp_pat
         settings_of(tmp_path, LLAMA, dtype="fp32", gradient_checkpointing=checkpointing)
         for checkpointing in (False, True)
     )
-    models = model_shapes(plain)
+    models = plain_shapes(plain)
     plain_bytes, checkpointed_bytes = (estimate_learner(s, models).parts["activations"] for s in (plain, checkpointed))
     assert checkpointed_bytes == plain_bytes / 4 + 4 * ROWS * (PROMPT + RESPONSE) * 128 * 4  # four blocks, in fp32
 
 
 def test_prefix_trees_add_their_mask_and_longer_attention_scores(tmp_path: Path) -> None:
     rows = {"micro_batch_size": 64, "minibatch_size": 64, "queries_per_update": 64}
-    plain, shared = (
-        settings_of(tmp_path, LLAMA, dtype="bf16", **rows, prefix_sharing=sharing) for sharing in ("off", "auto")
-    )
-    plain_parts, shared_parts = (estimate_learner(s, model_shapes(s)).parts for s in (plain, shared))
+    settings = settings_of(tmp_path, LLAMA, dtype="bf16", **rows)
+    shapes = plain_shapes(settings), model_shapes(settings)
+    plain_parts, shared_parts = (estimate_learner(settings, models).parts for models in shapes)
     tokens = 64 * (PROMPT + RESPONSE)
     assert "attention mask" not in plain_parts
     assert shared_parts["attention mask"] == 2 * tokens * 128  # packs of at most 128 tokens with eager attention
@@ -140,10 +143,9 @@ def test_prefix_trees_add_their_mask_and_longer_attention_scores(tmp_path: Path)
 
 def test_with_a_limit_of_tokens_all_of_them_may_need_logits_if_prefixes_are_shared(tmp_path: Path) -> None:
     rows = {"micro_batch_size": 8, "minibatch_size": 8, "queries_per_update": 8, "micro_batch_tokens": 40}
-    plain, shared = (
-        settings_of(tmp_path, LLAMA, dtype="fp32", **rows, prefix_sharing=sharing) for sharing in ("off", "auto")
-    )
-    plain_bytes, shared_bytes = (estimate_learner(s, model_shapes(s)).parts["logits"] for s in (plain, shared))
+    settings = settings_of(tmp_path, LLAMA, dtype="fp32", **rows)
+    shapes = plain_shapes(settings), model_shapes(settings)
+    plain_bytes, shared_bytes = (estimate_learner(settings, models).parts["logits"] for models in shapes)
     positions = 2 * (RESPONSE + 1), 40  # two rows fit into 40 tokens
     assert shared_bytes - plain_bytes == pytest.approx(2 * 4 * 64 * (positions[1] - positions[0]))
 

@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ruamel.yaml import YAML
 
+from benchmarks.roofline import example_settings
 from cory_env import cory_v0
 from launch.console.configuration import resolve_settings, settings_to_yaml
-from policies.learning.hyperparameters import Hyperparameters
-from policies.learning.rows import kl_coefs, loss_weights
 from policies.rollout.role_mapping import make_mapping, make_orders
 from policies.settings.error import SettingsError
 from policies.settings.files import read_file
@@ -81,7 +79,6 @@ def test_frozen_models_have_policy_ids_of_their_own_and_keep_their_roles() -> No
         ([SOLVER | {"policy": "gpt2"}], {}, "All roles have frozen models, so there is no LLM to train"),
         ([SOLVER | {"policy": "gpt2"}, {"name": "b"}], {}, "The model of role solver is frozen.*select_by=chain"),
         ([SOLVER, {"name": "b", "policy": "m"}], {"knowledge_transfer": False}, "conflicts with a frozen model"),
-        ([SOLVER, {"name": "b", "policy": "m", "kl_coef": 0.1}], {}, "kl_coef of role b has no effect.* m is frozen"),
         ([SOLVER, {"name": "b", "policy": "m"}], {"num_policies": 2}, "more than the 1 roles without a frozen model"),
         ([SOLVER | {"policy": "llm_1"}], {"average_period": 5}, "average_period=5 requires two or more LLMs"),
         (TEAM, {"num_policies": 1, "eval_average": True}, "eval_average=true requires two or more LLMs"),
@@ -89,7 +86,6 @@ def test_frozen_models_have_policy_ids_of_their_own_and_keep_their_roles() -> No
         ([SOLVER | {"color": 1}], {}, "Extra inputs are not permitted"),
         ([SOLVER | {"reward": "letters"}], {}, "letters"),
         ([{"name": "a", "repeat": 2}], {}, "repeat=2 of role a requires feedback, and stop_when=solved"),
-        ([SOLVER | {"kl_coef": 0.1}], {"kl_control": "adaptive"}, "kl_coef=0.1 of role solver conflicts with kl_con"),
         ([SOLVER | {"max_response_tokens": 99}], {}, "max_response_tokens=99 of role solver is above the run's limit"),
         (
             [SOLVER, {"name": "b", "prompt": "{solver.feedback}"}],
@@ -123,7 +119,7 @@ def test_roles_may_give_the_chain_its_value_where_the_first_one_gives_no_answer(
 
 
 def test_recorded_settings_resume_with_the_same_roles(tmp_path: Path) -> None:
-    repeated = [SOLVER, CRITIC | {"kl_coef": 0.1, "loss_weight": 0.5}, REVISER | {"repeat": 2}]
+    repeated = [SOLVER, CRITIC | {"max_response_tokens": 3}, REVISER | {"repeat": 2}]
     s = settings(repeated, **FEEDBACK)
     file = tmp_path / "config.yaml"
     file.write_text(settings_to_yaml(s))
@@ -146,28 +142,6 @@ def test_roles_on_the_command_line_replace_those_of_a_file(tmp_path: Path) -> No
     assert apply_overrides({"num_agents": 3}, {"roles": TEAM, "num_agents": 2})["num_agents"] == 2
 
 
-def test_kl_coefs_and_loss_weights_are_those_of_the_role_at_each_position() -> None:
-    s = settings([SOLVER | {"loss_weight": 0.5}, CRITIC | {"kl_coef": 0.7}, REVISER], kl_coef=0.2)
-    h, rows = s.hyperparameters, {"positions": torch.tensor([3, 0, 2, 1])}
-    torch.testing.assert_close(loss_weights(rows, h), torch.tensor([[1.0], [0.5], [1.0], [0.5]]))
-    torch.testing.assert_close(kl_coefs(rows, h, 0.2), torch.tensor([[0.2], [0.2], [0.7], [0.2]]))
-    assert loss_weights(rows, Hyperparameters()) == 1.0
-    assert kl_coefs(rows, Hyperparameters(), 0.3) == 0.3
-
-
-def test_a_loss_weight_of_0_in_all_trained_roles_is_rejected() -> None:
-    frozen = CRITIC | {"policy": "drafts-llama-tiny"}
-    for roles in (
-        [SOLVER | {"loss_weight": 0.0}],
-        [SOLVER | {"loss_weight": 0.0}, frozen, REVISER | {"loss_weight": 0}],
-    ):
-        with pytest.raises(SettingsError, match="loss_weight is 0 for all roles, so no LLM learns"):
-            settings(roles)
-    assert settings([SOLVER | {"loss_weight": 0.0}, CRITIC, REVISER]).loss_weights == (0.0, 0.0, 1.0, 1.0)
-    with pytest.raises(SettingsError, match="loss_weight is 0 for all roles"):
-        settings([SOLVER | {"loss_weight": 0.0}, CRITIC, REVISER], num_agents=2)
-
-
 def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size() -> None:
     s = settings(num_policies=2, queries_per_update=8, num_generations=2, minibatch_size=24)
     assert s.responses == 3 * 16 and s.hyperparameters.steps == 2
@@ -175,11 +149,12 @@ def test_the_policy_with_the_most_responses_has_mini_batches_of_minibatch_size()
         settings(num_policies=2, queries_per_update=8, num_generations=2, minibatch_size=32)
 
 
-def test_the_preset_starts_with_another_model_and_as_a_single_agent() -> None:
-    s = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "backend=transformers"])
+def test_the_example_starts_with_another_model_and_as_a_single_agent() -> None:
+    words = ["model=smollm2", "backend=transformers"]
+    s = example_settings("solver-critic-reviser", words)
     assert s.agents == ("solver", "critic", "reviser") and s.assignment == ("llm_1", "llm_2", "llm_1")
     assert s.responses == 128 and s.hyperparameters.steps == 2
-    single = resolve_settings("solver-critic-reviser", [], ["model=smollm2", "num_agents=1", "backend=transformers"])
+    single = example_settings("solver-critic-reviser", [*words, "num_agents=1"])
     assert single.agents == ("solver",) and single.feedback is None and single.select_by == "bare"
 
 

@@ -5,22 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from datetime import date
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from transformers import GenerationConfig, LlamaConfig
 
 from cory_env import cory_v0
+from cory_env.chain_settings import MAX_PROMPT_TOKENS, ChainSettings
+from cory_env.tasks import TaskSettings
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer, same_tokenizer
 from policies.cory import CoryConfig
+from policies.learning.hyperparameters import Credit, Hyperparameters
 from policies.models.model_check import ModelError, check_model, check_tensor_parallel
 from policies.models.model_names import BUNDLED_LM
+from policies.settings.fields import Fields
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.resolve import resolve
-from policies.settings.settings import SettingsError, changed_settings
+from policies.settings.roles import RoleSettings
+from policies.settings.settings import Settings, SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
+
+MAX_KEYS = 126
+"""Maximum number of settings, with the keys of nested ones."""
 
 
 def test_defaults_are_those_of_the_paper() -> None:
@@ -240,3 +250,60 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
     assert recorded_settings(recorded) == make_settings(PAPER)
     with pytest.raises(SettingsError, match="num_siblings"):
         recorded_settings({**recorded, "num_siblings": 2})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "today"),
+    [
+        ({"kl_control": "fixed", "kl_target": 6.0, "kl_horizon": 10000}, {}),
+        ({"kl_control": "fixed", "kl_target": 3.0, "kl_horizon": 500}, {}),  # neither had an effect
+        ({"kl_control": "adaptive", "kl_target": 3.0, "kl_horizon": 500}, {"kl_target": 3.0, "kl_horizon": 500}),
+        (
+            {"importance_sampling_mode": "none", "importance_sampling_clip_max": 2.0},
+            {"importance_sampling_clip_max": None},
+        ),
+        ({"max_token_kl": 0.5, "runner_resources": "a=1", "checkpoint_minutes": 5.0, "prefix_sharing": "off"}, {}),
+        ({"model": "owner/model", "model_revision": "v2"}, {"model": "owner/model@v2"}),
+        ({"model_revision": None, "cispo_clip_max": 5.0, "drop_zero_std_groups": False}, {}),
+    ],
+)
+def test_recorded_settings_mean_what_they_meant(recorded: dict[str, Any], today: dict[str, Any]) -> None:
+    assert recorded_settings({**PAPER, "num_agents": 2, **recorded}) == make_settings({"num_agents": 2, **today})
+
+
+@pytest.mark.parametrize(("name", "value"), [("cispo_clip_max", 3.0), ("drop_zero_std_groups", True)])
+def test_recorded_settings_that_had_an_effect_are_unknown(name: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=f"Unknown setting `{name}`"):
+        recorded_settings({**PAPER, name: value})
+
+
+def setting_keys(kind: Any) -> list[str]:
+    """Returns the keys of a mapping of settings; of a nested mapping, its keys instead of its own."""
+    keys = []
+    for name, annotation in get_type_hints(kind).items():
+        parts = [annotation, *get_args(annotation), *(part for arg in get_args(annotation) for part in get_args(arg))]
+        nested = [key for part in parts if is_dataclass(part) or part is RoleSettings for key in setting_keys(part)]
+        keys += [f"{name}.{key}" for key in nested] or ([] if name == "model_config" else [name])
+    return [key for key in keys if not key.startswith("__")]
+
+
+def test_there_are_few_settings() -> None:
+    keys = setting_keys(Fields)
+    print(f"{len(Settings.model_fields)} settings with {len(keys)} keys, those of nested ones included.")
+    assert "thinking.start" in keys and "roles.policy" in keys
+    assert len(keys) <= MAX_KEYS
+
+
+def test_the_environment_and_the_task_have_the_defaults_of_the_settings() -> None:
+    """`max_prompt_tokens` is chosen from the data, and the environment's default is its largest value."""
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    parameters = signature(cory_v0.raw_env.__init__).parameters
+    own = {"task": "imdb", "num_agents": None, "max_prompt_tokens": MAX_PROMPT_TOKENS, "validation": 0}
+    for kind in (ChainSettings, TaskSettings):
+        for field in fields(kind):
+            if field.name in defaults and field.name not in own:
+                assert field.default == defaults[field.name], field.name
+    for name in parameters.keys() & defaults.keys() - own.keys():
+        assert parameters[name].default == defaults[name], name
+    for view in (Hyperparameters, Credit):
+        assert all(parameter.default is Parameter.empty for parameter in signature(view).parameters.values())

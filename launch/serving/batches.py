@@ -1,0 +1,111 @@
+"""Generates the chains of concurrent requests in batches, in a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from cory_env.episode import ChainEpisode
+from cory_env.rewarding.episodes import compute_awaited
+from cory_env.rewarding.worker import RewardError, RewardWorker
+from cory_env.tasks.turns import SKIPPED
+from policies.generation.generator import Generator, Response
+from policies.rollout.chain_generation import ChainRequest, generate_chains
+
+Job = tuple[ChainRequest, Future[list[Response]]]
+
+GATHER_SECONDS = 0.01
+"""How long a batch waits for more chains: clients that got a batch's responses send their next requests together."""
+
+
+class BatchRunner:
+    """Runs a generator in its own thread. Chains that arrive while a batch is generated form the next one."""
+
+    def __init__(self, generator: Generator, worker: RewardWorker | None, max_batch_size: int) -> None:
+        """Starts the thread.
+
+        Args:
+            generator: has loaded the policies.
+            worker: has the feedback function; None if no chain gets feedback.
+            max_batch_size: maximum number of chains in a batch.
+        """
+        self.healthy = True
+        """Whether the last batch succeeded."""
+        self._generator = generator
+        self._worker = worker
+        self._max_batch_size = max_batch_size
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, chain: ChainRequest) -> Future[list[Response]]:
+        """Queues a chain.
+
+        Returns:
+            A future with the generated responses, which the episode has too; or a `RewardError` of the feedback, or an
+            error of the engine. It can be cancelled until the chain's batch begins.
+        """
+        future: Future[list[Response]] = Future()
+        self._jobs.put((chain, future))
+        return future
+
+    def close(self, timeout: float) -> bool:
+        """Ends the thread after its current batch and frees the models.
+
+        Args:
+            timeout: how long to wait for the batch, in seconds.
+
+        Returns:
+            Whether the batch ended in time.
+        """
+        self._jobs.put(None)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        self._generator.close()
+        if self._worker is not None:
+            self._worker.close()
+        return True
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            time.sleep(GATHER_SECONDS)
+            jobs = [job]
+            while len(jobs) < self._max_batch_size and not self._jobs.empty():
+                if (job := self._jobs.get()) is None:
+                    return
+                jobs.append(job)
+            if jobs := [(chain, future) for chain, future in jobs if future.set_running_or_notify_cancel()]:
+                self._generate(jobs)
+
+    def _generate(self, jobs: Sequence[Job]) -> None:
+        errors: dict[ChainEpisode, RewardError] = {}
+        try:
+            responses = generate_chains(
+                self._generator, [chain for chain, _ in jobs], partial(self._give_feedback, errors)
+            )
+        except Exception as error:
+            self.healthy = False
+            for _, future in jobs:
+                future.set_exception(error)
+            return
+        self.healthy = True
+        for (chain, future), chain_responses in zip(jobs, responses, strict=True):
+            if (feedback_error := errors.get(chain.episode)) is not None:
+                future.set_exception(feedback_error)
+            else:
+                future.set_result(chain_responses)
+
+    def _give_feedback(self, errors: dict[ChainEpisode, RewardError], episodes: Sequence[ChainEpisode]) -> None:
+        """Gives feedback to one episode at a time, as an error must end only the chain that caused it."""
+        assert self._worker is not None
+        for episode in episodes:
+            try:
+                compute_awaited(self._worker, [episode])
+            except RewardError as error:
+                errors[episode] = error
+                episode.note_feedback([SKIPPED] * (len(episode.responses) - len(episode.feedback)))
