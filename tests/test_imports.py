@@ -27,8 +27,8 @@ LAYERS = {
             "role_exchange",
             "evaluator",
         ),
-        *("sync_check", "report", "health", "metric_docs", "worker_setup"),
-        *("rollout", "rllib", "settings", "generation", "learning", "models", "compat"),
+        *("sync_check", "report", "health", "worker_setup"),
+        *("rollout", "rllib", "settings", "generation", "learning", "models", "compat", "files"),
     ),
     "cory_env": (
         "cory_v0",

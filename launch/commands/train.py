@@ -153,7 +153,7 @@ def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
     from policies.settings.settings import OPEN_VALUES, changed_settings, make_settings
     from policies.settings.yaml12 import to_cli
 
-    run_settings = run.settings()
+    run_settings = run.settings
     old, new = run_settings.model_dump(), settings.model_dump()
     if settings.num_passes is not None:
         new |= {"num_passes": None, "num_updates": updates_of_passes(settings, _count_training_queries(run))}
@@ -186,4 +186,4 @@ def _resume_settings(run: "Run", pairs: Sequence[str]) -> "Settings":
     from launch.console.configuration import parse_overrides
     from policies.settings.settings import make_settings
 
-    return _merge_resumable(run, make_settings({**run.settings().model_dump(), **parse_overrides(pairs)}))
+    return _merge_resumable(run, make_settings({**run.settings.model_dump(), **parse_overrides(pairs)}))

@@ -134,12 +134,9 @@ class Difference(NamedTuple):
 
     seeds: tuple[int, ...]
     values: tuple[float, ...]
-    """Per seed."""
     estimate: Estimate
     p: float | None
     """Two-sided p of the exact sign-flip test; see `sign_flip_p`."""
-    effect: float | None
-    """Hedges' g of paired values; see `hedges_g`."""
 
 
 def estimate_difference(by_seed: Mapping[int, float]) -> Difference | None:
@@ -147,7 +144,7 @@ def estimate_difference(by_seed: Mapping[int, float]) -> Difference | None:
     values = tuple(by_seed.values())
     if not values:
         return None
-    return Difference(tuple(by_seed), values, mean_ci(values), sign_flip_p(values), hedges_g(values))
+    return Difference(tuple(by_seed), values, mean_ci(values), sign_flip_p(values))
 
 
 def sign_flip_p(numbers: Sequence[float]) -> float | None:
@@ -173,16 +170,6 @@ def sign_flip_p(numbers: Sequence[float]) -> float | None:
         rng=0,
     )
     return float(result.pvalue)
-
-
-def hedges_g(numbers: Sequence[float]) -> float | None:
-    """Returns the effect size of paired differences: mean over standard deviation, times 1 - 3 / (4 (n - 1) - 1).
-
-    The factor corrects the upward bias with few pairs (Hedges 1981). None for fewer than three pairs or zero variance.
-    """
-    n = len(numbers)
-    deviation = float(np.std(numbers, ddof=1)) if n > 2 else 0.0
-    return float(np.mean(numbers)) / deviation * (1 - 3 / (4 * (n - 1) - 1)) if deviation > 0 else None
 
 
 def holm(ps: Sequence[float | None], count: int) -> list[float | None]:

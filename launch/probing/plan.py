@@ -152,13 +152,13 @@ def plan_probe(
     else:
         if preset is not None or files:
             raise CommandError(f"{target} is a run, which has its own settings. Change them with KEY=VALUE.")
-        if run.settings().roles is not None:  # the second agent need not see the first answer, nor answer itself
+        if run.settings.roles is not None:  # the second agent need not see the first answer, nor answer itself
             raise CommandError(f"{target} has roles, which cannot be probed. Probe its model instead.")
         policies = open_trained(target, checkpoint)
         for text in policies.warnings():
             warn(text)
         policy_ids = None if roles is None else policies.resolve_names(roles)
-    agents = 2 if run is None or run.settings().num_agents == 1 else None
+    agents = 2 if run is None or run.settings.num_agents == 1 else None
     settings = target_settings(target, run, overrides, agents, base)
     if settings.feedback is None and settings.task in TASKS and TASKS[settings.task].feedback is not None:
         warn(f"Task {settings.task} has a feedback function, which is not used. Add feedback=task to use it.")

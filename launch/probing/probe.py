@@ -26,8 +26,8 @@ from launch.probing.figures import Figure, Outcomes, SecondAnswers, compute_figu
 from launch.probing.plan import ProbeBatch, ProbePlan
 from launch.probing.sampler import ProbedSample, Sampler, answer_numbers
 from launch.run_folder.environment import versions
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import to_json
+from policies.files import atomic_write
 from policies.settings.settings import BY_CONTENT
 
 if TYPE_CHECKING:

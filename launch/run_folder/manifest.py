@@ -46,9 +46,6 @@ def verify(folder: Path, part: str = "") -> str | None:
 
     Returns:
         The problem, as the predicate of a sentence about the folder; None if the folder is valid.
-
-    Raises:
-        FormatError: the checkpoint has another format, and may be valid in that format.
     """
     try:
         entries = json.loads((folder / NAME).read_text(encoding="utf-8"))

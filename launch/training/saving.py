@@ -76,7 +76,7 @@ class CheckpointWriter:
         if self._pending is not None and self._pending.update == algo.updates:
             return
         self._publish()
-        best = self._run.best_update()
+        best = self._run.best_update
         if self._run.checkpoints.path_of(algo.updates).exists():
             self._after_publish(best)
             return

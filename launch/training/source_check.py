@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 from cory_env.home import IN_JOB
 from cory_env.tasks import Task
 from launch.console.errors import CommandError, describe_error, is_bug
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import add_module_folders, locate_files
 from launch.run_folder.sources import Change, Sources, collect_sources, find_changes, function_names
+from policies.files import atomic_write
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in_categories
 
 SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", "trust_remote_code"})

@@ -15,11 +15,7 @@ from policies.settings.start import find_start_checkpoint
 
 
 def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
-    """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts.
-
-    Args:
-        location: A folder or URI; None: a new folder under `runs/`.
-    """
+    """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts."""
     run = run_type(location).create(location, name)
     try:
         run.write_settings(settings, origin)
@@ -32,21 +28,24 @@ def create_run(location: str | None, name: str, settings: Settings, sources: Sou
 
 
 def starting_policies(settings: Settings) -> Path | None:
-    """Returns the valid checkpoint whose policies a run starts from; None: they start from the model."""
+    """Returns the valid checkpoint whose policies a run starts from.
+
+    Returns:
+        The checkpoint named by `start_from`, or the best or else the latest of the run named by it; None: policies
+        start from the model.
+    """
     checkpoint = find_start_checkpoint(settings)
-    if checkpoint is None or not (checkpoint / manifest.NAME).exists():  # `save_to_path` of an algorithm writes none
-        return checkpoint
-    if (problem := manifest.verify(checkpoint, POLICIES)) is not None:
-        raise CommandError(f"start_from: {checkpoint} {problem}. Choose another checkpoint.")
+    if checkpoint is None or settings.start_from is None:
+        return None
+    is_of_run = checkpoint != Path(settings.start_from).resolve()
+    has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
+    if (is_of_run or has_manifest) and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
+        raise CommandError(f"start_from={settings.start_from}: {checkpoint} {problem}. Choose another checkpoint.")
     return checkpoint
 
 
 def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None:
-    """Returns the update of a locked run's latest valid checkpoint, or None.
-
-    Args:
-        warn: Called with a warning about each damaged checkpoint, which is renamed.
-    """
+    """Returns the update of a locked run's latest valid checkpoint, or None."""
     for message in run.checkpoints.quarantine_damaged():
         warn(f"Warning: {message}")
     latest = run.checkpoints.latest()
@@ -55,7 +54,7 @@ def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None
 
 def lacks_final(run: Run, settings: Settings) -> bool:
     """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows."""
-    lines = run.updates()
+    lines = run.metrics
     if settings.test_queries is None or not lines:
         return False
     update = lines[-1]["update"]

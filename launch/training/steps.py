@@ -105,7 +105,7 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
     if is_done(run, settings, done):
         return done
     run.cut_after(done)
-    if settings != run.settings():
+    if settings != run.settings:
         run.write_settings(settings, origin)
     return done
 

@@ -127,7 +127,7 @@ def test_the_same_command_continues_a_run_whose_driver_was_killed(head: Head, pr
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert f"resuming after update {last_update}" in output
-    assert [line["update"] for line in run.updates()] == list(range(13))
+    assert [line["update"] for line in run.metrics] == list(range(13))
     assert run.checkpoints.updates()[-1] == 12
 
 
@@ -160,13 +160,13 @@ def test_a_stopped_job_is_saved_and_continued_and_a_second_job_names_the_first(
     run = Run.open(storage)
     last_update = run.checkpoints.updates()[-1]
     assert f"Update {last_update} is saved. Resume with:\n  cory train --resume file://{storage}" in remaining
-    assert 0 < last_update < 2000 and run.updates()[-1]["update"] == last_update
+    assert 0 < last_update < 2000 and run.metrics[-1]["update"] == last_update
 
     job = submit(head, project, *words, f"num_updates={last_update + 1}")
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert f"resuming after update {last_update}" in output
-    assert [line["update"] for line in run.updates()] == list(range(last_update + 2))
+    assert [line["update"] for line in run.metrics] == list(range(last_update + 2))
     assert run.checkpoints.updates()[-1] == last_update + 1
 
 

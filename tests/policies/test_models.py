@@ -11,8 +11,8 @@ import torch
 
 from policies.cory import Cory
 from policies.generation.installed import vllm_installed
-from policies.learning.rows import select_position
-from policies.models.language_model import left_padded, load_language_model
+from policies.learning.rows import left_padded, select_position
+from policies.models.language_model import load_language_model
 from policies.models.model_names import BUNDLED_LM, model_path
 from policies.models.weights import checksum
 from policies.rllib.token_batch import rows_from_episodes

@@ -66,7 +66,7 @@ def test_a_stopped_and_killed_search_resumes_exactly_and_a_failed_trial_does_not
 
     trained = cory("train", "found/best.yaml", "--out", "run")
     assert trained.returncode == 0, trained.stderr
-    update = Run.open(tmp_path / "run").updates()[-1]
+    update = Run.open(tmp_path / "run").metrics[-1]
     report = json.loads((tmp_path / "found" / "trial_00000" / "result.json").read_text().splitlines()[-1])["cory"]
     for key in ("update", "roles", "policy", "evaluation"):
         assert report[key] == update[key], key
