@@ -27,7 +27,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Train a single agent and a chain that corrects its drafts, and compare them, offline; 2 to 3 minutes on 2 cores
-	@$(BIN)/python -m launch.experiments.demo
+	@$(BIN)/python -m recipes.demo
 
 # Three processes on two cores: much of a test's time is waiting for processes to start.
 test: $(READY) ## Run the tests

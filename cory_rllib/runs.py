@@ -7,50 +7,29 @@ import contextlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cory_env.home import expand_home
 from launch.cluster import session
 from launch.models.trained import PolicySet, open_trained
-from launch.run_folder import environment
+from launch.run_folder import environment, run
 from launch.run_folder.layout import FROM_PYTHON
-from launch.run_folder.records import SampleLine, Update
-from launch.run_folder.run import Run as RunFolder
 from launch.training.steps import train_run
-from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
     from launch.models.trained_chain import TrainedChain
     from policies.cory import CoryConfig
 
 
-class Run:
-    """A run's folder. Properties read the files on each access, so the run may still be training."""
-
-    def __init__(self, directory: RunFolder) -> None:
-        self.directory = directory
+class Run(run.Run):
+    """A run's folder. Properties read the files on each access, except the settings, so the run may still train."""
 
     def __repr__(self) -> str:
         return f"Run({self.location!r})"
 
     def _repr_png_(self) -> bytes | None:
         """The training curves for notebooks; None until the run ends."""
-        return self.directory.read(self.directory.curves.name)
-
-    @property
-    def location(self) -> str:
-        """Folder of the run, as an argument for commands."""
-        return str(self.directory.path)
-
-    @property
-    def path(self) -> Path:
-        """Folder of the run."""
-        return self.directory.path
-
-    @property
-    def settings(self) -> Settings:
-        """All settings of the run."""
-        return self.directory.settings()
+        return self.read(self.curves.name)
 
     @property
     def config(self) -> CoryConfig:
@@ -58,24 +37,6 @@ class Run:
         from policies.cory import CoryConfig
 
         return CoryConfig().cory(**self.settings.model_dump())
-
-    @property
-    def metrics(self) -> list[Update]:
-        """Lines of `metrics.jsonl`, one per update; line 0 is the evaluation before training.
-
-        Each is a dictionary with the keys of `Report` except `samples`; non-finite numbers are None.
-        """
-        return self.directory.updates()
-
-    @property
-    def samples(self) -> list[SampleLine]:
-        """Lines of `samples.jsonl`: responses of the chain with their update, and whether the query is held out."""
-        return cast(list[SampleLine], self.directory.samples.read())
-
-    @property
-    def best_update(self) -> int | None:
-        """Update with the highest held-out combined reward; None if none was evaluated."""
-        return self.directory.best_update()
 
     def open_policies(self, checkpoint: str | int | None = None) -> PolicySet:
         """Opens the policies of a checkpoint.
@@ -164,7 +125,7 @@ def load_run(location: str | Path) -> Run:
     Raises:
         CommandError: there is no run at the location, or it is a URI.
     """
-    return Run(RunFolder.open(expand_home(str(location))))
+    return Run.open(expand_home(str(location)))
 
 
 def start_ray(config: CoryConfig) -> None:
@@ -214,7 +175,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
 
     from launch.training.training import EXIT_COLLAPSED
 
-    run, code = train_run(
+    trained, code = train_run(
         settings,
         f"{FROM_PYTHON}  # {environment.describe_environment()}",
         location=None if out is None else expand_home(str(out)),
@@ -225,4 +186,4 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     )
     if code not in (0, EXIT_COLLAPSED):
         raise KeyboardInterrupt
-    return load_run(run.path)
+    return load_run(trained.path)

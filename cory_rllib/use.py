@@ -280,10 +280,10 @@ def _evaluate_run(
     def warn(text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
-    selected = run.directory.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
-    settings = make_settings({**evaluation.located_settings(run.directory).model_dump(), "min_response_tokens": None})
+    selected = run.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
+    settings = make_settings({**evaluation.located_settings(run).model_dump(), "min_response_tokens": None})
     session.quiet_libraries(debug=True)
-    plan = evaluation.plan_evaluation(settings, run.directory, selected, split, queries, samples, warn)
-    folder = evaluation.default_folder(run.location, run.directory, selected[1], plan.fingerprint)
+    plan = evaluation.plan_evaluation(settings, run, selected, split, queries, samples, warn)
+    folder = evaluation.default_folder(run.location, run, selected[1], plan.fingerprint)
     folder = folder if out is None else _local_path(out, "evaluation")
     return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.location!r})", quiet=quiet, warn=warn)

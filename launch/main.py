@@ -10,7 +10,7 @@ import gc
 import signal
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -58,9 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             app(argv, prog_name="cory")
             code = 0
         except SystemExit as system_exit:
-            if isinstance(system_exit.code, str):
-                print(system_exit.code, file=sys.stderr)
-            code = 1 if isinstance(system_exit.code, str) else system_exit.code or 0
+            code = cast(int, system_exit.code or 0)
         sys.stdout.flush()
     except OutputError as error:
         if isinstance(error.__cause__, BrokenPipeError):

@@ -15,8 +15,7 @@ from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_UPDATE
 from policies.learning.metrics import RESPONSE_METRICS, compute_response_metrics, mean_metrics, nanmean
-from policies.learning.rows import Rows, select_position, select_rows
-from policies.models.language_model import left_padded
+from policies.learning.rows import Rows, left_padded, select_position, select_rows
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_from_episodes

@@ -96,11 +96,7 @@ def log_update(
     """Logs an update to RLlib's results, and adds the learners' results to the policies' metrics.
 
     Args:
-        metrics: the algorithm's logger.
-        rollout: the update's.
         policy_metrics: policy id → metrics; modified in place.
-        results: the learners'.
-        settings: the run's.
     """
     metrics.aggregate(results, key=LEARNER_RESULTS)
     returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
@@ -117,11 +113,6 @@ def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: 
     """Returns role → metrics of its responses, as from `compute_metrics`; means over the teams.
 
     A role without responses, because all chains stopped before it, has `NO_METRICS`.
-
-    Args:
-        rows: policy id → scored rows with estimated returns.
-        mapping: role → policy id.
-        eval_kl_coef: weight of the KL in the combined reward.
     """
 
     def measure(role: str, position: int) -> dict[str, float]:
@@ -142,11 +133,8 @@ def update_report(
     """Builds an update's report, without the algorithm's counters and timers.
 
     Args:
-        rollout: the update's, of all teams.
         update: its index from 0, which is the version of its initial weights.
-        mapping: role → policy id, of the first team.
         policy: policy id → metrics of its responses and training; policies without responses are absent.
-        role: role → metrics of its responses.
     """
     counters, samples = rollout.counters, rollout.samples
     diffs = {name: [metrics[name] for metrics in policy.values()] or [math.nan] for name in LOGPROB_DIFFS}
@@ -182,11 +170,7 @@ class PhaseTimer:
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
 
     def seconds(self, counters: Mapping[str, float]) -> dict[str, float]:
-        """Returns phase → seconds and the `total`, with the time of rewards subtracted from `rollout`.
-
-        Args:
-            counters: of the update's rollout.
-        """
+        """Returns phase → seconds and the `total`, with the time of rewards subtracted from `rollout`."""
         waited, reward_seconds = self._phases["rollout"], counters["reward_seconds"]
         # With prefetching, the wait is shorter than the rollout.
         reward = reward_seconds * min(1.0, waited / (counters["rollout_seconds"] + reward_seconds))

@@ -76,31 +76,11 @@ class LogprobDiff(NamedTuple):
         return f"{self.mean:.3g} ± {self.std / math.sqrt(self.tokens):.1g} ({self.tokens} tokens)"
 
 
-class SyncDiffs(NamedTuple):
-    """Result of one LLM's check at start: mean |sampler - learner| log-probability per token, in nats."""
-
-    before: float
-    """With the initial weights."""
-    perturbed: float
-    """With perturbed weights in both."""
-    moved: float
-    """The value if the engine had kept the initial weights."""
-    after: float
-    """With the initial weights restored."""
-    rounding: LogprobDiff
-    """Of the tokens of `before` and `perturbed`."""
-
-
 def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.ndarray]:
     """Adds Gaussian noise to every weight, the same numbers again and again.
 
     Args:
-        weights: name → array.
-        seed: random seed of the noise.
         noise: standard deviation, as a share of the tensor's root mean square; all-zero tensors get 0.15.
-
-    Returns:
-        Name → perturbed array.
     """
     random = np.random.default_rng(seed)
     numbers = random.standard_normal(_NOISE_LENGTH, dtype=np.float32)
@@ -117,19 +97,12 @@ class SyncCheck:
     """Checks that engines use the learner's weights."""
 
     def __init__(self, settings: Settings, task: Task, runners: Runners, learners: Learners) -> None:
-        """Checks every LLM on one runner if `check_weight_sync` is set; all runners have the same code and versions.
-
-        Raises:
-            WeightSyncCheckError: an engine does not use new weights.
-        """
+        """Checks every LLM on one runner if `check_weight_sync` is set; all runners have the same code and versions."""
         self.settings, self.task, self.runners, self.learners = settings, task, runners, learners
         self._checked_learned = False
         """Whether an engine has been checked with trained weights."""
-        self.initial_diffs = (
-            {name: self._probe(name) for name in settings.policy_ids} if settings.check_weight_sync else {}
-        )
-        """Policy id → result of the check at start."""
-        self._starts = {name: diffs.rounding for name, diffs in self.initial_diffs.items()}
+        policy_ids = settings.policy_ids if settings.check_weight_sync else ()
+        self._starts = {policy_id: self._probe(policy_id) for policy_id in policy_ids}
         """Policy id → the difference at start, or without that check in the first comparison."""
 
     @property
@@ -147,23 +120,14 @@ class SyncCheck:
         """Checks an update's responses if sampler and learner should have the same weights.
 
         Args:
-            rows: policy id → scored rows.
-            rollout: the update's.
             update: its index from 0, which is the version of the learner's weights.
-
-        Raises:
-            WeightSyncError: the engine uses other weights.
         """
         if rollout.counters["version"] == update:
             for policy_id, policy_rows in rows.items():
                 self.check_rows(policy_id, policy_rows)
 
     def check_trained_weights(self) -> None:
-        """Checks the first trained weights with `max_lag`, when no update's responses are sampled with them.
-
-        Raises:
-            WeightSyncError: an engine uses other weights.
-        """
+        """Checks the first trained weights with `max_lag`, when no update's responses are sampled with them."""
         if self.settings.max_lag and not self._checked_learned:
             for policy_id in self.settings.policy_ids:
                 prompts = self._prompts(policy_id)
@@ -176,13 +140,6 @@ class SyncCheck:
 
         Skips frozen models, which no learner has, and rows with non-finite log-probabilities of the learner, for which
         the update raises `NonFiniteUpdate`.
-
-        Args:
-            policy_id: the LLM.
-            rows: scored.
-
-        Raises:
-            WeightSyncError: mean |sampler - learner| log-probability per token is above the limit.
         """
         if policy_id in self.settings.frozen_models or not rows["logprobs"].isfinite().all():
             return
@@ -190,7 +147,7 @@ class SyncCheck:
         check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
         self._starts.setdefault(policy_id, diff)
 
-    def _probe(self, policy_id: str) -> SyncDiffs:
+    def _probe(self, policy_id: str) -> LogprobDiff:
         prompts = self._prompts(policy_id)
         length = self.settings.prompt_limit
         prompts.append([token for prompt in prompts * length for token in prompt][:length])
@@ -220,12 +177,7 @@ class SyncCheck:
 
 
 def min_limit(dtype: torch.dtype, settings: Settings) -> float:
-    """Returns the lowest limit of mean |sampler - learner| log-probability, in nats per token.
-
-    Args:
-        dtype: the learner's compute type.
-        settings: the run's.
-    """
+    """Returns the lowest limit of mean |sampler - learner| log-probability, in nats per token."""
     tf32 = dtype == torch.float32 and settings.backend == "vllm" and settings.gpus_per_runner > 0
     return _MIN_LIMIT_TF32 if tf32 else _MIN_LIMIT[dtype]
 
@@ -238,9 +190,7 @@ def max_mean_diff(tokens: int, start: LogprobDiff | None, lowest: float) -> floa
     wide spread of an engine with other weights would excuse itself.
 
     Args:
-        tokens: number of compared tokens.
         start: measured at start; None: not measured, the highest limit applies.
-        lowest: of `min_limit`.
     """
     if start is None:
         return _LIMIT_RANGE * lowest
@@ -251,18 +201,7 @@ def max_mean_diff(tokens: int, start: LogprobDiff | None, lowest: float) -> floa
 def check_diff(
     policy_id: str, diff: LogprobDiff, start: LogprobDiff | None, dtype: torch.dtype, settings: Settings
 ) -> None:
-    """Compares a difference between sampler and learner with its limit: `max_logprob_diff` or `max_mean_diff`.
-
-    Args:
-        policy_id: the LLM, for the message.
-        diff: measured under the same weights.
-        start: see `max_mean_diff`.
-        dtype: the learner's compute type.
-        settings: the run's.
-
-    Raises:
-        WeightSyncError: the difference is larger or not finite.
-    """
+    """Compares a difference between sampler and learner with its limit: `max_logprob_diff` or `max_mean_diff`."""
     lowest = min_limit(dtype, settings)
     limit = settings.max_logprob_diff or max_mean_diff(diff.tokens, start, lowest)
     if diff.mean <= limit:  # False for NaN
@@ -298,23 +237,17 @@ def check_weight_sync(
     score: Callable[[Weights, Rows], torch.Tensor],
     policy_id: str,
     tolerance: float = _TOLERANCE[torch.float32],
-) -> SyncDiffs:
+) -> LogprobDiff:
     """Perturbs and restores an LLM's weights in the engine; compares log-probabilities with the learner's each time.
 
     Args:
-        weights: the current weights.
         prompts: token ids; include one of the maximum length, to test cached prompt blocks too.
-        load: loads weights into the engine.
         generate: samples one response per prompt from the engine, with the same seeds in each call.
         score: returns the learner's log-probabilities `[B, R]` of rows under the passed weights.
-        policy_id: the LLM, for the message.
         tolerance: allowed deviation as a share of the perturbation's effect, besides twice the rounding difference.
 
     Returns:
-        The measured differences.
-
-    Raises:
-        WeightSyncCheckError: the engine did not use the new weights. The initial weights are loaded again by then.
+        The difference by rounding: with the initial and with the perturbed weights in both.
     """
     perturbed_weights = perturb(weights, seed=0)
 
@@ -329,19 +262,18 @@ def check_weight_sync(
     finally:
         load(weights)
     restored_rows = _make_rows(prompts, generate(prompts))
-    perturbed, moved = diff(perturbed_rows, perturbed_weights), diff(perturbed_rows, weights)
-    after = diff(restored_rows, weights)
-    result = SyncDiffs(before.mean, perturbed.mean, moved.mean, after.mean, before.merge(perturbed))
-    limit = 2 * result.before + tolerance * result.moved
-    is_synced = result.perturbed <= limit and result.after <= limit and result.moved >= 10 * result.before
+    perturbed, after = diff(perturbed_rows, perturbed_weights), diff(restored_rows, weights)
+    moved = diff(perturbed_rows, weights)  # as if the engine had kept the initial weights
+    limit = 2 * before.mean + tolerance * moved.mean
+    is_synced = perturbed.mean <= limit and after.mean <= limit and moved.mean >= 10 * before.mean
     if not is_synced:  # True for NaN too
         raise WeightSyncCheckError(
             f"The generation engine of {policy_id} does not use new weights: mean |sampler - learner| log-probability "
-            f"is {result.before:.2g} initially, {result.perturbed:.2g} after new weights (limit {limit:.2g}; "
-            f"{result.moved:.2g} with the old ones) and {result.after:.2g} after restoring the old ones. Use another "
+            f"is {before.mean:.2g} initially, {perturbed.mean:.2g} after new weights (limit {limit:.2g}; "
+            f"{moved.mean:.2g} with the old ones) and {after.mean:.2g} after restoring the old ones. Use another "
             "backend, and report this with the model and the versions of vLLM, transformers and torch."
         )
-    return result
+    return before.merge(perturbed)
 
 
 def _make_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:

@@ -6,7 +6,7 @@ from launch.cluster.session import quiet_libraries
 
 quiet_libraries(debug=False)
 for _name in (
-    *("policies.cory", "launch.commands.train", "launch.commands.evaluate", "launch.display.curves"),
+    *("policies.cory", "launch.commands.train", "launch.commands.evaluate", "launch.display.plot"),
     *("tests.policies.learning.test_mesh_fp64", "tests.policies.learning.test_saving"),
 ):
     import_module(_name)

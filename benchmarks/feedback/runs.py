@@ -32,8 +32,8 @@ from launch.experiments.study_runs import ProcessResult, StudyJob, collect_resul
 from launch.probing.figures import Outcomes, SecondAnswers, best_of, compute_figures
 from launch.probing.probe import RESULT
 from launch.run_folder.environment import Hardware, hardware, versions
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import Update
+from policies.files import atomic_write
 from policies.settings.settings import Settings
 
 

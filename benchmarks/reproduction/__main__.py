@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from benchmarks.reproduction.claims import Judged, judge_all
 from launch.experiments.results import StudyRun, read_results
-from launch.run_folder.journal import atomic_write
+from policies.files import atomic_write
 
 
 class JudgedClaim(TypedDict):

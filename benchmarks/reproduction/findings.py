@@ -19,6 +19,7 @@ from benchmarks.reproduction.measures import (
     before,
     curve,
     gain,
+    hedges_g,
     in_roles,
     paired_runs,
     policies_at_end,
@@ -99,7 +100,7 @@ def difference(arms: Arms, one: str, other: str, measure: Measure, name: str, bo
     if estimate is None:
         return None
     text = f"{name}: {_shown(estimate.estimate, _pairs(arms, one, other))}"
-    return Finding(text, above(estimate.estimate, bound), estimate.p, estimate.effect)
+    return Finding(text, above(estimate.estimate, bound), estimate.p, hedges_g(estimate.values))
 
 
 def ratio(arms: Arms, one: str, other: str, bound: float, kl: Measure = FINAL_KL) -> Finding | None:
@@ -114,7 +115,7 @@ def _times(logarithms: Difference, bound: float, runs: int) -> Finding:
         math.exp(mean), None if low is None else math.exp(low), None if high is None else math.exp(high), n
     )
     text = f"KL × {_shown(estimate, runs, sign='')}"
-    return Finding(text, above(estimate, bound), logarithms.p, logarithms.effect)
+    return Finding(text, above(estimate, bound), logarithms.p, hedges_g(logarithms.values))
 
 
 def _pairs(arms: Arms, one: str, other: str) -> int:
@@ -145,7 +146,7 @@ def similar_reward(
     if estimate is None:
         return None
     text = _percent(estimate.estimate, _pairs(arms, one, other), " of the gain")
-    return Finding(text, between(estimate.estimate, -SIMILAR, upper), estimate.p, estimate.effect)
+    return Finding(text, between(estimate.estimate, -SIMILAR, upper), estimate.p, hedges_g(estimate.values))
 
 
 def changes(arms: Arms, arm: str, rises: bool) -> Finding | None:
@@ -189,7 +190,7 @@ def pareto(arms: Arms) -> Finding | None:
         f"hypervolume {_shown(estimate.estimate, estimate.estimate.n)} (PPO {sum(ppo.values()) / len(ppo):.3g})",
         above(estimate.estimate, 0.0),
         estimate.p,
-        estimate.effect,
+        hedges_g(estimate.values),
     )
 
 
@@ -295,7 +296,7 @@ def optimality(arms: Arms) -> Finding | None:
     if estimate is None:
         return None
     text = _percent(estimate.estimate, _pairs(arms, "cory", "ppo"))
-    return Finding(text, quoted(estimate.estimate, 0.123, 0.0), estimate.p, estimate.effect)
+    return Finding(text, quoted(estimate.estimate, 0.123, 0.0), estimate.p, hedges_g(estimate.values))
 
 
 def fewer_collapses(arms: Arms) -> Finding | None:

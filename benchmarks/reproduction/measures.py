@@ -1,16 +1,17 @@
 """Measures for claims, in addition to those of `launch.experiments.measures`."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from launch.display.frame import MEAN, Metrics
+from launch.display.frame import Metrics
 from launch.display.statistics import Difference
 from launch.experiments.measures import Measure, StudyMetrics, metrics_of, paired_difference
 from launch.experiments.results import StudyRun
+from launch.run_folder.frame import MEAN
 from policies.models.model_names import AVERAGE_POLICY
 
 
@@ -138,3 +139,13 @@ def variance(metrics: Metrics, metric: str) -> float:
         With n - 1 in the denominator; NaN for fewer than two runs that have it.
     """
     return float(policies_at_end(metrics, metric).var().mean())
+
+
+def hedges_g(numbers: Sequence[float]) -> float | None:
+    """Returns the effect size of paired differences: mean over standard deviation, times 1 - 3 / (4 (n - 1) - 1).
+
+    The factor corrects the upward bias with few pairs (Hedges 1981). None for fewer than three pairs or zero variance.
+    """
+    n = len(numbers)
+    deviation = float(np.std(numbers, ddof=1)) if n > 2 else 0.0
+    return float(np.mean(numbers)) / deviation * (1 - 3 / (4 * (n - 1) - 1)) if deviation > 0 else None

@@ -11,11 +11,11 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from metric_docs import METRIC_DOCS, PHASE_DOCS
 from pydantic.fields import FieldInfo
 
 from cory_env.chain_settings import Thinking
 from launch.console.cli import COMMANDS, command
-from policies.metric_docs import METRIC_DOCS, PHASE_DOCS
 from policies.models.families import ENGINE_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, read_family_table
 from policies.settings import fields
 from policies.settings.files import presets as preset_names

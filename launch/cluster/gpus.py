@@ -12,9 +12,6 @@ def check_gpus(settings: Settings) -> None:
     """Checks the devices of a run on this machine before anything starts.
 
     On a cluster, each process checks its own device when it starts.
-
-    Raises:
-        DeviceError: PyTorch cannot use a requested GPU, or vLLM cannot generate on its device.
     """
     if any(name in os.environ for name in CLUSTER_VARIABLES) or _has_joined_cluster():
         return

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from launch.cluster import session
 from launch.cluster.placement import GB, Node, alive_nodes
 from policies.settings.hardware import devices
 from policies.settings.processes import cpus, processes
@@ -21,11 +22,7 @@ def make_machines(
 
 
 def describe_assumed(specified: Mapping[str, Any]) -> str:
-    """Describes what `make_machines` assumes about each machine; empty if everything is specified.
-
-    Args:
-        specified: its keyword arguments.
-    """
+    """Describes what `make_machines` assumes about each machine; empty if everything is specified."""
     (machine,) = make_machines(1, **specified)
     parts = {
         "cpus": f"{machine.cpus:g} CPUs (--cpus)",
@@ -47,19 +44,6 @@ def this_machine(settings: Settings) -> Node:
 
 
 def cluster_nodes() -> list[Node]:
-    """Returns the live nodes of the cluster of RAY_ADDRESS, with all their resources.
-
-    Raises:
-        CommandError: the cluster is unreachable.
-    """
-    import ray
-
-    from launch.cluster.session import init_ray
-
-    if ray.is_initialized():
+    """Returns the live nodes of the cluster of RAY_ADDRESS, with all their resources."""
+    with session.ray_session((), debug=False):
         return alive_nodes()
-    init_ray(log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    try:
-        return alive_nodes()
-    finally:
-        ray.shutdown()

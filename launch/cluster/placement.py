@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 TOLERANCE = 1e-6
-"""Tolerance for rounding errors of fractional resources."""
 MAX_SHOWN_NODES = 4
-"""Maximum number of nodes in an error message."""
 
 
 @dataclass
@@ -44,9 +42,15 @@ class Shortfall(NamedTuple):
 
     kind: Process
     num_unplaced: int
-    """The number of processes that do not fit."""
     reasons: list[str]
     """Missing resources, one reason per node."""
+
+    def __str__(self) -> str:
+        reasons = self.reasons[:MAX_SHOWN_NODES]
+        if more := len(self.reasons) - len(reasons):
+            reasons.append(f"and {more} more nodes")
+        missing = "; ".join(reasons) or "the cluster has no nodes"
+        return f"no room for {self.num_unplaced} of {count_noun(self.kind.count, self.kind.name)}: {missing}"
 
 
 def make_node(address: str, resources: Mapping[str, float]) -> Node:
@@ -63,32 +67,13 @@ def alive_nodes() -> list[Node]:
 
 
 def check_placement(kinds: Sequence[Process], nodes: Sequence[Node]) -> None:
-    """Checks that processes fit on nodes. Otherwise Ray would wait silently.
-
-    Args:
-        kinds: kinds of processes, with distinct names.
-        nodes: with their total resources.
-
-    Raises:
-        CommandError: processes do not fit; the message has the missing resources.
-    """
+    """Checks that processes fit on nodes. Otherwise Ray would wait silently."""
     _, shortfalls = pack(kinds, nodes)
-    if not shortfalls:
-        return
-    parts = []
-    for kind, left, reasons in shortfalls:
-        resources = ", ".join(f"{name}={amount:g}" for name, amount in _resources(kind).items())
-        more = [f"and {len(reasons) - MAX_SHOWN_NODES} more nodes"] if len(reasons) > MAX_SHOWN_NODES else []
-        reason = "; ".join(reasons[:MAX_SHOWN_NODES] + more) or "the cluster has no nodes"
-        requested = count_noun(kind.count, kind.name) + (f" with {resources}" if resources else "")
-        parts.append(f"{left} of {requested} ({reason})")
-    unplaced = [shortfall.kind for shortfall in shortfalls]
-    others = [count_noun(kind.count, kind.name) for kind in kinds if _resources(kind) and kind not in unplaced]
-    beside = f", beside {' and '.join(others)}" if others else ""
-    raise CommandError(
-        f"Ray cannot place {', nor '.join(parts)}{beside}. Request fewer processes or fewer resources per process "
-        "(see `cory plan`), or add nodes."
-    )
+    if shortfalls:
+        raise CommandError(
+            f"Ray has {'; '.join(map(str, shortfalls))}. Request fewer processes or fewer resources per process (see "
+            "`cory plan`), or add nodes."
+        )
 
 
 def count_noun(count: int, name: str) -> str:
@@ -105,7 +90,6 @@ def pack(
     check).
 
     Args:
-        kinds: kinds of processes, with distinct names.
         nodes: with their total resources; not modified.
         needs: memory of each kind of process, by name, if memory must fit too.
 
@@ -147,8 +131,6 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     """Returns the resources that a node lacks for one more process, as text; empty if it fits.
 
     Args:
-        node: with its remaining resources.
-        kind: of the process.
         host: bytes of host memory per process.
         device: bytes of GPU memory per process.
     """

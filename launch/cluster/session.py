@@ -5,8 +5,8 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +20,6 @@ from cory_env.shadowing import WORKER_SETUP, shadowing_modules
 from launch.cluster import placement
 from launch.console.errors import CommandError, is_bug
 from launch.console.interrupts import hangup_blocked
-from launch.console.retry import retry
 from policies.compat.ray import node_start_timeout, without_dashboard
 from policies.settings.processes import Process, cpus, processes
 from policies.settings.settings import Settings
@@ -40,6 +39,8 @@ CONNECT_TIMEOUT = 10.0
 """Seconds for connecting to a cluster's head."""
 START_TIMEOUT = 120.0
 """Seconds for a local Ray node to start."""
+RETRY_INTERVAL = 2.0
+"""Seconds between two attempts to start or join Ray."""
 TEMP_PREFIX, ALIVE_LOCK = "cory-", ".alive"
 """Prefix of temporary folders, and the lock file in each that its process holds."""
 RAY_ADDRESS_WORDS = ("auto", "local")
@@ -59,12 +60,7 @@ def quiet_libraries(debug: bool) -> None:
 
     Args:
         debug: leave logs, warnings and progress bars on.
-
-    Raises:
-        CommandError: Python runs without docstrings, which Ray requires.
     """
-    if sys.flags.optimize > 1:
-        raise CommandError("Ray requires docstrings. Run Python without -OO and PYTHONOPTIMIZE=2; -O works.")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise idle threads slow down other processes
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -95,13 +91,7 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
     folder with Ray's logs is removed, except after an unexpected error.
 
     Args:
-        required: the processes that must fit on the cluster.
-        debug: show Ray's logs.
         retry_seconds: seconds to wait for Ray to start, and for missing nodes to join the cluster.
-
-    Raises:
-        CommandError: the cluster does not respond, or the processes do not fit. With `UNCHECKED`, Ray waits until they
-            fit.
     """
     import ray
 
@@ -121,17 +111,18 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
         if _has_cluster_address() or shadowing_modules():  # otherwise save the second or two of a worker setup
             options["runtime_env"] = {"worker_process_setup_hook": WORKER_SETUP}
         stack.callback(ray.shutdown)
-
-        def start() -> None:
+        deadline = time.monotonic() + retry_seconds
+        while True:
             try:
                 with hangup_blocked():
                     init_ray(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **options)
                 _check_placement(required)
+                break
             except Exception:
                 ray.shutdown()
-                raise
-
-        retry(start, retry_seconds)
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(RETRY_INTERVAL)
         yield
 
 
@@ -141,15 +132,7 @@ def _check_placement(required: Sequence[Process]) -> None:
 
 
 def init_ray(**options: Any) -> None:
-    """Calls `ray.init` with readable errors.
-
-    Args:
-        options: of `ray.init`.
-
-    Raises:
-        CommandError: the cluster at RAY_ADDRESS does not respond or rejects the token, or a local Ray did not start in
-            time.
-    """
+    """Calls `ray.init` with readable errors."""
     import ray
     from ray.exceptions import AuthenticationError
 
@@ -188,10 +171,6 @@ def _check_reachable(address: str) -> None:
 
     Args:
         address: `HOST:PORT` or `ray://HOST:PORT`. Values without a port, such as `auto`, are not checked.
-
-    Raises:
-        ConnectionError: the port does not accept a connection in time.
-        ValueError: the port is not a number.
     """
     parts = _split_address(address)
     if parts.port is None:
@@ -261,12 +240,6 @@ def check_driver(settings: Settings) -> None:
 
     Not needed if Ray reserves the driver's GPU, as in a trial of a search or by `ray job submit
     --entrypoint-num-gpus`, or if all processes fit on one GPU.
-
-    Args:
-        settings: of the run.
-
-    Raises:
-        CommandError: the driver and the other processes do not fit on one GPU.
     """
     driver, *others = processes(settings)
     worker_gpus = sum(kind.count * kind.gpus for kind in others)

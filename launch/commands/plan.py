@@ -44,7 +44,7 @@ def plan(
     """
     from launch.cluster import machines, session
     from launch.cluster.gpus import check_gpus
-    from launch.cluster.memory import describe_shortfall, suggest_settings
+    from launch.cluster.memory import saving_settings
     from launch.console.configuration import split_arguments
     from launch.training.preflight import fill_in_settings
     from policies.settings.gpus import other_machine
@@ -93,9 +93,9 @@ def plan(
     for node in filled:
         print(f"{node.name}: {', '.join(node.processes) or 'nothing'}")
     for shortfall in shortfalls:
-        print(f"Missing: {describe_shortfall(shortfall)}.")
+        print(f"Missing: {shortfall}.")
     if shortfalls and not pack(kinds, available)[1]:  # only memory is missing
-        print(suggest_settings(settings, available))
+        print(saving_settings(settings))
     if any(node.gpus for node in available) and not any(kind.gpus for kind in kinds):
         print(
             "No process uses a GPU, as gpus_per_learner and gpus_per_runner are 0, the default on a cluster and with "

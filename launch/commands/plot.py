@@ -65,19 +65,19 @@ def plot(
 
 
 def _check_image(out: Path | None) -> None:
-    from launch.display.drawing import FORMATS
+    from launch.display.plot import FORMATS
 
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
         raise CommandError(f"{out} is not an image file. Use one of the suffixes .{', .'.join(FORMATS)}.")
 
 
 def _draw(location: str, out: Path | None) -> None:
-    from launch.display.curves import draw_curves
+    from launch.display.plot import draw_run
 
     run = _read_run_with_metrics(location)
     file = out or run.curves
     make_folder(file.parent)
-    draw_curves(run.updates(), run.settings(), file)
+    draw_run(run.metrics, run.settings, file)
     print(file)
 
 
@@ -99,13 +99,14 @@ def _compare(locations: Sequence[str], out: Path) -> None:
 
 
 def _write_csv(locations: Sequence[str], file: Path) -> None:
-    from launch.display.frame import as_csv
-    from launch.run_folder.journal import atomic_write
+    from launch.display.frame import join_frames
+    from policies.files import atomic_write
 
     if file.is_dir():
         raise CommandError(f"{file} is a folder. Name a file with --csv.")
     names = _short_names(locations)
-    text = as_csv({name: _read_run_with_metrics(run).updates() for name, run in zip(names, locations, strict=True)})
+    frames = {name: _read_run_with_metrics(run).frame() for name, run in zip(names, locations, strict=True)}
+    text = join_frames(frames).dropna().to_csv(index=False, lineterminator="\n")
     if str(file) == "-":
         print(text, end="")
     else:
@@ -125,14 +126,10 @@ def _short_names(locations: Sequence[str]) -> list[str]:
 
 
 def _read_run_with_metrics(location: str) -> "Run":
-    """Reads a run.
-
-    Raises:
-        CommandError: It has no metrics yet.
-    """
+    """Reads a run."""
     from launch.run_folder.run import Run
 
     run = Run.open(location)
-    if not run.updates():
+    if not run.metrics:
         raise CommandError(f"{location} has no metrics yet. Try again after the first update.")
     return run

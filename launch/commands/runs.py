@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,29 +16,8 @@ from launch.console.errors import CommandError
 if TYPE_CHECKING:
     from rich.table import Table
 
-UNREADABLE = "unreadable"
-
-
-class ListedRun(NamedTuple):
-    """A run and its status."""
-
-    run: str
-    """Its folder."""
-    state: str
-    """A state of `launch.run_folder.status`, or `unreadable`."""
-    process: str | None = None
-    """The process that trains it, as `123 on host`."""
-    task: str | None = None
-    update: int | None = None
-    updates: int | None = None
-    """Completed updates, and the total number."""
-    best: float | None = None
-    """The highest held-out combined reward of the evaluations that `select_by` chooses from."""
-    best_update: int | None = None
-    written: float | None = None
-    """Time of the last recorded update, in seconds since 1970."""
-    problem: str | None = None
-    """Why the run cannot be read."""
+    from launch.run_folder.run import Run
+    from launch.run_folder.status import RunStatus
 
 
 def runs(
@@ -79,32 +58,26 @@ def runs(
         print(f"No runs found in {folder or RUNS}.", file=sys.stderr)
 
 
-def _runs_table(rows: list[ListedRun]) -> Table:
+def _runs_table(statuses: list[RunStatus]) -> Table:
     from launch.display.tables import FINE_PATTERNS, format_number, new_table
 
-    rich_table = new_table(["run", "state", "task"], ["update", "best", "at", "last update"])
-    for row in rows:
-        done = "-" if row.update is None else f"{row.update}/{row.updates}"
-        at = "-" if row.best_update is None else str(row.best_update)
-        written = "-" if row.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.written))
-        rich_table.add_row(
-            row.run,
-            row.state,
-            row.task or "-",
-            done,
-            format_number(row.best, FINE_PATTERNS["combined_reward"]),
-            at,
-            written,
-        )
-    return rich_table
+    rows = [
+        [
+            status.run,
+            status.state,
+            status.task or "-",
+            "-" if status.update is None else f"{status.update}/{status.updates}",
+            format_number(status.best, FINE_PATTERNS["combined_reward"]),
+            "-" if status.best_update is None else str(status.best_update),
+            "-" if status.written is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(status.written)),
+        ]
+        for status in statuses
+    ]
+    return new_table(["run", "state", "task"], ["update", "best", "at", "last update"], rows)
 
 
-def list_runs(location: str) -> list[ListedRun]:
-    """Returns the runs below a folder, sorted by the time of their last update.
-
-    Raises:
-        CommandError: The folder does not exist.
-    """
+def list_runs(location: str) -> list[RunStatus]:
+    """Returns the runs below a folder, sorted by the time of their last update."""
     from launch.run_folder.layout import CONFIG
     from launch.run_folder.run import Run
     from launch.run_folder.storage import reject_uri
@@ -113,30 +86,18 @@ def list_runs(location: str) -> list[ListedRun]:
     folder = Path(location)
     if not folder.is_dir():
         raise CommandError(f"{location} {'is a file' if folder.exists() else 'does not exist'}. Pass a folder of runs.")
-    run_folders: list[Path] = []
+    run_list: list[Run] = []
     for path in sorted((file.parent for file in folder.rglob(CONFIG)), key=lambda path: len(path.parts)):
         # A run's folder may contain copies of runs.
-        if not any(path.is_relative_to(outer) for outer in run_folders) and Run(path).exists():
-            run_folders.append(path)
-    return sorted(map(_list_run, map(str, run_folders)), key=lambda run: (run.written or 0.0, run.run))
+        if not any(path.is_relative_to(outer.path) for outer in run_list) and Run(path).exists():
+            run_list.append(Run(path))
+    return sorted(map(_read_status, run_list), key=lambda run: (run.written or 0.0, run.run))
 
 
-def _list_run(location: str) -> ListedRun:
-    from launch.run_folder.status import read_status
+def _read_status(run: Run) -> RunStatus:
+    from launch.run_folder.status import UNREADABLE, RunStatus, read_status
 
     try:
-        status = read_status(location)
+        return read_status(run)
     except CommandError as error:
-        return ListedRun(location, UNREADABLE, problem=str(error))
-    best_update, best = status.best or (None, None)
-    return ListedRun(
-        run=location,
-        state=status.state,
-        process=status.process,
-        task=status.settings.task,
-        update=status.update,
-        updates=status.settings.num_updates,
-        best=best,
-        best_update=best_update,
-        written=status.written,
-    )
+        return RunStatus(str(run.path), UNREADABLE, problem=str(error))

@@ -64,7 +64,7 @@ def study(
     from launch.run_folder.storage import check_location
     from launch.training.preflight import load_task
     from launch.training.source_check import check_all_sources, write_all_sources
-    from policies.models.cache import file_lock
+    from policies.files import file_lock
 
     names = [word for word in words or () if "=" not in word]
     if list_ and not names:
@@ -93,7 +93,6 @@ def study(
         return 0
     check_location(str(out), "study")
     make_folder(out)
-    _refresh_results(plan, out)
     todo = [job for job in jobs if job.read() is None]
     progress = ProgressPrinter(dup_stdout(), len(jobs), done=len(jobs) - len(todo), quiet=quiet)
     progress.print(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(jobs)} runs to do")
@@ -110,36 +109,10 @@ def study(
     return _run_jobs(todo, jobs, progress, ["--allow-changes"] if allow_changes else [])
 
 
-def _refresh_results(plan: "Study", folder: Path) -> None:
-    """Updates labels and other arm fields of existing results from the current study file.
-
-    Raises:
-        CommandError: a result was created with other settings, so it does not belong to this study.
-    """
-    from launch.experiments.results import read_available_results, write_result
-    from launch.experiments.study_runs import StudyJob
-
-    for run in read_available_results(folder):
-        if run.arm in plan.arms:
-            job = StudyJob(plan, plan.arms[run.arm], run.seed, folder)
-            if job.read() == run or (claim := job.claim()) is None:  # the process that trains it writes current fields
-                continue
-            with claim:
-                if (updated := job.read()) is not None:
-                    write_result(job.result, updated)
-
-
 def _run_jobs(
     todo: "Sequence[StudyJob]", jobs: "Sequence[StudyJob]", progress: "ProgressPrinter", options: "Sequence[str]"
 ) -> int:
-    """Trains unfinished runs that no other process trains, and prints the results.
-
-    Args:
-        todo: unfinished runs.
-        jobs: all selected runs.
-        progress: prints the progress.
-        options: further options of `cory train`.
-    """
+    """Trains unfinished runs that no other process trains, and prints the results."""
     from launch.experiments.results import write_result
     from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from policies.settings.settings import Settings
 
 CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
-"""Settings that may change when a run resumes."""
 
 
 def _print_presets(is_requested: bool) -> None:
@@ -148,17 +147,13 @@ def _find_run(location: str) -> "Run | None":
 
 
 def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":
-    """Applies the resumable settings of `settings` to a run's settings.
-
-    Raises:
-        CommandError: Another setting differs.
-    """
+    """Applies the resumable settings of `settings` to a run's settings."""
     from cory_env.pickled import display_name
     from policies.settings.resolve import updates_of_passes
     from policies.settings.settings import OPEN_VALUES, changed_settings, make_settings
     from policies.settings.yaml12 import to_cli
 
-    run_settings = run.settings()
+    run_settings = run.settings
     old, new = run_settings.model_dump(), settings.model_dump()
     if settings.num_passes is not None:
         new |= {"num_passes": None, "num_updates": updates_of_passes(settings, _count_training_queries(run))}
@@ -191,4 +186,4 @@ def _resume_settings(run: "Run", pairs: Sequence[str]) -> "Settings":
     from launch.console.configuration import parse_overrides
     from policies.settings.settings import make_settings
 
-    return _merge_resumable(run, make_settings({**run.settings().model_dump(), **parse_overrides(pairs)}))
+    return _merge_resumable(run, make_settings({**run.settings.model_dump(), **parse_overrides(pairs)}))

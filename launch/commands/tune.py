@@ -183,14 +183,8 @@ def tune(
 def read_search(options: Any) -> "tuple[Search, str]":
     """Creates a search from command-line options.
 
-    Args:
-        options: the parameters of `tune`.
-
     Returns:
         The search, and the name of its preset or configuration.
-
-    Raises:
-        CommandError: the options are invalid.
     """
     from launch.console.configuration import split_arguments
     from launch.experiments.search import Search
@@ -263,7 +257,7 @@ def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, pro
     from launch.experiments.search import RESULTS_FILE
     from launch.experiments.space import format_point, format_setting_value
     from launch.experiments.tables import points_table
-    from launch.run_folder.journal import atomic_write
+    from policies.files import atomic_write
     from policies.settings.settings import make_settings
 
     keys = [axis.key for axis in search.axes]

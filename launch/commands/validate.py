@@ -37,28 +37,22 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
     request.check_task()
     settings = request.settings()
 
-    from cory_env.validate import validate as validate_task
     from launch.training.description import describe_settings
-    from launch.training.preflight import data_warnings, fill_in_settings, load_task
+    from launch.training.preflight import data_warnings, fill_in_settings, load_task, make_chains
+    from launch.training.validation import validate as validate_chain
 
     set_names = settings.model_fields_set
     settings = fill_in_settings(settings)
     task, tokenizers = load_task(settings)
     print(describe_settings(settings, set_names, task), end="\n\n")
     families = settings.families()
-    memory_warnings = _memory_warnings(settings)
-    is_valid, representatives = True, dict[int, str]()
-    for policy_id, tokenizer in tokenizers.items():
-        representatives.setdefault(id(tokenizer), policy_id)  # the first policy with each tokenizer
-    for policy_id in representatives.values():
-        chain = settings.chain_settings(tokenizers, policy_id)
-        try:
-            report = validate_task(task, tokenizers[policy_id], **chain, reward_timeout=settings.reward_timeout)
-        except ValueError as error:
-            raise CommandError(str(error)) from error
+    warnings = [*data_warnings(settings, task), *_memory_warnings(settings)]
+    is_valid = True
+    for policy_id, chain in make_chains(settings, task, tokenizers).items():
+        report = validate_chain(chain, settings.reward_timeout)
         same_tokenizer = [name for name in families if tokenizers[name] is tokenizers[policy_id]]
         report.facts += dict.fromkeys(f"model family {families[name]}" for name in same_tokenizer)
-        report.warnings += [*data_warnings(settings, task), *memory_warnings]
+        report.warnings += warnings
         if len(same_tokenizer) < len(families):
             print(f"With the tokenizer of {settings.models[policy_id]}:\n")
         print(report)
@@ -71,7 +65,7 @@ def _memory_warnings(settings: Settings) -> list[str]:
     from launch.cluster.memory import check_run_memory
 
     try:
-        warning = check_run_memory(settings)
+        check_run_memory(settings)
     except CommandError as error:
         return [str(error)]
-    return [] if warning is None else [warning]
+    return []

@@ -34,7 +34,6 @@ COMMANDS = {
     "export": "Export a trained policy as a Hugging Face folder.",
     "validate": "Check a task's data, prompts and reward, without a model.",
 }
-"""Every command, with its help."""
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -57,11 +56,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command's function.
-
-        Raises:
-            Exit: always, with the exit code.
-        """
+        """Runs the command's function, and exits with its exit code."""
         raise typer.Exit(run(lambda: super(Command, self).invoke(ctx) or 0, debug=ctx.params.get("debug", False)))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
@@ -101,15 +96,7 @@ def command(name: str) -> Any:
 
 
 def parse_command(name: str, words: Sequence[str]) -> SimpleNamespace:
-    """Parses a command's arguments without running it. Invalid arguments end the process as usual.
-
-    Args:
-        name: of the command.
-        words: its arguments.
-
-    Returns:
-        The command's parameters, as attributes.
-    """
+    """Parses a command's arguments to attributes, without running it. Invalid ones end the process as usual."""
     with command(name).make_context(f"cory {name}", [*words]) as context:
         return SimpleNamespace(**context.params)
 
@@ -125,11 +112,7 @@ def _setting(name: str) -> str:
 
 
 def path_or_uri(word: str) -> str:
-    """Parses a path or URI argument, with `~` expanded.
-
-    Raises:
-        BadParameter: the home directory does not exist.
-    """
+    """Parses a path or URI argument, with `~` expanded."""
     try:
         return expand_home(word)
     except HomeError as error:
@@ -137,11 +120,7 @@ def path_or_uri(word: str) -> str:
 
 
 def local_path(word: str) -> Path:
-    """Parses a path argument, with `~` expanded.
-
-    Raises:
-        BadParameter: the argument is a URI, or the home directory does not exist.
-    """
+    """Parses a path argument, with `~` expanded."""
     if "://" in word:
         raise typer.BadParameter(f"{word} is a URI, but must be a path.")
     return Path(path_or_uri(word))
@@ -171,10 +150,6 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show logs of libraries, an
 
 def run(command: Callable[[], int], *, debug: bool) -> int:
     """Runs a command, and prints user errors as one sentence on stderr.
-
-    Args:
-        command: runs and returns the exit code.
-        debug: print tracebacks.
 
     Returns:
         The command's exit code; 2 after a user error; after a signal the exit code in the KeyboardInterrupt (see

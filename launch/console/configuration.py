@@ -18,7 +18,6 @@ class SettingsArguments(NamedTuple):
     preset: str | None
     files: list[Path]
     pairs: list[str]
-    """`key=value` arguments."""
 
     @property
     def name(self) -> str:
@@ -26,11 +25,7 @@ class SettingsArguments(NamedTuple):
         return self.preset or (self.files[-1].stem if self.files else "run")
 
     def check_task(self) -> None:
-        """Checks that the arguments say what to train on.
-
-        Raises:
-            CommandError: There is no preset and no file, and neither a task nor data.
-        """
+        """Checks that the arguments say what to train on."""
         if self.preset is None and not self.files and not {"task", "data"} & parse_overrides(self.pairs).keys():
             raise CommandError(
                 "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task. `cory train "
@@ -48,9 +43,6 @@ def split_arguments(words: Sequence[str], files: Sequence[Path] = ()) -> Setting
     Args:
         words: the arguments; at most one has no `=`.
         files: the files of `-c`, which take precedence over a file in `words`.
-
-    Raises:
-        CommandError: there is more than one preset or file, or the preset or file is unknown.
     """
     sources = [expand_home(word) for word in words if "=" not in word]
     pairs = [word for word in words if "=" in word]
@@ -62,11 +54,7 @@ def split_arguments(words: Sequence[str], files: Sequence[Path] = ()) -> Setting
 
 
 def is_file(word: str) -> bool:
-    """Whether an argument is the path of a file of settings rather than a preset.
-
-    Raises:
-        CommandError: the argument looks like a path, but the file does not exist.
-    """
+    """Whether an argument is the path of a file of settings rather than a preset."""
     if word in presets():
         return False
     path = Path(word)
@@ -86,10 +74,6 @@ def resolve_settings(preset: str | None, paths: Sequence[Path], words: Sequence[
         preset: a name of `presets()`; None: the defaults.
         paths: YAML files of flat settings; later files take precedence.
         words: `key=value` arguments; they take precedence over everything.
-
-    Raises:
-        CommandError: an unknown preset or key, an unreadable file, or an argument without `=`.
-        SettingsError: a value of the wrong type, or conflicting settings.
     """
     values = {} if preset is None else read_preset(preset)
     for source in (*map(read_file, paths), parse_overrides(words)):
@@ -98,11 +82,7 @@ def resolve_settings(preset: str | None, paths: Sequence[Path], words: Sequence[
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Value]:
-    """Parses `key=value` arguments. Values are YAML scalars, or else plain text.
-
-    Raises:
-        CommandError: an unknown key, or an argument without `=` or without a value.
-    """
+    """Parses `key=value` arguments. Values are YAML scalars, or else plain text."""
     values: dict[str, Value] = {}
     for word in words:
         key, equals, text = word.partition("=")

@@ -83,11 +83,7 @@ def root_cause(error: Exception) -> BaseException:
 
 
 def check_working_folder() -> None:
-    """Checks that the working directory exists, which libraries and relative paths need.
-
-    Raises:
-        CommandError: it was removed or cannot be read.
-    """
+    """Checks that the working directory exists, which libraries and relative paths need."""
     try:
         os.getcwd()
     except OSError as error:
@@ -98,11 +94,7 @@ def check_working_folder() -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its parents, unless it exists.
-
-    Raises:
-        CommandError: the folder cannot be created.
-    """
+    """Creates a folder and its parents, unless it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

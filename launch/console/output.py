@@ -18,70 +18,55 @@ class OutputError(BaseException):
     """Standard output cannot be written. A BaseException, so that no `except Exception` catches it."""
 
 
-class _StdoutFile(io.FileIO):
+class _Stdout(io.FileIO):
     """Standard output whose errors are distinguishable from those of other files."""
 
-    def write(self, data: Any, /) -> int:
-        """Writes data.
+    def __init__(self, descriptor: int, lossy: bool) -> None:
+        """Wraps a file descriptor.
 
-        Raises:
-            OutputError: writing failed; later output is discarded.
+        Args:
+            lossy: after an error, the command continues. It is reported on standard error, or in the run's log inside
+                `redirect_output`.
         """
+        super().__init__(descriptor, "w", closefd=lossy)
+        self._lossy = lossy
+
+    def write(self, data: Any, /) -> int:
+        """Raises `OutputError` if data cannot be written, unless the output is lossy. Later output is discarded."""
         try:
             return super().write(data)
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            raise OutputError(f"The output cannot be written: {error.strerror}.") from error
+            if not self._lossy:
+                raise OutputError(f"The output cannot be written: {error.strerror}.") from error
+            message = f"The output cannot be written ({error.strerror}) and is discarded. The command continues."
+            with contextlib.suppress(OSError):
+                os.write(STDERR, f"Warning: {message}\n".encode())
+            return len(data)
+
+
+def _open_stdout(descriptor: int, lossy: bool) -> io.TextIOWrapper:
+    """Opens standard output; characters that its encoding lacks are printed as `?`."""
+    stdout = sys.stdout
+    assert isinstance(stdout, io.TextIOWrapper)
+    stdout.flush()
+    is_unbuffered = stdout.line_buffering or stdout.write_through  # a terminal, or PYTHONUNBUFFERED
+    buffer = io.BufferedWriter(_Stdout(descriptor, lossy))
+    return io.TextIOWrapper(buffer, stdout.encoding, "replace", line_buffering=is_unbuffered)
 
 
 def prepare_streams() -> None:
     """Prepares the standard streams of a command. Streams of a notebook or a test are not changed.
 
-    Closed streams are redirected to /dev/null; otherwise the next opened file would get their descriptors. Characters
-    that the output's encoding lacks are printed as `?`.
+    Closed streams are redirected to /dev/null; otherwise the next opened file would get their descriptors.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # the stream was closed when Python started
-            devnull = os.open(os.devnull, os.O_RDWR)
-            os.dup2(devnull, descriptor)
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
             os.set_inheritable(descriptor, True)
-            if devnull != descriptor:
-                os.close(devnull)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
-    stdout = sys.stdout
-    if stdout is sys.__stdout__ and isinstance(stdout, io.TextIOWrapper):
-        stdout.flush()
-        file = _StdoutFile(STDOUT, "w", closefd=False)
-        sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
-            file if stdout.write_through else io.BufferedWriter(file),  # unbuffered with PYTHONUNBUFFERED
-            encoding=stdout.encoding,
-            errors="replace",
-            line_buffering=stdout.line_buffering,
-            write_through=stdout.write_through,
-        )
-
-
-class _LossyStdout(io.FileIO):
-    """Standard output of a run. Output that cannot be written is discarded, so that the run continues.
-
-    The first error is reported on standard error, or in the run's log inside `redirect_output`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(os.dup(STDOUT), "w")
-        self._warned = False
-
-    def write(self, data: Any, /) -> int:
-        """Writes data, or discards it after an error."""
-        try:
-            return super().write(data)
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                message = f"The output cannot be written ({error.strerror}) and is discarded. The command continues."
-                with contextlib.suppress(OSError):
-                    os.write(STDERR, f"Warning: {message}\n".encode())
-            return len(data)
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        sys.stdout = sys.__stdout__ = _open_stdout(STDOUT, lossy=False)  # type: ignore[misc]
 
 
 def dup_stdout() -> TextIO:
@@ -89,12 +74,7 @@ def dup_stdout() -> TextIO:
 
     For commands that continue if their output cannot be written: such output is discarded.
     """
-    stdout, encoding = sys.stdout, sys.stdout.encoding
-    stdout.flush()
-    if stdout is not sys.__stdout__:
-        return stdout
-    file = _LossyStdout()
-    return io.TextIOWrapper(io.BufferedWriter(file), encoding=encoding, errors="replace", line_buffering=file.isatty())
+    return _open_stdout(os.dup(STDOUT), lossy=True) if sys.stdout is sys.__stdout__ else sys.stdout
 
 
 @contextlib.contextmanager
@@ -131,27 +111,21 @@ def _redirect_descriptors(targets: Sequence[int]) -> None:
         os.dup2(target, descriptor)
 
 
-class WarningHandler(logging.Handler):
-    """Forwards warnings of this project's packages to the user."""
-
+class _WarningHandler(logging.Handler):
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._warn = warn
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Forwards the record as one line."""
         self._warn(f"{record.levelname.capitalize()}: {record.getMessage()}")
 
 
 @contextlib.contextmanager
 def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
-    """Calls `warn` with the warnings that this project's packages log in this process."""
-    handler = WarningHandler(warn)
-    loggers = [logging.getLogger(name) for name in OWN_PACKAGES]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
+    """Calls `warn` with the warnings that this project's packages log in this process, as one line each."""
+    handler = _WarningHandler(warn)
+    with contextlib.ExitStack() as stack:
+        for logger in map(logging.getLogger, OWN_PACKAGES):
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
         yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)

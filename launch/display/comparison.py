@@ -12,13 +12,13 @@ from functools import cached_property
 import pandas as pd
 from rich.table import Table
 
-from launch.display.curves import Curve, plot_over_updates
-from launch.display.frame import LAST_RESPONSE, MEAN, Metrics, metric_rows
-from launch.display.plot import Plot
+from launch.display.frame import Metrics
+from launch.display.plot import Curve, Plot, plot_curves
 from launch.display.statistics import column_cis
-from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, metric_format, new_table, with_shown_kl
+from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, metric_format, new_table
 from launch.run_folder.final import FinalEvaluation, read_final
-from launch.run_folder.records import EvaluatedResponse, MetricValues, Update
+from launch.run_folder.frame import LAST_RESPONSE, MEAN, metrics_frame
+from launch.run_folder.records import EvaluatedResponse, MetricValues, Update, with_shown_kl
 from launch.run_folder.run import Run
 from policies.settings.settings import Settings, settings_in_categories
 from policies.settings.yaml12 import to_cli
@@ -46,15 +46,11 @@ class ComparedRun:
 
     @classmethod
     def read(cls, run: Run, name: str) -> "ComparedRun":
-        """Reads a run.
-
-        Raises:
-            CommandError: One of its files is damaged.
-        """
-        updates, final = run.updates(), read_final(run.final)
+        """Reads a run."""
+        updates, final = run.metrics, read_final(run.final)
         if final is not None and final["update"] != updates[-1]["update"]:
             final = None  # the run continued afterwards
-        return cls(name, run.settings(), updates, final)
+        return cls(name, run.settings, updates, final)
 
     @property
     def update(self) -> int:
@@ -120,7 +116,8 @@ class Group:
     @property
     def metrics(self) -> Metrics:
         """The frame of all runs."""
-        return Metrics([(run.name, run.settings.seed, *row) for run in self.runs for row in metric_rows(run.updates)])
+        frames = {run.name: metrics_frame(run.updates) for run in self.runs}
+        return Metrics(frames, {run.name: run.settings.seed for run in self.runs})
 
 
 def group_runs(runs: Sequence[ComparedRun]) -> list[Group]:
@@ -139,7 +136,7 @@ def comparison_plot(groups: Sequence[Group]) -> Plot:
     """Plots the held-out curves of groups: the policies each alone, and the chain's last answer."""
     curves = {group.label: Curve(group.metrics, kinds=("bare", "last")) for group in groups}
     tasks = ", ".join(dict.fromkeys(group.settings.task for group in groups))
-    return plot_over_updates(tasks, curves, [group.settings for group in groups])
+    return plot_curves(tasks, curves, [group.settings for group in groups])
 
 
 def comparison_tables(groups: Sequence[Group]) -> list[Table]:
@@ -158,10 +155,8 @@ def _settings_table(groups: Sequence[Group]) -> Table:
     ]
     if not keys:
         return new_table(["All settings are equal."], [])
-    table = new_table(["setting", *(group.label for group in groups)], [])
-    for key in keys:
-        table.add_row(key, *(to_cli(values[key]) for values in shown))
-    return table
+    rows = [[key, *(to_cli(values[key]) for values in shown)] for key in keys]
+    return new_table(["setting", *(group.label for group in groups)], [], rows)
 
 
 def _headings() -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from launch.display.tables import format_metric, with_shown_kl
-from launch.run_folder.records import MetricValues, Update, mean_over_policies
+from launch.display.tables import format_metric
+from launch.run_folder.records import MetricValues, Update, mean_over_policies, with_shown_kl
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import make_mapping
 from policies.settings.settings import Settings

@@ -18,6 +18,8 @@ from launch.display.tables import format_number
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
+Z = 1.959963984540054
+"""97.5 % quantile of the normal distribution."""
 RESAMPLES = 2000
 MIN_VARIANCE_SHARE = 1e-12
 """Resamples with less than this share of the variance count as constant."""
@@ -26,6 +28,7 @@ MAX_EXACT_PAIRS = 14
 NUM_SIGN_FLIPS = 20_000
 """Random sign flips if there are more pairs."""
 
+Floats = NDArray[np.float64]
 IntervalMethod = Literal["student", "bootstrap", "wilson"]
 
 
@@ -74,13 +77,11 @@ def column_cis(values: NDArray[np.float64], method: IntervalMethod = "student", 
             t_low, t_high = _bootstrap_t(np.where(deviation > 0, residuals / deviation, 0.0), is_finite, seed)
             below = np.maximum(below, t_high * deviation / np.sqrt(count))
             above = np.maximum(above, -t_low * deviation / np.sqrt(count))
-    bounds = np.stack([mean - below, mean + above], axis=1)
-    if method == "wilson":
-        bounds = np.array([_wilson(int(successes), int(n)) for successes, n in zip(mean * count, count, strict=True)])
+        low, high = wilson(mean, count) if method == "wilson" else (mean - below, mean + above)
     min_count = 1 if method == "wilson" else 2
     return [
         Estimate(value, low, high, n) if n >= min_count else Estimate(value, None, None, n)
-        for value, (low, high), n in zip(mean.tolist(), bounds.tolist(), count.tolist(), strict=True)
+        for value, low, high, n in zip(mean.tolist(), low.tolist(), high.tolist(), count.tolist(), strict=True)
     ]
 
 
@@ -114,12 +115,18 @@ def _bootstrap_t(residuals: NDArray[np.float64], is_finite: NDArray[np.bool_], s
     return np.array(quantiles).T
 
 
-def _wilson(successes: int, count: int) -> tuple[float, float]:
-    """Returns the interval of a proportion by Wilson (1927)."""
-    from scipy.stats import binomtest
+def wilson(mean: Floats, count: Floats, z: float = Z) -> tuple[Floats, Floats]:
+    """Returns the bounds of intervals of proportions by Wilson (1927).
 
-    interval = binomtest(successes, count).proportion_ci(CONFIDENCE, "wilson")
-    return float(interval.low), float(interval.high)
+    Args:
+        mean: The proportions.
+        count: Numbers of independent cases; they need not be whole.
+        z: Quantile of the bounds.
+    """
+    scale = 1 + z**2 / count
+    center = (mean + z**2 / (2 * count)) / scale
+    margin = z / scale * np.sqrt(mean * (1 - mean) / count + (z / (2 * count)) ** 2)
+    return np.where(mean > 0, center - margin, 0.0), np.where(mean < 1, center + margin, 1.0)
 
 
 class Difference(NamedTuple):
@@ -127,12 +134,9 @@ class Difference(NamedTuple):
 
     seeds: tuple[int, ...]
     values: tuple[float, ...]
-    """Per seed."""
     estimate: Estimate
     p: float | None
     """Two-sided p of the exact sign-flip test; see `sign_flip_p`."""
-    effect: float | None
-    """Hedges' g of paired values; see `hedges_g`."""
 
 
 def estimate_difference(by_seed: Mapping[int, float]) -> Difference | None:
@@ -140,7 +144,7 @@ def estimate_difference(by_seed: Mapping[int, float]) -> Difference | None:
     values = tuple(by_seed.values())
     if not values:
         return None
-    return Difference(tuple(by_seed), values, mean_ci(values), sign_flip_p(values), hedges_g(values))
+    return Difference(tuple(by_seed), values, mean_ci(values), sign_flip_p(values))
 
 
 def sign_flip_p(numbers: Sequence[float]) -> float | None:
@@ -166,16 +170,6 @@ def sign_flip_p(numbers: Sequence[float]) -> float | None:
         rng=0,
     )
     return float(result.pvalue)
-
-
-def hedges_g(numbers: Sequence[float]) -> float | None:
-    """Returns the effect size of paired differences: mean over standard deviation, times 1 - 3 / (4 (n - 1) - 1).
-
-    The factor corrects the upward bias with few pairs (Hedges 1981). None for fewer than three pairs or zero variance.
-    """
-    n = len(numbers)
-    deviation = float(np.std(numbers, ddof=1)) if n > 2 else 0.0
-    return float(np.mean(numbers)) / deviation * (1 - 3 / (4 * (n - 1) - 1)) if deviation > 0 else None
 
 
 def holm(ps: Sequence[float | None], count: int) -> list[float | None]:

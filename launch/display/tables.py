@@ -1,16 +1,14 @@
 """Headings and number formats of metrics, and tables for the terminal."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TextIO, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from launch.run_folder.records import MetricValues, Update
-
-T = TypeVar("T")
+from launch.run_folder.records import MetricValues, Update, with_shown_kl
 
 
 class MetricFormat(NamedTuple):
@@ -18,7 +16,6 @@ class MetricFormat(NamedTuple):
 
     heading: str
     pattern: str
-    """Format string of its values."""
 
 
 METRIC_FORMATS = {
@@ -31,11 +28,8 @@ METRIC_FORMATS = {
     "distinct_2": MetricFormat("distinct-2", "{:.2f}"),
 }
 CHAIN_METRIC_FORMATS = {"chain_tokens": MetricFormat("tokens per query", "{:.1f}")}
-"""Metrics of a whole chain."""
 MAIN_METRICS = ("task_reward", "kl", "combined_reward")
 """The metrics shown in every table and plot."""
-BARE_KL = "bare_kl"
-"""The KL in the combined reward of last answers, shown as their `kl`."""
 FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
 """Their formats in comparisons of runs, whose combined rewards often differ only in the third digit."""
 
@@ -43,11 +37,6 @@ FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}
 def metric_format(name: str) -> MetricFormat:
     """Returns the format of a metric; its name is the heading if it has no other, such as pass@4."""
     return {**METRIC_FORMATS, **CHAIN_METRIC_FORMATS}.get(name, MetricFormat(name, "{:.2f}"))
-
-
-def with_shown_kl(metrics: Mapping[str, T]) -> dict[str, T]:
-    """Returns metrics with the KL to show as `kl`: of last answers `bare_kl`, which earlier versions named `kl`."""
-    return {**metrics, "kl": metrics[BARE_KL]} if BARE_KL in metrics else {**metrics}
 
 
 def held_out_pairs(first: Update, last: Update) -> dict[str, tuple[MetricValues, MetricValues]]:
@@ -72,18 +61,21 @@ def format_metric(name: str, value: float | None) -> str:
     return format_number(value, metric_format(name).pattern)
 
 
-def new_table(left: Sequence[str], right: Sequence[str]) -> Table:
-    """Returns an empty table.
+def new_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Returns a table.
 
     Args:
         left: Headings of the left-aligned columns, for text.
         right: Headings of the right-aligned columns after them, for numbers.
+        rows: The cells of each row.
     """
     rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in left:
         rich_table.add_column(heading, no_wrap=True)
     for heading in right:
         rich_table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        rich_table.add_row(*row)
     return rich_table
 
 

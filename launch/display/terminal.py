@@ -20,7 +20,6 @@ from policies.settings.settings import Settings
 PLAIN_WIDTH = 120
 HEADING_PERIOD = 20
 STEP_SECONDS_DECAY = 0.8
-"""Decay of the exponential moving average of a step's seconds."""
 
 
 class ProgressPrinter:

@@ -32,13 +32,9 @@ class Batches(Generic[T]):
             identity: Everything that the results depend on, as JSON; entries of `settings` are compared individually.
             work: The batches.
             restart: Replace the file if it contains other work.
-
-        Raises:
-            CommandError: The file contains other work; the message lists the differences.
         """
         self.work = work
         self.done = 0
-        """Number of completed batches."""
         self._journal = Journal(path, number="batch")
         if lines := self._journal.read():
             differing = _differing_entries(lines[0].get("identity", {}), json.loads(json.dumps(identity)))
@@ -64,15 +60,7 @@ class Batches(Generic[T]):
         return self._journal.read()[1:]
 
     def run(self, process_batch: Callable[[T], Mapping[str, object]], progress: ProgressPrinter) -> None:
-        """Processes the remaining batches.
-
-        Args:
-            process_batch: Processes a batch and returns its result.
-            progress: Shows the progress; a step is a batch.
-
-        Raises:
-            KeyboardInterrupt: After Ctrl-C; the number of saved batches is printed first.
-        """
+        """Processes the remaining batches."""
         total = len(self.work)
         progress.start_clock()
         try:
@@ -96,19 +84,7 @@ class Batches(Generic[T]):
 def open_batches(
     path: Path, kind: str, identity: Mapping[str, Any], work: Sequence[T], *, quiet: bool, debug: bool
 ) -> Iterator[tuple[Batches[T], ProgressPrinter]]:
-    """Locks a folder and opens its `responses.jsonl`, to start work or to continue it.
-
-    Args:
-        path: The folder: new, empty, or with the same work.
-        kind: What the folder contains, for messages.
-        identity: See `Batches`.
-        work: The batches.
-        quiet: Print no progress.
-        debug: Libraries print to the terminal, so there is no progress bar.
-
-    Raises:
-        CommandError: The folder contains something else, is used by another process or cannot be created.
-    """
+    """Locks a folder and opens its `responses.jsonl`, to start work or to continue it."""
     check_location(str(path), kind)
     make_folder(path)
     responses = path / "responses.jsonl"

@@ -8,7 +8,6 @@ log.txt           the output of libraries and rewards
 import contextlib
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +24,12 @@ from launch.run_folder import manifest
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.locations import PATH_SETTINGS, add_module_folders, locate_files
 from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names, public_task_fields
 from launch.training import preflight
+from policies.files import atomic_write
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.role_mapping import RoleMapping, make_orders
 from policies.settings.processes import processes
@@ -42,16 +41,12 @@ if TYPE_CHECKING:
 RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*PATH_SETTINGS}
 """Settings that affect responses or their metrics, except file names, because `Sources` has checksums of the files."""
 
-NEW_SETTINGS = ("feedback", "stop_when", "roles")
-"""Absent from the identity if they are null, as in earlier versions."""
-
 
 class Lineup(NamedTuple):
     """The policies that respond: one alone, or a whole chain. A pioneer's responses are those it gives alone."""
 
     trained: bool
     policy_ids: tuple[str, ...]
-    """By position."""
     names: tuple[str, ...]
     """Their names in the results, by position."""
 
@@ -113,23 +108,16 @@ class EvaluationPlan(NamedTuple):
         """Everything the responses depend on, as JSON: plans with equal identities give the same responses."""
         assert self.sources is not None
         split = self.split if self.split in self.sources.queries else "test"
-        average = {"average": True} if self.settings.eval_average else {}  # absent otherwise, as in earlier versions
-        # Earlier versions measured the KL of last answers with the task's prompt, also if the first role has its own.
-        bare_prompt = {} if self.settings.roles is None else {"bare_prompt": "first role"}
+        settings = self.settings.public_dict() | {"eval_kl_coef": self.settings.report_kl_coef}
         return {
-            **average,
-            **bare_prompt,
-            "settings": {
-                name: value
-                for name, value in self.settings.public_dict().items()
-                if name in RESPONSE_SETTINGS and not (name in NEW_SETTINGS and value is None)
-            }
-            | {"eval_kl_coef": self.settings.report_kl_coef},
+            "average": self.settings.eval_average,
+            "settings": {name: value for name, value in settings.items() if name in RESPONSE_SETTINGS},
             "at_once": self.settings.chains,
             "functions": self.sources.functions,
             "prompts": public_task_fields(self.sources.task),
             "llms": {policy_id: asdict(source) for policy_id, source in self.sources.llms.items()},
-            "checkpoint": None if self.checkpoint is None else _checkpoint_identity(*self.checkpoint),
+            "checkpoint": self.checkpoint
+            and {"update": self.checkpoint[0], "checksum": manifest.manifest_checksum(self.checkpoint[1])},
             "split": self.split,
             "data": {"queries": self.queries, "digest": self.sources.queries[split].digest},
             "samples": self.samples,
@@ -170,15 +158,11 @@ def plan_evaluation(
         queries: Number of queries; None: all.
         samples: Responses per query.
         warn: Called with each difference from the sources of training, and if the checkpoint is untrained.
-
-    Raises:
-        CommandError: A setting or file cannot be used, a number is below 1, or the split has no queries.
-        ModelError: The model does not exist.
     """
     settings = preflight.fill_in_settings(settings)
     task, tokenizers = preflight.check_run_settings(settings)
     if run is not None:
-        preflight.check_rope_factors(settings, run.settings().max_length)
+        preflight.check_rope_factors(settings, run.settings.max_length)
     check_gpus(settings)
     sources = collect_sources(settings, task, tokenizers)
     for text in changes_since(run, settings, task, sources) if run is not None else ():
@@ -197,11 +181,7 @@ def make_plan(
     samples: int,
     checkpoint: tuple[int, Path] | None,
 ) -> EvaluationPlan:
-    """Plans an evaluation on the first queries of a split, or on all; see `plan_evaluation`.
-
-    Raises:
-        CommandError: A number is below 1, or the split has no queries.
-    """
+    """Plans an evaluation on the first queries of a split, or on all; see `plan_evaluation`."""
     for name, number in (("queries", queries), ("samples", samples)):
         if number is not None and number < 1:
             raise CommandError(f"{name}={number} must be at least 1.")
@@ -234,11 +214,6 @@ def evaluate(
 
     Returns:
         By label, the metrics of each policy in each role.
-
-    Raises:
-        CommandError: The folder contains something else, is used by another process or cannot be created, or the
-            reward failed on every response.
-        KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP; completed batches are saved.
     """
     identity = plan.identity()  # computed first: a run that is still training may delete the checkpoint
     with open_batches(path, "evaluation", identity, plan.batches(), quiet=quiet, debug=debug) as (batches, progress):
@@ -332,16 +307,8 @@ def default_folder(target: str, run: Run | None, checkpoint: Path | None, finger
 
 
 def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
-    """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`).
-
-    Args:
-        run: The run to evaluate.
-        overridden: Names of settings that replace the run's.
-
-    Raises:
-        CommandError: A required file is missing.
-    """
-    settings, sources = run.settings(), Sources.read(run.path)
+    """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`)."""
+    settings, sources = run.settings, Sources.read(run.path)
     if sources is None:
         return settings
     add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), sources.paths)
@@ -361,7 +328,7 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     before = Sources.read(run.path)
     if before is None:
         return []
-    run_settings = locate_files(run.settings(), before.paths, needed=())
+    run_settings = locate_files(run.settings, before.paths, needed=())
     same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in_categories("task"))
     leak = " Evaluated queries may have been used in training."
     return [
@@ -369,7 +336,3 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
         for change in find_changes(before, settings, task, now)
         if same_task or not change.concerns_task
     ]
-
-
-def _checkpoint_identity(update: int, checkpoint: Path) -> dict[str, int]:
-    return {"update": update, "checksum": zlib.crc32((checkpoint / manifest.NAME).read_bytes())}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from rich.table import Table
@@ -11,7 +11,7 @@ from cory_env.chain_settings import role_names
 from launch.display.statistics import Estimate, column_cis, mean_ci
 from launch.display.tables import METRIC_FORMATS, metric_format, new_table
 from launch.run_folder.final import CHAIN_TOKENS
-from launch.run_folder.records import BatchRecord, EvaluatedResponse, MetricValues
+from launch.run_folder.records import BatchRecord, EvaluatedResponse, with_shown_kl
 
 UNBOUNDED_METRICS = ("kl", "response_length", CHAIN_TOKENS)
 """Amounts of nats or tokens, which are never binary, even if all values are 0 or 1."""
@@ -32,9 +32,7 @@ class Scoring(NamedTuple):
     solved_at: float | None
     """Task reward from which a response is correct; None: no pass@k."""
     ks: Sequence[int]
-    """Values of k for pass@k."""
     seed: int
-    """Seed of the bootstrap intervals."""
 
     @property
     def names(self) -> list[str]:
@@ -98,13 +96,13 @@ def compute_scores(
             policy = response["policy"]
             after = chain[0]["policy"] if position == 1 and len(roles) == 2 else None
             label = f"{policy} after {after}" if after else f"{policy} as {role}" if position else policy
-            response = _with_kl(response, "in_chain_kl" if position < len(roles) - 1 else "bare_kl")
+            response = _with_bare_kl(response) if position == len(roles) - 1 else response
             row(label, policy, role, after).responses.setdefault(response["query"], []).append(response)
     for batch, names in zip(batches, orders, strict=True) if orders and len(roles) > 1 else ():
         for chain in batch["chains"]:
             last = row(" then ".join(names), ",".join(names), LAST_ANSWER)
             query, tokens = chain[-1]["query"], sum(len(response["tokens"]) for response in chain)
-            last.responses.setdefault(query, []).append(_with_kl(chain[-1], "bare_kl"))
+            last.responses.setdefault(query, []).append(_with_bare_kl(chain[-1]))
             last.chain_tokens.setdefault(query, []).append(tokens)
     if rows:
         values = [_query_values(group, scoring) for group in rows.values()]
@@ -115,16 +113,9 @@ def compute_scores(
     return {label: group.scores for label, group in rows.items()}
 
 
-def _with_kl(response: EvaluatedResponse, name: Literal["bare_kl", "in_chain_kl"]) -> EvaluatedResponse:
-    """Returns a response with the KL of this name, if it has it, as its `kl`.
-
-    The tables show the `bare_kl` of last roles and last answers, and the KL in the own prompt of the others. Earlier
-    versions stored the latter as `in_chain_kl` if the chain stopped there, and `bare_kl` as `kl`.
-    """
-    metrics = response["metrics"]
-    if metrics.get(name) is None:
-        return response
-    return EvaluatedResponse(**{**response, "metrics": MetricValues({**metrics, "kl": metrics[name]})})
+def _with_bare_kl(response: EvaluatedResponse) -> EvaluatedResponse:
+    """Returns a response of a last role, or a last answer, with its `bare_kl` as the `kl` that tables show."""
+    return EvaluatedResponse(**{**response, "metrics": with_shown_kl(response["metrics"])})
 
 
 def _figure_names(row: _Row, scoring: Scoring) -> list[str]:
@@ -190,12 +181,7 @@ def query_metrics(responses: Sequence[EvaluatedResponse], scoring: Scoring) -> l
 
 
 def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
-    """Returns a table per role, with a row per metric and a column per policy.
-
-    Args:
-        scores: By label.
-        names: The metrics to show first.
-    """
+    """Returns a table per role, with a row per metric and a column per policy."""
     tables = []
     for role in dict.fromkeys(policy_scores["role"] for policy_scores in scores.values()):
         by_label = {label: entry["figures"] for label, entry in scores.items() if entry["role"] == role}
@@ -212,11 +198,6 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     1 - C(samples - correct, k) / C(samples, k), computed as a product of factors between 0 and 1 to avoid overflow
     (Chen et al. 2021, https://arxiv.org/abs/2107.03374, §2.1).
 
-    Args:
-        correct: Number of correct responses.
-        samples: Number of responses to the query.
-        k: At least 1.
-
     Returns:
         The estimate; NaN for fewer than k samples.
     """
@@ -229,10 +210,6 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 def distinct_n(responses: Sequence[Sequence[int]], n: int) -> float:
     """Computes distinct-n, the share of unique n-grams among all n-grams of several responses (Li et al. 2016).
-
-    Args:
-        responses: Token ids; here, of all responses of one policy to one query.
-        n: Tokens per n-gram.
 
     Returns:
         1 if no n-gram occurs twice; NaN if all responses are shorter than n.

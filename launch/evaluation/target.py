@@ -18,11 +18,7 @@ GENERATED_QUERY_SETTINGS = ("digits", "operations")
 
 
 def find_run(target: str) -> Run | None:
-    """Returns the run in a folder, or None if the target is a model.
-
-    Raises:
-        CommandError: The target is a path without a run or model, or a URI.
-    """
+    """Returns the run in a folder, or None if the target is a model."""
     path = Path(target)
     if is_uri(target) or Run(path).exists():
         return Run.open(target)
@@ -49,10 +45,6 @@ def target_settings(
         overrides: Settings that the user changes.
         agents: Number of agents in the chain; None: the run's, 1 for a model.
         model_settings: The settings of a model, whose policy settings are ignored; None: the defaults.
-
-    Raises:
-        CommandError: A setting cannot be changed, or requires another one.
-        SettingsError: A value is invalid, or settings conflict.
     """
     overrides = dict(overrides)
     policy: dict[str, Value] = {"model": target, "num_agents": 1, "weights": "full", "advantage": "gae"}  # as it is

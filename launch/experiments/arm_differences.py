@@ -24,13 +24,7 @@ def optimizer_steps(settings: Settings) -> int:
 
 
 def arm_differences(arm: Settings, against: Settings, allow: Collection[Confounder] = ()) -> list[str]:
-    """Returns the differences between the settings of two arms as texts, marked ones first.
-
-    Args:
-        arm: settings of a run of the arm.
-        against: settings of a run of the arm that it is compared with.
-        allow: differences of `MARKED` that the contrast allows; they are not marked.
-    """
+    """Returns the differences between the settings of two arms as texts, marked ones first."""
     names = [name for name in changed_settings(arm, against) if name not in MACHINE_SETTINGS and name != "seed"]
     dumps = arm.comparable_dump(), against.comparable_dump()
     values = {name: (dumps[0][name], dumps[1][name]) for name in sorted(names)}
@@ -45,11 +39,7 @@ def arm_differences(arm: Settings, against: Settings, allow: Collection[Confound
 
 
 def format_differences(pairs: Iterable[tuple[str, Collection[str]]]) -> str:
-    """Returns a paragraph of the differences of contrasts, one line per contrast.
-
-    Args:
-        pairs: the names of a contrast's arms, and its differences.
-    """
+    """Returns a paragraph of the differences of contrasts, one line per contrast."""
     lines = [f"  {names}: {'; '.join(differences) or 'no setting differs'}" for names, differences in pairs]
     return "\n".join([f"Settings that differ ({MARK} could explain a difference by itself):", *dict.fromkeys(lines)])
 

@@ -14,9 +14,9 @@ from ray.tune.experiment import Trial
 from launch.console import output
 from launch.console.errors import CommandError
 from launch.display.rows import ROW_COLUMNS
-from launch.display.tables import format_metric, with_shown_kl
+from launch.display.tables import format_metric
 from launch.experiments.space import SEED_KEY, TIME_KEY, format_point
-from launch.run_folder.records import MetricValues, Sample, Update, to_json
+from launch.run_folder.records import MetricValues, Sample, Update, to_json, with_shown_kl
 from launch.training.tracking import Trackers, end_services, flat_metrics, open_services
 from policies.settings.settings import Settings, make_settings
 

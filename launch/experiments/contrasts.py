@@ -68,12 +68,7 @@ class ContrastResult(NamedTuple):
 
 
 def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]") -> list[ContrastResult]:
-    """Returns the results of those contrasts whose arms share a seed.
-
-    Args:
-        contrasts: of the study; p-values are corrected for all of them.
-        runs: results of the study's runs.
-    """
+    """Returns the results of those contrasts whose arms share a seed."""
     import pandas as pd
 
     from launch.experiments.measures import (
@@ -112,18 +107,18 @@ def evaluate_contrasts(contrasts: Sequence[Contrast], runs: "Sequence[StudyRun]"
 
 def contrasts_table(results: Sequence[ContrastResult]) -> Table:
     """Returns a table of contrasts: differences with their 95 % intervals, and the corrected p."""
-    contrast_table = new_table(["arm", "against"], ["seeds", "difference", "p", ""])
-    for result in results:
-        contrast, difference, p, _ = result
-        contrast_table.add_row(
-            _arm_label(contrast.arm, contrast.of) + ", equal tokens" * (contrast.at == "tokens"),
-            _arm_label(contrast.against, contrast.against_of),
-            str(len(difference.seeds)),
-            difference.estimate.format("{:+.3f}"),
-            "" if p is None else f"{p:.2g}",
+    rows = [
+        [
+            _arm_label(result.contrast.arm, result.contrast.of) + ", equal tokens" * (result.contrast.at == "tokens"),
+            _arm_label(result.contrast.against, result.contrast.against_of),
+            str(len(result.difference.seeds)),
+            result.difference.estimate.format("{:+.3f}"),
+            "" if result.p is None else f"{result.p:.2g}",
             result.verdict,
-        )
-    return contrast_table
+        ]
+        for result in results
+    ]
+    return new_table(["arm", "against"], ["seeds", "difference", "p", ""], rows)
 
 
 def differences_text(results: Sequence[ContrastResult]) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 
-from launch.display.frame import MEAN, Metrics, metric_rows
+from launch.display.frame import Metrics
 from launch.display.statistics import Difference, estimate_difference
 from launch.experiments.results import StudyRun
+from launch.run_folder.frame import MEAN, metrics_frame
 from launch.run_folder.records import Update
 from policies.health import HealthSign, collapse_signs
 
@@ -27,17 +28,12 @@ class StudyMetrics(Metrics):
 
     def __init__(self, runs: Mapping[str, StudyRun]) -> None:
         """Builds the frame from run names and results."""
-        super().__init__(
-            [(name, run.seed, *row) for name, run in runs.items() for row in metric_rows(run.metrics, run.final)]
-        )
+        frames = {name: metrics_frame(run.metrics, run.final) for name, run in runs.items()}
+        super().__init__(frames, {name: run.seed for name, run in runs.items()})
         self.runs = runs
 
     def complete(self, values: "pd.Series[float]") -> "pd.Series[float]":
-        """Returns the values of runs that completed all updates.
-
-        Args:
-            values: indexed by run, and optionally update.
-        """
+        """Returns the values of runs that completed all updates."""
         names = [name for name, run in self.runs.items() if did_all_updates(run)]
         return values[values.index.get_level_values("run").isin(names)]
 

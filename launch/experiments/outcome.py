@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
-from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, format_number, with_shown_kl
+from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, format_number
 from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, to_axis_text
-from launch.run_folder.journal import atomic_write
+from launch.run_folder.records import with_shown_kl
+from policies.files import atomic_write
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from launch.console.configuration import Value
 from launch.console.errors import CommandError
 from launch.run_folder.environment import Hardware
 from launch.run_folder.final import FinalEvaluation
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import EvaluatedResponse, MetricValues, SampleLine, Update, mean_over_policies, to_json
+from policies.files import atomic_write
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.settings import Settings, settings_in_categories
 
@@ -48,9 +48,7 @@ class FinalFigures(TypedDict):
     queries: int
     """Number of queries; 0 if unknown."""
     policy: dict[str, MetricValues]
-    """Policy id to means over the queries."""
     mean: MetricValues
-    """Mean over the policies."""
     last_response: NotRequired[MetricValues]
     """Metrics of the chain's last response to the same queries, averaged over the orders of its policies, with
     `bare_kl` and `in_chain_kl` instead of `kl`. If chains can stop, also `chain_tokens`, the tokens that a chain
@@ -65,9 +63,6 @@ class StudyRun(NamedTuple):
     label: str
     tier: int
     arm_index: int
-    """Index of the arm in the study."""
-    against: str | None
-    """The arm to compare with."""
     differs: dict[str, Value]
     """Settings that differ from the study's first arm."""
     seed: int
@@ -87,8 +82,6 @@ class StudyRun(NamedTuple):
     """The lines of `samples.jsonl` for held-out queries, before and after training."""
     final: FinalFigures | None
     """None if the run ended before its last evaluation."""
-    also: Sequence[str] = ()
-    """Other arms to compare with."""
 
 
 def result_file(folder: Path, arm: str, seed: int) -> Path:
@@ -97,11 +90,7 @@ def result_file(folder: Path, arm: str, seed: int) -> Path:
 
 
 def read_results(folder: Path) -> list[StudyRun]:
-    """Reads all results in a study's folder, ordered by tier, arm and seed.
-
-    Raises:
-        CommandError: there are no results, or one cannot be read.
-    """
+    """Reads all results in a study's folder, ordered by tier, arm and seed."""
     runs = read_available_results(folder)
     if not runs:
         raise CommandError(f"{folder} contains no study results. Create them with `cory study NAME --out {folder}`.")
@@ -109,11 +98,7 @@ def read_results(folder: Path) -> list[StudyRun]:
 
 
 def read_available_results(folder: Path) -> list[StudyRun]:
-    """Reads all results in a study's folder, if any, in any order.
-
-    Raises:
-        CommandError: a result cannot be read.
-    """
+    """Reads all results in a study's folder, if any, in any order."""
     return [read_result(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
 
 
@@ -122,9 +107,6 @@ def read_result(file: Path) -> StudyRun:
 
     Derived values that the file omits are computed: combined rewards in training, and the metrics per role. Unknown
     keys, which older versions wrote, are ignored.
-
-    Raises:
-        CommandError: the file is damaged or has another format, or its arm and seed do not match its path.
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
@@ -187,12 +169,7 @@ def _compact_line(line: Update) -> Update:
 
 
 def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFigures:
-    """Returns the mean metrics of a run's final evaluation.
-
-    Args:
-        final: the responses of the final evaluation.
-        policy_ids: of the run.
-    """
+    """Returns the mean metrics of a run's final evaluation."""
     policy = {policy_id: _means(responses) for policy_id, responses in final["policy"].items()}
     figures = FinalFigures(
         update=final["update"],

@@ -17,11 +17,11 @@ from cory_env.pickled import display_name
 from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
 from launch.experiments.space import SEED_KEY, Axis, distinct_settings, grid_points, read_axes
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
 from launch.training.start import starting_policies
+from policies.files import atomic_write
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.processes import processes
 from policies.settings.settings import Settings, SettingsError, changed_settings
@@ -104,11 +104,7 @@ class Search(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> "Search":
-        """Reads a search's `search.yaml`.
-
-        Raises:
-            CommandError: the file does not exist or has another format.
-        """
+        """Reads a search's `search.yaml`."""
         file = folder / SEARCH_FILE
         if not file.is_file() or not file.read_bytes().startswith(HEADER_PREFIX.encode()):
             raise CommandError(f"{folder} is not the folder of a search: it contains no {SEARCH_FILE} of `cory tune`.")
@@ -120,12 +116,7 @@ class Search(NamedTuple):
 
 
 def pin_start_checkpoint(search: Search) -> Search:
-    """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search.
-
-    Raises:
-        CommandError: the run has no checkpoint.
-        SettingsError: its policies do not match those of a trial, or it is a URI.
-    """
+    """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search."""
     kinds = distinct_settings(grid_points(search.settings, search.axes))
     starts = [starting_policies(settings) for settings in kinds]
     if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
@@ -134,11 +125,7 @@ def pin_start_checkpoint(search: Search) -> Search:
 
 
 def create_search_folder(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
-    """Creates a search's folder and writes `search.yaml`; returns the lock on the folder.
-
-    Raises:
-        CommandError: the folder is not empty, and not that of a search that never started.
-    """
+    """Creates a search's folder and writes `search.yaml`; returns the lock on the folder."""
     make_folder(folder)
     is_free = (folder / SEARCH_FILE).exists() or all(entry.name == LOCK for entry in folder.iterdir())
     if is_resumable(folder) or not is_free:
@@ -155,11 +142,7 @@ def is_resumable(folder: Path) -> bool:
 
 
 def check_same_search(folder: Path, search: Search) -> None:
-    """Checks that a folder contains the requested search.
-
-    Raises:
-        CommandError: the search in the folder differs; the message names the differences.
-    """
+    """Checks that a folder contains the requested search."""
     stored = Search.read(folder)
     old, new = stored.options, search.options
     changes = [f"{key}={old[key]}" for key in old if old[key] != new[key]]
@@ -182,14 +165,6 @@ def resume_command(folder: Path) -> str:
 
 
 def check_trial_placement(settings: Sequence[Settings], nodes: Sequence[placement.Node]) -> None:
-    """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently.
-
-    Args:
-        settings: of trials, including the largest.
-        nodes: of the cluster.
-
-    Raises:
-        CommandError: a trial requires more than the cluster has.
-    """
+    """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently."""
     for trial in settings:
         placement.check_placement(processes(trial, trial=True), nodes)

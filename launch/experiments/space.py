@@ -59,11 +59,7 @@ class Axis(NamedTuple):
 
 
 def read_axes(options: Sequence[str]) -> list[Axis]:
-    """Parses values of `--over`: `key=1,2,null`, `key=log:1e-6:1e-4` or `key=uniform:0:1`.
-
-    Raises:
-        CommandError: an option is invalid, or its setting is unknown or cannot be searched.
-    """
+    """Parses values of `--over`: `key=1,2,null`, `key=log:1e-6:1e-4` or `key=uniform:0:1`."""
     axes: dict[str, Axis] = {}
     for option in options:
         key, _, text = option.partition("=")
@@ -114,11 +110,7 @@ def pin_objective(settings: Settings) -> Settings:
 
 
 def grid_points(settings: Settings, axes: Sequence[Axis]) -> list[Settings]:
-    """Returns the settings at all combinations of list values and range ends.
-
-    Raises:
-        CommandError: a value is invalid, or conflicts with others.
-    """
+    """Returns the settings at all combinations of list values and range ends."""
     settings_list = []
     for values in itertools.product(*(axis.values for axis in axes)):
         point = dict(zip((axis.key for axis in axes), values, strict=True))

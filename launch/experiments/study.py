@@ -15,7 +15,6 @@ contrasts:                       # planned comparisons, written down before the 
 An arm's keys are the settings in which it differs from its reference arm (`against`, by default the first), and:
 
 label     name in tables and plots
-also      list of other arms to compare with, in however many settings they differ
 tier      tier 1 runs first (default)
 seeds     overrides the seeds of the tier
 needs     required paths, each with the command that creates it; the arm is skipped if a path is missing
@@ -59,8 +58,6 @@ class Arm(BaseModel, extra="allow"):
     tier: PositiveInt = 1
     against: str | None = None
     """The reference arm; None for the first arm."""
-    also: tuple[str, ...] = ()
-    """Other arms to compare with."""
     needs: dict[str, str] = {}
     """Required paths, each with the command that creates it."""
     differs: dict[str, Any] = {}
@@ -125,9 +122,6 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
     Args:
         name: a key of `bundled_studies()`, or a YAML file.
         words: `key=value`, settings of all arms that override those of the file.
-
-    Raises:
-        CommandError: the study is unknown or invalid; see the module's docstring for the format.
     """
     name = name if name in bundled_studies() else expand_home(name)
     file = _STUDIES_DIR / f"{name}.yaml" if name in bundled_studies() else Path(name)
@@ -186,19 +180,14 @@ def _complete_arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, A
 
 
 def _check_arm(study: Study, arm: Arm, study_name: str) -> None:
-    """Checks that an arm differs from its reference arm in exactly the settings it lists.
-
-    Raises:
-        CommandError: the message names the settings.
-    """
+    """Checks that an arm differs from its reference arm in exactly the settings it lists."""
     earlier_arms = list(study.arms)[: study.arm_index(arm)]
     try:
         settings = study.settings(arm, 0)
     except SettingsError as error:
         raise CommandError(f"{study_name}, arm {arm.name}: {error}") from error
-    others = [name for name in (arm.against, *arm.also) if name is not None]
-    if unknown := [name for name in others if name not in earlier_arms]:
-        raise CommandError(f"{study_name}, arm {arm.name}: no earlier arm is called {', '.join(unknown)}.")
+    if arm.against is not None and arm.against not in earlier_arms:
+        raise CommandError(f"{study_name}, arm {arm.name}: no earlier arm is called {arm.against}.")
     if shared := sorted({*_STUDY_WIDE_SETTINGS} & arm.changes.keys()):
         raise CommandError(f"{study_name}, arm {arm.name} sets {', '.join(shared)}, which must be equal in all arms.")
     reference = study.settings(study.arms[arm.against], 0) if arm.against else _resolve(study.base, study.shared)

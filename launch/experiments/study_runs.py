@@ -37,14 +37,13 @@ from launch.run_folder.environment import hardware, versions
 from launch.run_folder.locks import lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.run_folder.run import Run
-from launch.run_folder.status import divergence
+from launch.run_folder.status import DIVERGED, read_status
 from launch.training.training import EXIT_COLLAPSED
 from policies.settings.settings import changed_settings
 
 MAX_FAILURES = 2
 """Number of times that a run restarts from its latest checkpoint after one of its processes died."""
 SIGNAL_EXIT_CODES = tuple(128 + number for number in SIGNALS)
-"""Exit codes of a run that was stopped by a signal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +54,6 @@ class StudyJob:
     arm: Arm
     seed: int
     folder: Path
-    """Folder of the study."""
 
     @property
     def result(self) -> Path:
@@ -85,17 +83,11 @@ class StudyJob:
             "label": self.arm.label,
             "tier": self.arm.tier,
             "arm_index": self.study.arm_index(self.arm),
-            "against": self.arm.against,
-            "also": list(self.arm.also),
             "differs": self.arm.differs,
         }
 
     def read(self) -> StudyRun | None:
-        """Reads the result, if there is one; fields such as the label come from the current study file.
-
-        Raises:
-            CommandError: the result was created with other settings.
-        """
+        """Reads the result, if there is one; fields such as the label come from the current study file."""
         if not self.result.exists():
             return None
         run = read_result(self.result)
@@ -128,12 +120,6 @@ def list_jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[i
     """Returns the runs of some arms in the order of execution.
 
     They are ordered by tier and then by seed, so that arms can be compared before the study is complete.
-
-    Args:
-        study: the study.
-        folder: of the study.
-        arms: of the study.
-        seeds: of all arms; None for each arm's own.
     """
     jobs = [StudyJob(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
     return sorted(jobs, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
@@ -153,12 +139,7 @@ class TrainProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def train(self, job: StudyJob, options: Sequence[str] = ()) -> ProcessResult:
-        """Starts or continues a run that this process has claimed.
-
-        Args:
-            job: the run.
-            options: further options of `cory train`.
-        """
+        """Starts or continues a run that this process has claimed."""
         options = ["--out", str(job.run), "--continue", "--max-failures", str(MAX_FAILURES), "--quiet", *options]
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
             start = output.seek(0, os.SEEK_END)
@@ -192,13 +173,9 @@ class TrainProcess:
 
 
 def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
-    """Creates the result of a run from its folder.
-
-    Raises:
-        CommandError: the run failed; the message contains the reason.
-    """
+    """Creates the result of a run from its folder."""
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
-    lines = run.updates()
+    lines = run.metrics
     final_responses = final.read_final(run.final)
     status, reason = _run_status(run, process_result)
     training_lines = [line for line in lines if "policy" in line]
@@ -221,24 +198,20 @@ def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         cost=cast(Cost, round_significant(cost)),
         metrics=lines,
-        samples=cast(list[SampleLine], round_significant([line for line in run.samples.read() if line["held_out"]])),
+        samples=cast(list[SampleLine], round_significant([line for line in run.samples if line["held_out"]])),
         final=None if final_responses is None else final_figures(final_responses, settings.policy_ids),
     )
 
 
 def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | None]:
-    """Returns the status of a run and the reason, if it is not `done`.
-
-    Raises:
-        CommandError: the run failed.
-    """
+    """Returns the status of a run and the reason, if it is not `done`."""
     code = process_result.code
     if code == 0:
         return "done", None
     if code == EXIT_COLLAPSED:
-        return "collapsed", f"stop_on_collapse ended it after update {run.updates()[-1]['update']}."
+        return "collapsed", f"stop_on_collapse ended it after update {run.metrics[-1]['update']}."
     lines = [line for line in process_result.output.splitlines() if line.strip()] or [f"exit code {code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])
-    if code > 0 and divergence(run):
+    if code > 0 and read_status(run).state == DIVERGED:
         return "diverged", reason
     raise CommandError(reason if code > 0 else f"Its process was killed by {signal.Signals(-code).name}.")

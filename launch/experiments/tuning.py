@@ -41,19 +41,8 @@ def run_search(
 ) -> "pd.DataFrame":
     """Runs all remaining trials of a search, until they end or the search is stopped.
 
-    Args:
-        search: the definition of the search.
-        folder: of the search, locked by the caller.
-        resolve_paths: replaces the paths in settings by their current locations.
-        interrupts: receives signals; its notification calls `request_stop`.
-        max_minutes: time budget; None: no limit.
-        debug: show libraries' logs.
-
     Returns:
         The trials so far (`trials_frame`).
-
-    Raises:
-        CommandError: a trial requires more resources than Ray has.
     """
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # relative paths refer to the user's working directory
     os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # `interrupts` handles SIGINT

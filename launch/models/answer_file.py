@@ -14,10 +14,10 @@ from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import Batches
 from launch.models.trained import PolicySet
 from launch.models.trained_chain import MAX_BATCH_SIZE, TrainedChain
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.locks import try_lock
 from launch.run_folder.sources import digest_function
 from launch.run_folder.storage import check_location
+from policies.files import atomic_write
 
 
 def check_output_free(out: Path) -> None:

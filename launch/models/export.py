@@ -15,8 +15,8 @@ from launch.console.errors import CommandError, make_folder
 from launch.models.model_card import base_model, model_card
 from launch.models.trained import PolicySet
 from launch.run_folder.storage import check_location
+from policies.files import atomic_dir
 from policies.models.adapters import add_lora, merge_lora, peft_config, peft_names
-from policies.models.atomic import atomic_dir
 from policies.models.families import fix_rope_factors
 from policies.models.language_model import load_language_model, meta_model
 from policies.models.model_check import load_config

@@ -177,11 +177,11 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
     """
     run = Run.open(location)
     update, folder = run.checkpoints.choose(checkpoint, POLICIES)
-    metrics = [line for line in run.updates() if line["update"] <= update]
+    metrics = [line for line in run.metrics if line["update"] <= update]
     if not metrics or metrics[-1]["update"] != update:
-        raise CommandError(f"{run.metrics.path} has no entry for update {update} of the requested checkpoint.")
+        raise CommandError(f"{run.metrics_file.path} has no entry for update {update} of the requested checkpoint.")
     sources = Sources.read(run.path)
-    settings = run.settings()
+    settings = run.settings
     if sources is not None:
         feedback = (sources.task or {}).get("feedback") or settings.feedback
         add_module_folders([name for name in (settings.task, feedback) if name and ":" in name], sources.paths)

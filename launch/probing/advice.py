@@ -40,11 +40,7 @@ def best_temperature(figures: Mapping[float, Mapping[str, Figure]]) -> float:
 
 
 def advise(figures: Mapping[float, Mapping[str, Figure]]) -> Advice:
-    """Says what to train, from the figures at the best temperature.
-
-    Args:
-        figures: By temperature, the figures of `compute_figures`.
-    """
+    """Says what to train, from the figures of `compute_figures` at the best temperature."""
     temperature = best_temperature(figures)
     estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
     decide = _decide_with_feedback if "p2_feedback" in estimates else _decide_without_feedback
@@ -85,34 +81,20 @@ def _decide_with_feedback(estimates: Mapping[str, Estimate]) -> tuple[Choice, st
 
 def _decide_without_feedback(estimates: Mapping[str, Estimate]) -> tuple[Choice, str]:
     """Compares the second agent's answer with the first one and with a vote: without a check, nothing else can."""
-    gain, vote = estimates["chain - one_answer"], estimates.get("chain - vote_of_3")
-    repairs = estimates["p2 - p1_again"]
-    scores = f"{_share(estimates['chain'])} of second answers are right, {_share(estimates['p1'])}"
-    hint = ""
-    if _is_above(repairs):
-        hint = (
-            "; it repairs more than a second sample would "
-            f"({_points(repairs)}), so a feedback function that stops the chain at right "
-            "answers would make it pay"
-        )
-    if _is_below(gain):
-        return "single agent", f"Train a single agent: {scores} of first ones{hint}"
-    if vote is not None and _is_below(vote):
-        return "single agent", (
-            f"Train a single agent and vote: the chain scores {_points(vote)} against a vote of three{hint}"
-        )
-    if not _is_above(gain):
-        return "nothing", (
-            f"Nothing can be said at {_queries(gain)}: {scores} of first ones, a difference of "
-            f"{_points(gain)}{_required(gain)}{hint}"
-        )
-    if vote is not None and not _is_above(vote):
-        return "nothing", (
-            f"Nothing can be said at {_queries(vote)}: the chain beats one answer "
-            f"({_points(gain)}), but is not shown to beat a vote of three "
-            f"({_points(vote)}){_required(vote)}"
-        )
-    return "chain without feedback", f"Train a chain without feedback: {scores} of first ones"
+    scores = f"{_share(estimates['chain'])} of second answers are right, {_share(estimates['p1'])} of first ones"
+    rivals = {"chain - one_answer": "one answer", "chain - vote_of_3": "a vote of three"}
+    differences = {
+        f"{scores}; the chain scores {_points(estimates[name])} against {rival}": estimates[name]
+        for name, rival in rivals.items()
+        if name in estimates
+    }
+    for text, difference in differences.items():
+        if _is_below(difference):
+            return "single agent", f"Train a single agent: {text}"
+    for text, difference in differences.items():
+        if not _is_above(difference):
+            return "nothing", f"Nothing can be said at {_queries(difference)}: {text}{_required(difference)}"
+    return "chain without feedback", f"Train a chain without feedback: {scores}"
 
 
 def format_percent(estimate: Estimate, *, signed: bool = False) -> str:

@@ -10,27 +10,25 @@ not only with the next one, so that no sample is wasted.
 """
 
 import math
+from collections.abc import Mapping
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launch.display.statistics import TAIL, Estimate, column_cis
+from launch.display.statistics import TAIL, Estimate, Floats, Z, column_cis, wilson
 
 MIN_SAMPLES = 3
 """First answers per query: a best-of-3 requires three."""
 VOTERS = 3
 NO_ANSWER = -1
 """Number of an answer that cannot be compared."""
-Z = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
 MIN_EVENTS = 10
 """Fewest queries with an event for which resampling gives the interval."""
 TINY = 1e-9
 """Differences below this are rounding errors."""
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
@@ -46,9 +44,7 @@ class Outcomes(NamedTuple):
     """First and second answers at one temperature: arrays `[queries, samples]`."""
 
     right: Bools
-    """Whether the first answer is right."""
     length: Floats
-    """Generated tokens of the first answer."""
     answers: NDArray[np.integer]
     """Number of the answer: equal answers to a query have the same; `NO_ANSWER` if it cannot be compared."""
     second: SecondAnswers
@@ -86,6 +82,14 @@ class Ratio(NamedTuple):
         return np.where(np.abs(residuals) > TINY, residuals, 0.0)
 
     @property
+    def linearized(self) -> Floats:
+        """`[queries]`, values with the ratio's mean and spread; NaN for queries without a case."""
+        has_case = self.denominator > 0
+        if not has_case.any():
+            return np.full(len(has_case), np.nan)
+        return np.where(has_case, self.mean + self.residuals, np.nan)
+
+    @property
     def num_events(self) -> int:
         """Number of queries with a numerator above 0."""
         return int((self.numerator > TINY).sum())
@@ -115,7 +119,6 @@ def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
 
     Args:
         outcomes: Of at least one query, with at least `MIN_SAMPLES` samples.
-        seed: Of the bootstrap.
 
     Returns:
         By name: shares (`p1`, `p1_again`, `p2`, `p2_feedback`, `kept`, `kept_feedback`, `wrongly_accepted`,
@@ -129,31 +132,27 @@ def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
         **{name: _mean(strategy.score, samples) for name, strategy in by_name.items()},
         **differences(outcomes, shares, by_name),
     }
-    estimates = ratio_cis(list(everything.values()), ["-" in name for name in everything], seed)
     return {
         name: Figure(estimate, float(by_name[name].tokens.mean()) if name in by_name else None)
-        for name, estimate in zip(everything, estimates, strict=True)
+        for name, estimate in ratio_cis(everything, seed).items()
     }
 
 
 def conditional_shares(outcomes: Outcomes) -> dict[str, Ratio]:
     """Returns the shares of right first answers, repaired and kept answers, and errors of the check."""
-    right = outcomes.right
-    wrong = ~right
-    num_right, num_wrong = right.sum(1).astype(float), wrong.sum(1).astype(float)
+    right, wrong, samples = outcomes.right, ~outcomes.right, outcomes.right.shape[1]
     shares = {
-        "p1": _mean(right.mean(1), right.shape[1]),
-        "p1_again": Ratio(num_wrong * num_right / (right.shape[1] - 1), num_wrong),
-        "p2": Ratio((wrong & outcomes.second.right).sum(1).astype(float), num_wrong),
-        "kept": Ratio((right & outcomes.second.right).sum(1).astype(float), num_right),
+        "p1": _mean(right.mean(1), samples),
+        "p1_again": Ratio(wrong.sum(1) * right.sum(1) / (samples - 1), wrong.sum(1).astype(float)),
+        "p2": _share(outcomes.second.right, wrong),
+        "kept": _share(outcomes.second.right, right),
     }
     if outcomes.accepted is not None and outcomes.second_feedback is not None:
-        accepted, second_right = outcomes.accepted, outcomes.second_feedback.right
         shares |= {
-            "p2_feedback": Ratio((wrong & second_right).sum(1).astype(float), num_wrong),
-            "kept_feedback": Ratio((right & second_right).sum(1).astype(float), num_right),
-            "wrongly_accepted": Ratio((wrong & accepted).sum(1).astype(float), accepted.sum(1).astype(float)),
-            "not_accepted": Ratio((right & ~accepted).sum(1).astype(float), num_right),
+            "p2_feedback": _share(outcomes.second_feedback.right, wrong),
+            "kept_feedback": _share(outcomes.second_feedback.right, right),
+            "wrongly_accepted": _share(wrong, outcomes.accepted),
+            "not_accepted": _share(~outcomes.accepted, right),
         }
     return shares
 
@@ -174,9 +173,7 @@ def strategies(outcomes: Outcomes) -> dict[str, Strategy]:
         "vote_of_3": Strategy(vote(outcomes.answers, first), VOTERS * length.mean(1)),
         "chain": Strategy(outcomes.second.right.mean(1), (length + outcomes.second.length).mean(1)),
     }
-    if (
-        count_different(outcomes.answers) == outcomes.answers.size
-    ):  # no two answers are equal, so there is nothing to count
+    if count_different(outcomes.answers) == outcomes.answers.size:  # nothing to count: no two answers are equal
         del result["vote_of_3"]
     accepted = outcomes.accepted
     if accepted is not None and outcomes.second_feedback is not None:
@@ -271,7 +268,7 @@ def count_different(answers: NDArray[np.integer]) -> int:
     return sum(len(set(row[row != NO_ANSWER].tolist())) + int((row == NO_ANSWER).sum()) for row in answers)
 
 
-def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Estimate]:
+def ratio_cis(ratios: Mapping[str, Ratio], seed: int = 0) -> dict[str, Estimate]:
     """Returns ratios of sums over queries with their 95 % intervals.
 
     The ratio is linearized, so that it is the mean of one value per query, and its interval is that of `column_cis`,
@@ -280,30 +277,25 @@ def ratio_cis(ratios: list[Ratio], signed: list[bool], seed: int = 0) -> list[Es
     if one of them is rare, their Wilson intervals are combined (Newcombe 1998).
 
     Args:
-        ratios: Of the same queries.
-        signed: Per ratio, whether it is a difference, from -1 to 1; otherwise it is from 0 to 1.
-        seed: Of the bootstrap.
+        ratios: By name, of the same queries. A name with `-` is a difference, from -1 to 1; others are from 0 to 1.
 
     Returns:
-        An estimate per ratio; `n` is the number of queries with a case. NaN without cases.
+        By name, an estimate; `n` is the number of queries with a case. NaN without cases.
     """
-    values = np.full((len(ratios[0].numerator), len(ratios)), np.nan)
-    for column, ratio in enumerate(ratios):
-        has_case = ratio.denominator > 0
-        if has_case.any():
-            values[has_case, column] = ratio.mean + ratio.residuals[has_case]
-    estimates = column_cis(values, "bootstrap", seed)
-    for column, (ratio, is_difference) in enumerate(zip(ratios, signed, strict=True)):
-        mean, low, high, count = estimates[column]
-        positive, negative = (Ratio(np.maximum(sign * ratio.numerator, 0), ratio.denominator) for sign in (1, -1))
+    values = np.stack([ratio.linearized for ratio in ratios.values()], axis=1)
+    estimates = dict(zip(ratios, column_cis(values, "bootstrap", seed), strict=True))
+    for name, ratio in ratios.items():
+        mean, low, high, count = estimates[name]
         if not count:
             continue
-        if not is_difference and ratio.is_rare:
-            low, high = wilson(ratio)
-        elif is_difference and (positive.num_events < MIN_EVENTS or negative.num_events < MIN_EVENTS):
+        smallest = -1.0 if "-" in name else 0.0
+        positive, negative = (Ratio(np.maximum(sign * ratio.numerator, 0), ratio.denominator) for sign in (1, -1))
+        if not smallest and ratio.is_rare:
+            low, high = share_bounds(ratio)
+        elif smallest and min(positive.num_events, negative.num_events) < MIN_EVENTS:
             low, high = newcombe(positive, negative)
         assert low is not None and high is not None  # None only for one query, whose events are rare
-        estimates[column] = Estimate(mean, max(low, -1.0 if is_difference else 0.0), min(high, 1.0), count)
+        estimates[name] = Estimate(mean, max(low, smallest), min(high, 1.0), count)
     return estimates
 
 
@@ -314,7 +306,7 @@ def newcombe(positive: Ratio, negative: Ratio) -> tuple[float, float]:
         for first, second in ((positive, negative), (positive, positive), (negative, negative))
     ]
     correlation = products[0] / math.sqrt(products[1] * products[2]) if min(products[1:]) > TINY else 0.0
-    (gain_low, gain_high), (loss_low, loss_high) = wilson(positive), wilson(negative)
+    (gain_low, gain_high), (loss_low, loss_high) = share_bounds(positive), share_bounds(negative)
 
     def margin(gain: float, loss: float) -> float:
         return math.sqrt(max(gain**2 + loss**2 - 2 * correlation * gain * loss, 0.0))
@@ -326,7 +318,7 @@ def newcombe(positive: Ratio, negative: Ratio) -> tuple[float, float]:
     )
 
 
-def wilson(ratio: Ratio) -> tuple[float, float]:
+def share_bounds(ratio: Ratio) -> tuple[float, float]:
     """Returns Wilson's interval of a share, with the number of independent cases that explains its variance.
 
     That number is at most the number of cases. It may be below the number of queries with a case, if a few queries have
@@ -342,9 +334,13 @@ def wilson(ratio: Ratio) -> tuple[float, float]:
     elif cases < queries:
         cases *= (queries - 1) / queries  # the variance is of a sample
         z = float(stdtrit(queries - 1, 1 - TAIL))
-    center = (mean + z**2 / (2 * cases)) / (1 + z**2 / cases)
-    margin = z / (1 + z**2 / cases) * math.sqrt(mean * (1 - mean) / cases + (z / (2 * cases)) ** 2)
-    return max(center - margin, 0.0), min(center + margin, 1.0)
+    low, high = wilson(np.array(mean), np.array(cases), z)
+    return float(low), float(high)
+
+
+def _share(events: Bools, cases: Bools) -> Ratio:
+    """Returns the share of cases that are events too."""
+    return Ratio((events & cases).sum(1).astype(float), cases.sum(1).astype(float))
 
 
 def _mean(values: Floats, samples: int) -> Ratio:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from launch.models.trained import PolicySet, open_trained
 from launch.models.trained_chain import MAX_BATCH_SIZE
 from launch.probing.figures import MIN_SAMPLES
 from launch.run_folder import manifest
-from launch.run_folder.sources import collect_sources, digest_function
+from launch.run_folder.sources import collect_sources
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.files import read_file, read_preset
@@ -74,16 +73,18 @@ class ProbePlan(NamedTuple):
         """Everything the responses depend on, as JSON: plans with equal identities give the same responses."""
         sources = collect_sources(self.settings, self.task, self.tokenizers)
         split = self.split if self.split in sources.queries else "test"
-        ignored = {"temperature", "stop_when"}
-        values = self.settings.public_dict()
+        names, values = RESPONSE_SETTINGS - {"temperature", "stop_when"}, self.settings.public_dict()
+        checkpoint = None
+        if self.policies is not None and self.policies.folder is not None:
+            checksum = manifest.manifest_checksum(self.policies.folder)
+            checkpoint = {"update": self.policies.update, "checksum": checksum}
         return {
-            "settings": {name: values[name] for name in values if name in RESPONSE_SETTINGS and name not in ignored},
+            "settings": {name: value for name, value in values.items() if name in names},
             "at_once": self.batch_size,
             "functions": sources.functions,
-            "feedback": None if self.task.feedback is None else digest_function(self.task.feedback),
-            "prompts": [sources.task, collect_sources(self.plain_settings, self.plain_task, self.tokenizers).task],
+            "prompts": [sources.task, self.plain_task.observer_template],
             "llms": {policy_id: asdict(source) for policy_id, source in sources.llms.items()},
-            "checkpoint": _checkpoint_identity(self.policies),
+            "checkpoint": checkpoint,
             "roles": self.policy_ids,
             "split": self.split,
             "data": {"queries": self.queries, "digest": sources.queries[split].digest},
@@ -97,14 +98,7 @@ class ProbePlan(NamedTuple):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
     def required_reward(self, solved_at: float | None) -> float:
-        """Returns the task reward from which an answer is right.
-
-        Args:
-            solved_at: The user's; None: the task's.
-
-        Raises:
-            CommandError: The task has none.
-        """
+        """Returns the task reward from which an answer is right: the user's, or else the task's."""
         required = self.task.solved_at if solved_at is None else solved_at
         if required is None or not math.isfinite(required):
             raise CommandError(
@@ -132,22 +126,20 @@ def plan_probe(
 
     Args:
         target: Folder of a run; or folder, hub id or bundled name of a model.
-        overrides: Settings that the user changes.
-        warn: Called with each difference from the models of training, and with hints.
         preset, files: For a model: the settings; the defaults if there are neither.
         checkpoint: Of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
         roles: Of a run: the policies of the first and the second agent; None: those after training.
-        split: The split that the queries come from.
         queries: Number of queries, the first of the split; None: all.
-        samples: First answers per query.
-        temperatures: Sampling temperatures.
-
-    Raises:
-        CommandError: An argument does not fit the target, a setting or file cannot be used, a number is out of range,
-            or the split has no queries.
-        SettingsError: A value is invalid, or settings conflict.
-        ModelError: A model does not exist.
     """
+    if samples < MIN_SAMPLES:
+        raise CommandError(f"samples={samples} must be at least {MIN_SAMPLES}, for best-of-3.")
+    if queries is not None and queries < 2:
+        raise CommandError(f"queries={queries} must be at least 2, because intervals resample queries.")
+    for temperature in temperatures:
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise CommandError(f"Temperature {temperature:g} must be above 0: at 0, all samples of a query are equal.")
+    if not temperatures or len(set(temperatures)) < len(temperatures):
+        raise CommandError("Set at least one temperature, and none of them twice.")
     run = find_run(target)
     policies, policy_ids, base = None, None, None
     if run is None:
@@ -160,52 +152,16 @@ def plan_probe(
     else:
         if preset is not None or files:
             raise CommandError(f"{target} is a run, which has its own settings. Change them with KEY=VALUE.")
-        if run.settings().roles is not None:  # the second agent need not see the first answer, nor answer itself
+        if run.settings.roles is not None:  # the second agent need not see the first answer, nor answer itself
             raise CommandError(f"{target} has roles, which cannot be probed. Probe its model instead.")
         policies = open_trained(target, checkpoint)
         for text in policies.warnings():
             warn(text)
         policy_ids = None if roles is None else policies.resolve_names(roles)
-    agents = 2 if run is None or run.settings().num_agents == 1 else None
+    agents = 2 if run is None or run.settings.num_agents == 1 else None
     settings = target_settings(target, run, overrides, agents, base)
     if settings.feedback is None and settings.task in TASKS and TASKS[settings.task].feedback is not None:
         warn(f"Task {settings.task} has a feedback function, which is not used. Add feedback=task to use it.")
-    return make_probe_plan(settings, policies, policy_ids, split, queries, samples, temperatures)
-
-
-def make_probe_plan(
-    settings: Settings,
-    policies: PolicySet | None,
-    policy_ids: Sequence[str] | None,
-    split: Split,
-    queries: int | None,
-    samples: int,
-    temperatures: Sequence[float],
-) -> ProbePlan:
-    """Plans a probe with given settings and policies.
-
-    Args:
-        settings: Settings of the probe, for at least two agents.
-        policies: The policies of a run; None: the model of the settings.
-        policy_ids: Of the first and the second agent; None: the chain's first two, or the only one twice.
-        split: The split that the queries come from.
-        queries: Number of queries, the first of the split; None: all.
-        samples: First answers per query.
-        temperatures: Sampling temperatures.
-
-    Raises:
-        CommandError: A setting or file cannot be used, a number is out of range, or the split has no queries.
-        ModelError: A model does not exist.
-    """
-    if samples < MIN_SAMPLES:
-        raise CommandError(f"samples={samples} must be at least {MIN_SAMPLES}, for best-of-3.")
-    if queries is not None and queries < 2:
-        raise CommandError(f"queries={queries} must be at least 2, because intervals resample queries.")
-    for temperature in temperatures:
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise CommandError(f"Temperature {temperature:g} must be above 0: at 0, all samples of a query are equal.")
-    if not temperatures or len(set(temperatures)) < len(temperatures):
-        raise CommandError("Set at least one temperature, and none of them twice.")
     if not settings.knowledge_transfer:
         raise CommandError("knowledge_transfer=false conflicts with a probe: the second agent must see the answer.")
     policy_ids = _choose_policies(settings, policies, policy_ids)
@@ -232,11 +188,7 @@ def make_probe_plan(
 def _choose_policies(
     settings: Settings, policies: PolicySet | None, policy_ids: Sequence[str] | None
 ) -> tuple[str, str]:
-    """Returns the policies of the first and the second agent.
-
-    Raises:
-        CommandError: Not two policies are named, or one cannot be loaded.
-    """
+    """Returns the policies of the first and the second agent."""
     if policy_ids is None:
         policy_ids = (settings.policy_ids if policies is None else policies.policy_ids)[:2]
         policy_ids = policy_ids if len(policy_ids) == 2 else (*policy_ids, *policy_ids)
@@ -253,9 +205,3 @@ def _without_feedback(settings: Settings) -> Settings:
     if prompt is not None and FEEDBACK_PLACEHOLDER in placeholders(prompt):
         prompt = None
     return settings.model_copy(update={"feedback": None, "observer_prompt": prompt})
-
-
-def _checkpoint_identity(policies: PolicySet | None) -> dict[str, int] | None:
-    if policies is None or policies.folder is None:
-        return None
-    return {"update": policies.update, "checksum": zlib.crc32((policies.folder / manifest.NAME).read_bytes())}

@@ -26,8 +26,8 @@ from launch.probing.figures import Figure, Outcomes, SecondAnswers, compute_figu
 from launch.probing.plan import ProbeBatch, ProbePlan
 from launch.probing.sampler import ProbedSample, Sampler, answer_numbers
 from launch.run_folder.environment import versions
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import to_json
+from policies.files import atomic_write
 from policies.settings.settings import BY_CONTENT
 
 if TYPE_CHECKING:
@@ -67,17 +67,8 @@ def run_probe(
     """Samples the remaining batches and writes `probe.json`.
 
     Args:
-        plan: The probe.
         path: Its folder: new, empty, or with the same probe to resume.
-        command: The command line, for the record.
         solved_at: Task reward from which an answer is right; None: the task's.
-        quiet: Print no progress.
-        debug: Print the output of libraries.
-
-    Raises:
-        CommandError: No answer is defined as right, the folder contains something else, is used by another process or
-            cannot be created, or the reward failed on every query.
-        KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP; completed batches are saved.
     """
     required = plan.required_reward(solved_at)
     identity = plan.identity()
@@ -109,12 +100,7 @@ def run_probe(
 
 @contextlib.contextmanager
 def open_sampler(plan: ProbePlan) -> Iterator[Callable[[ProbeBatch], list[ProbedSample]]]:
-    """Context manager: the function that samples a batch of the plan, with its models and its reward process.
-
-    Raises:
-        CommandError: The checkpoint or the base model has changed.
-        EngineStartError: vLLM could not start.
-    """
+    """Context manager: the function that samples a batch of the plan, with its models and its reward process."""
     settings, policy_ids, backend = plan.settings, plan.policy_ids, plan.settings.backend
     plain = plan.plain_settings.make_chain(plan.plain_task, plan.tokenizers, _tokenizer_ids(plan))
     with_feedback = None
@@ -155,16 +141,8 @@ def compute_result(
 ) -> tuple[ProbeResult, dict[float, dict[str, Any]]]:
     """Computes the figures from all samples.
 
-    Args:
-        plan: The probe.
-        samples: Of all batches, in order.
-        required: Task reward from which an answer is right.
-
     Returns:
         The result; and by temperature, the outcomes as JSON: the `Outcomes`, with the queries' indices in their split.
-
-    Raises:
-        CommandError: The reward failed on all queries but one.
     """
     read_answer = answer_reader(plan.task.reward)
     figures, records, dropped = {}, {}, 0

@@ -38,11 +38,7 @@ STRATEGIES = {
 
 
 def probe_tables(figures: Mapping[float, Mapping[str, Figure]]) -> list[Table]:
-    """Returns the tables: shares of answers, scores of strategies, and tokens of strategies.
-
-    Args:
-        figures: By temperature, the figures of `compute_figures`.
-    """
+    """Returns the tables: shares of answers, scores of strategies, and tokens of strategies."""
     names = next(iter(figures.values()))
     columns = [f"T = {temperature:g}" for temperature in figures]
     tables = []

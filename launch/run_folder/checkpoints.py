@@ -13,14 +13,13 @@ from pathlib import Path
 
 from launch.console.errors import CommandError
 from launch.run_folder import manifest
-from policies.models.atomic import UNFINISHED, atomic_dir, sync
+from policies.files import UNFINISHED, atomic_dir, sync
 
 BEST = "best"
 UNTRAINED = (
     "These are the weights before training (update 0), which `best` has if no later evaluation was better. The "
     "checkpoint `latest` has the trained ones."
 )
-"""Warning about a checkpoint of update 0."""
 _NAME = re.compile(r"update_(\d{6,})")
 _DAMAGED_PREFIX = "damaged_"
 
@@ -41,9 +40,6 @@ class Checkpoints:
 
         Returns:
             The checkpoint's folder.
-
-        Raises:
-            OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
         path = self.path_of(update)
         if not path.exists():
@@ -57,9 +53,6 @@ class Checkpoints:
 
         Args:
             update: number of finished updates; must have no checkpoint yet.
-
-        Raises:
-            OSError: writing failed, for example on a full disk. The incomplete checkpoint is removed.
         """
         self.folder.mkdir(exist_ok=True)
         with atomic_dir(self.path_of(update)) as unfinished:
@@ -97,10 +90,6 @@ class Checkpoints:
         Args:
             name: `best`, `latest` or an update's number; None: `best`, or `latest` if none was evaluated.
             part: verify only files whose paths start with this prefix.
-
-        Raises:
-            CommandError: the checkpoint does not exist or is damaged.
-            FormatError: the checkpoint has another format.
         """
         saved, best = self.updates(), self.best()
         if not saved:
@@ -122,9 +111,6 @@ class Checkpoints:
 
         Returns:
             A sentence about each renamed checkpoint.
-
-        Raises:
-            FormatError: the latest undamaged checkpoint has another format.
         """
         sentences = []
         while (latest := self.latest()) and (problem := manifest.verify(latest[1])):
@@ -135,11 +121,7 @@ class Checkpoints:
         return sentences
 
     def latest_valid(self) -> int:
-        """Returns the update of the latest valid checkpoint; -1 if there is none.
-
-        Raises:
-            FormatError: a later checkpoint has another format.
-        """
+        """Returns the update of the latest valid checkpoint; -1 if there is none."""
         updates = reversed(self.updates())
         return next((update for update in updates if manifest.verify(self.path_of(update)) is None), -1)
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from cory_env.tasks.task import Split
 from launch.console.errors import CommandError
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.records import EvaluatedResponse, MetricValues, to_json
+from policies.files import atomic_write
 
 if TYPE_CHECKING:
     from policies.cory import Cory
@@ -80,12 +80,7 @@ def _add_thought(record: EvaluatedResponse, response: Mapping[str, Any]) -> Eval
 
 
 def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:
-    """Evaluates each policy alone, and the chain, on the same test queries with the same seeds.
-
-    Args:
-        algo: the algorithm with the policies.
-        count: number of test queries, taken from the beginning; all if there are fewer.
-    """
+    """Evaluates each policy alone, and the chain, on the same test queries with the same seeds."""
     from policies.models.model_names import AVERAGE_POLICY
     from policies.rollout.prompt_sampling import PromptRef
 
@@ -133,11 +128,7 @@ def write_final(file: Path, final: FinalEvaluation) -> None:
 
 
 def read_final(file: Path) -> FinalEvaluation | None:
-    """Reads `final.json`; None if it does not exist.
-
-    Raises:
-        CommandError: the file is damaged.
-    """
+    """Reads `final.json`; None if it does not exist."""
     if not file.exists():
         return None
     try:

@@ -1,15 +1,14 @@
 """Append-only JSON Lines files that survive a kill: no partial lines, and no duplicates after a resume."""
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launch.console.errors import CommandError
 from launch.run_folder.records import to_json
-from policies.models.atomic import named_errors, sync
+from policies.files import atomic_write, named_errors
 
 
 class Journal:
@@ -26,23 +25,15 @@ class Journal:
         self.number = number
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Appends one record and syncs it to disk.
-
-        Raises:
-            CommandError: the folder no longer exists.
-        """
+        """Appends one record and syncs it to disk."""
         line = json.dumps(to_json(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
-        with _missing_folder_errors(self.path), named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+        with named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns all records, without an incomplete last line (left by a kill or a full disk).
-
-        Raises:
-            CommandError: another line is damaged.
-        """
+        """Returns all records, without an incomplete last line (left by a kill or a full disk)."""
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
@@ -60,34 +51,3 @@ class Journal:
         """Atomically removes all records with a higher number, and an incomplete last line."""
         records = [record for record in self.read() if record[self.number] <= last]
         atomic_write(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-
-
-def atomic_write(path: Path, text: str) -> None:
-    """Replaces a file's content atomically: readers see either the old or the new content, even after a kill.
-
-    Raises:
-        CommandError: the folder no longer exists.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    with _missing_folder_errors(path):
-        with named_errors(path), temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync(path.parent)
-
-
-@contextlib.contextmanager
-def _missing_folder_errors(path: Path) -> Iterator[None]:
-    """Turns a FileNotFoundError into a message if the file's folder is missing.
-
-    Raises:
-        CommandError: the folder no longer exists.
-    """
-    try:
-        yield
-    except FileNotFoundError as error:
-        if path.parent.is_dir():
-            raise
-        raise CommandError(f"The folder {path.parent} no longer exists: it was removed or renamed.") from error

@@ -43,7 +43,6 @@ RUN_ID = "run.id"
 REJECTED_BATCH_FILE = "refused_update_{:06d}_{}.safetensors"
 """The batch of a rejected update, by the update's number and the policy whose gradient was not finite."""
 CONFIG_HEADER = "# cory "
-"""The beginning of `config.yaml`."""
 FROM_PYTHON = "cory train, from Python"
 """The command in `config.yaml` of a run that `cory_rllib.train` started."""
 TENSORBOARD = "tensorboard"
@@ -59,11 +58,7 @@ STARTED_FILES = (
 
 
 def new_folder(name: str) -> Path:
-    """Creates a new folder `runs/NAME-TIME`. Concurrent processes get different folders.
-
-    Raises:
-        CommandError: the folder cannot be created.
-    """
+    """Creates a new folder `runs/NAME-TIME`. Concurrent processes get different folders."""
     safe_name = re.sub(r"[^\w.-]+", "-", name)
     base = RUNS / f"{safe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):

@@ -17,7 +17,6 @@ from policies.models.model_names import is_bundled
 from policies.settings.settings import BY_CONTENT, Settings
 
 PATH_SETTINGS = (*BY_CONTENT, "start_from")
-"""Settings that name files or folders."""
 OWN_PACKAGE_DIRS = (ROOT / "policies", ROOT / "launch")
 """Our packages that a user's module of the same name shadows in a function's process."""
 _module_folders: list[str] = []
@@ -39,9 +38,6 @@ def locate_files(
         needed: settings whose files must exist.
         settable: settings that the command accepts, for messages.
         absolute: use absolute paths for all files.
-
-    Raises:
-        CommandError: a needed file or folder exists neither in the working directory nor at its recorded path.
     """
     changes: dict[str, object] = {}
     if settings.frozen_models:
@@ -97,10 +93,6 @@ def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> No
     """Adds a run's module folders to `sys.path` and PYTHONPATH, for functions that are not importable otherwise.
 
     The folders come after all others, including the working directory, but before those of earlier runs.
-
-    Args:
-        functions: their names.
-        paths: the run's recorded paths.
     """
     search_working_folder()
     earlier = [folder for folder in _module_folders if folder in sys.path]

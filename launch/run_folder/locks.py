@@ -19,19 +19,11 @@ UNSUPPORTED_ERRNOS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of file systems without locks, such as some network file systems."""
 
 
-class LocksUnsupportedError(CommandError):
-    """A folder's file system has no locks. The message suggests alternatives."""
-
-
 def lock_folder(path: Path) -> contextlib.ExitStack:
     """Locks a folder for this process.
 
     Returns:
         A context; closing it releases the lock.
-
-    Raises:
-        CommandError: another process holds the lock.
-        LocksUnsupportedError: the file system has no locks.
     """
     lock = try_lock(path / LOCK)
     if lock is None:
@@ -50,9 +42,6 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
 
     Returns:
         A context that releases the lock when closed; None if another process holds the lock.
-
-    Raises:
-        LocksUnsupportedError: the file system has no locks.
     """
     lock = contextlib.ExitStack()
     try:
@@ -63,7 +52,7 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
     except OSError as error:
         if error.errno not in UNSUPPORTED_ERRNOS:
             raise
-        raise LocksUnsupportedError(
+        raise CommandError(
             f"{file.parent} is on a file system without locks ({error.strerror}), so two processes could write at "
             "once. Mount it with locks, or set --out to a folder on another file system, or (for a run) to "
             f"file://{file.parent.resolve()}, which works in a local folder and is uploaded there."

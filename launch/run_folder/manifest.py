@@ -32,6 +32,11 @@ def write_manifest(folder: Path) -> None:
     (folder / NAME).write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 
+def manifest_checksum(folder: Path) -> int:
+    """Returns a checksum of a checkpoint's manifest, and thus of all its files."""
+    return zlib.crc32((folder / NAME).read_bytes())
+
+
 def verify(folder: Path, part: str = "") -> str | None:
     """Verifies a folder's files against its manifest.
 
@@ -41,9 +46,6 @@ def verify(folder: Path, part: str = "") -> str | None:
 
     Returns:
         The problem, as the predicate of a sentence about the folder; None if the folder is valid.
-
-    Raises:
-        FormatError: the checkpoint has another format, and may be valid in that format.
     """
     try:
         entries = json.loads((folder / NAME).read_text(encoding="utf-8"))

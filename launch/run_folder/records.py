@@ -1,12 +1,13 @@
 """Records of runs and evaluations: the lines of `metrics.jsonl`, `samples.jsonl` and `responses.jsonl`."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NotRequired, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NotRequired, TypedDict, TypeVar
 
 from cory_env.message import Message
 from policies.settings.settings import Settings
 
+T = TypeVar("T")
 MetricValues = dict[str, float | None]
 """Metrics by name; None if a value is not finite or could not be computed."""
 
@@ -131,13 +132,6 @@ def mean_over_policies(policies: Sequence[MetricValues]) -> MetricValues:
     return means
 
 
-def argmax_update(values: Mapping[int, float | None]) -> tuple[int, float] | None:
-    """Returns the update with the highest value, and the value; the first if equal; None if all values are None."""
-    scores = {update: value for update, value in values.items() if value is not None}
-    update = max(scores, key=lambda update: scores[update]) if scores else None
-    return None if update is None else (update, scores[update])
-
-
 def to_json(value: object) -> object:
     """Converts a value to strict JSON types: NumPy numbers to Python's, NaN and infinity to None."""
     if isinstance(value, dict):
@@ -150,6 +144,22 @@ def to_json(value: object) -> object:
     return number if math.isfinite(number) else None
 
 
+def with_shown_kl(metrics: Mapping[str, T]) -> dict[str, T]:
+    """Returns metrics with the KL to show as `kl`: of last answers `bare_kl`, which earlier versions named `kl`."""
+    return {**metrics, "kl": metrics["bare_kl"]} if "bare_kl" in metrics else {**metrics}
+
+
+def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    """Yields the numbers of a nested record as pairs such as (`policy/llm_1/kl`, 0.1); None: unknown."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float | None):
+            yield f"{prefix}{key}", None if value is None else float(value)
+
+
 def best_evaluation(lines: Sequence[Update], settings: Settings) -> tuple[int, float] | None:
     """Returns the update with the best held-out score (see `select_by`), and the score; the earliest if equal."""
-    return argmax_update({line["update"]: settings.selection_score(line) for line in lines if "evaluation" in line})
+    evaluations = [(line["update"], settings.selection_score(line)) for line in lines if "evaluation" in line]
+    scores = [(update, score) for update, score in evaluations if score is not None]
+    return max(scores, key=lambda best: best[1], default=None)

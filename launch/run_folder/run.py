@@ -6,13 +6,13 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from cory_env.home import upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder.checkpoints import Checkpoints
-from launch.run_folder.journal import Journal, atomic_write
+from launch.run_folder.journal import Journal
 from launch.run_folder.layout import (
     CHECKPOINTS,
     CONFIG,
@@ -28,9 +28,13 @@ from launch.run_folder.layout import (
     new_folder,
 )
 from launch.run_folder.locks import lock_folder
-from launch.run_folder.records import Update, best_evaluation
+from launch.run_folder.records import SampleLine, Update, best_evaluation
 from launch.run_folder.storage import reject_uri
+from policies.files import atomic_write
 from policies.settings.settings import Settings, SettingsError, make_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Run:
@@ -39,14 +43,16 @@ class Run:
     def __init__(self, path: Path) -> None:
         """Initializes the run without reading or creating anything; its folder may not exist yet."""
         self.path = path
-        self.metrics = Journal(path / METRICS)
-        self.samples = Journal(path / SAMPLES)
+        self.metrics_file = Journal(path / METRICS)
+        self.samples_file = Journal(path / SAMPLES)
         self.checkpoints = Checkpoints(path / CHECKPOINTS)
         self.final = path / FINAL
         self.log = path / LOG
         self.curves = path / CURVES
         self._lock: contextlib.ExitStack | None = None
         self._lock_file: os.stat_result | None = None
+        self._settings: Settings | None = None
+        self._best: tuple[int, float] | None = None  # of the updates that this process has recorded
         self._is_new = False  # whether its folder was created for it; `abort` then removes the folder too
         self.keep_local = False
         """Whether a run in storage also stays in its local folder when it ends."""
@@ -115,31 +121,59 @@ class Run:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         comments = [line for line in lines if line.startswith("# ")] + [f"# {' '.join(origin.splitlines())}"]
         atomic_write(file, "\n".join(comments) + "\n" + settings_to_yaml(settings))
+        self._settings = None
 
+    @property
     def settings(self) -> Settings:
-        """Reads `config.yaml`. Missing settings have their defaults."""
+        """All settings of the run, read once."""
         try:
-            return make_settings(read_file(self.path / CONFIG, recorded=True))
+            if self._settings is None:
+                self._settings = make_settings(read_file(self.path / CONFIG, recorded=True))
+            return self._settings
         except (CommandError, SettingsError) as error:
             raise CommandError(
                 f"{self.path} cannot be read as a run: {error} If another version of cory-rllib wrote {CONFIG} (see "
                 "its first lines), use that version."
             ) from error
 
-    def updates(self) -> list[Update]:
-        """Returns the metrics recorded so far, one entry per update."""
-        return cast(list[Update], self.metrics.read())
+    @property
+    def metrics(self) -> list[Update]:
+        """Lines of `metrics.jsonl`, one per update; line 0 is the evaluation before training.
 
+        Each is a dictionary with the keys of `Report` except `samples`; non-finite numbers are None.
+        """
+        return cast(list[Update], self.metrics_file.read())
+
+    @property
+    def samples(self) -> list[SampleLine]:
+        """Lines of `samples.jsonl`: responses of the chain with their update, and whether the query is held out."""
+        return cast(list[SampleLine], self.samples_file.read())
+
+    def frame(self) -> "pd.DataFrame":
+        """Returns all metrics as a data frame with a row per number (`launch.run_folder.frame`)."""
+        from launch.run_folder.frame import metrics_frame
+
+        return metrics_frame(self.metrics)
+
+    @property
     def best_update(self) -> int | None:
-        """Returns the update with the best held-out score (see `select_by`), the earliest if several are equal."""
-        best = best_evaluation(self.updates(), self.settings())
+        """Update with the best held-out score (see `select_by`), the earliest if equal; None if none was evaluated."""
+        best = self._best or best_evaluation(self.metrics, self.settings)
         return best and best[0]
+
+    def record(self, line: Update) -> None:
+        """Appends the metrics of an update."""
+        best = self._best or best_evaluation(self.metrics, self.settings)
+        self.metrics_file.append(line)
+        evaluated = best_evaluation([line], self.settings)
+        self._best = evaluated if evaluated and (best is None or evaluated[1] > best[1]) else best
 
     def cut_after(self, update: int) -> None:
         """Removes records after `update`, from which training resumes, and unfinished checkpoints."""
         self.checkpoints.clean()
-        self.metrics.cut_after(update)
-        self.samples.cut_after(update)
+        self.metrics_file.cut_after(update)
+        self.samples_file.cut_after(update)
+        self._best = None
 
     def resume_command(self) -> str:
         """Returns the command that resumes this run."""
@@ -175,7 +209,7 @@ class Run:
 
         Does nothing if the folder is gone: another run may have its path, and records are unknown.
         """
-        if not self.metrics.path.exists() and self._folder_unchanged():
+        if not self.metrics_file.path.exists() and self._folder_unchanged():
             self._remove_new()
             self.unlock()
 
@@ -200,6 +234,7 @@ class Run:
 
     def _clear(self) -> None:
         """Removes everything in the folder except locks."""
+        self._settings = self._best = None
         _remove(path for path in self.path.iterdir() if not path.name.startswith(WRITERS))
 
 

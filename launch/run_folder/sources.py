@@ -30,9 +30,9 @@ from cory_env.tasks import Task
 from cory_env.tasks.task import Split
 from cory_env.tokenizer import fingerprint
 from launch.console.errors import CommandError
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import absolute_paths, module_file, path_part
+from policies.files import atomic_write
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
 from policies.settings.settings import Settings, Tokenizers
 
@@ -99,11 +99,7 @@ class Sources:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Reads `sources.json` from a folder; None if it does not exist.
-
-        Raises:
-            CommandError: the file is damaged, or has another format.
-        """
+        """Reads `sources.json` from a folder; None if it does not exist."""
         file = folder / SOURCES
         if not file.is_file():
             return None
@@ -120,30 +116,14 @@ class Sources:
         atomic_write(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     def after_resume(self, before: Self, settings: Settings, changes: Sequence[Change], update: int) -> Self:
-        """Returns the sources of a resumed run, including its allowed changes.
-
-        Args:
-            before: the run's sources before the resume.
-            settings: the settings that are written to the run's folder.
-            changes: differences that the user has allowed.
-            update: number of finished updates.
-        """
+        """Returns the sources of a resumed run, including its allowed changes."""
         paths = absolute_paths(settings, function_names(settings, settings.reward_spec, settings.feedback))
         records = [{"update": update, "part": change.part, "text": change.text} for change in changes]
         return replace(self, paths={**before.paths, **paths}, changes=[*before.changes, *records])
 
 
 def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
-    """Computes the current fingerprints of a run's inputs.
-
-    Args:
-        settings: with existing files and folders (`launch.run_folder.locations.locate_files`).
-        task: the settings' task.
-        tokenizers: the settings' tokenizers.
-
-    Raises:
-        OSError: a model's file cannot be read.
-    """
+    """Computes the current fingerprints of a run's inputs."""
     names = list(function_names(settings, task.reward, task.feedback))
     return Sources(
         paths=absolute_paths(settings, names),
@@ -177,14 +157,7 @@ def digest_models(settings: Settings, tokenizers: Tokenizers) -> dict[str, Model
 
 
 def find_changes(before: Sources, settings: Settings, task: Task, now: Sources) -> list[Change]:
-    """Returns the differences between the recorded and the current sources of a run.
-
-    Args:
-        before: the sources in the run's folder.
-        settings: the names in these settings appear in messages.
-        task: the settings' task.
-        now: the current sources.
-    """
+    """Returns the differences between the recorded and the current sources of a run."""
     changes = []
     for split, kind in SPLITS.items():
         old, new = before.queries.get(split), now.queries.get(split)

@@ -24,7 +24,7 @@ from launch.console.errors import CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import BEST, checkpoint_name, parse_update
 from launch.run_folder.layout import CHECKPOINTS, CONFIG, WRITER
-from policies.models.cache import user_cache
+from policies.files import user_cache
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -34,7 +34,6 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 PART_SUFFIX = ".part"
 """Suffix of incomplete files: still being written, or left by a killed process."""
 COPY_CHUNK_BYTES = 2**24
-"""Bytes copied at once."""
 
 
 class StorageError(CommandError):
@@ -48,12 +47,6 @@ class WriterChangedError(StorageError):
 def is_uri(location: str) -> bool:
     """Whether a location is a URI rather than a path."""
     return "://" in location
-
-
-def join_location(parent: str, name: str) -> str:
-    """Returns the path or URI of `name` below `parent`. A URI's query (after `?`) stays at the end."""
-    path, mark, query = parent.partition("?") if is_uri(parent) else (parent, "", "")
-    return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
 def check_location(location: str, kind: str = "run") -> None:
@@ -114,7 +107,8 @@ class Storage:
 
     def uri_of(self, name: str) -> str:
         """Returns the URI of a file of the run, or of the run itself if `name` is empty."""
-        return join_location(self.uri, name) if name else self.uri
+        path, mark, query = self.uri.partition("?")
+        return f"{path}/{name}{mark}{query}" if name else self.uri
 
     def cache(self) -> Path:
         """Returns the folder in the user's cache in which this run trains."""

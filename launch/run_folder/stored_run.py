@@ -94,8 +94,8 @@ class StoredRun(Run):
             best: update of the best checkpoint, which is kept; None: the best one in the metrics.
             cancelled: whether to stop, asked before each file.
         """
-        best = self.best_update() if best is None else best
-        self.storage.upload(self.path, self.settings().keep_checkpoints, best, cancelled)
+        best = self.best_update if best is None else best
+        self.storage.upload(self.path, self.settings.keep_checkpoints, best, cancelled)
 
     def finish_upload(self) -> None:
         """Uploads the rest of a run that has ended or failed. An error says where it is and how to upload it."""

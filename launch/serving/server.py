@@ -107,8 +107,9 @@ def make_app(
                 return Response(status_code=499)  # the client has disconnected
             result = format_response(request, chains, responses.result(), max_tokens)
         finally:
-            for task in (disconnection, *futures):
-                task.cancel()
+            disconnection.cancel()
+            for future in futures:
+                future.cancel()
         if not request.stream:
             return JSONResponse(result)
         events = format_events(result, include_usage=request.stream_options.include_usage)

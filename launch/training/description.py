@@ -48,13 +48,7 @@ def describe_run(settings: Settings, arrow: str) -> str:
 
 
 def describe_settings(settings: Settings, set_names: Collection[str], task: Task) -> str:
-    """Lists the settings that decide a run's result, those that the user or a preset set apart from defaults.
-
-    Args:
-        settings: of the run, resolved.
-        set_names: names of the settings that were set.
-        task: the run's task.
-    """
+    """Lists the settings that decide a run's result, those that the user or a preset set apart from defaults."""
     names = [*ALWAYS, *(CHAIN if settings.num_agents > 1 else ())]
     if settings.weights == "lora":
         names += ["lora_rank", "lora_alpha"]

@@ -2,12 +2,13 @@
 
 import sys
 
+from cory_env.chain import Chain
 from cory_env.pickled import display_name
-from cory_env.rewarding.worker import RewardError, RewardWorker
+from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Task
-from cory_env.validate import ValidationReport, check_chat, check_columns, check_lengths
 from launch.console.errors import CommandError
 from launch.training.description import small_splits_warning
+from launch.training.validation import ValidationReport, check_chat, check_columns, check_lengths, open_rewards
 from policies.compat.imports import gc_paused
 from policies.generation.installed import vllm_installed
 from policies.settings.resolve import resolve
@@ -18,13 +19,8 @@ def fill_in_settings(settings: Settings, ram: float | None = None, gpu: float | 
     """Fills in the values that the settings leave open (`policies.settings.resolve`).
 
     Args:
-        settings: The run's settings.
         ram, gpu: Bytes of another machine and of each of its GPUs, if the run is not for this one; it then does not
             need the models' weights.
-
-    Raises:
-        CommandError: The task is unknown, or a setting, file or template cannot be used.
-        ModelError: A model does not exist.
     """
     _check_models(settings, weights=ram is None)
     from policies.models.model_check import ModelError
@@ -54,12 +50,7 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
     """Checks the models, and loads their tokenizers and the task.
 
     Args:
-        settings: The run's settings.
         task: An already loaded task, to avoid reading its data and templates.
-
-    Raises:
-        CommandError: The task is unknown, or a setting, file or template cannot be used.
-        ModelError: A model does not exist, or conflicts with its tokenizer or the lengths.
     """
     _check_models(settings)
     try:
@@ -69,6 +60,20 @@ def load_task(settings: Settings, task: Task | None = None) -> tuple[Task, Token
         return task or settings.make_task(), tokenizers
     except ValueError as error:
         raise CommandError(" ".join(str(error).split())) from error
+
+
+def make_chains(settings: Settings, task: Task, tokenizers: Tokenizers) -> dict[str, Chain]:
+    """Returns a chain for each tokenizer, by the first policy that has it; with role exchange it may have any role."""
+    first_policies: dict[int, str] = {}
+    for policy_id, tokenizer in tokenizers.items():
+        first_policies.setdefault(id(tokenizer), policy_id)
+    try:
+        return {
+            policy_id: settings.make_chain(task, tokenizers, [policy_id] * settings.num_agents)
+            for policy_id in first_policies.values()
+        }
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def repetition_warning(settings: Settings, task: Task) -> str | None:
@@ -93,12 +98,7 @@ def check_rope_factors(settings: Settings, trained_length: int) -> None:
     """Checks that the models of a run rotate rows as in training (`fix_rope_factors`).
 
     Args:
-        settings: Of an evaluation.
         trained_length: Maximum number of tokens of a prompt and its response in training.
-
-    Raises:
-        CommandError: The maximum length selects other factors of longrope.
-        ModelError: A model does not exist.
     """
     from policies.models.families import fix_rope_factors
     from policies.models.model_check import load_config
@@ -117,16 +117,7 @@ def check_rope_factors(settings: Settings, trained_length: int) -> None:
 
 
 def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
-    """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load.
-
-    Returns:
-        The task and the tokenizers.
-
-    Raises:
-        CommandError: A check failed.
-        ModelError: A model does not exist, or lacks a layer of `lora_target_modules`.
-        SpecError, CreditError: A custom credit scheme cannot be loaded or used.
-    """
+    """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load."""
     settings = fill_in_settings(settings)
     task, tokenizers = load_task(settings)
     if settings.backend == "vllm" and not vllm_installed():
@@ -145,28 +136,18 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
 
         has_reward = [position.role.has_reward for position in settings.positions]
         check_custom_credit(credit, has_reward, settings.stop_in_training)
-    try:
-        first_policies = {id(tokenizer): policy_id for policy_id, tokenizer in reversed(tokenizers.items())}
-        chains = [
-            settings.make_chain(task, tokenizers, [policy_id] * settings.num_agents)
-            for policy_id in first_policies.values()
-        ]
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+    chains = [*make_chains(settings, task, tokenizers).values()]
     report = ValidationReport(task.name)
-    for chain in chains:  # with role exchange, every policy may have any role
+    for chain in chains:
+        check_chat(chain, report)
+    for warning in report.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    for chain in chains:
         check_lengths(chain, report)
-        chat_report = ValidationReport(task.name)
-        check_chat(chain, chat_report)
-        for warning in chat_report.warnings:
-            print(f"Warning: {warning}", file=sys.stderr)
     if report.problems:
         raise CommandError(" ".join(report.problems))
     try:
-        role_rewards = chains[0].role_rewards
-        with RewardWorker(
-            task.reward, feedback=task.feedback, role_rewards=role_rewards, timeout=settings.reward_timeout
-        ) as worker:
+        with open_rewards(chains[0], settings.reward_timeout) as worker:
             required_columns = worker.start()
             check_columns(chains[0], required_columns, report)
     except (RewardError, ValueError) as error:

@@ -38,13 +38,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, run: Run, keep: int, warn: Callable[[str], None]) -> None:
-        """Creates the writer.
-
-        Args:
-            run: The locked run.
-            keep: Number of checkpoints to keep in addition to the best.
-            warn: Called with each warning.
-        """
+        """Creates the writer for a locked run; it keeps the latest `keep` checkpoints, and the best."""
         self._run = run
         self._keep = keep
         self._warn = warn
@@ -66,7 +60,8 @@ class CheckpointWriter:
             if kind is None:
                 self.finish()
             elif issubclass(kind, Exception):
-                self.try_finish()
+                with contextlib.suppress(Exception):  # for example, the run's folder was renamed
+                    self.finish()
             else:
                 self._aborted.set()
                 if self._pending is not None:
@@ -75,18 +70,13 @@ class CheckpointWriter:
             self._thread.shutdown()  # waits: the run is unlocked next
 
     def start(self, algo: Cory) -> None:
-        """Starts saving the current update, unless it is saved or pending; first publishes the previous checkpoint.
-
-        Raises:
-            OSError, LearnerError: This or the previous checkpoint could not be written.
-            WriterChangedError: Another process has taken the run over.
-        """
+        """Starts saving the current update, unless it is saved or pending; first publishes the previous checkpoint."""
         from policies.checkpoint import Checkpoint
 
         if self._pending is not None and self._pending.update == algo.updates:
             return
         self._publish()
-        best = self._run.best_update()
+        best = self._run.best_update
         if self._run.checkpoints.path_of(algo.updates).exists():
             self._after_publish(best)
             return
@@ -97,27 +87,17 @@ class CheckpointWriter:
         self.poll()
 
     def poll(self) -> None:
-        """Publishes the pending checkpoint if it is completely written, and reports an upload that has failed.
-
-        Raises:
-            OSError, LearnerError: It could not be written.
-            WriterChangedError: Another process has taken the run over.
-        """
+        """Publishes the pending checkpoint if it is completely written, and reports an upload that has failed."""
         if self._pending is not None and self._pending.checkpoint.written():
             self._publish()
         if self._upload is not None and self._upload.done():
-            self._end_upload()
+            self._continue_upload()
 
     def finish(self) -> None:
-        """Waits for the pending checkpoint, publishes it, and waits for the upload.
-
-        Raises:
-            OSError, LearnerError: It could not be written.
-            WriterChangedError: Another process has taken the run over.
-        """
+        """Waits for the pending checkpoint, publishes it, and waits for the upload."""
         self._publish()
         while self._upload is not None:
-            self._end_upload()
+            self._continue_upload(wait=True)
 
     def _publish(self) -> None:
         """Waits for the pending checkpoint and publishes it."""
@@ -127,36 +107,25 @@ class CheckpointWriter:
                 pending.checkpoint.finish()
             self._after_publish(pending.best)
 
-    def try_finish(self) -> None:
-        """Publishes the pending checkpoint if possible; it is not if, for example, the run's folder was renamed."""
-        with contextlib.suppress(Exception):
-            self.finish()
-
     def _after_publish(self, best: int | None) -> None:
-        """Updates `best`, deletes old checkpoints, and starts to upload the run."""
+        """Updates `best`, and uploads the run."""
         if best is not None:
             self._run.checkpoints.name_best(best)
-        self._run.checkpoints.prune(self._keep, self._uploading)
         self._best, self._is_outdated = best, True
-        if self._upload is None:
-            self._start_upload()
+        self._continue_upload()
 
-    def _start_upload(self) -> None:
-        self._is_outdated = False
-        self._uploading = self._run.checkpoints.updates()
-        self._upload = self._thread.submit(self._run.upload, self._best, self._aborted.is_set)
-
-    def _end_upload(self) -> None:
-        """Waits for the upload, reports its failure, and starts the next one if it is outdated."""
-        assert self._upload is not None
-        try:
-            self._upload.result()
-        except WriterChangedError:
-            raise
-        except StorageError as error:
-            self._warn(f"Warning: {error} Training continues, and the next save uploads the missing files.")
-        finally:
-            self._upload, self._uploading = None, []
-        self._run.checkpoints.prune(self._keep)
-        if self._is_outdated:
-            self._start_upload()
+    def _continue_upload(self, *, wait: bool = False) -> None:
+        """Reports an upload that has ended, deletes old checkpoints, and starts to upload what was published since."""
+        if self._upload is not None and (wait or self._upload.done()):
+            upload, self._upload, self._uploading = self._upload, None, []
+            try:
+                upload.result()
+            except WriterChangedError:
+                raise
+            except StorageError as error:
+                self._warn(f"Warning: {error} Training continues, and the next save uploads the missing files.")
+        self._run.checkpoints.prune(self._keep, self._uploading)
+        if self._upload is None and self._is_outdated:
+            self._is_outdated = False
+            self._uploading = self._run.checkpoints.updates()
+            self._upload = self._thread.submit(self._run.upload, self._best, self._aborted.is_set)

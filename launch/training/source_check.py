@@ -15,14 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 from cory_env.home import IN_JOB
 from cory_env.tasks import Task
 from launch.console.errors import CommandError, describe_error, is_bug
-from launch.run_folder.journal import atomic_write
 from launch.run_folder.layout import SOURCES
 from launch.run_folder.locations import add_module_folders, locate_files
 from launch.run_folder.sources import Change, Sources, collect_sources, find_changes, function_names
+from policies.files import atomic_write
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in_categories
 
 SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", "trust_remote_code"})
-"""Settings that determine a training's sources."""
 PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
 
@@ -31,19 +30,8 @@ def check_sources(
 ) -> list[Change]:
     """Rejects a resume with changed queries, models, tokenizers or templates, unless the user allows it.
 
-    Args:
-        before: Sources when the run or search was created.
-        settings: Settings of the resume, whose names appear in messages.
-        task: The task of these settings.
-        now: The current sources.
-        name: The run's name in messages.
-        allow: Whether the user allows changes.
-
     Returns:
         The changes, for `incomparable_warning`.
-
-    Raises:
-        CommandError: There is a change that needs the user's permission.
     """
     changes = find_changes(before, settings, task, now)
     rejected = [change for change in changes if change.blocks_resume]
@@ -55,12 +43,7 @@ def check_sources(
 
 
 def incomparable_warning(change: Change, update: int) -> str:
-    """Returns a warning about a changed source and the metrics that are no longer comparable.
-
-    Args:
-        change: The change found by `check_sources`.
-        update: The update after which the run resumes.
-    """
+    """Returns a warning about a changed source and the metrics that are no longer comparable."""
     best = ", and neither is `best`" if change.part in ("validation", "test") else ""
     return (
         f"Warning: {change.text}. The {change.figures} up to update {update} are not comparable with later ones{best}."
@@ -78,16 +61,9 @@ def check_all_sources(
 
     Args:
         folder: The folder of the search or study; None: it does not exist yet.
-        trainings: Names for messages, and settings.
-        prepare: Creates the task and the tokenizers from settings.
-        warn: Called with each allowed change.
-        allow: Whether the user allows changes.
 
     Returns:
         The sources by kind of training, for `write_all_sources`.
-
-    Raises:
-        CommandError: There is a change that needs the user's permission, or a training cannot be prepared.
     """
     before = {} if folder is None else read_all_sources(folder)
     all_sources: dict[str, Sources] = dict(before)
@@ -131,11 +107,7 @@ def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Setting
 
 
 def read_all_sources(folder: Path) -> dict[str, Sources]:
-    """Reads the file of `write_all_sources`; empty if there is none.
-
-    Raises:
-        CommandError: The file is damaged or has an unknown format.
-    """
+    """Reads the file of `write_all_sources`; empty if there is none."""
     file = folder / SOURCES
     if not file.is_file():
         return {}

@@ -9,26 +9,13 @@ from launch.run_folder.final import read_final
 from launch.run_folder.layout import POLICIES
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
-from launch.run_folder.storage import is_uri
 from launch.run_folder.stored_run import run_type
 from policies.settings.settings import Settings
-from policies.settings.start import find_start_checkpoint, reject_incompatible_policies
+from policies.settings.start import find_start_checkpoint
 
 
 def create_run(location: str | None, name: str, settings: Settings, sources: Sources, origin: str) -> Run:
-    """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts.
-
-    Args:
-        location: A folder or URI; None: a new folder under `runs/`.
-        name: Name of the new folder under `runs/`.
-        settings: The run's settings.
-        sources: The run's sources.
-        origin: The command that created the run; the first line of `config.yaml`.
-
-    Raises:
-        CommandError: The location is in use, or the folder cannot be created.
-        StorageError: Storage cannot be written.
-    """
+    """Creates and locks a new run's folder, and uploads it so that storage errors show before training starts."""
     run = run_type(location).create(location, name)
     try:
         run.write_settings(settings, origin)
@@ -46,36 +33,19 @@ def starting_policies(settings: Settings) -> Path | None:
     Returns:
         The checkpoint named by `start_from`, or the best or else the latest of the run named by it; None: policies
         start from the model.
-
-    Raises:
-        CommandError: There is no checkpoint, or it is damaged.
-        SettingsError: The checkpoint's policies have other settings; the message lists the differences. Or
-            `start_from` is a URI.
     """
-    if settings.start_from is None:
+    checkpoint = find_start_checkpoint(settings)
+    if checkpoint is None or settings.start_from is None:
         return None
-    if is_uri(settings.start_from) or (Path(settings.start_from) / POLICIES).is_dir():
-        checkpoint = find_start_checkpoint(settings)
-        assert checkpoint is not None
-        has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
-        if has_manifest and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
-            raise CommandError(f"start_from={settings.start_from} {problem}. Choose another checkpoint.")
-        return checkpoint
-    run = Run.open(settings.start_from)
-    reject_incompatible_policies(settings, run.settings())
-    return run.checkpoints.choose(None, POLICIES)[1].resolve()
+    is_of_run = checkpoint != Path(settings.start_from).resolve()
+    has_manifest = (checkpoint / manifest.NAME).exists()  # `save_to_path` of an algorithm writes none
+    if (is_of_run or has_manifest) and (problem := manifest.verify(checkpoint, POLICIES)) is not None:
+        raise CommandError(f"start_from={settings.start_from}: {checkpoint} {problem}. Choose another checkpoint.")
+    return checkpoint
 
 
 def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None:
-    """Returns the update of a locked run's latest valid checkpoint, or None.
-
-    Args:
-        run: The locked run.
-        warn: Called with a warning about each damaged checkpoint, which is renamed.
-
-    Raises:
-        FormatError: The latest checkpoint was written by another version.
-    """
+    """Returns the update of a locked run's latest valid checkpoint, or None."""
     for message in run.checkpoints.quarantine_damaged():
         warn(f"Warning: {message}")
     latest = run.checkpoints.latest()
@@ -83,12 +53,8 @@ def latest_valid_checkpoint(run: Run, warn: Callable[[str], None]) -> int | None
 
 
 def lacks_final(run: Run, settings: Settings) -> bool:
-    """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows.
-
-    Raises:
-        CommandError: `final.json` is damaged.
-    """
-    lines = run.updates()
+    """Returns whether a run has ended, by its last record, but lacks the final evaluation that follows."""
+    lines = run.metrics
     if settings.test_queries is None or not lines:
         return False
     update = lines[-1]["update"]

@@ -34,22 +34,13 @@ def train_run(
     """Trains a run to the end, or until the user stops it.
 
     Args:
-        settings: Settings of the run.
         origin: The command that started the training; the first line of `config.yaml`.
         run: The run to continue from its latest checkpoint; None: a new run.
         location: Folder or URI of a new run; None: a new folder under `runs/`.
-        name: Name of the new folder under `runs/`.
-        allow_changes: Continue even if queries, models, tokenizers or templates changed.
-        max_failures, quiet, debug: See `training.train_locked_run`.
         keep_local: Keep the local folder of a new run in storage.
 
     Returns:
         The run, and the exit code of `training.train_locked_run`; 0 if it was already done.
-
-    Raises:
-        SettingsError: Settings conflict with each other.
-        CommandError: An input cannot be used, or the run cannot continue. A new run is removed.
-        StorageError: Storage cannot be read or written.
     """
     tracking.check_trackers(settings)
     set_names = settings.model_fields_set
@@ -86,8 +77,7 @@ def train_run(
             return run, 0
         sources.write(run.path)
     else:
-        if (memory_warning := check_run_memory(settings)) is not None:
-            print(f"Warning: {memory_warning}", file=sys.stderr)
+        check_run_memory(settings)
         starting_policies(settings)  # fail before the folder is created
         run = create_run(location, name, settings, sources, origin)
         run.keep_local = keep_local
@@ -106,11 +96,7 @@ def train_run(
 
 
 def reopen(run: Run, settings: Settings, origin: str) -> int:
-    """Locks a run, takes it over, rewinds it to its latest checkpoint unless it is done, and returns that update.
-
-    Raises:
-        CommandError: The run has no checkpoint.
-    """
+    """Locks a run, takes it over, rewinds it to its latest checkpoint unless it is done, and returns that update."""
     run.lock()
     run.take_over()
     done = latest_valid_checkpoint(run, lambda text: print(text, file=sys.stderr))
@@ -119,7 +105,7 @@ def reopen(run: Run, settings: Settings, origin: str) -> int:
     if is_done(run, settings, done):
         return done
     run.cut_after(done)
-    if settings != run.settings():
+    if settings != run.settings:
         run.write_settings(settings, origin)
     return done
 

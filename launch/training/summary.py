@@ -1,7 +1,6 @@
 """The summary of a finished run: held-out metrics and samples before and after training, and file locations."""
 
 from importlib.util import find_spec
-from typing import cast
 
 from rich.table import Table
 from rich.text import Text
@@ -9,7 +8,7 @@ from rich.text import Text
 from launch.display.tables import MAIN_METRICS, format_metric, held_out_pairs, metric_format, new_table
 from launch.display.terminal import Terminal
 from launch.display.texts import before_and_after_text
-from launch.run_folder.records import SampleLine, Update
+from launch.run_folder.records import Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
 from policies.settings.settings import Settings
@@ -21,7 +20,7 @@ MIN_WIDE_TERMINAL = 78
 
 def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
     """Prints the summary of a run whose last update was evaluated."""
-    evaluations = [line for line in run.updates() if "evaluation" in line]
+    evaluations = [line for line in run.metrics if "evaluation" in line]
     first, last = evaluations[0], evaluations[-1]
     updates = f"update {first['update']} {terminal.arrow} {last['update']}"
     terminal.print()
@@ -34,7 +33,7 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
     changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
     for update, text in {change["update"]: change["text"] for change in changes}.items():
         terminal.print(f"Warning: Metrics before and after update {update} are not comparable. {text}.", True)
-    samples = [sample for sample in cast(list[SampleLine], run.samples.read()) if sample["held_out"]]
+    samples = [sample for sample in run.samples if sample["held_out"]]
     before, after = ([sample for sample in samples if sample["update"] == line["update"]] for line in (first, last))
     if before and after:
         terminal.print(Text("\nThe chain on held-out queries, before and after", style="bold"))
@@ -42,7 +41,7 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
             terminal.print(
                 before_and_after_text(earlier, f"update {first['update']}", later, f"update {last['update']}")
             )
-    best = run.best_update()
+    best = run.best_update
     terminal.print()
     terminal.print(f"Curves      {run.user_path(run.curves)}", True)
     if best is not None:  # None if the reward failed in every evaluation
@@ -76,8 +75,9 @@ def last_answer_note(*lines: Update, arrow: str) -> str | None:
 def before_and_after_table(first: Update, last: Update, terminal: Terminal) -> Table:
     """Returns a table of each policy's held-out metrics at two updates."""
     columns = SUMMARY_METRICS if terminal.console.width >= MIN_WIDE_TERMINAL else MAIN_METRICS
-    rich_table = new_table([""], [metric_format(key).heading for key in columns])
-    for name, (old, new) in held_out_pairs(first, last).items():
-        pairs = ([format_metric(key, figures[key]) for figures in (old, new)] for key in columns)
-        rich_table.add_row(name, *(f" {terminal.arrow} ".join(pair) for pair in pairs))
-    return rich_table
+    arrow = f" {terminal.arrow} "
+    rows = [
+        [name, *(arrow.join(format_metric(key, figures[key]) for figures in pair) for key in columns)]
+        for name, pair in held_out_pairs(first, last).items()
+    ]
+    return new_table([""], [metric_format(key).heading for key in columns], rows)

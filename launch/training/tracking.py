@@ -8,20 +8,19 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from launch.console.credentials import mask_passwords
 from launch.console.errors import CommandError, describe_error
 from launch.run_folder.layout import METRICS, TENSORBOARD, TRACKIO_ID, WANDB_ID
-from launch.run_folder.records import Sample, Update, to_json
+from launch.run_folder.records import Sample, Update, flatten
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 POSITION_PREFIX = "position/"
 SAMPLE_COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
-"""Columns of the table of samples."""
 logger = logging.getLogger(__name__)
 
 
@@ -29,7 +28,6 @@ class Tracker(Protocol):
     """Logs the metrics of every update."""
 
     name: str
-    """Display name."""
 
     def location(self) -> str | None:
         """Where to look at the run, as a sentence for the user; None: nowhere."""
@@ -78,16 +76,7 @@ class WeightsAndBiases(Tracker):
     name = "Weights & Biases"
 
     def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
-        """Opens the run, and stores its id in the run's folder.
-
-        Args:
-            folder: The run's folder.
-            settings: The run's settings.
-            group: Name of a search with several trackers in this process; None: a single run.
-
-        Raises:
-            CommandError: The tracker fails to start, for example without a login.
-        """
+        """Opens the run, and stores its id in the run's folder."""
         self._has_group = group is not None
         self._next_update = 0  # updates before it are logged already; used by trackers that do not check this
         self._open(folder, settings, group)
@@ -206,11 +195,7 @@ class Trackers:
 
     def close(self, failed: bool) -> None:
         """Closes all trackers, and marks the run as finished or failed."""
-        for tracker in self._trackers:
-            try:
-                tracker.close(failed)
-            except Exception as error:
-                _warn(tracker, error)
+        self._call_each(lambda tracker: tracker.close(failed))
 
     def locations(self) -> list[str]:
         """Where to look at the run: a sentence for each external tracker."""
@@ -232,12 +217,8 @@ class Trackers:
                 self._trackers.remove(tracker)
                 with contextlib.suppress(Exception):
                     tracker.close(failed=True)
-                _warn(tracker, error)
-
-
-def _warn(tracker: Tracker, error: Exception) -> None:
-    message = mask_passwords(describe_error(error)).rstrip(".")
-    logger.warning("%s failed (%s). Training continues without it; %s has all metrics.", tracker.name, message, METRICS)
+                message, text = mask_passwords(describe_error(error)).rstrip("."), "Training continues without it"
+                logger.warning("%s failed (%s). %s; %s has all metrics.", tracker.name, message, text, METRICS)
 
 
 SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "trackio": Trackio}
@@ -245,11 +226,7 @@ SERVICES: dict[str, type[WeightsAndBiases]] = {"wandb": WeightsAndBiases, "track
 
 
 def check_trackers(settings: Settings) -> None:
-    """Checks that the run's external tracker is installed.
-
-    Raises:
-        CommandError: It is not.
-    """
+    """Checks that the run's external tracker is installed."""
     name = settings.tracker
     if name is not None and importlib.util.find_spec(name) is None:
         raise CommandError(
@@ -265,24 +242,12 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
         folder: The run's folder.
         settings: The run's settings.
         after: The update after which the run resumes; None: a new run.
-
-    Raises:
-        CommandError: A tracker fails to start.
     """
     return Trackers([TensorBoard(folder / TENSORBOARD, after), *open_services(folder, settings)])
 
 
 def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
-    """Opens the run's external tracker, if it has one.
-
-    Args:
-        folder: The run's folder, whose name is the default name of the tracker's run.
-        settings: The run's settings.
-        group: Name of a search with several runs in this process; call `end_services` when all are closed.
-
-    Raises:
-        CommandError: A tracker fails to start.
-    """
+    """Opens the run's external tracker, if it has one."""
     return [SERVICES[settings.tracker](folder, settings, group)] if settings.tracker else []
 
 
@@ -296,7 +261,7 @@ def end_services() -> None:
 
 def flat_metrics(line: Update) -> dict[str, float]:
     """Flattens an update's finite metrics, and adds each policy's position (0: pioneer) as `position/llm_1`."""
-    metrics = {name: value for name, value in flatten(line) if name != "update"}
+    metrics = {name: value for name, value in flatten(line) if name != "update" and value is not None}
     if "roles" not in line:
         return metrics
     roles = line["roles"]
@@ -306,14 +271,3 @@ def flat_metrics(line: Update) -> dict[str, float]:
         mapping = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
         positions = {policy: index for team in mapping.teams() for index, policy in enumerate(team.as_dict().values())}
     return metrics | {f"{POSITION_PREFIX}{policy}": float(position) for policy, position in positions.items()}
-
-
-def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the finite numbers of a nested record as pairs such as (`policy/llm_1/kl`, 0.1)."""
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}/")
-        elif not isinstance(value, str | list | tuple | None):
-            number = to_json(value)
-            if isinstance(number, int | float):
-                yield f"{prefix}{key}", float(number)

@@ -26,6 +26,7 @@ from launch.training.start import is_retryable, lacks_final, latest_valid_checkp
 from launch.training.summary import last_answer_note, print_summary
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
 from policies.compat.imports import gc_paused
+from policies.files import atomic_file
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
@@ -45,13 +46,9 @@ def train_locked_run(
     """Trains in a locked run folder, to the end or until the user stops it.
 
     Args:
-        run: The locked run.
-        settings: Settings of the run.
         done: Continue from the checkpoint of this update; None: start from update 0.
         max_failures: Number of retryable failures (`is_retryable`) after which training resumes from the latest
             checkpoint.
-        quiet: Print only the locations of results.
-        debug: Print the logs of libraries.
 
     Returns:
         0; 3 if `stop_on_collapse` ended the run; 128 + signal number if a signal stopped it.
@@ -90,13 +87,13 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
     Returns:
         The exit code of `train_locked_run`.
     """
-    from launch.display.curves import draw_curves
+    from launch.display.plot import draw_run
 
     stopped = last_update < settings.num_updates and interrupts.requested is not None
     if stopped:
         terminal.print(f"Stopped. {_how_to_resume(run)}", True)
     else:
-        draw_curves(run.updates(), settings, run.curves)
+        draw_run(run.metrics, settings, run.curves)
         print_summary(run, settings, terminal)
     run.finish_upload()
     if not run.keep_local:
@@ -199,11 +196,7 @@ class Trainer:
         return CoryConfig().cory(**self.settings.model_dump()).cory(start_from=start and str(start)).build_algo()
 
     def check_queries(self, task: Task) -> None:
-        """Checks that queries, which are read again after a failure, are unchanged.
-
-        Raises:
-            CommandError: The queries changed.
-        """
+        """Checks that queries, which are read again after a failure, are unchanged."""
         sources = Sources.read(self.run.path)
         if sources is not None and sources.queries != digest_queries(task):
             raise CommandError(
@@ -254,7 +247,7 @@ class Trainer:
             self.terminal.update(line)
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
-            is_best = "evaluation" in line and self.run.best_update() == update
+            is_best = "evaluation" in line and self.run.best_update == update
             if is_best or update % settings.checkpoint_every == 0:
                 self._save(algo, checkpoints)
             checkpoints.poll()
@@ -267,13 +260,13 @@ class Trainer:
         self.terminal.print(text, True)
 
     def _record(self, line: Update) -> None:
-        self.run.metrics.append(line)
+        self.run.record(line)
         self.trackers.log(line["update"], flat_metrics(line))
 
     def _record_samples(self, update: int, samples: Sequence[object], held_out: bool) -> None:
         rows = cast(list[Sample], to_json(samples))
         for sample in rows:
-            self.run.samples.append({"update": update, "held_out": held_out, **sample})
+            self.run.samples_file.append({"update": update, "held_out": held_out, **sample})
         self.trackers.log_samples(update, rows, held_out)
 
 
@@ -293,9 +286,8 @@ def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
     if not isinstance(error, NonFiniteUpdate):
         return None
     file = run.path / REJECTED_BATCH_FILE.format(error.update, error.name)
-    temporary = file.with_name(f".{file.name}.new")
-    save_file({name: column.contiguous() for name, column in error.rows.items()}, temporary)
-    temporary.replace(file)
+    with atomic_file(file) as unfinished:
+        save_file({name: column.contiguous() for name, column in error.rows.items()}, unfinished)
     return file
 
 

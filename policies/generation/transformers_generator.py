@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from policies.generation.generator import LoadedWeights, OnFinished, Request, Response, Sampling
+from policies.learning.rows import left_padded
 from policies.models.adapters import add_lora
 from policies.models.language_model import (
     Quantization,
     base_dtype,
     compute_dtype,
     eager_is_faster,
-    left_padded,
     load_language_model,
     shared_base,
 )

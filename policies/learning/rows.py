@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.models.language_model import left_padded
-
 Rows = dict[str, Tensor]
 """Columns of one policy's rows, by name. `B` responses; `P` prompt tokens, padded on the left; `R` response tokens,
 padded on the right.
@@ -160,3 +158,18 @@ class NonFiniteUpdate(RuntimeError):
             f"The gradient of {self.name} is not finite in update {self.update} ({cause}). The optimizer step was "
             "skipped. Try a smaller lr, or dtype=fp32."
         )
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Pads prompts on the left with token 0.
+
+    Returns:
+        `(tokens, mask)`, both int64 `[B, P]`; the mask is 0 on padding.
+    """
+    width = max(len(prompt) for prompt in prompts)
+    tokens = np.zeros((len(prompts), width), dtype=np.int64)
+    mask = np.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return torch.from_numpy(tokens), torch.from_numpy(mask)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -303,18 +302,3 @@ def _from_config_kwargs(
     own_code = trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", ())
     code_revision = {"code_revision": revision.get("revision")} if own_code else {}
     return {"trust_remote_code": trust_remote_code, **code_revision, **_attention_kwargs(config, eager)}
-
-
-def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Pads prompts on the left with token 0.
-
-    Returns:
-        `(tokens, mask)`, both int64 `[B, P]`; the mask is 0 on padding.
-    """
-    width = max(len(prompt) for prompt in prompts)
-    tokens = np.zeros((len(prompts), width), dtype=np.int64)
-    mask = np.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        tokens[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return torch.from_numpy(tokens), torch.from_numpy(mask)

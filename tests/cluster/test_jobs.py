@@ -102,7 +102,7 @@ def test_a_job_without_its_files_or_room_ends_before_anything_is_loaded(
     output, errors = submit(head, project, "bash", "-c", shell).communicate(timeout=240)
     assert output.count("code=2") == 3, output + errors
     assert re.search(r"Error: Data file questions\.csv not found in .*excludes those in \.gitignore and", output)
-    assert re.search(r"Error: Ray cannot place 7 of 9 runners with CPU=1 \(node .* has 0 CPUs left\)", output)
+    assert re.search(r"Error: Ray has no room for 7 of 9 runners: node .* has 0 CPUs left\.", output)
     assert "is relative, and a Ray job's working directory is removed" in output
     assert not Path(out).exists()
 
@@ -127,7 +127,7 @@ def test_the_same_command_continues_a_run_whose_driver_was_killed(head: Head, pr
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert f"resuming after update {last_update}" in output
-    assert [line["update"] for line in run.updates()] == list(range(13))
+    assert [line["update"] for line in run.metrics] == list(range(13))
     assert run.checkpoints.updates()[-1] == 12
 
 
@@ -160,13 +160,13 @@ def test_a_stopped_job_is_saved_and_continued_and_a_second_job_names_the_first(
     run = Run.open(storage)
     last_update = run.checkpoints.updates()[-1]
     assert f"Update {last_update} is saved. Resume with:\n  cory train --resume file://{storage}" in remaining
-    assert 0 < last_update < 2000 and run.updates()[-1]["update"] == last_update
+    assert 0 < last_update < 2000 and run.metrics[-1]["update"] == last_update
 
     job = submit(head, project, *words, f"num_updates={last_update + 1}")
     output, errors = job.communicate(timeout=240)
     assert job.returncode == 0, output + errors
     assert f"resuming after update {last_update}" in output
-    assert [line["update"] for line in run.updates()] == list(range(last_update + 2))
+    assert [line["update"] for line in run.metrics] == list(range(last_update + 2))
     assert run.checkpoints.updates()[-1] == last_update + 1
 
 

@@ -1,5 +1,6 @@
 """A small task with its queries and chains, for tests."""
 
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,8 @@ from cory_env.chain import Chain
 from cory_env.episode import Action
 from cory_env.tasks import Query, Task
 from cory_env.tokenizer import load_tokenizer
+from launch.training.validation import ValidationReport
+from launch.training.validation import validate as validate_chain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,6 +43,15 @@ PAPER_CHAIN: dict[str, Any] = {
 
 def chain(num_agents: int = 2, **settings: Any) -> Chain:
     return Chain(reviews(), tokenizer(), num_agents=num_agents, **{**PAPER_CHAIN, **settings})
+
+
+def validate(
+    task: Task, tokenizer: "PreTrainedTokenizerBase", *, reward_timeout: float = 60.0, **settings: Any
+) -> ValidationReport:
+    """Validates a task with a chain of these settings; prompts are not limited with `max_prompt_tokens=None`."""
+    if settings.get("max_prompt_tokens", 0) is None:
+        settings["max_prompt_tokens"] = sys.maxsize
+    return validate_chain(Chain(task, tokenizer, **settings), reward_timeout)
 
 
 def tokens_of(text: str) -> list[int]:

@@ -9,8 +9,7 @@ from cory_env import cory_v0
 from cory_env.rewards.answer import first_line_is_right
 from cory_env.tasks import Operations, Query, make_task
 from cory_env.tasks.arithmetic import draw_queries
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, response, tokenizer
+from tests.cory_env.sample_tasks import LENGTH, response, tokenizer, validate
 
 
 def numbers(query: Query) -> tuple[int, int]:

@@ -14,8 +14,7 @@ from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tasks.turns import SeenResponse
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import QUERIES, chain, response, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import QUERIES, chain, response, tokenizer, tokens_of, validate
 
 EOS = tokenizer().eos_token_id
 

@@ -15,8 +15,7 @@ from cory_env.rewarding.examples import gold_answers, reward_answers
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Message, Query, Task, make_task
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer
+from tests.cory_env.sample_tasks import LENGTH, QUERIES, response, reviews, tokenizer, validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

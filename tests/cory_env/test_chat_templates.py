@@ -12,8 +12,7 @@ from cory_env.chat import ChatError, ChatTemplate
 from cory_env.tasks import DataError, Message, Query, Task
 from cory_env.tasks.rows import read_queries
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, reviews
+from tests.cory_env.sample_tasks import LENGTH, reviews, validate
 from tests.cory_env.sample_tokenizers import CHATML, LLAMA
 
 ENDING = "{% if add_generation_prompt %}"

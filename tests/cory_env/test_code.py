@@ -11,8 +11,7 @@ from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.rewards.code import all_passed, close_prefix, extract_program, share_passed
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 from cory_env.tasks import DataError, Task, make_task
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, tokenizer
+from tests.cory_env.sample_tasks import LENGTH, tokenizer, validate
 
 
 def sandbox() -> str:

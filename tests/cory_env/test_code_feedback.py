@@ -9,8 +9,7 @@ import pytest
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.rewards import code
 from cory_env.tasks import DataError, Task, make_task
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import tokenizer
+from tests.cory_env.sample_tasks import tokenizer, validate
 from tests.cory_env.test_code import (
     APPS,
     APPS_CALLED,

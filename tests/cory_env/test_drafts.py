@@ -5,8 +5,7 @@ import pytest
 from cory_env.rewards.answer import whole_is_right
 from cory_env.tasks import Query, make_task
 from cory_env.tasks.drafts import draw_queries, format_working, is_working, parse_query
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import tokenizer
+from tests.cory_env.sample_tasks import tokenizer, validate
 
 
 def test_splits_share_no_sum_in_any_order_of_its_numbers() -> None:

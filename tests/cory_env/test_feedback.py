@@ -14,9 +14,18 @@ from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import TASKS, Query, Task, make_task
 from cory_env.tasks.turns import SKIPPED, SeenResponse
-from cory_env.validate import validate
 from tests.cory_env.sample_rewards import BAD
-from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, QUERIES, chain, response, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import (
+    LENGTH,
+    PAPER_CHAIN,
+    QUERIES,
+    chain,
+    response,
+    reviews,
+    tokenizer,
+    tokens_of,
+    validate,
+)
 from tests.cory_env.test_cory_v0 import action
 
 REWARDS = "tests.cory_env.sample_rewards"

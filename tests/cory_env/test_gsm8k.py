@@ -12,8 +12,7 @@ from pyarrow import parquet
 from cory_env.rewards.answer import last_is_right
 from cory_env.tasks import TASKS, DataError, Query, Task, make_task
 from cory_env.tasks.rows import parse_source
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, tokenizer
+from tests.cory_env.sample_tasks import LENGTH, tokenizer, validate
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 ROWS = [

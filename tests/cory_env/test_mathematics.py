@@ -10,8 +10,7 @@ import pytest
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.rewards.mathematics import MAX_SECONDS, gold_text, parse_feedback
 from cory_env.tasks import DataError, Task, make_task
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, tokenizer
+from tests.cory_env.sample_tasks import LENGTH, tokenizer, validate
 
 SPEC = "cory_env.rewards.mathematics:same_value"
 MATH = [

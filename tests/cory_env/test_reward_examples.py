@@ -10,7 +10,8 @@ from cory_env.rewarding.examples import example_answers
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Task
 from cory_env.tokenizer import load_tokenizer
-from cory_env.validate import ValidationReport, validate
+from launch.training.validation import ValidationReport
+from tests.cory_env.sample_tasks import validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

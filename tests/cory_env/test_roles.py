@@ -17,8 +17,7 @@ from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query, Task, make_task
 from cory_env.tasks.task import TemplateError
 from cory_env.tasks.turns import NO_ANSWER
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, QUERIES, response, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import LENGTH, PAPER_CHAIN, QUERIES, response, reviews, tokenizer, tokens_of, validate
 
 REWARDS = "tests.cory_env.sample_rewards"
 TOO_SHORT = f"{REWARDS}:too_short"  # None from 8 characters on

@@ -17,7 +17,7 @@ from pyarrow import parquet
 from cory_env.chain import Chain
 from cory_env.tasks import DataError, Query, make_task
 from cory_env.tasks.rows import read_queries, truncate_queries
-from cory_env.validate import ValidationReport, check_columns
+from launch.training.validation import ValidationReport, check_columns
 from tests.cory_env.sample_tasks import LENGTH, tokenizer
 
 USER = {"role": "user", "content": "Name a fruit."}

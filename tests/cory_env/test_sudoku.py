@@ -23,8 +23,7 @@ from cory_env.tasks.sudoku import (
     fill_grid,
     rename_digits,
 )
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import tokenizer
+from tests.cory_env.sample_tasks import tokenizer, validate
 
 GRID = "123456456123231564564231312645645312"
 PUZZLE = "1.345645612323156456423.312645645312"

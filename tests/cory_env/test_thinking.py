@@ -18,8 +18,7 @@ from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Task
 from cory_env.tasks.turns import NO_ANSWER
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
-from cory_env.validate import validate
-from tests.cory_env.sample_tasks import LENGTH, QUERIES, reviews
+from tests.cory_env.sample_tasks import LENGTH, QUERIES, reviews, validate
 from tests.cory_env.test_feedback import TOO_SHORT
 from tests.thinking_model import TAGS, TEMPLATE
 

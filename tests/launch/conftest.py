@@ -146,7 +146,7 @@ def record_test_run(folder: Path, settings: Settings, updates: Sequence[int] = r
             }
         if update % 6 == 0:
             line["evaluation"] = {**policy_metrics, "mean": policy_metrics["llm_1"]}
-        run.metrics.append(line)
+        run.metrics_file.append(line)
     return run
 
 

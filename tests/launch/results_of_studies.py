@@ -67,7 +67,6 @@ def study_run(
         label=arm,
         tier=1,
         arm_index=arm_index,
-        against=None,
         differs={**differs, **({} if len(policies) == 2 else {"num_agents": len(policies)})},
         seed=seed,
         status=status,

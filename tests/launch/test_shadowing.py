@@ -62,7 +62,7 @@ def test_a_run_uses_our_packages_and_its_rewards_use_the_user_s(project: Path) -
         [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    line = Run.open(project / "run").updates()[-1]
+    line = Run.open(project / "run").metrics[-1]
     rewards = [figures["task_reward"] or 0.0 for figures in line["policy"].values()]
     assert line["update"] == 1 and min(rewards) >= 1000
 

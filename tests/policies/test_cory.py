@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from metric_docs import METRIC_DOCS, PHASE_DOCS
 from ray.rllib.algorithms import algorithm_config
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.tune import Trainable
@@ -19,7 +20,6 @@ from cory_env.tokenizer import load_tokenizer
 from policies.cory import Cory, CoryConfig, WeightSyncError
 from policies.generation.generator import LoadedWeights
 from policies.learning.credit import CreditError
-from policies.metric_docs import METRIC_DOCS, PHASE_DOCS
 from policies.models.weights import checksum
 from policies.report import Report
 from policies.rollout.prompt_sampling import PromptRef, sample_prompts

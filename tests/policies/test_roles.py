@@ -11,8 +11,7 @@ import pytest
 
 from policies.learning.credit import assign_credit
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.rows import frozen_scores, make_rows, select_position
-from policies.models.language_model import left_padded
+from policies.learning.rows import frozen_scores, left_padded, make_rows, select_position
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.paper import paper_credit, paper_hyperparameters

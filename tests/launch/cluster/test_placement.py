@@ -71,36 +71,35 @@ def test_fractions_of_a_resource_add_up() -> None:
         (
             {"num_runners": 4, "runner_threads": 2},
             [{"CPU": 3}] * 3,
-            r"^Ray cannot place 1 of 4 runners with CPU=2 \(node 10\.0\.0\.1 has 1 CPUs left; .*10\.0\.0\.3 has 1 "
-            r"CPUs left\)\. Request fewer processes or fewer resources per process",
+            r"^Ray has no room for 1 of 4 runners: node 10\.0\.0\.1 has 1 CPUs left; .*10\.0\.0\.3 has 1 CPUs left\. "
+            r"Request fewer processes or fewer resources per process",
         ),
         (
             {"num_runners": 2, "num_learners": 2},
             [{"CPU": 3}],
-            r"1 of 2 learners with CPU=1 \(.* has 0 CPUs left\), beside 2 runners\. Request fewer",
+            r"1 of 2 learners: .* has 0 CPUs left\. Request fewer",
         ),
         (
             {"num_runners": 9},
             [{"CPU": 1}] * 6,
-            r"3 of 9 runners .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\)\. Request",
+            r"3 of 9 runners: .*10\.0\.0\.4 has 0 CPUs left; and 2 more nodes\. Request",
         ),
         (
             {"runner_threads": 2, "gpus_per_runner": 1},
             [{"CPU": 8}, {"CPU": 1, "GPU": 2}],
-            r"\.1 has 0 GPUs left; node 10\.0\.0\.2 has 1 CPUs left\)\. Request",
+            r"\.1 has 0 GPUs left; node 10\.0\.0\.2 has 1 CPUs left\. Request",
         ),
         (
             {"num_learners": 1, "gpus_per_learner": 2, "runner_threads": 16},
             [{"CPU": 8, "GPU": 1}],
-            r"1 of 1 learner with GPU=2 \(.* has 1 GPUs left\), nor 1 of 1 runner with CPU=16 \(.* has 8 "
-            r"CPUs left\)\. Request fewer processes or fewer resources per process",
+            r"1 of 1 learner: .* has 1 GPUs left; no room for 1 of 1 runner: .* has 8 CPUs left\. Request",
         ),
         (
             {"gpus_per_learner": 2},
             [{"CPU": 8, "GPU": 1}] * 2,
-            "1 of 1 driver with GPU=2 ",
+            "1 of 1 driver: .* has 1 GPUs left",
         ),
-        ({}, [], r"1 of 1 runner with CPU=1 \(the cluster has no nodes\)"),
+        ({}, [], r"1 of 1 runner: the cluster has no nodes"),
     ],
 )
 def test_a_run_that_does_not_fit_is_rejected_with_the_missing_resources(

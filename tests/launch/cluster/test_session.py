@@ -110,10 +110,24 @@ def test_a_start_timeout_of_ray_is_reported_in_one_sentence(monkeypatch: pytest.
         session.init_ray(address="auto")
 
 
-def test_python_without_docstrings_is_rejected() -> None:
-    command = [sys.executable, "-OO", "-m", "cory_rllib", "train", "imdb-tiny"]
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr[:31]) == (2, "Error: Ray requires docstrings."), result.stderr
+def test_joining_a_cluster_is_retried_only_within_the_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[object] = []
+
+    def init(**options: object) -> None:
+        attempts.append(options)
+        if len(attempts) < 4:
+            raise ConnectionError("no head yet")
+
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(session, "RETRY_INTERVAL", 0.01)
+    monkeypatch.setenv(session.UNCHECKED, "1")
+    with pytest.raises(CommandError, match="no head yet"), session.ray_session((), debug=False):
+        pass
+    assert len(attempts) == 1
+    with session.ray_session((), debug=False, retry_seconds=60.0):
+        assert len(attempts) == 4
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_an_unwritable_cache_is_reported_with_a_remedy(
             ["gpus_per_runner=1", "gpus_per_learner=1"],
             "Set num_learners=1.",
         ),  # otherwise Ray would assign that GPU twice
-        (["start_from=./no-run"], "no-run is not a run's folder"),
+        (["start_from=./no-run"], "start_from=./no-run is not a folder on this machine"),
     ],
 )
 def test_invalid_settings_are_rejected_before_a_folder_is_created(
@@ -166,7 +166,7 @@ def test_a_run_that_ray_cannot_place_leaves_no_folder(
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
     environment = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     message = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **environment)
-    assert message.returncode == 2 and "Ray cannot place" in message.stderr, message.stderr
+    assert message.returncode == 2 and "Ray has no room for" in message.stderr, message.stderr
     paths = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
     assert not [entry for path in paths if path.is_dir() for entry in path.iterdir()]
     assert not (tmp_path / "run").exists()

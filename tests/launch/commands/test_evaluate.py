@@ -136,7 +136,7 @@ def test_the_fingerprint_depends_on_the_reward_but_not_on_learning_settings(
 
 def test_a_target_is_a_run_or_a_model(run: Run, tmp_path: Path) -> None:
     found_run = find_run(str(run.path))
-    assert found_run is not None and found_run.settings() == SETTINGS
+    assert found_run is not None and found_run.settings == SETTINGS
     (tmp_path / "config.json").touch()
     assert [find_run(target) for target in (str(tmp_path), "imdb-gpt2-tiny", "openai-community/gpt2")] == [None] * 3
     for target in (str(run.path / "checkpoints"), str(tmp_path / "nothing"), "./nothing"):

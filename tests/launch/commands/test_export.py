@@ -106,7 +106,7 @@ def test_the_card_contains_base_task_results_and_commands_and_a_working_example(
     assert header["library_name"] == "transformers" and "cory" in header["tags"] and "base_model" not in header
     assert "# llm_1 of run\n" in card and "`imdb-gpt2-tiny`" in card and "the task `imdb`: 5 updates" in card
     assert 'I can make this sentence "{query}{reference}" more positive: {query}' in card
-    held_out = policies_run.updates()[0]["evaluation"]["llm_1"]
+    held_out = policies_run.metrics[0]["evaluation"]["llm_1"]
     assert "|  | update 0 |" in card and f"| length | {held_out['response_length']:.1f} |" in card
     assert "\ncory train\n" in card and "\nlr: 1.41e-05\n" in card
 
@@ -119,14 +119,14 @@ def test_the_card_contains_base_task_results_and_commands_and_a_working_example(
 def test_a_collapsing_policy_is_exported_with_a_printed_warning_and_one_in_the_card(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = policies_run.updates()
+    lines = policies_run.metrics
     health_warning = {"signature": "repetition", "subject": "llm_1", "text": "llm_1 repeats itself: 61%.", "updates": 4}
     run = Run(tmp_path / "run")
     run.path.mkdir()
     (run.path / "checkpoints").symlink_to(policies_run.path / "checkpoints")
     (run.path / "config.yaml").write_text((policies_run.path / "config.yaml").read_text())
     for line in lines:
-        run.metrics.append({**line, "health": [health_warning] if line["update"] == 6 else []})
+        run.metrics_file.append({**line, "health": [health_warning] if line["update"] == 6 else []})
     for policy_id, checkpoint, has_warning in (("llm_1", "6", True), ("llm_1", "5", False), ("llm_2", "6", False)):
         out = tmp_path / f"{policy_id}-{checkpoint}"
         words = ["--policy", policy_id, "--checkpoint", checkpoint, "--out", str(out)]

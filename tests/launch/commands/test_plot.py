@@ -21,9 +21,9 @@ def test_a_recorded_run_is_drawn(tmp_path: Path, agents: int) -> None:
 
 def test_a_run_in_its_first_updates_and_with_missing_figures_is_drawn(tmp_path: Path) -> None:
     run = record_test_run(tmp_path / "run", paper_settings(), updates=range(2))
-    broken = run.updates()[1]
+    broken = run.metrics[1]
     broken["policy"]["llm_1"]["kl"] = None
-    run.metrics.append({**broken, "update": 2})
+    run.metrics_file.append({**broken, "update": 2})
     assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path / "elsewhere.pdf")]) == 0
     assert (tmp_path / "elsewhere.pdf").stat().st_size > 1000
 
@@ -68,8 +68,8 @@ def test_a_run_without_metrics_cannot_be_drawn(cory_in_process: Cory, tmp_path: 
 def test_the_csv_contains_every_metric_once_in_long_format(cory_in_process: Cory, tmp_path: Path) -> None:
     run = record_test_run(tmp_path / "a" / "run", paper_settings(num_updates=12))
     record_test_run(tmp_path / "b" / "run", paper_settings(num_updates=12, num_agents=1), updates=range(2))
-    last = {**run.updates()[12], "update": 13, "last_response": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
-    run.metrics.append(last)
+    last = {**run.metrics[12], "update": 13, "last_response": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
+    run.metrics_file.append(last)
     assert cory_in_process("plot", "a/run", "b/run", "--csv", "new/curves.csv").stdout == "new/curves.csv\n"
     text = (tmp_path / "new" / "curves.csv").read_text()
     assert cory_in_process("plot", "a/run", "b/run", "--csv", "-").stdout == text
@@ -77,7 +77,7 @@ def test_the_csv_contains_every_metric_once_in_long_format(cory_in_process: Cory
     assert list(rows[0]) == ["run", "update", "split", "policy", "role", "metric", "value"]
     values = {tuple(row.values())[:6]: float(row["value"]) for row in rows}
     assert len(values) == len(rows)  # no duplicates
-    for line in run.updates():
+    for line in run.metrics:
         for split, group in (("train", line.get("policy", {})), ("validation", line.get("evaluation", {}))):
             for policy, figures in group.items():
                 for metric, value in figures.items():

@@ -45,7 +45,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("train", "imdb-tiny", "reward=other:length", *RUN), "Module 'other' of the reward 'other:length' not found"),
         (("train", "imdb-tiny", "credit=mine.credit:pay", *RUN), "Module 'mine' of the credit"),
         (("train", "imdb-tiny", "model=./models/mine", *RUN), "No model in ./models/mine: no such folder."),
-        (("train", "imdb-tiny", "start_from=runs/old", *RUN), "runs/old is not a run's folder: it does not exist."),
+        (("train", "imdb-tiny", "start_from=runs/old", *RUN), "start_from=runs/old is not a folder on this machine."),
         (("study", "other.yaml", "--list"), "Unknown study `other.yaml`."),
         (("tune", *TASK, "data=other.jsonl", "--over", "lr=1e-5,1e-4", *RUN), "Data file other.jsonl not found in "),
         (("tune", *TASK, "data=data.jsonl", "--over", "eval_data=a.csv,b.csv", *RUN), "Data file a.csv not found in "),

@@ -28,9 +28,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_resume_continues_from_the_latest_checkpoint_and_drops_later_updates(run: Run) -> None:
-    run.metrics.append({"update": 7})
+    run.metrics_file.append({"update": 7})
     assert reopen(run, SETTINGS, "cory train") == 6
-    assert [line["update"] for line in run.updates()] == list(range(7))
+    assert [line["update"] for line in run.metrics] == list(range(7))
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
@@ -39,7 +39,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
     assert reopen(run, SETTINGS, "cory train") == 3
     assert "update_000006 has a damaged file deep/weights; it is now damaged_update_000006" in capsys.readouterr().err
-    assert [line["update"] for line in run.updates()] == list(range(4))
+    assert [line["update"] for line in run.metrics] == list(range(4))
 
 
 def test_a_run_with_only_damaged_checkpoints_is_rejected_and_keeps_its_folder(run: Run) -> None:
@@ -79,10 +79,10 @@ def test_unavailable_devices_are_rejected_on_resume(
     same = tmp_path / "same.yaml"
     same.write_text(settings_to_yaml(SETTINGS))
     words = ["--resume", str(run.path)] if command == "--resume" else ["-c", str(same), "--out", str(run.path), command]
-    before = run.updates()
+    before = run.metrics
     assert main(["train", *words, *gpus, "--allow-changes"]) == 2
     assert "the driver learns on the first GPU, which Ray assigns to runners too" in capsys.readouterr().err
-    assert run.updates() == before and run.settings() == SETTINGS
+    assert run.metrics == before and run.settings == SETTINGS
 
 
 def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_changes_to_training_settings_are_rejected(run: Run, word: str) -> None:
 
 
 def test_a_damaged_line_of_the_metrics_is_reported(run: Run) -> None:
-    lines = run.metrics.path.read_text().splitlines()
-    run.metrics.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
+    lines = run.metrics_file.path.read_text().splitlines()
+    run.metrics_file.path.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
     with pytest.raises(CommandError, match=r"metrics\.jsonl line 2 is damaged"):
         reopen(run, SETTINGS, "cory train")
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.runs import ListedRun, list_runs
+from launch.commands.runs import list_runs
 from launch.run_folder.run import Run
+from launch.run_folder.status import RunStatus
 from tests.launch.conftest import Cory, record_test_run
 from tests.paper import paper_settings
 
@@ -23,7 +24,7 @@ def record_run(folder: Path, done: int = 3, saved: int | None = None, **changes:
     return run
 
 
-def runs_by_path(folder: Path) -> dict[str, ListedRun]:
+def runs_by_path(folder: Path) -> dict[str, RunStatus]:
     return {Path(run.run).relative_to(folder).as_posix(): run for run in list_runs(str(folder))}
 
 
@@ -34,7 +35,7 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
     record_run(tmp_path / "loading", done=-1)
     record_run(tmp_path / "diverged").path.joinpath("refused_update_000004_llm_1.safetensors").touch()
     collapsed = record_run(tmp_path / "study" / "runs" / "arm" / "seed_0", done=4, stop_on_collapse=True)
-    collapsed.metrics.append({**collapsed.updates()[-1], "update": 5, "collapsed": True})
+    collapsed.metrics_file.append({**collapsed.metrics[-1], "update": 5, "collapsed": True})
     copy = tmp_path / "ended" / "wandb" / "config.yaml"  # files inside a run are not runs
     copy.parent.mkdir()
     copy.write_bytes((tmp_path / "ended" / "config.yaml").read_bytes())
@@ -53,7 +54,7 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
     }
     last = runs["training"]
     assert (last.update, last.updates, last.best_update, last.task) == (6, 12, 6, "imdb")
-    assert last.best == pytest.approx(training.updates()[6]["evaluation"]["mean"]["combined_reward"])
+    assert last.best == pytest.approx(training.metrics[6]["evaluation"]["mean"]["combined_reward"])
     assert last.process == (training.path / ".lock").read_text()
     assert "metrics.jsonl line 1" in (runs["broken"].problem or "")
     assert runs_by_path(tmp_path / "study") and list_runs(str(tmp_path / "ended"))[0].update == 12

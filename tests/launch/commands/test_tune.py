@@ -66,7 +66,7 @@ def test_a_stopped_and_killed_search_resumes_exactly_and_a_failed_trial_does_not
 
     trained = cory("train", "found/best.yaml", "--out", "run")
     assert trained.returncode == 0, trained.stderr
-    update = Run.open(tmp_path / "run").updates()[-1]
+    update = Run.open(tmp_path / "run").metrics[-1]
     report = json.loads((tmp_path / "found" / "trial_00000" / "result.json").read_text().splitlines()[-1])["cory"]
     for key in ("update", "roles", "policy", "evaluation"):
         assert report[key] == update[key], key
@@ -178,8 +178,8 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
             ("imdb-tiny", "--over", "lora_target_modules=c_attn,q_proj", "weights=lora"),
             "has no linear layer 'q_proj' to adapt. It has c_",
         ),
-        (("imdb-tiny", "--over", "lr=1e-5", "start_from=missing"), "missing is not a run's folder: it does not exist"),
-        (("imdb-tiny", "--over", "start_from=null,missing"), "missing is not a run's folder: it does not exist"),
+        (("imdb-tiny", "--over", "lr=1e-5", "start_from=missing"), "missing is not a folder on this machine"),
+        (("imdb-tiny", "--over", "start_from=null,missing"), "missing is not a folder on this machine"),
         (
             ("imdb-tiny", "--over", "lr=1e-5", "start_from=s3://bucket/run"),
             "start_from=s3://bucket/run is a URI. Mount the bucket, or copy the run to a folder",

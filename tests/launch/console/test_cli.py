@@ -83,27 +83,6 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"cory {name}" in capsys.readouterr().out
 
 
-ARGUMENTS = {
-    **{name: ["RUN"] for name in ("evaluate", "generate", "plot", "probe", "serve")},
-    "export": ["RUN", "--out", "folder"],
-    "study": ["credit"],
-}
-"""Required arguments of commands."""
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_reports_a_removed_working_directory(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert main([name, *ARGUMENTS.get(name, [])]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("Error: The working directory ") and message.endswith("Change to another one with cd.\n")
-    assert len(message.splitlines()) == 1
-
-
 def test_a_removed_working_directory_is_reported_at_the_start_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     script = 'cd "$0" && rmdir "$0" && exec "$@"'
@@ -111,14 +90,6 @@ def test_a_removed_working_directory_is_reported_at_the_start_of_the_process(tmp
     result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith(f"Error: The working directory {tmp_path / 'gone'} no longer exists")
-
-
-def test_exiting_with_a_text_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def exit_with_text(*_: object, **__: object) -> None:
-        raise SystemExit("No.")
-
-    monkeypatch.setattr("launch.main.app", exit_with_text)
-    assert main([]) == 1 and capsys.readouterr().err == "No.\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), OSError(errno.EBADF, "Bad file descriptor"), KeyError("x")])

@@ -105,14 +105,14 @@ def test_repetitions_of_a_seed_are_groups_of_their_own(tmp_path: Path) -> None:
     ]
     groups = group_runs(runs)
     assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
-    assert [entry.label for entry in comparison_plot(groups).legend][:2] == ["a and 1 more seed", "b"]
+    assert [*comparison_plot(groups).labels] == ["a and 1 more seed", "b"]
 
 
 def test_runs_without_test_responses_are_compared_by_their_last_evaluation_without_intervals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = record(tmp_path / "a", REWARDS), record(tmp_path / "b", lr=3e-5)
-    with a.metrics.path.open("a") as file:
+    with a.metrics_file.path.open("a") as file:
         file.write('{"update": 13}\n')  # the run continued after its test responses
     assert ComparedRun.read(a, "a").final is None
     lines = plot(capsys, a.path, b.path, "--out", tmp_path / "both.png")

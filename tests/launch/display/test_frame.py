@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launch.display.frame import LAST_RESPONSE, MEAN, TOKEN_KL, Metrics, mean_over_seeds, metric_rows
+from launch.display.frame import Metrics, mean_over_seeds
+from launch.run_folder.frame import LAST_RESPONSE, MEAN, metrics_frame
 
 LINES: list[Any] = [
     {"update": 0, "evaluation": {"llm_1": {"kl": 0.0}, MEAN: {"kl": 0.0}}},
@@ -26,7 +27,8 @@ FINAL = {"update": 1, "policy": {"llm_1": {"kl": 3.0}}, "mean": {"kl": 3.0}}
 
 
 def metrics(*runs: str) -> Metrics:
-    return Metrics([(run, seed, *row) for seed, run in enumerate(runs) for row in metric_rows(LINES, FINAL)])
+    seeds = {run: seed for seed, run in enumerate(runs)}
+    return Metrics(dict.fromkeys(runs, metrics_frame(LINES, FINAL)), seeds)
 
 
 def test_metrics_are_indexed_by_split_policy_role_run_and_update() -> None:
@@ -36,17 +38,15 @@ def test_metrics_are_indexed_by_split_policy_role_run_and_update() -> None:
     assert frame.get("validation", "kl", "", LAST_RESPONSE)["a", 1] == 2.0
     assert frame.get("test", "kl").to_dict() == {("a", 1): 3.0, ("b", 1): 3.0}
     assert [frame.get("run", name, "")["a", 1] for name in ("tokens", "exchanged", "seconds/total")] == [30, 1, 1.5]
-    assert frame.seeds.to_dict() == {"a": 0, "b": 1}
 
 
 def test_unknown_values_are_nan_and_a_mean_requires_every_policy() -> None:
     frame = metrics("a")
-    assert frame.get("train", TOKEN_KL, "llm_1")["a", 1] == 0.5
     assert math.isnan(frame.get("train", "kl")["a", 1]) and math.isnan(frame.get("validation", "kl")["a", 1])
     assert frame.get("train", "response_length")["a", 1] == 4.0
     unknown = frame.get("validation", "task_reward")
     assert list(unknown.index) == [("a", 0), ("a", 1)] and unknown.isna().all()
-    assert Metrics([]).get("test", "kl").empty and mean_over_seeds(Metrics([]).get("train", "kl")).empty
+    assert Metrics({}, {}).get("test", "kl").empty and mean_over_seeds(Metrics({}, {}).get("train", "kl")).empty
 
 
 @pytest.mark.parametrize(

@@ -211,15 +211,10 @@ def test_a_chain_that_always_stops_has_no_rows_for_later_roles() -> None:
     assert list(compute_scores(alone, SCORING, [("llm_1",)])) == ["llm_1"]  # without knowledge transfer
 
 
-@pytest.mark.parametrize(
-    ("own_name", "bare_name"), [("kl", "bare_kl"), ("in_chain_kl", "kl")], ids=["now", "earlier version"]
-)
-def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_the_bare_query(
-    own_name: str, bare_name: str
-) -> None:
+def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_the_bare_query() -> None:
     def with_kl(policy: str, own: float, bare: float | None) -> EvaluatedResponse:
         one = response(policy, 0.0, [5])
-        names = {own_name: own, bare_name: bare} if bare is not None else {"kl": own, "in_chain_kl": None}
+        names = {"kl": own, "bare_kl": bare}
         return EvaluatedResponse(**{**one, "metrics": {**one["metrics"], **names}})
 
     chains = [

@@ -39,7 +39,9 @@ def make_job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> StudyJo
                 {"role": role, "policy": policy_id, "text": RESPONSE, "task_reward": 1.23456789}
                 for role, policy_id in zip(settings.agents, settings.policy_ids, strict=True)
             ]
-            run.samples.append({"update": update, "held_out": held_out, "query": "This is", "responses": responses})
+            run.samples_file.append(
+                {"update": update, "held_out": held_out, "query": "This is", "responses": responses}
+            )
     final.write_final(run.final, last_responses(settings, 500))
     run.unlock()
     return job

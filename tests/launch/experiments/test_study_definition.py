@@ -80,7 +80,7 @@ def write_study(
         ("  two: {eval_kl_coef: 0.3}\n", "sets eval_kl_coef"),
         ("  two: {num_agents: 1, against: three}\n", "arm two: no earlier arm is called three"),
         ("  two: {num_agents: 1, tier: one}\n", "arms.two.tier 'one': Input should be a valid integer"),
-        ("  two: {num_agents: 1, also: [two]}\n", "arm two: no earlier arm is called two"),
+        ("  two: {num_agents: 1, against: two}\n", "arm two: no earlier arm is called two"),
         ("  two: {num_agents: 1}\n  two: {num_agents: 3}\n", 'found duplicate key "two"'),
         ("  two: {lr: 1.0e-3, lr: 2.0e-3}\n", 'found duplicate key "lr"'),
         ("  two: {num_agents: 1, seeds: 0}\n", "arms.two.seeds 0: .* should have at least 1 item"),

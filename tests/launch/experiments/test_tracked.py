@@ -36,7 +36,7 @@ callback.on_experiment_end(trials)
 
 
 def test_concurrent_trials_are_runs_of_one_group_and_a_failed_trial_does_not_close_others(tmp_path: Path) -> None:
-    updates = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=range(3)).updates()[1:]
+    updates = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=range(3)).metrics[1:]
     process = subprocess.run(
         [sys.executable, "-c", TRIALS, str(tmp_path / "search")],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},

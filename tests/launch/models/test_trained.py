@@ -51,7 +51,7 @@ def test_a_run_without_checkpoints_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_an_entry_in_the_metrics_is_rejected(run: Run) -> None:
-    run.metrics.cut_after(5)
+    run.metrics_file.cut_after(5)
     with pytest.raises(CommandError, match=r"metrics\.jsonl has no entry for update 6"):
         open_trained(run.path, "latest")
 

@@ -69,11 +69,6 @@ def test_without_feedback_a_vote_is_a_rival_of_the_chain() -> None:
     assert choice == "single agent" and "vote" in text
 
 
-def test_repairs_beyond_a_second_sample_suggest_feedback() -> None:
-    _, text = advice_of(without_feedback(simulate(300, 4, 0.6, 0.0, 0.2)[0]))
-    assert text.startswith("Train a single agent") and "a feedback function that stops the chain" in text
-
-
 def test_a_model_without_wrong_answers_leaves_nothing_to_repair() -> None:
     right = np.ones((5, 3), bool)
     second = SecondAnswers(right, np.ones((5, 3)))

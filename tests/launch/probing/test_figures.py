@@ -15,9 +15,9 @@ from launch.probing.figures import (
     best_of_tokens,
     compute_figures,
     ratio_cis,
+    share_bounds,
     strategies,
     vote,
-    wilson,
 )
 
 # Two queries with three samples. Query 0: right, wrong, wrong. Query 1: right, right, wrong.
@@ -151,16 +151,15 @@ def test_intervals_cover_the_true_values(queries: int, p2: float, p2_feedback: f
 def test_rare_events_get_intervals_of_proportions() -> None:
     ones = np.ones(20)
     nothing, everything, no_difference, gain, single, no_case = ratio_cis(
-        [
-            Ratio(np.zeros(20), ones),
-            Ratio(3 * ones, 3 * ones),
-            Ratio(np.zeros(20), ones),
-            Ratio(np.eye(20)[0], ones),
-            Ratio(np.eye(20)[0], np.eye(20)[0]),
-            Ratio(np.zeros(20), np.zeros(20)),
-        ],
-        [False, False, True, True, False, False],
-    )
+        {
+            "nothing": Ratio(np.zeros(20), ones),
+            "everything": Ratio(3 * ones, 3 * ones),
+            "a - a": Ratio(np.zeros(20), ones),
+            "a - b": Ratio(np.eye(20)[0], ones),
+            "single": Ratio(np.eye(20)[0], np.eye(20)[0]),
+            "no case": Ratio(np.zeros(20), np.zeros(20)),
+        }
+    ).values()
     bound = 1.959964**2 / (20 + 1.959964**2)  # Wilson's upper bound of 0 of 20
     assert nothing == pytest.approx((0, 0, bound, 20)) and everything == pytest.approx((1, 1 - bound, 1, 20))
     assert no_difference == pytest.approx((0, -bound, bound, 20))
@@ -173,8 +172,8 @@ def test_rare_events_get_intervals_of_proportions() -> None:
 def test_samples_of_a_query_count_as_far_as_they_differ() -> None:
     spread = Ratio(np.r_[np.ones(4), np.zeros(16)], np.full(20, 4.0))  # 4 of 80 cases, in 4 queries
     clustered = Ratio(np.r_[4.0, np.zeros(19)], np.full(20, 4.0))  # 4 of 80 cases, all of one query
-    assert wilson(spread) == pytest.approx((0.0196, 0.1216), abs=1e-4)  # of 4 of 80
-    assert wilson(clustered) == pytest.approx((0.0089, 0.2361), abs=1e-4)  # of 1 of 20
+    assert share_bounds(spread) == pytest.approx((0.0196, 0.1216), abs=1e-4)  # of 4 of 80
+    assert share_bounds(clustered) == pytest.approx((0.0089, 0.2361), abs=1e-4)  # of 1 of 20
 
 
 @pytest.mark.parametrize(
@@ -200,5 +199,5 @@ def test_the_interval_of_wrongly_accepted_answers_covers_the_true_share_if_few_q
         return Ratio((~right & accepts).sum(1).astype(float), accepts.sum(1).astype(float))
 
     truth = accepted_answers(400_000).mean
-    bounds = [wilson(accepted_answers(queries)) for _ in range(2000)]
+    bounds = [share_bounds(accepted_answers(queries)) for _ in range(2000)]
     assert 0.91 <= np.mean([low <= truth <= high for low, high in bounds]) <= 0.99

@@ -189,7 +189,7 @@ def test_a_runs_policies_give_the_answers_of_cory_generate(
     options = ("--queries", "4", "--samples", "3", "--temperatures", "0.7", "--solved-at", "0.5", "--out", "out")
     assert main(["probe", str(policies_run.path), "--roles", "llm_2,llm_1", "--checkpoint", "6", *options]) == 0
     batch = json.loads(Path("out/responses.jsonl").read_text().splitlines()[1])
-    chain = TrainedChain(open_trained(policies_run.path, "6"), ("llm_2", "llm_1"), 0.7, policies_run.settings().seed)
+    chain = TrainedChain(open_trained(policies_run.path, "6"), ("llm_2", "llm_1"), 0.7, policies_run.settings.seed)
     queries = chain.chain.task.queries("test")
     answers = chain.answer_all([(queries[query], sample) for query in range(4) for sample in range(3)])
     assert [[sample["first"]["text"], sample["second"]["text"]] for sample in batch["samples"]] == [

@@ -39,7 +39,7 @@ def stored_run(path: Path, updates: int = 7, saved: Sequence[int] = (0, 6)) -> S
     run = StoredRun.create(f"file://{path}")
     run.write_settings(SETTINGS, "cory train")
     for update in range(updates):
-        run.metrics.append({"update": update})
+        run.metrics_file.append({"update": update})
         if update in saved:
             run.checkpoints.save(update, write_checkpoint)
             run.upload()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.console.errors import CommandError
-from launch.run_folder.journal import Journal, atomic_write
+from launch.run_folder.journal import Journal
+from policies.files import MissingFolderError, atomic_write
 
 
 def test_records_round_trip_as_strict_json(tmp_path: Path) -> None:
@@ -42,6 +42,6 @@ def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     journal.append({"update": 0})
     shutil.rmtree(folder)
     for write in (lambda: journal.append({"update": 1}), lambda: atomic_write(folder / "config.yaml", "seed: 0")):
-        with pytest.raises(CommandError, match="run no longer exists: it was removed or renamed"):
+        with pytest.raises(MissingFolderError, match="run no longer exists: it was removed or renamed"):
             write()
     assert not folder.exists()

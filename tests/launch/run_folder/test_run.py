@@ -70,7 +70,7 @@ def test_a_run_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     for name in ("wandb.id", "trackio.id"):
         (tmp_path / name).write_text("1a2b3c4d")
     run = Run.create(tmp_path)
-    assert not run.exists() and run.updates() == []
+    assert not run.exists() and run.metrics == []
 
 
 def test_incomplete_first_files_are_replaced(tmp_path: Path) -> None:
@@ -92,27 +92,42 @@ def test_settings_round_trip_and_their_commands_are_kept(tmp_path: Path) -> None
     run = record_test_run(tmp_path, SETTINGS)
     longer = SETTINGS.model_copy(update={"num_updates": 24})
     run.write_settings(longer, "cory train --resume here 'prompt=a\nb: c'")
-    assert run.settings() == longer
+    assert run.settings == longer
     lines = (tmp_path / "config.yaml").read_text().splitlines()
     assert lines[:2] == ["# cory train", "# cory train --resume here 'prompt=a b: c'"]
 
 
 def test_a_run_of_an_earlier_version_is_read_unless_a_removed_setting_had_an_effect(tmp_path: Path) -> None:
     run = record_test_run(tmp_path / "run", paper_settings())
-    config, settings = run.path / "config.yaml", run.settings()
+    config, settings = run.path / "config.yaml", run.settings
     text = config.read_text()
     config.write_text(f"{text}num_siblings: 1\nwandb: false\n")
-    assert run.settings() == settings
+    assert Run(run.path).settings == settings
     config.write_text(f"{text}num_siblings: 2\n")
     with pytest.raises(CommandError, match=r"Unknown setting `num_siblings` in .*use that version"):
-        run.settings()
+        _ = Run(run.path).settings
 
 
 def test_the_best_update_has_the_highest_mean_held_out_combined_reward(tmp_path: Path) -> None:
     run = record_test_run(tmp_path, SETTINGS)
-    scores = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.updates()[::6]}
+    scores = {line["update"]: line["evaluation"]["mean"]["combined_reward"] for line in run.metrics[::6]}
     assert set(scores) == {0, 6, 12}
-    assert run.best_update() == max(scores, key=lambda update: scores[update] or 0.0)
+    assert run.best_update == max(scores, key=lambda update: scores[update] or 0.0)
+
+
+def test_a_process_that_records_updates_knows_the_best_one_without_reading_all_again(tmp_path: Path) -> None:
+    run = record_test_run(tmp_path, SETTINGS, updates=[])
+    lines = record_test_run(tmp_path / "other", SETTINGS).metrics
+    scores = {0: 0.5, 6: 0.75, 12: 0.75}  # the earliest of equal ones is the best
+    for line in lines:
+        if "evaluation" in line:
+            line["evaluation"]["mean"]["combined_reward"] = scores[line["update"]]
+        run.record(line)
+        run.metrics_file.path.write_text("unreadable\n")
+        assert run.best_update == (0 if line["update"] < 6 else 6)
+    run.metrics_file.path.write_text("")
+    run.cut_after(0)
+    assert run.best_update is None
 
 
 def test_runs_started_in_the_same_second_have_different_folders(
@@ -145,7 +160,7 @@ def test_aborting_a_run_before_its_first_record_removes_the_folder_it_created(
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"] and not list((tmp_path / "theirs").glob("*.yaml"))
     started = record_test_run(tmp_path / "begun", SETTINGS, updates=[0])
     started.abort()
-    assert len(started.updates()) == 1
+    assert len(started.metrics) == 1
 
 
 def test_a_folder_of_another_program_is_not_changed(tmp_path: Path) -> None:

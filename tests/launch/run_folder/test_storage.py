@@ -47,14 +47,14 @@ def test_an_uploaded_run_is_downloaded_with_only_its_latest_checkpoint(
     assert storage.updates() == [3, 9, 12]
     downloaded = Run(tmp_path / "elsewhere")
     storage.download(downloaded.path)
-    assert downloaded.settings() == SETTINGS and downloaded.updates() == run.updates()
+    assert downloaded.settings == SETTINGS and downloaded.metrics == run.metrics
     assert not downloaded.checkpoints.updates()
     storage.download_checkpoint(downloaded.path)
     assert downloaded.checkpoints.updates() == [12] and downloaded.checkpoints.choose(None)[0] == 12
 
     # The other machine resumes: the best checkpoint is kept although it was never downloaded; old ones are removed.
     downloaded.checkpoints.save(15, write_checkpoint)
-    downloaded.metrics.append({"update": 15})
+    downloaded.metrics_file.append({"update": 15})
     storage.upload(downloaded.path, keep=2, best=3)
     assert storage.updates() == [3, 12, 15]
     assert not [name for name in storage.files() if "update_000009" in name or name.endswith(".part")]
@@ -160,7 +160,7 @@ def test_an_upload_killed_at_any_object_leaves_a_state_to_resume_from(
         assert copy.checkpoints.updates() == saved[-1:] and copy.checkpoints.latest_valid() == max(saved, default=-1)
         for update in saved:
             assert manifest.verify(path / "checkpoints" / f"update_{update:06d}") is None
-            assert copy.updates() == run.updates() and copy.settings() == SETTINGS
+            assert copy.metrics == run.metrics and copy.settings == SETTINGS
         observed.add(tuple(saved))
         if files.left >= 0:
             break
@@ -232,7 +232,7 @@ def test_a_process_that_was_taken_over_writes_and_removes_nothing(run: Run, stor
     storage.upload(run.path, keep=2, best=3)
     before = {name: storage.read(name) for name in storage._all_files()}
     Storage(storage.uri, (storage._filesystem, storage._base)).take_over()
-    run.metrics.append({"update": 13})
+    run.metrics_file.append({"update": 13})
     run.checkpoints.save(15, write_checkpoint)
     message = rf"^test://bucket/run was taken over by process \d+ on {platform.node()}, so .* in {storage.cache()} on "
     for action in (lambda: storage.upload(run.path, keep=1, best=3), storage.clear, lambda: storage.remove(".writer")):

@@ -33,9 +33,9 @@ def test_a_run_is_resumed_from_storage_alone_and_leaves_no_local_copy(home: Path
     ):
         StoredRun.create(f"file://{path}")
     resumed = StoredRun.open(f"file://{path}")
-    assert [line["update"] for line in resumed.updates()] == list(range(7)) and resumed.checkpoints.empty()
+    assert [line["update"] for line in resumed.metrics] == list(range(7)) and resumed.checkpoints.empty()
     resumed.take_over()
-    assert resumed.checkpoints.updates() == [6] and resumed.updates() == Run.open(path).updates()
+    assert resumed.checkpoints.updates() == [6] and resumed.metrics == Run.open(path).metrics
     assert Run.open(path).checkpoints.updates() == [0, 6]  # commands read a mounted bucket like a folder
 
 
@@ -51,7 +51,7 @@ def test_a_run_in_storage_that_was_trained_from_python_stays_on_this_machine(
     settings = paper_settings(backend="transformers", num_runners=0, num_updates=12, samples_every=100)
     config = CoryConfig().cory(**settings.model_dump())
     run = cory_rllib.train(config, out=f"file://{path}", quiet=True)
-    assert home in run.path.parents and run.location == str(run.path) and run.metrics == Run.open(path).updates()
+    assert home in run.path.parents and run.location == str(run.path) and run.metrics == Run.open(path).metrics
     assert Run.open(run.path).checkpoints.updates() == Run.open(path).checkpoints.updates() == [10, 12]
     with pytest.raises(CommandError, match=f"^file://{path} is a URI, which only `cory train` takes"):
         cory_rllib.load_run(f"file://{path}")
@@ -77,7 +77,7 @@ def test_an_interrupted_removal_of_the_local_folder_is_not_mistaken_for_the_run(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
-        run.metrics.path.unlink()
+        run.metrics_file.path.unlink()
         raise KeyboardInterrupt
 
     run = stored_run(path)
@@ -85,7 +85,7 @@ def test_an_interrupted_removal_of_the_local_folder_is_not_mistaken_for_the_run(
         interrupted.setattr(shutil, "rmtree", interrupt)
         end(run)
     run.unlock()
-    assert len(StoredRun.open(f"file://{path}").updates()) == 7
+    assert len(StoredRun.open(f"file://{path}").metrics) == 7
 
 
 def test_full_or_read_only_storage_keeps_its_state_and_is_updated_later(home: Path, disk: Path) -> None:
@@ -109,7 +109,21 @@ def test_a_newer_run_in_storage_replaces_the_local_files_of_an_older_run(path: P
     with on_another_machine(tmp_path):
         stored_run(path, updates=4, saved=(0, 3)).unlock()
     resumed = resume(path)
-    assert resumed.checkpoints.updates() == [3] and [line["update"] for line in resumed.updates()] == list(range(4))
+    assert resumed.checkpoints.updates() == [3] and [line["update"] for line in resumed.metrics] == list(range(4))
+
+
+def test_a_run_that_another_machine_continues_meanwhile_has_that_machines_settings(path: Path, tmp_path: Path) -> None:
+    stored_run(path).unlock()
+    run = StoredRun.open(f"file://{path}")
+    assert run.settings == SETTINGS
+    longer = SETTINGS.model_copy(update={"num_updates": 24})
+    with on_another_machine(tmp_path):
+        other = resume(path)
+        other.write_settings(longer, "cory train --resume")
+        other.checkpoints.save(9, write_checkpoint)
+        other.upload()
+    run.take_over()
+    assert run.settings == longer and run.checkpoints.updates() == [9]
 
 
 def test_later_local_updates_are_kept_if_another_machine_took_over_but_made_no_progress(
@@ -140,11 +154,11 @@ def test_an_update_repeated_by_another_machine_replaces_the_local_one(path: Path
         other = resume(path)
         other.cut_after(0)
         for update in range(1, 7):
-            other.metrics.append({"update": update, "seconds": 2.0})
+            other.metrics_file.append({"update": update, "seconds": 2.0})
         other.checkpoints.save(6, lambda folder: write_checkpoint(folder, "repeated"))
         other.upload()
     resumed = resume(path)
-    assert resumed.updates() == other.updates() == Run.open(path).updates()
+    assert resumed.metrics == other.metrics == Run.open(path).metrics
     assert (resumed.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "repeated"
 
 
@@ -173,16 +187,16 @@ def test_a_run_whose_checkpoints_were_not_uploaded_is_not_replaced_and_resumes_l
 def test_repeated_updates_replace_their_first_records_in_storage(path: Path) -> None:
     run = stored_run(path)
     for update in (7, 8):
-        run.metrics.append({"update": update, "seconds": 1.0})
+        run.metrics_file.append({"update": update, "seconds": 1.0})
     run.upload()
     run.cut_after(6)
     for update in (7, 8, 9):
-        run.metrics.append({"update": update, "seconds": 2.0})
+        run.metrics_file.append({"update": update, "seconds": 2.0})
     run.checkpoints.save(9, write_checkpoint)
     run.unlock()  # as if storage had not been writable until the end
     resumed = resume(path)
-    assert resumed.checkpoints.updates() == [0, 6, 9] and len(resumed.updates()) == 10
-    assert Run.open(path).updates() == resumed.updates()
+    assert resumed.checkpoints.updates() == [0, 6, 9] and len(resumed.metrics) == 10
+    assert Run.open(path).metrics == resumed.metrics
 
 
 def test_a_location_without_a_checkpoint_or_with_other_files_is_rejected(path: Path) -> None:

@@ -38,7 +38,7 @@ def test_taking_a_run_over_ends_the_process_that_trains_it_and_nothing_is_overwr
                 with on_another_machine(tmp_path):
                     other = resume(path)
                     other.cut_after(3)
-                    other.metrics.append({"update": 4, "seconds": 2.0})
+                    other.metrics_file.append({"update": 4, "seconds": 2.0})
                     other.checkpoints.save(4, lambda folder: write_checkpoint(folder, "of the other machine"))
                     other.upload()
                 states.append(contents(path))
@@ -57,7 +57,7 @@ def test_taking_a_run_over_ends_the_process_that_trains_it_and_nothing_is_overwr
     assert states == [contents(path)] and Storage(f"file://{path}").updates()[-1] == 4
     (folder,) = (home / "cory-rllib" / "runs").glob("*/run")
     assert f"Its results are in {folder} on " in error
-    assert [line["update"] for line in Run.open(folder).updates()][:4] == [1, 2, 3, 4]
+    assert [line["update"] for line in Run.open(folder).metrics][:4] == [1, 2, 3, 4]
 
 
 def test_a_process_that_was_taken_over_writes_nothing_even_if_the_new_writer_has_ended(
@@ -66,16 +66,16 @@ def test_a_process_that_was_taken_over_writes_nothing_even_if_the_new_writer_has
     run = stored_run(path)
     with on_another_machine(tmp_path):
         other = resume(path)
-        other.metrics.append({"update": 7})
+        other.metrics_file.append({"update": 7})
         end(other)
     before = contents(path)
-    run.metrics.append({"update": 7, "seconds": 1.0})
+    run.metrics_file.append({"update": 7, "seconds": 1.0})
     run.checkpoints.save(7, write_checkpoint)
     for upload in (run.upload, run.finish_upload):
         with pytest.raises(WriterChangedError, match=f"was taken over by process .* results are in {run.path} on "):
             upload()
     run.abort()  # it has records
-    assert contents(path) == before and len(run.updates()) == 8
+    assert contents(path) == before and len(run.metrics) == 8
 
 
 def test_opening_a_run_takes_nothing_over(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,11 +119,11 @@ def test_a_checkpoint_that_the_other_process_was_just_completing_is_removed(path
         other = resume(path)
         other.cut_after(0)
         (path / "checkpoints/update_000006/manifest.json").write_bytes(manifest)  # arrives after the takeover
-        other.metrics.append({"update": 1, "seconds": 2.0})
+        other.metrics_file.append({"update": 1, "seconds": 2.0})
         other.checkpoints.save(1, write_checkpoint)
         other.upload()
     assert Storage(f"file://{path}").updates() == [0, 1]
-    assert [line["update"] for line in Run.open(path).updates()] == [0, 1]
+    assert [line["update"] for line in Run.open(path).metrics] == [0, 1]
     run.unlock()
 
 

@@ -29,7 +29,7 @@ def test_the_average_is_printed_and_evaluated_like_a_policy(tmp_path: Path) -> N
     assert "LLMs are averaged by 0.5 of the way every 3" in output and output.count("LLMs averaged") == 1
     assert len(re.findall(r"/\d+ +llm_mean +-\d+\.\d+ +\d+\.\d+ +-\d+\.\d+", output)) == 3  # updates 0, 2 and 3
     run = Run(tmp_path / "run")
-    lines: list[Any] = run.updates()
+    lines: list[Any] = run.metrics
     assert [line.get("averaged") for line in lines] == [None, False, False, True]
     evaluation = lines[-1]["evaluation"]
     assert list(evaluation) == ["llm_1", "llm_2", "llm_mean", "mean"]

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from launch.console.errors import CommandError
 from launch.console.interrupts import Interrupts
-from launch.display import curves
+from launch.display import plot
 from launch.display.terminal import Terminal
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
@@ -19,6 +18,7 @@ from launch.run_folder.stored_run import StoredRun
 from launch.training import training
 from launch.training.saving import CheckpointWriter
 from launch.training.summary import last_answer_note, print_summary
+from policies.files import MissingFolderError
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
 from tests.launch.run_folder.conftest import SETTINGS
@@ -30,8 +30,8 @@ def finish_run(uri: str, recorded: Path, event: str) -> int:
     """Finishes a run whose updates are all done, with a signal or failure in between."""
     run = StoredRun.create(uri)
     run.write_settings(SETTINGS, "cory train")
-    for line in record_test_run(recorded, SETTINGS).updates():
-        run.metrics.append(line)
+    for line in record_test_run(recorded, SETTINGS).metrics:
+        run.metrics_file.append(line)
     run.checkpoints.save(12, write_checkpoint)
 
     def no_training(self: training.Trainer, *_: object) -> int:
@@ -45,7 +45,7 @@ def finish_run(uri: str, recorded: Path, event: str) -> int:
         if event == "signals":
             signal.raise_signal(signal.SIGTERM)
 
-    training.Trainer.train, curves.draw_curves = no_training, draw  # type: ignore[assignment, method-assign]
+    training.Trainer.train, plot.draw_run = no_training, draw  # type: ignore[assignment, method-assign]
     return training.train_locked_run(run, SETTINGS, 0, quiet=True, debug=True)
 
 
@@ -80,7 +80,7 @@ class SignallingPeriod(int):
 
 def recorded_algorithm(folder: Path) -> Any:
     """An algorithm whose updates are recorded, and whose checkpoints are a single file."""
-    lines = iter(record_test_run(folder, paper_settings(num_updates=12)).updates()[1:])
+    lines = iter(record_test_run(folder, paper_settings(num_updates=12)).metrics[1:])
     algo = SimpleNamespace(
         updates=0,
         get_state=lambda not_components: {},
@@ -109,17 +109,17 @@ def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -
     with terminal, interrupts, CheckpointWriter(run, 2, pytest.fail) as checkpoints:
         training.Trainer(run, settings, terminal, interrupts, debug=True)._loop(algo, checkpoints)
     assert interrupts.requested == signal.SIGTERM and algo.updates == 2
-    assert run.checkpoints.updates() == [2] and [line["update"] for line in run.updates()] == [0, 1, 2]
+    assert run.checkpoints.updates() == [2] and [line["update"] for line in run.metrics] == [0, 1, 2]
 
 
 def test_a_run_whose_folder_was_renamed_fails_without_creating_it_again(tmp_path: Path) -> None:
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=6), updates=[0])
     run.path.rename(tmp_path / "renamed")
-    expected_error = pytest.raises(CommandError, match="run no longer exists: it was removed or renamed")
+    expected_error = pytest.raises(MissingFolderError, match="run no longer exists: it was removed or renamed")
     with expected_error as raised, training._explain_failure(run):
-        run.metrics.append({"update": 1})
+        run.metrics_file.append({"update": 1})
     assert "Its folder was moved or removed." in raised.value.__notes__[-1]
-    assert not run.path.exists() and Run(tmp_path / "renamed").updates()
+    assert not run.path.exists() and Run(tmp_path / "renamed").metrics
 
 
 def test_aborting_a_renamed_run_does_not_remove_a_new_run_at_its_path(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_summary_has_samples_the_best_update_and_source_changes(
     Sources({}, None, {}, {}, [], changes).write(run.path)
     for update, text in ((0, "before"), (12, "after")):
         response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
-        run.samples.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
+        run.samples_file.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
     print_summary(run, paper_settings(num_updates=12), Terminal(paper_settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
     assert output.count("Warning: Metrics before and after update 6 are not comparable. q.jsonl differs.") == 1
@@ -167,7 +167,7 @@ def test_the_summary_says_that_no_evaluation_beat_the_untrained_policies(
     run = Run.create(tmp_path / "run")
     run.write_settings(paper_settings(num_updates=12), "cory train")
     for update, combined in ((0, before), (12, after)):
-        run.metrics.append(evaluated(update, combined, {}))
+        run.metrics_file.append(evaluated(update, combined, {}))
     print_summary(run, paper_settings(), Terminal(paper_settings(), sys.stdout, quiet=True, bar=False))
     output = capsys.readouterr().out
     assert ("No evaluation beat update 0 (select_by=bare), so `best` has the weights" in output) == is_untrained

@@ -36,7 +36,7 @@ def test_trackio_continues_a_resumed_run_and_stores_each_update_once(tmp_path: P
     result = subprocess.run(
         [sys.executable, "-c", TO_TRACKIO, str(run.path)],
         env=environment,
-        input="".join(json.dumps(line) + "\n" for line in run.updates()[1:]),
+        input="".join(json.dumps(line) + "\n" for line in run.metrics[1:]),
         capture_output=True,
         text=True,
         timeout=100,
@@ -51,7 +51,7 @@ def test_trackio_continues_a_resumed_run_and_stores_each_update_once(tmp_path: P
     assert query("list", "runs")["runs"] == ["here"]
     metric = query("get", "metric", "--run", "here", "--metric", "policy/llm_1/kl")
     points = [(point["step"], point["value"]) for point in metric["values"]]
-    assert points == [(update, run.updates()[update]["policy"]["llm_1"]["kl"]) for update in (1, 2)]
+    assert points == [(update, run.metrics[update]["policy"]["llm_1"]["kl"]) for update in (1, 2)]
     tables = query("get", "metric", "--run", "here", "--metric", "samples/held_out")["values"]
     assert [(table["step"], table["value"]["_value"][0]["response"]) for table in tables] == [(1, "good"), (2, "good")]
     assert query("get", "run", "--run", "here")["config"]["lr"] == 3e-5

@@ -228,7 +228,7 @@ def test_the_summarize_preset_validates_and_trains_on_a_file(
     )
     result = cory("train", "summarize", data, f"model={model}", *small, *sizes, "--out", "run")
     assert result.returncode == 0, result.stderr
-    assert Run(tmp_path / "run").settings().chat_date == date.today().isoformat()
+    assert Run(tmp_path / "run").settings.chat_date == date.today().isoformat()
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert all(0 <= line["policy"][policy]["task_reward"] <= 1 for policy in ("llm_1", "llm_2"))
 

@@ -8,7 +8,6 @@ from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayAc
 
 from cory_env.rewarding.worker import RewardError, RewardKilled
 from launch.console.errors import CommandError
-from launch.console.retry import retry
 from launch.run_folder.run import Run
 from launch.training.start import is_retryable, latest_valid_checkpoint
 from policies.generation.generator import GenerationError
@@ -70,21 +69,3 @@ def test_a_run_resumes_from_its_latest_valid_checkpoint(tmp_path: Path) -> None:
     (run.path / "checkpoints" / "update_000006" / "deep" / "weights").write_text("torn")
     assert latest_valid_checkpoint(run, warnings.append) == 3
     assert len(warnings) == 1 and warnings[0].startswith("Warning: ") and "damaged_update_000006" in warnings[0]
-
-
-def test_connections_are_retried_only_within_the_given_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("launch.console.retry.RETRY_INTERVAL", 0.05)
-    attempts: list[str] = []
-
-    def start() -> None:
-        attempts.append("attempt")
-        if len(attempts) < 3:
-            raise ConnectionError("no head yet")
-
-    with pytest.raises(ConnectionError):
-        retry(start, 0.0)
-    assert len(attempts) == 1
-    retry(start, 60.0)
-    assert len(attempts) == 3

@@ -106,7 +106,7 @@ def test_a_run_trains_with_its_recorded_chat_date(
     used_settings: list[Settings] = []
 
     def record_settings(run: Run, settings: Settings, *_: object, **__: object) -> int:
-        assert run.settings().chat_date == settings.chat_date
+        assert run.settings.chat_date == settings.chat_date
         used_settings.append(settings)
         return 0
 

@@ -37,7 +37,7 @@ def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "HOME": str(tmp_path)},
-        input="".join(json.dumps(line) + "\n" for line in run.updates()[1:]),
+        input="".join(json.dumps(line) + "\n" for line in run.metrics[1:]),
         capture_output=True,
         text=True,
         timeout=150,
@@ -48,7 +48,7 @@ def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
     assert len(files) == 2
     assert re.findall("wandb sync (.*)", result.stdout) == [str(file.parent) for file in files]
     for update, file in enumerate(files, start=1):
-        kl = run.updates()[update]["policy"]["llm_1"]["kl"]
+        kl = run.metrics[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(kl).encode()), file.read_bytes())
         assert exit_code_in(file) == (1 if update == 1 else 0)
         assert b'"lambda"' in file.read_bytes() and b"pickled" not in file.read_bytes()  # only the reward's name
@@ -66,7 +66,7 @@ def test_wandb_environment_variables_apply_except_the_run_id(tmp_path: Path) -> 
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
         env={**ENVIRONMENT, **{f"WANDB_{key}": value for key, value in variables.items()}, "WANDB_MODE": "offline"},
-        input=json.dumps(run.updates()[1]) + "\n",
+        input=json.dumps(run.metrics[1]) + "\n",
         capture_output=True,
         text=True,
         timeout=150,
@@ -129,7 +129,7 @@ def test_a_killed_tracker_is_dropped_with_a_warning_and_the_others_continue(tmp_
     result = subprocess.run(
         [sys.executable, "-c", KILLED, str(run.path)],
         env={**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)},
-        input="".join(json.dumps(line) + "\n" for line in run.updates()),
+        input="".join(json.dumps(line) + "\n" for line in run.metrics),
         capture_output=True,
         text=True,
         timeout=150,

@@ -55,7 +55,7 @@ def assert_tells_rounding_from_other_weights(
 
     load(initial)  # as a run does; vLLM has no adapter before
     tolerance = {"fp32": 0.005, "bf16": 0.05}[dtype]
-    start = check_weight_sync(initial, PROMPTS, load, generate, score, "llm_1", tolerance).rounding
+    start = check_weight_sync(initial, PROMPTS, load, generate, score, "llm_1", tolerance)
 
     def check_engine_with(weights: Weights) -> None:
         load(weights)

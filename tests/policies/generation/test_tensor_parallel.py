@@ -109,8 +109,6 @@ def test_an_engine_on_two_devices_matches_one_device_loads_new_weights_and_resta
 def test_a_runner_with_an_engine_on_two_devices_trains(make_cory: MakeCory, settings: dict[str, Any]) -> None:
     common = {"backend": "vllm", "num_runners": 1, "num_agents": 1, "runner_threads": 2, "tensor_parallel_size": 2}
     algorithm = make_cory(**common, **settings, check_weight_sync=True, lr=1e-3)
-    assert (
-        algorithm.sync_check.initial_diffs["llm_1"].perturbed < 1e-3 < algorithm.sync_check.initial_diffs["llm_1"].moved
-    )
+    assert algorithm.sync_check.state["llm_1"][0] < 1e-3
     for report in [algorithm.train()["cory"] for _ in range(2)]:
         assert report["logprob_diff_max"] < 1e-3 and report["weight_version_lag"] == 0

@@ -22,7 +22,7 @@ from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
 from policies.models.weights import Weights, checksum, shared_memory_file
-from policies.sync_check import SyncDiffs, WeightSyncCheckError, check_weight_sync, perturb
+from policies.sync_check import LogprobDiff, WeightSyncCheckError, check_weight_sync, perturb
 from tests.policies.conftest import make_model, weights_of
 from tests.policies.generation.conftest import close_all
 
@@ -102,7 +102,7 @@ def run_weight_sync_check(
     weights: Weights,
     prompts: Sequence[Sequence[int]],
     load: Callable[[Weights], Any],
-) -> SyncDiffs:
+) -> LogprobDiff:
     def generate(prompts: Sequence[Sequence[int]]) -> list[Response]:
         return generator.generate(prompts, "llm_1", sampling(prompts))
 
@@ -196,8 +196,8 @@ def test_weights_that_were_not_sent_are_stale(generator: VLLMGenerator, weights:
 def test_the_weight_sync_check_passes_on_a_correct_engine(
     generator: VLLMGenerator, learner: PolicyModel, weights: Weights, prompts: list[list[int]]
 ) -> None:
-    probe = run_weight_sync_check(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
-    assert probe.perturbed < 1e-3 < probe.moved
+    diff = run_weight_sync_check(generator, learner, weights, prompts, lambda w: generator.load("llm_1", w, 0))
+    assert diff.mean < 1e-3
 
 
 def test_the_weight_sync_check_detects_an_engine_that_ignores_new_weights(

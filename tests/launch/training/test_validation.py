@@ -1,5 +1,6 @@
 """Checking a task without a model."""
 
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -8,8 +9,8 @@ from cory_env.chain_settings import ObservedResponses
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query, Task
-from cory_env.validate import ValidationReport, check_lengths, validate
-from tests.cory_env.sample_tasks import QUERIES, chain, reviews, tokenizer, tokens_of
+from launch.training.validation import ValidationReport, check_lengths
+from tests.cory_env.sample_tasks import QUERIES, chain, reviews, tokenizer, tokens_of, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +85,18 @@ def report_lengths(num_agents: int, observed: ObservedResponses, max_prompt_toke
 def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(
     num_agents: int, observed: ObservedResponses
 ) -> None:
-    needed = report_lengths(num_agents, observed, 1000).max_prompt_tokens
+    def reported(num_agents: int, observed: ObservedResponses) -> int:
+        facts = report_lengths(num_agents, observed, 1000).facts
+        return max(sum(map(int, re.findall(r"up to (\d+)", fact))) for fact in facts)
+
+    needed = reported(num_agents, observed)
     assert report_lengths(num_agents, observed, needed).warnings == []
     assert report_lengths(num_agents, observed, needed - 1).warnings != []
     separator = len(tokens_of('" and this sentence "' + QUERIES[2].text))
     extra = (
         2 * (15 + separator) if (num_agents, observed) == (4, "all") else 0
     )  # two more references than with two agents
-    assert abs(needed - report_lengths(2, "all", 1000).max_prompt_tokens - extra) <= 2  # tokens merge across boundaries
+    assert abs(needed - reported(2, "all") - extra) <= 2  # tokens merge across boundaries
 
 
 def test_example_prompts_treat_all_responses_as_equally_good() -> None:

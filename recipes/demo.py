@@ -10,6 +10,7 @@ DIR/curves.png          held-out scores over generated tokens
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -19,17 +20,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+import pandas as pd
 from rich.table import Table
 
 from cory_env.tasks.drafts import is_working
 from launch.console.errors import CommandError, make_folder
-from launch.display.drawing import choose_colours, style_panel
-from launch.display.frame import MEAN
-from launch.display.plot import LEGEND_STYLES, LegendEntry, Plot
+from launch.display.plot import Line, Panel, Plot
 from launch.display.tables import new_table, print_tables
 from launch.experiments.study import Study, load_study
+from launch.run_folder.frame import MEAN
 from launch.run_folder.layout import new_folder
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
@@ -74,7 +73,7 @@ class Probe(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the demo; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launch.experiments.demo", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m recipes.demo", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="new folder of the demo [default: runs/demo-TIME]")
     options = parser.parse_args(argv)
     try:
@@ -113,7 +112,7 @@ def run_demo(study: Study, folder: Path) -> None:
     queries = [query.text for query in settings.make_task().queries("test")]
     print(f"\n{example(queries, probes)}\n")
     image = folder / "curves.png"
-    plot_curves(updates).save(image)
+    demo_plot(updates).save(image)
     print(f"Curves      {image}")
     print(f"Runs        {folder / SINGLE}, {folder / CHAIN}  (try: cory generate {folder / CHAIN} 48+61+35)")
     print(f"Five seeds  cory study demo --out {folder.with_name('demo-study')}")
@@ -130,13 +129,13 @@ def _train(study: Study, name: str, folder: Path) -> list[Update]:
     with _start(["train", *words, "--quiet", "--out", str(folder)], output) as process:
         while not is_done:
             is_done = process.poll() is not None
-            points = curve(name, Run(folder).updates())
+            points = curve(name, Run(folder).metrics)
             print(*(f" {score:.0%}" for _, score in points[num_printed:]), sep="", end="", flush=True)
             num_printed = len(points)
             time.sleep(0 if is_done else POLL_SECONDS)
     print()
     _check(process, output)
-    return Run(folder).updates()
+    return Run(folder).metrics
 
 
 def _probe(targets: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Probe]:
@@ -204,12 +203,12 @@ def demo_table(probes: Mapping[str, Probe], tokens: Mapping[str, int]) -> Table:
         probes: By `untrained` and arm.
         tokens: By arm, the tokens that its training generated.
     """
-    rich_table = new_table([""], ["untrained", "trained", "tokens per sum", "tokens in training"])
+    rows = []
     for row in ROWS:
         before, after = (probes[name].figures[row.figure] for name in (UNTRAINED, row.trained))
         training = f"{tokens[row.trained]:,}" if row.label in (SINGLE_LABEL, CHAIN_LABEL) else ""
-        rich_table.add_row(row.label, _share(before), _share(after), f"{after['tokens']:.1f}", training)
-    return rich_table
+        rows.append([row.label, _share(before), _share(after), f"{after['tokens']:.1f}", training])
+    return new_table([""], ["untrained", "trained", "tokens per sum", "tokens in training"], rows)
 
 
 def _share(figure: Mapping[str, Any]) -> str:
@@ -250,27 +249,19 @@ def _answer(response: Mapping[str, Any]) -> str:
     return f"{response['text']} ({'right' if response['task_reward'] == 1.0 else 'wrong'})"
 
 
-def plot_curves(updates: Mapping[str, Sequence[Update]]) -> Plot:
+def demo_plot(updates: Mapping[str, Sequence[Update]]) -> Plot:
     """Plots the held-out scores of both arms over generated tokens, in one panel.
 
     Args:
         updates: By arm, the lines of `metrics.jsonl`.
     """
-    labels = {CHAIN: CHAIN_LABEL, SINGLE: SINGLE_LABEL}
-    colours = dict(zip(labels, choose_colours(len(labels)), strict=True))
-    points = {name: curve(name, updates[name]) for name in labels}
-    kinds = {CHAIN: "last", SINGLE: "bare"}
-    legend = [LegendEntry(label, colours[name], kinds[name]) for name, label in labels.items()]
-
-    def draw(panel: Axes) -> None:
-        style_panel(panel, "", "held-out sums that are right", "generated tokens, in thousands")
-        for name, line in points.items():
-            x, y = zip(*((tokens / 1000, score) for tokens, score in line), strict=True)
-            panel.plot(x, y, color=colours[name], **LEGEND_STYLES[kinds[name]])
-        panel.set_ylim(0, 1)
-        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-
-    return Plot("Sums of three numbers", [draw], legend)
+    lines = []
+    for name, label, kind in ((CHAIN, CHAIN_LABEL, "last"), (SINGLE, SINGLE_LABEL, "bare")):
+        points = pd.DataFrame(curve(name, updates[name]), columns=["tokens", "mean"]).set_index("tokens")
+        points.index = points.index / 1000
+        lines.append(Line(label, kind, points.assign(low=math.nan, high=math.nan)))
+    panel = Panel("", "held-out sums that are right", lines, "generated tokens, in thousands", is_share=True)
+    return Plot("Sums of three numbers", [panel], [CHAIN_LABEL, SINGLE_LABEL])
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from policies.models.cache import CacheError, cached_folder
+from policies.files import CacheError, cached_folder
 
 FILLER = """
 import pathlib, sys, time
-from policies.models.cache import cached_folder
+from policies.files import cached_folder
 
 def fill(folder):
     (folder / "first").write_text("1")

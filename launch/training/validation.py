@@ -1,9 +1,5 @@
 """Checks a task without a model: its queries, prompts and reward.
 
-    report = validate(make_task("imdb"), load_tokenizer())
-    print(report)
-    assert report.ok
-
 All queries of all splits are checked. The reward runs in its own process, as in training. It gets a few responses,
 including an empty one (a model may end at once) and the texts of the query's columns. If all get the same reward, that
 is a warning. It also gets every gold answer of the task: as the right answer to its query, and as a wrong answer to the
@@ -11,27 +7,21 @@ previous query.
 """
 
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
 
 from cory_env.chain import Chain, NoEmbeddingError
-from cory_env.chain_settings import MAX_PROMPT_TOKENS
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.message import is_blank
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.rewarding.episodes import give_feedback
 from cory_env.rewarding.examples import example_answers, find_constant_rewards, gold_answers, reward_answers
-from cory_env.rewarding.worker import REWARD_TIMEOUT, RewardError, RewardWorker
+from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks import Query, Split, Task
 from cory_env.tasks.rows import PROVIDED_ARGUMENTS
 from cory_env.tasks.turns import NO_ANSWER, Feedback
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 NUM_SAMPLES = 3  # queries with example rewards in the report
 MAX_FEEDBACK = 100  # queries whose feedback is checked
@@ -44,7 +34,6 @@ class ValidationReport:
     Attributes:
         task: The task's name.
         facts: Facts about the task, one sentence or number each.
-        max_prompt_tokens: The smallest value that fits all prompts with full-length references.
         prompts: Per role, the prompt of the first query as text, and its length in tokens.
         rewards: Example task rewards, as (role, query, completion, reward).
         warnings: Problems that do not prevent training.
@@ -54,7 +43,6 @@ class ValidationReport:
 
     task: str
     facts: list[str] = field(default_factory=list)
-    max_prompt_tokens: int = 0
     prompts: dict[str, tuple[str, int]] = field(default_factory=dict)
     rewards: list[tuple[str, str, str, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -70,9 +58,6 @@ class ValidationReport:
         """Adds a problem of a split if any query has it.
 
         Args:
-            split: The split's name.
-            queries: All queries of the split.
-            wrong: The queries with the problem.
             problem: The problem, as the predicate of a sentence.
             advice: How to fix it, as a sentence.
         """
@@ -100,33 +85,15 @@ class ValidationReport:
         return "\n".join([*lines, "", result])
 
 
-def validate(
-    task: Task,
-    tokenizer: "PreTrainedTokenizerBase",
-    *,
-    max_prompt_tokens: int | None = MAX_PROMPT_TOKENS,
-    reward_timeout: float = REWARD_TIMEOUT,
-    **settings: Any,
-) -> ValidationReport:
-    """Checks a task and shows example prompts and rewards.
+def validate(chain: Chain, reward_timeout: float) -> ValidationReport:
+    """Checks a chain's task and shows example prompts and rewards.
+
+    Errors in the task are not raised, but listed in the report's `problems`.
 
     Args:
-        task: The task.
-        tokenizer: The tokenizer of the model to train.
-        max_prompt_tokens: Maximum prompt length in tokens; None if undecided (the report's `max_prompt_tokens` is the
-            required value).
         reward_timeout: Seconds that one call of the reward may take.
-        **settings: Other fields of `cory_env.chain_settings.ChainSettings`.
-
-    Returns:
-        A report. Errors in the task are not raised, but listed in its `problems`.
-
-    Raises:
-        ValueError: A setting of the chain is out of range.
     """
-    chain = Chain(
-        task, tokenizer, max_prompt_tokens=sys.maxsize if max_prompt_tokens is None else max_prompt_tokens, **settings
-    )
+    task = chain.task
     report = ValidationReport(task.name)
     check_queries(task, report)
     try:
@@ -136,9 +103,7 @@ def validate(
         report.problems.append(str(error))
     if report.ok:
         show_prompts(chain, report)
-        with RewardWorker(
-            task.reward, feedback=task.feedback, role_rewards=chain.role_rewards, timeout=reward_timeout
-        ) as worker:
+        with open_rewards(chain, reward_timeout) as worker:
             try:
                 check_columns(chain, worker.start(), report)
                 if report.ok:
@@ -149,6 +114,12 @@ def validate(
             except RewardError as error:
                 report.problems.append(str(error))
     return report
+
+
+def open_rewards(chain: Chain, timeout: float) -> RewardWorker:
+    """Returns the rewards and the feedback of a chain."""
+    task = chain.task
+    return RewardWorker(task.reward, feedback=task.feedback, role_rewards=chain.role_rewards, timeout=timeout)
 
 
 def check_queries(task: Task, report: ValidationReport) -> None:
@@ -183,7 +154,6 @@ def check_lengths(chain: Chain, report: ValidationReport) -> None:
         report.facts.append(
             f"{split}: prompts have up to {max(full_lengths)} tokens, and references up to {references} more"
         )
-        report.max_prompt_tokens = max(report.max_prompt_tokens, needed)
         empty = [query for query, length in zip(queries, lengths, strict=True) if not length]
         report.count(split, queries, empty, "have prompts without tokens", "Correct or remove them.")
         too_long = [query for query, length in zip(queries, lengths, strict=True) if length > chain.max_prompt_tokens]
@@ -238,23 +208,23 @@ def show_prompts(chain: Chain, report: ValidationReport) -> None:
 
     If agents see the best response, all responses count as equally good.
     """
+
+    def give_placeholders(episode: ChainEpisode) -> None:
+        positions = chain.positions[len(episode.feedback) : len(episode.responses)]
+        episode.note_feedback(
+            [
+                f"<feedback on the {position.agent}'s response>" if position.role.produces_response else NO_ANSWER
+                for position in positions
+            ]
+        )
+
     episode = ChainEpisode(chain, chain.task.train[0])
     while episode.role is not None:
-        if episode.awaits_rewards:
-            episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
-        if episode.awaits_feedback:
-            positions = chain.positions[len(episode.feedback) : len(episode.responses)]
-            episode.note_feedback(
-                [
-                    f"<feedback on the {position.agent}'s response>" if position.role.produces_response else NO_ANSWER
-                    for position in positions
-                ]
-            )
+        _prepare(episode, give_placeholders)
         prompt = episode.prompt_ids()
         report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
         (response,) = chain.control.encode_text([f" <{episode.role}'s response>"])
-        response = episode.answer_tokens(response)[: chain.response_limits[len(episode.responses)]]
-        episode.respond({"tokens": response, "length": len(response)})
+        _respond(episode, response)
 
 
 def show_rewards(chain: Chain, worker: RewardWorker, report: ValidationReport) -> None:
@@ -300,8 +270,7 @@ def check_answers(chain: Chain, worker: RewardWorker, report: ValidationReport) 
                 f"{len(too_long)} gold answers of {split} do not fit max_response_tokens = "
                 f"{chain.max_response_tokens}. Raise it to {max(too_long)} or more."
             )
-        following = [gold for _, gold in [*answers[1:], answers[0]]]
-        wrong = [(query, other) for (query, gold), other in zip(answers, following, strict=True) if other != gold]
+        wrong = _wrong_answers(answers)
         rewards = reward_answers(chain, worker, wrong)
         accepted = [answer for answer, reward in zip(wrong, rewards, strict=True) if reward == 1.0]
         if wrong:
@@ -323,16 +292,21 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
     """
     queries = chain.task.train
     answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries]
-    wrong = [
-        (query, answer)
-        for (query, right), (_, answer) in zip(answers, [*answers[1:], *answers[:1]], strict=True)
-        if answer != right
-    ][:MAX_FEEDBACK]
+    wrong = _wrong_answers(answers)[:MAX_FEEDBACK]
     tokens = chain.control.encode_text([text for _, text in wrong])
     answer_position = next(k for k, position in enumerate(chain.positions) if position.role.produces_response)
     episodes = [ChainEpisode(chain, query) for query, _ in wrong]
+
+    def give(episode: ChainEpisode) -> None:
+        give_feedback(worker, [episode])
+
+    def respond_up_to(end: int, episode: ChainEpisode, tokens: Sequence[int]) -> None:
+        while len(episode.responses) < end and episode.role is not None:
+            _prepare(episode, give)
+            _respond(episode, tokens)
+
     for episode, ids in zip(episodes, tokens, strict=True):
-        _respond_up_to(answer_position + 1, episode, ids, worker)
+        respond_up_to(answer_position + 1, episode, ids)
     give_feedback(worker, episodes)
     feedback = [episode.feedback[answer_position] for episode in episodes]
     leaking = [k for k, episode in enumerate(episodes) if _shows_gold(chain.task, episode, feedback[k])]
@@ -350,10 +324,10 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
             report.warnings.append("No prompt contains {feedback}. Add it to a prompt, unless it only stops chains.")
         return
     for episode, ids in zip(episodes[:NUM_SAMPLES], tokens, strict=False):
-        _respond_up_to(reader, episode, ids, worker)
+        respond_up_to(reader, episode, ids)
         if episode.role is None:
             continue
-        _fill_in(episode, worker)
+        _prepare(episode, give)
         prompt = episode.prompt_ids()
         name = f"{episode.role} after a wrong response to query {episode.query.id}"
         report.prompts[name] = (chain.tokenizer.decode(prompt), len(prompt))
@@ -363,21 +337,29 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
             )
 
 
-def _respond_up_to(end: int, episode: ChainEpisode, tokens: Sequence[int], worker: RewardWorker) -> None:
-    """Makes all agents before position `end` respond with the same tokens, unless the chain stops before."""
-    while len(episode.responses) < end and episode.role is not None:
-        _fill_in(episode, worker)
-        limit = episode.chain.response_limits[len(episode.responses)]
-        response = episode.answer_tokens(tokens)[:limit] or list(episode.chain.stop_token_ids[:1])
-        episode.respond({"tokens": response, "length": len(response)})
+def _wrong_answers(answers: Sequence[tuple[Query, str]]) -> list[tuple[Query, str]]:
+    """Returns the queries with the answer to the next query, if it differs from theirs."""
+    return [
+        (query, answer)
+        for (query, right), (_, answer) in zip(answers, [*answers[1:], *answers[:1]], strict=True)
+        if answer != right
+    ]
 
 
-def _fill_in(episode: ChainEpisode, worker: RewardWorker) -> None:
-    """Computes feedback that the next prompt depends on; rewards that it depends on count as 0."""
+def _prepare(episode: ChainEpisode, give: Callable[[ChainEpisode], None]) -> None:
+    """Gives feedback that the next prompt depends on; rewards that it depends on count as 0."""
     if episode.awaits_rewards:
         episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
     if episode.awaits_feedback:
-        give_feedback(worker, [episode])
+        give(episode)
+
+
+def _respond(episode: ChainEpisode, tokens: Sequence[int]) -> None:
+    """Makes the next agent respond with these tokens."""
+    chain = episode.chain
+    limit = chain.response_limits[len(episode.responses)]
+    response = episode.answer_tokens(tokens)[:limit] or list(chain.stop_token_ids[:1])
+    episode.respond({"tokens": response, "length": len(response)})
 
 
 def _shows_gold(task: Task, episode: ChainEpisode, feedback: Feedback) -> bool:

@@ -2,11 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from launch.display.curves import draw_curves, policy_curves
-from launch.display.frame import Metrics, metric_rows
-from launch.display.plot import Plot
+from launch.display.frame import Metrics
+from launch.display.plot import Plot, draw_run, policy_curves
+from launch.run_folder.frame import metrics_frame
 from launch.run_folder.records import Update
 from policies.settings.settings import Settings
 from tests.launch.conftest import record_test_run
@@ -17,7 +16,7 @@ BARE, LAST = "held out, bare query", "held out, last answer of the chain"
 
 def recorded_updates(folder: Path, settings: Settings, kl: str = "bare_kl") -> list[Update]:
     """Returns the lines of a recorded run, whose evaluations have a last response from update 6 on."""
-    lines = record_test_run(folder, settings).updates()
+    lines = record_test_run(folder, settings).metrics
     for line in lines[6::6]:
         line["last_response"] = {"task_reward": 7.0, kl: 3.0, "combined_reward": 6.7}
         if kl == "bare_kl":
@@ -29,13 +28,17 @@ def recorded_updates(folder: Path, settings: Settings, kl: str = "bare_kl") -> l
 
 
 def plot(lines: list[Update], settings: Settings) -> Plot:
-    return policy_curves("", Metrics([("run", 0, *row) for row in metric_rows(lines)]), settings)
+    return policy_curves("", Metrics({"run": metrics_frame(lines)}, {"run": 0}), settings)
+
+
+def legend(curves: Plot) -> list[str]:
+    """Returns the labels of the legend."""
+    return [text.get_text() for text in curves.draw().legends[0].get_texts()]
 
 
 def drawn(curves: Plot, panel: int = 0) -> dict[tuple[str, str], list[float]]:
     """Returns the heights of the lines of a panel by colour and marker, rounded."""
-    axes = Figure().subplots()
-    curves.panels[panel](axes)
+    axes = curves.draw().axes[panel]
     return {
         (str(line.get_color()), str(line.get_marker())): np.asarray(line.get_ydata(), float).round(2).tolist()
         for line in axes.lines
@@ -47,8 +50,8 @@ def drawn(curves: Plot, panel: int = 0) -> dict[tuple[str, str], list[float]]:
 def test_the_last_answer_is_drawn_beside_the_policies_with_its_kl_on_the_bare_query(tmp_path: Path, kl: str) -> None:
     settings = paper_settings(num_updates=12)
     curves = plot(recorded_updates(tmp_path / "run", settings, kl), settings)
-    colours = {entry.label: entry.colour for entry in curves.legend}
-    assert [*colours][:3] == ["llm_1", "llm_2", "last answer"] and {BARE, LAST} <= colours.keys()
+    colours, labels = curves.colours, legend(curves)
+    assert labels[:3] == ["llm_1", "llm_2", "last answer"] and {BARE, LAST} <= {*labels}
     assert drawn(curves)[colours["last answer"], "D"][-2:] == [7.0, 7.0]
     assert drawn(curves, 1)[colours["last answer"], "D"][-2:] == [3.0, 3.0]
 
@@ -57,8 +60,8 @@ def test_the_last_answer_is_drawn_beside_the_policies_with_its_kl_on_the_bare_qu
 def test_one_llm_in_all_roles_has_a_curve_per_role(tmp_path: Path, agents: int) -> None:
     settings = paper_settings(num_updates=12, num_agents=agents, num_policies=1)
     curves = plot(recorded_updates(tmp_path / "run", settings), settings)
-    colours = {entry.label: entry.colour for entry in curves.legend}
-    assert [*colours][:agents] == [*settings.agents] and "llm_1" not in colours and {BARE, LAST} <= colours.keys()
+    colours, labels = curves.colours, legend(curves)
+    assert labels[:agents] == [*settings.agents] and "llm_1" not in labels and {BARE, LAST} <= {*labels}
     lines = drawn(curves)
     for index, role in enumerate(settings.agents):
         assert lines[colours[role], "None"] == [10.0 + index] * 12
@@ -69,14 +72,14 @@ def test_one_llm_in_all_roles_has_a_curve_per_role(tmp_path: Path, agents: int) 
 
 @pytest.mark.parametrize("settings", [paper_settings(num_agents=1), paper_settings(knowledge_transfer=False)])
 def test_runs_without_last_answers_have_none_in_their_curves(tmp_path: Path, settings: Settings) -> None:
-    lines = record_test_run(tmp_path / "run", settings).updates()
-    labels = [entry.label for entry in plot(lines, settings).legend]
+    lines = record_test_run(tmp_path / "run", settings).metrics
+    labels = legend(plot(lines, settings))
     assert labels[: len(settings.policy_ids)] == [*settings.policy_ids] and "last answer" not in labels
     assert LAST not in labels and BARE in labels
 
 
 def test_curves_of_a_run_without_evaluations_are_drawn(tmp_path: Path) -> None:
     settings = paper_settings(num_policies=1)
-    lines = record_test_run(tmp_path / "run", settings, updates=range(1, 4)).updates()
-    draw_curves(lines, settings, tmp_path / "curves.png")
-    assert [entry.label for entry in plot(lines, settings).legend] == ["pioneer", "observer"]
+    lines = record_test_run(tmp_path / "run", settings, updates=range(1, 4)).metrics
+    draw_run(lines, settings, tmp_path / "curves.png")
+    assert legend(plot(lines, settings)) == ["pioneer", "observer"]

@@ -4,24 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from launch.experiments.demo import (
+from launch.experiments.study import load_study
+from launch.run_folder.records import Update
+from recipes.demo import (
     CHAIN,
     SINGLE,
     UNTRAINED,
     Probe,
     curve,
+    demo_plot,
     demo_table,
     example,
     main,
-    plot_curves,
     run_demo,
 )
-from launch.experiments.study import load_study
-from launch.run_folder.records import Update
 
 LINES: list[Update] = [
     {"update": 0, "evaluation": {"mean": {"task_reward": 0.25}}, "last_response": {"task_reward": 0.5}},
@@ -82,9 +81,10 @@ def test_the_example_is_a_query_that_only_the_trained_chain_answers_right() -> N
 def test_curves_are_scores_over_generated_tokens_of_the_last_answer_or_of_the_single_agent() -> None:
     assert curve(CHAIN, LINES) == [(0, 0.5), (4000, 1.0)]
     assert curve(SINGLE, LINES) == [(0, 0.25), (4000, 0.0)]
-    plot = plot_curves({CHAIN: LINES, SINGLE: LINES})
-    axes = Figure().subplots()
-    plot.panels[0](axes)
+    plot = demo_plot({CHAIN: LINES, SINGLE: LINES})
+    figure = plot.draw()
+    (axes,) = figure.axes
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["chain, last answer", "single agent"]
     assert [[*map(float, line.get_xdata())] for line in axes.lines] == [[0, 4], [0, 4]]  # type: ignore[arg-type]
     assert [[*map(float, line.get_ydata())] for line in axes.lines] == [[0.5, 1.0], [0.25, 0.0]]  # type: ignore[arg-type]
 
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path, capsys:
 def test_the_demo_prints_a_table_and_an_example_and_draws_the_curves(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.experiments.demo.NUM_QUERIES", 20)
+    monkeypatch.setattr("recipes.demo.NUM_QUERIES", 20)
     study = load_study("demo", ["num_updates=2", "warmup_updates=1", "eval_queries=20"])
     study.arms[SINGLE].differs["num_updates"] = 2
     run_demo(study, tmp_path / "demo")
