@@ -29,7 +29,7 @@ WITHOUT_EFFECT = frozenset(
 
 def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns recorded settings without those that were removed, except for the ones that had an effect."""
-    values = {key: value for key, value in values.items() if key not in WITHOUT_EFFECT}
+    values = {key: value for key, value in {**values}.items() if key not in WITHOUT_EFFECT}
     if values.pop("kl_control", None) == "fixed":  # kl_target was 6 even then
         values = {key: value for key, value in values.items() if key not in ("kl_target", "kl_horizon")}
     if values.get("importance_sampling_mode") == "none":
