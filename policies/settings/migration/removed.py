@@ -34,6 +34,9 @@ def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
         values = {key: value for key, value in values.items() if key not in ("kl_target", "kl_horizon")}
     if values.get("importance_sampling_mode") == "none":
         values |= {"importance_sampling_mode": "token_truncate", "importance_sampling_clip_max": None}
+    if isinstance(thinking := values.get("thinking"), Mapping):
+        readers = ("in_prompts", "in_feedback", "in_reward")
+        values["thinking"] = {key: value for key, value in thinking.items() if value or key not in readers}
     model, revision = values.get("model"), values.get("model_revision")
     if isinstance(model, str) and isinstance(revision, str):
         values |= {"model": f"{model}@{revision}", "model_revision": None}

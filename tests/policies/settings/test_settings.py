@@ -30,6 +30,7 @@ from policies.settings.roles import RoleSettings
 from policies.settings.settings import Settings, SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
 
+TAGS = {"start": "<a>", "end": "</a>"}
 MAX_KEYS = 122
 """Maximum number of settings, with the keys of nested ones."""
 
@@ -264,6 +265,18 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
             {"importance_sampling_clip_max": None},
         ),
         ({"max_token_kl": 0.5, "runner_resources": "a=1", "checkpoint_minutes": 5.0, "prefix_sharing": "off"}, {}),
+        (
+            {
+                "thinking": {
+                    "start": "<a>",
+                    "end": "</a>",
+                    "in_prompts": False,
+                    "in_feedback": False,
+                    "in_reward": False,
+                }
+            },
+            {"thinking": {"start": "<a>", "end": "</a>"}},
+        ),
         ({"model": "owner/model", "model_revision": "v2"}, {"model": "owner/model@v2"}),
         ({"model_revision": None, "cispo_clip_max": 5.0, "drop_zero_std_groups": False}, {}),
     ],
