@@ -69,10 +69,10 @@ class SeenResponse(NamedTuple):
         feedback = None if self.feedback is None else self.feedback[: max(characters, 0)]
         if tokens >= len(self.tokens) > 0:
             return self._replace(feedback=feedback)
-        kept = self.tokens[: max(tokens, 0)]
-        text = self.decoder.decode(kept) if self.decoder is not None and kept else ""
+        shown_tokens = self.tokens[: max(tokens, 0)]
+        text = self.decoder.decode(shown_tokens) if self.decoder is not None and shown_tokens else ""
         return self._replace(
-            text=text, feedback=feedback, is_reference=self.is_reference and len(kept) > 0, tokens=kept
+            text=text, feedback=feedback, is_reference=self.is_reference and len(shown_tokens) > 0, tokens=shown_tokens
         )
 
 
