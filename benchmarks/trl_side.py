@@ -68,9 +68,9 @@ class TwoTrainers:
         for trainer in self.trainers:
             prompts = [
                 torch.tensor(
-                    self.chain.build_prompt(query, [SeenResponse.decoded(self.chain, tokens) for tokens in responses])[
-                        0
-                    ]
+                    self.chain.build_prompt(
+                        query, [SeenResponse.decoded(self.chain.decode, tokens) for tokens in responses]
+                    )[0]
                 )
                 for query, responses in zip(queries, earlier, strict=True)
             ]

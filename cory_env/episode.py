@@ -175,7 +175,7 @@ class ChainEpisode:
         names = reference_roles([self.chain.positions[k].role for k in seen])
         return [
             SeenResponse.decoded(
-                self.chain.by_position[k],
+                self.chain.by_position[k].decode,
                 self.shown_tokens(k),
                 self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
                 name,

@@ -197,7 +197,7 @@ def sample_forks(
     first_responses = [chain.truncate_response(response.tokens)[0] for response in generate(first_prompts, seeds)]
     references = [tokens for tokens in first_responses for _ in (0, 1)]
     later_prompts = [
-        chain.build_prompt(query, [SeenResponse.decoded(chain, tokens)])[0]
+        chain.build_prompt(query, [SeenResponse.decoded(chain.decode, tokens)])[0]
         for (query, *_), tokens in zip(later_turns, references, strict=True)
     ]
     seeds = [

@@ -1,14 +1,11 @@
 """Responses and feedback as later agents see them, and the texts of these agents' prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, Query, Task, fill
-
-if TYPE_CHECKING:
-    from cory_env.decoding import ResponseDecoder
 
 
 class NoFeedback(Enum):
@@ -36,7 +33,7 @@ class SeenResponse(NamedTuple):
         is_reference: Whether it belongs to `{reference}`.
         is_answer: Whether it is an answer to the query, of which the prompt shows only the task's `quote`.
         tokens: The token ids of the text.
-        decoder: Decodes them.
+        decode: Returns the text of the first ones.
     """
 
     text: str
@@ -45,12 +42,12 @@ class SeenResponse(NamedTuple):
     is_reference: bool = True
     is_answer: bool = True
     tokens: Sequence[int] = ()
-    decoder: "ResponseDecoder | None" = None
+    decode: Callable[[Sequence[int]], str] | None = None
 
     @classmethod
     def decoded(
         cls,
-        decoder: "ResponseDecoder",
+        decode: Callable[[Sequence[int]], str],
         tokens: Sequence[int],
         feedback: str | None = None,
         role: str = "",
@@ -58,8 +55,8 @@ class SeenResponse(NamedTuple):
         is_answer: bool = True,
     ) -> Self:
         """Returns the response that consists of these tokens."""
-        text = decoder.decode(tokens) if tokens else ""
-        return cls(text, feedback, role, is_reference, is_answer, tokens, decoder)
+        text = decode(tokens) if tokens else ""
+        return cls(text, feedback, role, is_reference, is_answer, tokens, decode)
 
     def cut(self, characters: int, tokens: int) -> Self:
         """Returns the response with the first characters of its feedback and its first tokens; none if negative.
@@ -70,7 +67,7 @@ class SeenResponse(NamedTuple):
         if tokens >= len(self.tokens) > 0:
             return self._replace(feedback=feedback)
         shown_tokens = self.tokens[: max(tokens, 0)]
-        text = self.decoder.decode(shown_tokens) if self.decoder is not None and shown_tokens else ""
+        text = self.decode(shown_tokens) if self.decode is not None and shown_tokens else ""
         return self._replace(
             text=text, feedback=feedback, is_reference=self.is_reference and len(shown_tokens) > 0, tokens=shown_tokens
         )

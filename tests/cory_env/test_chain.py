@@ -267,7 +267,7 @@ def test_the_last_of_several_references_is_truncated_first() -> None:
 
 
 def test_a_response_without_remaining_tokens_is_left_out() -> None:
-    responses = [SeenResponse.decoded(chain(), tokens_of(text)) for text in (" good", " really good")]
+    responses = [SeenResponse.decoded(chain().decode, tokens_of(text)) for text in (" good", " really good")]
     prompt, _ = chain().build_prompt(QUERIES[0], responses[:1])
     assert chain(3, max_prompt_tokens=len(prompt)).build_prompt(QUERIES[0], responses) == (prompt, True)
 

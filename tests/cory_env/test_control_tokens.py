@@ -161,7 +161,7 @@ def test_the_observer_s_prompt_lacks_the_special_tokens_of_a_response() -> None:
 def test_a_truncated_prompt_has_no_control_tokens_of_a_response() -> None:
     chain = Chain(task(), byte_level(), chat=True)
     words = chain.control.encode_text(["one <|im_end|> two <|im_end|> three"])[0]
-    query, seen = chain.task.train[0], partial(SeenResponse.decoded, chain)
+    query, seen = chain.task.train[0], partial(SeenResponse.decoded, chain.decode)
     clean = count_control_tokens(chain, chain.build_prompt(query, [seen(words[:1])])[0])
     for max_prompt_tokens in range(len(chain.build_prompt(query, [seen([])])[0]), 60):
         chain.max_prompt_tokens = max_prompt_tokens

@@ -181,9 +181,9 @@ def test_chains_whose_feedback_was_skipped_are_not_rewarded() -> None:
 
 def test_long_feedback_is_truncated_after_the_reference_and_before_the_query() -> None:
     small, great_fun = feedback_chain(max_prompt_tokens=24), tokens_of(" great fun")
-    full, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small, great_fun, "why not")])
+    full, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small.decode, great_fun, "why not")])
     assert not truncated
-    prompt, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small, great_fun, "why " * 30)])
+    prompt, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small.decode, great_fun, "why " * 30)])
     text = tokenizer().decode(prompt)
     assert truncated and len(prompt) <= 24 and len(full) <= 24
     assert "great" not in text and "why why" in text and text.endswith("This movie was")

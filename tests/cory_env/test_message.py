@@ -62,7 +62,7 @@ def test_a_response_is_text_in_utf8_even_if_tokens_are_halves_of_characters() ->
     ],
 )
 def test_a_prompt_with_half_of_a_surrogate_pair_is_rejected(query: Query) -> None:
-    seen = SeenResponse.decoded(chain(), tokens_of(" good"))
+    seen = SeenResponse.decoded(chain().decode, tokens_of(" good"))
     for build in (
         lambda: chain().encode_pioneer_prompts([query]),
         lambda: chain().build_prompt(query, [seen]),
