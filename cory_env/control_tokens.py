@@ -41,7 +41,6 @@ class ControlTokens:
         """Collects the control tokens.
 
         Args:
-            tokenizer: The tokenizer.
             reserved: Ids of tokens that end a response, or that the model has no embedding for.
             template_texts: The texts that templates write around inserted text.
         """
@@ -80,9 +79,6 @@ class ControlTokens:
         Most texts stay unchanged. Stand-ins replace, one for one, the characters that spell a control token, or that
         could form one together with other inserted text before or after it, such as `<|im_` and `end|>`. Words and
         numbers are not replaced: if they complete a control token, the template itself spells the parts around them.
-
-        Raises:
-            TextError: The text contains a lone surrogate, which would count as a stand-in.
         """
         if has_surrogate(text):
             raise TextError(f"A text in a prompt {SURROGATE_PROBLEM}: {text!r:.100}. Remove or replace the character.")
@@ -119,7 +115,6 @@ class ControlTokens:
         """Tokenizes prompts whose inserted texts are masked.
 
         Args:
-            prompts: The filled templates.
             add_special_tokens: Whether to add the special tokens that the tokenizer puts around every text.
         """
         split_prompts = [self.split(prompt) for prompt in prompts]

@@ -27,16 +27,7 @@ class ThinkingTags:
     """
 
     def __init__(self, thinking: Thinking, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-        """Looks up the tags.
-
-        Args:
-            thinking: The tags.
-            tokenizer: The tokenizer of the model that responds.
-            vocab_size: Upper bound of token ids (exclusive).
-
-        Raises:
-            ThinkingError: A tag is not a token of the model.
-        """
+        """Looks up the tags."""
         self.start, self.end = thinking.start, thinking.end
         vocab = tokenizer.get_vocab()
         for name, tag in (("start", self.start), ("end", self.end)):
@@ -59,7 +50,6 @@ class ThinkingTags:
         """Returns the index of the first token of the answer in a response.
 
         Args:
-            response: The response's token ids.
             inside: Whether the prompt begins the thought (`Chain.begins_thought`).
 
         Returns:
@@ -140,12 +130,7 @@ class ResponseDecoder:
         return "".join(part if isinstance(part, str) else self._decode_part(part) for part in parts)
 
     def answer_start(self, response: Sequence[int], inside: bool) -> int | None:
-        """Returns the index of the answer's first token; 0 without a thought, None if the thought was cut off.
-
-        Args:
-            response: The response's token ids.
-            inside: Whether the prompt begins the thought.
-        """
+        """Returns the index of the answer's first token; 0 without a thought, None if the thought was cut off."""
         return 0 if self.tags is None else self.tags.answer_start(response, inside)
 
     def thought_text(self, response: Sequence[int], inside: bool) -> str | None:

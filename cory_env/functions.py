@@ -30,11 +30,7 @@ def parse_spec(spec: str, kind: str = "reward") -> tuple[str, str, dict[str, str
     """Splits a function's name into module, function and settings, without importing anything.
 
     Args:
-        spec: The function's name.
         kind: What messages call the function, such as `reward`.
-
-    Raises:
-        SpecError: The name is malformed, or repeats a setting.
     """
     if is_pickled(spec):
         return PICKLED, spec.split(":")[1], {}
@@ -52,11 +48,7 @@ def parse_spec(spec: str, kind: str = "reward") -> tuple[str, str, dict[str, str
 
 
 def split_settings(text: str) -> tuple[str, dict[str, str]]:
-    """Splits `NAME?setting=value&...` into the name and its settings, with `%26` and the like in values decoded.
-
-    Raises:
-        ValueError: The settings are malformed, or one is repeated.
-    """
+    """Splits `NAME?setting=value&...` into the name and its settings, with `%26` and the like in values decoded."""
     name, _, tail = text.partition("?")
     pairs = [pair.partition("=") for pair in tail.split("&")] if tail else []
     settings = {setting: value for setting, equals, value in pairs if setting.isidentifier() and equals}
@@ -78,11 +70,7 @@ def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
     """Imports the function that `spec` names and binds its settings, or unpickles it from the code in its name.
 
     Args:
-        spec: The function's name.
         kind: What messages call the function, such as `reward`.
-
-    Raises:
-        SpecError: The module cannot be imported or has no such function, or the code cannot be unpickled.
     """
     if is_pickled(spec):
         try:

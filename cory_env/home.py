@@ -15,11 +15,7 @@ class HomeError(ValueError):
 
 
 def expand_home(path: str) -> str:
-    """Replaces `~` or `~user` at the start of a path by that home directory. Other text stays unchanged.
-
-    Raises:
-        HomeError: The home directory does not exist.
-    """
+    """Replaces `~` or `~user` at the start of a path by that home directory. Other text stays unchanged."""
     if not path.startswith("~"):
         return path
     expanded = os.path.expanduser(path)

@@ -20,11 +20,7 @@ _CODE = re.compile(rf"\b{PICKLED}:(\w+):[\w=-]*")
 
 
 def spec_of(function: Callable[..., object]) -> str:
-    """Returns the name of a function for use in settings.
-
-    Raises:
-        ValueError: The function cannot be pickled, or its code is too long.
-    """
+    """Returns the name of a function for use in settings."""
     target = function.func if isinstance(function, partial) else function
     name = re.sub(r"\W", "", getattr(target, "__name__", type(target).__name__))
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
@@ -49,11 +45,7 @@ def spec_of(function: Callable[..., object]) -> str:
 
 
 def unpickle_function(spec: str) -> Callable[..., object]:
-    """Unpickles the function from its name `pickled:NAME:CODE`.
-
-    Raises:
-        ValueError: The code is invalid, or requires another Python version or other packages.
-    """
+    """Unpickles the function from its name `pickled:NAME:CODE`."""
     _, name, code = spec.split(":")
     try:
         function: Callable[..., object] = pickle.loads(base64.urlsafe_b64decode(code))

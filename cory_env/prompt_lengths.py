@@ -43,8 +43,6 @@ def longest_prompts(chain: Chain, queries: Sequence[Query], *, is_full: bool = F
     """Returns, for each query, the length of its longest prompt, with empty responses.
 
     Args:
-        chain: The chain.
-        queries: The queries.
         is_full: Whether `{reference}` consists of as many responses as possible, not of one.
     """
     lengths = [0] * len(queries)

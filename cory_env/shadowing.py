@@ -75,7 +75,6 @@ def shadowed_import(module: str, packages: Iterable[str] = PROJECT_PACKAGES) -> 
 
     Args:
         module: The module whose imports are checked, including those inside functions.
-        packages: The project's packages that the process imports.
 
     Returns:
         The user module's name and file; None if there is no such module.

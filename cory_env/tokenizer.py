@@ -43,9 +43,6 @@ def load_tokenizer(
         tokenizer: A folder or hub id, `ID@REVISION` for a revision of it; None for the bundled tokenizer. A tokenizer
             object is returned unchanged.
         trust_remote_code: Whether to run Python code that comes with the tokenizer.
-
-    Raises:
-        TokenizerError: The tokenizer cannot be loaded, or has no tokens.
     """
     if tokenizer is None:
         tokenizer = DEFAULT_TOKENIZER
@@ -110,11 +107,7 @@ def go_offline_if_unreachable() -> None:
 
 
 def offline_reason(name: str) -> str | None:
-    """Returns why a hub id cannot be loaded and what to do, if hub clients are offline; None otherwise.
-
-    Args:
-        name: A folder or hub id.
-    """
+    """Returns why a hub id cannot be loaded and what to do, if hub clients are offline; None otherwise."""
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE or Path(name).exists():
@@ -132,13 +125,7 @@ def _split_revision(name: str) -> tuple[str, dict[str, str]]:
 
 
 def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase", chat: bool = False) -> bool:
-    """Returns whether two tokenizers handle responses identically.
-
-    Args:
-        one: A tokenizer.
-        other: Another tokenizer.
-        chat: Whether to compare chat templates too.
-    """
+    """Returns whether two tokenizers handle responses identically."""
     return (
         one.get_vocab() == other.get_vocab()
         and all(getattr(one, name) == getattr(other, name) for name in _SPECIAL)

@@ -18,26 +18,15 @@ class Checkpoint:
         Args:
             algorithm: must not write another checkpoint before `finish`.
             folder: an existing folder. It is complete after `finish`.
-
-        Raises:
-            LearnerError, OSError: a learner died, or writing failed.
         """
         self._learners = algorithm.learners
         algorithm.save_to_path(str(folder), state=algorithm.get_state(not_components=[COMPONENT_LEARNER_GROUP]))
         self._learners.begin_save(folder / COMPONENT_LEARNER_GROUP)
 
     def written(self) -> bool:
-        """Returns whether all learners have finished writing, so that `finish` returns at once.
-
-        Raises:
-            LearnerError: a learner died.
-        """
+        """Returns whether all learners have finished writing, so that `finish` returns at once."""
         return self._learners.is_saved()
 
     def finish(self) -> None:
-        """Waits until everything is written.
-
-        Raises:
-            LearnerError, OSError: a learner died or could not write.
-        """
+        """Waits until everything is written."""
         self._learners.finish_save()

@@ -47,9 +47,6 @@ class Evaluator:
         """Initializes the evaluator.
 
         Args:
-            settings: of the run.
-            task: its queries.
-            runners: generate responses.
             learners: compute log-probabilities of responses under policy and reference.
             sync_check: compares the runners' log-probabilities with the learners'.
         """
@@ -156,7 +153,6 @@ class Evaluator:
         Args:
             prompt_refs: the queries. Sampling seeds depend only on them and the `seed` setting.
             mapping: which policy has which role: all roles, or the pioneer alone.
-            split: of the task.
 
         Returns:
             The rollout, and by role the metrics of `compute_response_metrics`: fp32 `[C]` each, in the rollout's order,
@@ -225,7 +221,6 @@ def last_response_metrics(role_metrics: Sequence[dict[str, np.ndarray]], kl_coef
 
     Args:
         role_metrics: by position, the metrics of `Evaluator.measure`, `[C]` each.
-        kl_coef: weight of the KL in the combined reward.
 
     Returns:
         Instead of `kl`, `bare_kl`, to the reference on the bare query, which is what users of the chain get; it is in

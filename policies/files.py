@@ -28,12 +28,6 @@ def atomic_dir(path: Path) -> Iterator[Path]:
     """Yields an empty folder to fill; at the end its files are flushed to disk and it is renamed to `path`.
 
     If the process is killed, the temporary folder remains beside `path` until the next attempt removes it.
-
-    Args:
-        path: does not exist yet, or is an empty folder.
-
-    Raises:
-        OSError: the folder could not be written, for example because the disk is full; it is removed.
     """
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -54,9 +48,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a path to write; at the end the file is flushed to disk and replaces `path`.
 
     Readers see either the old or the new content.
-
-    Raises:
-        MissingFolderError: the folder no longer exists.
     """
     unfinished = path.with_name(f".{path.name}.new")
     with named_errors(path):
@@ -74,11 +65,7 @@ def atomic_write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Adds the path to OS errors that name no file; a full disk, for example, is noticed only after `open`.
-
-    Raises:
-        MissingFolderError: the file's folder no longer exists.
-    """
+    """Adds the path to OS errors that name no file; a full disk, for example, is noticed only after `open`."""
     try:
         yield
     except OSError as error:
@@ -113,11 +100,7 @@ def file_lock(file: Path) -> FileLock:
 
 
 def user_cache() -> Path:
-    """Returns `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`; it may not exist yet.
-
-    Raises:
-        CacheError: XDG_CACHE_HOME is not set and the user has no home directory.
-    """
+    """Returns `$XDG_CACHE_HOME/cory-rllib`, by default `~/.cache/cory-rllib`; it may not exist yet."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification ignores relative paths.
     cache = configured if os.path.isabs(configured) else os.path.expanduser("~/.cache")
@@ -134,9 +117,6 @@ def cached_folder(name: str, fill: Callable[[Path], object]) -> Path:
             existing folder is never filled again.
         fill: writes files into the empty folder that it is given. An `OSError` becomes a `CacheError`; other errors
             propagate.
-
-    Raises:
-        CacheError: the cache cannot be written, for example because the disk is full.
     """
     folder = user_cache() / name
     if not folder.is_dir():

@@ -79,7 +79,6 @@ class Health:
         """Initializes the state of a new run.
 
         Args:
-            settings: of the run.
             has_conversations: whether queries are conversations, so that completions are lists of messages.
         """
         self.settings = settings
@@ -240,11 +239,7 @@ def collapse_signs(
     """Yields a policy's signs of collapse.
 
     Args:
-        settings: the limits.
-        policy_id: the policy.
-        metrics: means over its responses.
         first_eos_rate: its end-of-sequence rate at the start of training.
-        responses: the number of its responses.
     """
     if metrics["repetition"] > settings.max_repetition:
         yield HealthSign(

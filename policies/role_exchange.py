@@ -11,12 +11,7 @@ from policies.settings.settings import Settings
 
 
 def exchange_due(settings: Settings, updates: int) -> bool:
-    """Returns whether a role exchange is due.
-
-    Args:
-        settings: of the run.
-        updates: number of updates since the last exchange.
-    """
+    """Returns whether a role exchange is due."""
     can_exchange = 1 not in (settings.num_agents, len(settings.policy_ids))
     return settings.exchange_period is not None and updates >= settings.exchange_period and can_exchange
 

@@ -37,10 +37,6 @@ class WarmStart:
         self.error = None
 
     def check(self) -> None:
-        """Raises the error of loading, so that training does not start from the model instead.
-
-        Raises:
-            SettingsError: as in `find_start_checkpoint`.
-        """
+        """Raises the error of loading, so that training does not start from the model instead."""
         if self.error is not None:
             raise self.error

@@ -5,11 +5,7 @@ from policies.settings.error import SettingsError
 
 
 def check_workers() -> None:
-    """Checks that Ray's workers do not import a user's module instead of one of this project's packages.
-
-    Raises:
-        SettingsError: they would; the message names the module and a fix.
-    """
+    """Checks that Ray's workers do not import a user's module instead of one of this project's packages."""
     import ray
 
     shadowing = shadowing_modules()

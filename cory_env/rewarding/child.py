@@ -51,12 +51,7 @@ class WeightedFunction(NamedTuple):
 
 
 def load_functions(spec: str, kind: str = REWARD) -> list[WeightedFunction]:
-    """Loads the functions of a reward, or a feedback function.
-
-    Raises:
-        SpecError: A function cannot be loaded, or its `check` failed.
-        ValueError: The arguments of a function cannot be matched.
-    """
+    """Loads the functions of a reward, or a feedback function."""
     weights = {spec: 1.0} if kind == FEEDBACK else dict(parse_sum(spec))
     names = short_names([*weights])
     parts = [
@@ -113,8 +108,6 @@ def call(function: Callable[..., object], batch: Batch, prefix: str = "") -> Rep
     query.
 
     Args:
-        function: The function.
-        batch: The samples to reward.
         prefix: Text before any error message, to name the function if a reward has several.
     """
     columns = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
@@ -168,11 +161,7 @@ def select_arguments(
 
 
 def required_arguments(function: Callable[..., object]) -> tuple[str, ...]:
-    """Returns the arguments that have neither a default nor a setting in the function's name.
-
-    Raises:
-        ValueError: The function is a built-in without a signature, or does not accept a setting.
-    """
+    """Returns the arguments that have neither a default nor a setting in the function's name."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variable)

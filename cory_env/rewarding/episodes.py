@@ -47,15 +47,11 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
     completion is a list of one assistant message.
 
     Args:
-        worker: The reward function.
         episodes: Finished episodes; they may belong to different chains.
 
     Returns:
         Per episode, the task reward of each response; NaN if its role has none, None if the worker skipped the sample
         or the feedback on it.
-
-    Raises:
-        RewardError: The function failed.
     """
     rewards = iter(_missing_rewards(worker, [episode for episode in episodes if not episode.failed]))
     return [
@@ -69,20 +65,13 @@ def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> N
 
     Each response is rewarded only once, because `reward_episodes` returns noted rewards with the others. A response
     whose reward was skipped counts as the worst when an agent sees the best one (`observed` is `best`).
-
-    Raises:
-        RewardError: The function failed.
     """
     for episode, rewards in zip(episodes, _missing_rewards(worker, episodes), strict=True):
         episode.note_rewards(rewards)
 
 
 def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Computes the missing feedback on the responses so far in one call, and notes it in the episodes.
-
-    Raises:
-        RewardError: The feedback function failed.
-    """
+    """Computes the missing feedback on the responses so far in one call, and notes it in the episodes."""
     missing = _missing_positions(episodes, "feedback")
     answers = [
         [position for position in positions if episode.has_answer(position)]
@@ -94,15 +83,7 @@ def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> N
 
 
 def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Computes the rewards and the feedback that the next turns of episodes depend on.
-
-    Args:
-        worker: The functions.
-        episodes: The episodes.
-
-    Raises:
-        RewardError: A function failed.
-    """
+    """Computes the rewards and the feedback that the next turns of episodes depend on."""
     reward_so_far(worker, [episode for episode in episodes if episode.awaits_rewards])
     give_feedback(worker, [episode for episode in episodes if episode.awaits_feedback])
 
@@ -155,12 +136,7 @@ def reward_responses(
     """Returns the reward of each response, from one call of the function; see `reward_episodes`.
 
     Args:
-        worker: The functions.
-        responses: The responses.
         function: The name of the reward: the task's, or a role's (`role_reward`).
-
-    Raises:
-        RewardError: The function failed.
     """
     return worker.rewards(*_samples(responses), function)
 

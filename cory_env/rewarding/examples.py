@@ -51,14 +51,8 @@ def reward_answers(
     """Returns the rewards of answers to queries.
 
     Args:
-        chain: The chain.
-        worker: The reward functions.
-        answers: The answers, one query each.
         position: The position that responds; None: the pioneer, with the task's reward.
         as_text: Answer conversations with text, too, rather than with a list of one message.
-
-    Raises:
-        RewardError: The function failed.
     """
     tokens = chain.control.encode_text([text for _, text in answers])
     role = chain.positions[position].role if position is not None else None
@@ -79,12 +73,6 @@ def find_constant_rewards(
 
     Completions of conversations are lists of messages. If a function, also one of several in a sum, gives equal values
     to all these lists but not to the texts in them, it expects texts.
-
-    Args:
-        chain: The chain.
-        worker: The reward functions.
-        answers: Several answers to each query.
-        rewards: Position -> the rewards of its answers.
     """
     constant, text_readers = [], dict[str, None]()
     for position, values in rewards.items():

@@ -17,9 +17,6 @@ def weighted_sum(specs: Sequence[str], weights: Sequence[float] | None = None) -
     Args:
         specs: The functions' names. If there are several, or weights, ` + ` and ` * ` belong to the values of settings.
         weights: One weight per function; None means 1.0 each.
-
-    Raises:
-        SpecError: There are no functions, or their number differs from the number of weights.
     """
     weights = [1.0] * len(specs) if weights is None else weights
     if not specs or len(weights) != len(specs):
@@ -34,11 +31,7 @@ def weighted_sum(specs: Sequence[str], weights: Sequence[float] | None = None) -
 
 
 def parse_sum(spec: str) -> list[tuple[str, float]]:
-    """Splits a reward's name into its functions and their weights, without importing anything.
-
-    Raises:
-        SpecError: A name is malformed, or a function is repeated.
-    """
+    """Splits a reward's name into its functions and their weights, without importing anything."""
     hint = " In a setting's value, write + as %2B, and * as %2A." if "?" in spec and " " in spec else ""
     parts: list[tuple[str, float]] = []
     for part in spec.split(PLUS):

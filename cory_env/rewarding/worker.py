@@ -66,9 +66,6 @@ class RewardWorker:
             timeout: Seconds that one call may take, and that importing the module may take. Loading a model in the
                 first call counts as part of that call.
             on_error: How to handle a failure: `stop` raises, `skip` returns None for the affected samples.
-
-        Raises:
-            ValueError: The name is malformed, or a setting is out of range.
         """
         for reward in (spec, *role_rewards.values()):
             if reward is not None:
@@ -103,11 +100,6 @@ class RewardWorker:
 
         Returns:
             One finite number per sample (a `Reward` if there are several functions); None only with `skip`.
-
-        Raises:
-            RewardError: The function failed (with `stop`), or can never be called (always).
-            RewardKilled: The system killed the process at every attempt (with `skip`: also for each single sample).
-            ValueError: The lists differ in length.
         """
         values = self._values(Batch(prompts, completions, columns, function))
         return [value if isinstance(value, float) else None for value in values]
@@ -154,9 +146,6 @@ class RewardWorker:
 
         Returns:
             The functions' arguments without a default; every query must have a value for them.
-
-        Raises:
-            RewardError: A function cannot be loaded.
         """
         reply = self._process.start()
         if reply.error:

@@ -26,7 +26,6 @@ def read_and_confine(file: int, limits: Sequence[int], packages: str, die_with_p
     """Reads this process's input, then limits its memory, its CPU time and its files.
 
     Args:
-        file: File descriptor of the input, as JSON.
         limits: Bytes of address space, seconds of CPU time, and bytes of any file that it writes.
         packages: Folder of installed packages, which may be imported.
         die_with_parent: Whether this process must arrange to die with its parent, because no sandbox does.

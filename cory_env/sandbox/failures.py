@@ -117,8 +117,6 @@ def describe_failure(
     """Describes why a test ended with an exception.
 
     Args:
-        error: The exception.
-        operands: The values that the test's assertions compared.
         raised: The program's last exception: the exception raised in the tester, and its details.
         last_call: The arguments, by position and by name, and the result of the last call of the program that returned.
     """

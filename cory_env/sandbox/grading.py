@@ -61,10 +61,7 @@ class TimeBudget:
         """Starts the clock.
 
         Args:
-            programs: Number of programs.
-            parallel: Number of programs that run at once.
             limit: Maximum seconds per program.
-            total: Seconds for all programs.
         """
         self._remaining, self._parallel, self._limit = programs, parallel, limit
         self._deadline = time.monotonic() + total
@@ -82,16 +79,11 @@ def grade(submissions: Sequence[Submission], limits: Limits, sandbox: str, total
     """Runs all programs, one per core at a time.
 
     Args:
-        submissions: The programs and their tests.
-        limits: The limits of each program.
         sandbox: `required`, or `off` to run programs only with memory and time limits.
         total: Seconds for all programs; if they would take longer, each program's time limit is reduced.
 
     Returns:
         Per program, whether it passes each test. Tests that are not reached in time are not passed.
-
-    Raises:
-        SandboxError: The sandbox does not work here, or `sandbox` is unknown.
     """
     return [
         [result is True for result in results] + [False] * (len(submission.tests) - len(results))
@@ -108,9 +100,6 @@ def find_failures(
 
     Returns:
         Per program, why the first failed test fails; None if all tests pass.
-
-    Raises:
-        SandboxError: The sandbox does not work here, or `sandbox` is unknown.
     """
     failures: list[Failure | None] = []
     for submission, (results, in_time) in zip(

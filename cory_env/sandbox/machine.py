@@ -51,11 +51,7 @@ def sandbox_command(command: Sequence[str]) -> list[str]:
 
 @cache
 def require_sandbox() -> None:
-    """Checks that programs can be sandboxed on this machine.
-
-    Raises:
-        SandboxError: The sandbox does not work here.
-    """
+    """Checks that programs can be sandboxed on this machine."""
     command = sandbox_command([interpreter(), *OPTIONS, "-c", PROBE])
     try:
         probe = subprocess.run(

@@ -32,14 +32,6 @@ def enter(
 
     Args:
         paths: The paths visible inside, read-only: each as the path outside and the path inside.
-        devices: Files that are visible and writable.
-        links: Symbolic links and what they lead to.
-        size: Bytes of the temporary folder.
-        uid: The user that root becomes.
-        command: The command to run inside.
-
-    Raises:
-        OSError: The system does not allow it.
     """
     _call("unshare", CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     if child := os.fork():  # the first process of the new namespace; it dies with this one

@@ -16,8 +16,6 @@ class Peer:
         """Makes the connection.
 
         Args:
-            read: The stream from the other process.
-            write: The stream to it.
             first: See `Values`.
             trusting: See `Values`.
         """
@@ -29,9 +27,6 @@ class Peer:
         """Lets the other process execute an operation; returns its result, or raises its exception.
 
         Meanwhile, the other process may request something, too.
-
-        Raises:
-            ChannelClosed: The other process has ended, or sends invalid data.
         """
         with self._lock:
             self._send("request", operation, arguments)
@@ -146,11 +141,7 @@ class Peer:
 
 
 def _next_items(iterator: Any, count: int) -> tuple[tuple[Any, ...], BaseException | None]:
-    """Returns the next items of an iterator, at least one and at most `count`, and the exception that came after them.
-
-    Raises:
-        BaseException: The iterator raised it instead of its first item.
-    """
+    """Returns the next items of an iterator, at least one and at most `count`, and the exception that came after them."""
     items = [next(iterator)]
     try:
         while len(items) < count:

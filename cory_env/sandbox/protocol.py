@@ -26,12 +26,7 @@ class Channel:
         self._read, self._write = read, write
 
     def send(self, message: object) -> None:
-        """Sends JSON.
-
-        Raises:
-            UnsupportedValue: The message is too large.
-            ChannelClosed: The other process has ended.
-        """
+        """Sends JSON."""
         line = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         if len(line) > MAX_MESSAGE_BYTES:
             raise UnsupportedValue(f"a value takes more than {MAX_MESSAGE_BYTES} bytes")
@@ -42,11 +37,7 @@ class Channel:
             raise ChannelClosed from error
 
     def receive(self) -> object:
-        """Waits for the next message.
-
-        Raises:
-            ChannelClosed: The other process has ended, or its message is not JSON.
-        """
+        """Waits for the next message."""
         try:
             line = self._read.readline(MAX_MESSAGE_BYTES + 1)
             if not line.endswith(b"\n"):

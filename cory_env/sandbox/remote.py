@@ -193,9 +193,6 @@ def mirror_class(connection: Connection, number: int, name: str, qualname: str, 
     """Returns a class that mirrors one of the other process.
 
     Args:
-        connection: The connection.
-        number: The class's number there.
-        name: Its name.
         qualname: Its name with those of the classes that contain it.
         bases: Its bases: mirrors, and built-in classes. Of these, exceptions and immutable ones stay bases.
     """
@@ -227,9 +224,6 @@ def make_object(connection: Connection, number: int, kind: type, content: tuple[
     """Returns the proxy of an object.
 
     Args:
-        connection: The connection.
-        number: The object's number in the other process.
-        kind: The mirror of its class.
         content: Arguments that make its value, if its class extends a built-in one.
     """
     base = plain_base(kind) or object

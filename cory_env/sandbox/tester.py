@@ -138,11 +138,7 @@ class ProgramProxy(Peer):
         return result
 
     def execute(self, operation: str, target: Any, *arguments: Any) -> Any:
-        """Executes what the program requests of an object that a test passed to it, if that is harmless.
-
-        Raises:
-            AttributeError: It is not.
-        """
+        """Executes what the program requests of an object that a test passed to it, if that is harmless."""
         allowed = False
         if operation in ("attribute", "set", "delete"):
             name = str(arguments[0])
@@ -167,7 +163,6 @@ class Namespace(dict[str, Any]):
         """Makes the namespace.
 
         Args:
-            program: The program under test.
             program_names: Names that are the program's even if Python or its library has them, too.
         """
         super().__init__(__name__=TESTS)
@@ -235,14 +230,9 @@ def run_test(namespace: Namespace, setup: str, entry: str, test: str, operands: 
     """Runs one test. It passes if it ends without an exception.
 
     Args:
-        namespace: The test's global names.
         setup: Code from the data that the test requires. It runs in this process.
         entry: A name that refers to the program even if the setup defines it.
-        test: The test's code.
         operands: Records the values that the test's assertions compare.
-
-    Raises:
-        ChannelClosed: The program has ended.
     """
     if setup:
         exec(compile(setup, "<setup>", "exec"), namespace)

@@ -75,7 +75,6 @@ class Values:
         """Makes the tables.
 
         Args:
-            connection: Sends the requests of proxies.
             first: 0 in one process, 1 in the other: shared containers are numbered in steps of two from here.
             trusting: Whether the other process may name functions of the standard library to use here.
         """
@@ -130,11 +129,7 @@ class Values:
         self._new_containers, self._new_objects, self._agreed, self._dropped = [], [], {}, []
 
     def decode(self, message: Any) -> list[Any]:
-        """Returns the parts of a message.
-
-        Raises:
-            Exception: The message is not one that `encode` makes.
-        """
+        """Returns the parts of a message."""
         dropped, changes, body, definitions = message
         for number, name, extra, _ in definitions:
             self._share(number, CONTAINERS[name](*(((), extra) if name == "deque" else ())))

@@ -23,12 +23,7 @@ class ProgramWorker(Peer):
     """A program, and the values that the tester uses."""
 
     def __init__(self, program: Program, scripts: Channel | None) -> None:
-        """Stores the program without running it.
-
-        Args:
-            program: The program.
-            scripts: Runs the program as a script.
-        """
+        """Stores the program without running it."""
         super().__init__(*take_standard_streams(), first=0, trusting=True)
         self._program, self._scripts = program, scripts
         self._printed = _Printed()

@@ -42,9 +42,6 @@ def draw_queries(digits: int, operations: Operations) -> tuple[list[Query], list
     Args:
         digits: Number of digits of each number, 1 to 9.
         operations: `sums`, `differences` or `both`.
-
-    Raises:
-        ValueError: A setting is out of range.
     """
     if not 1 <= digits <= MAX_DIGITS:
         raise ValueError(f"digits is {digits}, but must be 1 to {MAX_DIGITS}.")

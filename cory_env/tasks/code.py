@@ -107,14 +107,8 @@ def _make_problem(
     """Returns a query with the columns of a problem; its other columns stay available to prompts and rewards.
 
     Args:
-        query: The row.
-        text: The query's text.
         tests: The tests. Without public tests, the first of several becomes public.
         public_tests: The format's public tests, unless the row has its own.
-        **columns: Further columns.
-
-    Raises:
-        ValueError: A test is not Python, or there are no tests.
     """
     code = _texts(tests)
     if not code or not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):

@@ -28,11 +28,7 @@ class Mathematics(GradedTask):
 
 
 def _add_answer(query: Query) -> Query:
-    """Adds the column `answer`, taken from the solution, if the query has none.
-
-    Raises:
-        ValueError: The query has no answer.
-    """
+    """Adds the column `answer`, taken from the solution, if the query has none."""
     answer = query.columns.get(ANSWER)
     if answer is None:
         answer = answer_text(query.columns[SOLUTION])

@@ -152,11 +152,6 @@ def read_hub(
         name: `OWNER/NAME` on the hub, or a folder of data files with the same layout.
         split: The split, or a slice in the notation of `datasets`: `train[:1000]`, `test[10%:20%]`.
         config: The configuration (or subset), for data sets with several.
-        revision: A commit, tag or branch.
-
-    Raises:
-        DataError: `datasets` is not installed, the hub cannot be reached, or the data set, configuration, revision or
-            split does not exist.
     """
     try:
         from datasets import load_dataset

@@ -101,9 +101,7 @@ def draw_puzzle(grid: str, blanks: int, rng: random.Random) -> str:
     """Returns a puzzle whose only solution is `grid`.
 
     Args:
-        grid: A complete grid.
         blanks: Number of blank cells. Above 24, few choices of cells leave one solution, so drawing takes long.
-        rng: Source of randomness.
     """
     while True:
         cells = {*rng.sample(range(CELLS), blanks)}

@@ -81,14 +81,9 @@ def prompt_text(
     Tasks whose `observer_prompt` shows no feedback need not accept that argument.
 
     Args:
-        task: The task.
-        query: The query.
         responses: The earlier responses that the agent sees, in the chain's order.
         feedback: The feedback on the last one in `{reference}`; None if the prompt shows none.
         template: The template of the role's prompt; None: the task's.
-
-    Raises:
-        TemplateError: A template cannot be filled.
     """
     reference = [seen.text for seen in responses if seen.is_reference]
     if template is None:

@@ -56,11 +56,7 @@ def set_auth_mode(host: str | None) -> None:
 
 
 def quiet_libraries(debug: bool) -> None:
-    """Sets the libraries' environment variables, unless the user has set them. Call it before importing them.
-
-    Args:
-        debug: leave logs, warnings and progress bars on.
-    """
+    """Sets the libraries' environment variables, unless the user has set them. Call it before importing them."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise idle threads slow down other processes
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

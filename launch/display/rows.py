@@ -27,8 +27,6 @@ class RowFormatter:
         """Chooses the columns.
 
         Args:
-            settings: The run's settings.
-            arrow: Separator of the policies in a chain.
             width: Maximum width of a row; if the policies do not fit, only the average of their metrics is shown.
         """
         self._policy_ids = settings.policy_ids

@@ -59,7 +59,6 @@ def column_cis(values: NDArray[np.float64], method: IntervalMethod = "student", 
     Args:
         values: `[N, M]`, a row per seed or query and a column per metric; NaN: no value.
         method: `student`; `bootstrap`, at least as wide as `student`; or `wilson`, for values of 0 and 1 only.
-        seed: Seed of the bootstrap.
 
     Returns:
         An estimate per column.
@@ -94,7 +93,6 @@ def _bootstrap_t(residuals: NDArray[np.float64], is_finite: NDArray[np.bool_], s
     Args:
         residuals: `[N, M]`, standardised values; 0 for missing ones.
         is_finite: `[N, M]`, whether there is a value.
-        seed: Seed of the resampling.
 
     Returns:
         `[2, M]`, the lower and the upper quantile, in standard errors of the mean.
@@ -119,9 +117,7 @@ def wilson(mean: Floats, count: Floats, z: float = Z) -> tuple[Floats, Floats]:
     """Returns the bounds of intervals of proportions by Wilson (1927).
 
     Args:
-        mean: The proportions.
         count: Numbers of independent cases; they need not be whole.
-        z: Quantile of the bounds.
     """
     scale = 1 + z**2 / count
     center = (mean + z**2 / (2 * count)) / scale

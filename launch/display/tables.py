@@ -65,9 +65,7 @@ def new_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence
     """Returns a table.
 
     Args:
-        left: Headings of the left-aligned columns, for text.
         right: Headings of the right-aligned columns after them, for numbers.
-        rows: The cells of each row.
     """
     rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in left:

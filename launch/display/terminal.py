@@ -29,9 +29,6 @@ class ProgressPrinter:
         """Creates the bar without showing it.
 
         Args:
-            output: The stream to print to.
-            total: Number of steps.
-            done: Steps completed by an earlier process.
             quiet: Print only lines marked `always`.
             bar: Show the bar if `output` is a terminal.
         """

@@ -30,7 +30,6 @@ class Batches(Generic[T]):
         Args:
             path: The file, which only this process may write.
             identity: Everything that the results depend on, as JSON; entries of `settings` are compared individually.
-            work: The batches.
             restart: Replace the file if it contains other work.
         """
         self.work = work

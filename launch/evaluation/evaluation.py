@@ -151,12 +151,9 @@ def plan_evaluation(
     """Plans the evaluation of a run's checkpoint or of a model.
 
     Args:
-        settings: Settings of the evaluation.
         run: The run to evaluate; None: a model.
         checkpoint: Update and folder of the run's checkpoint; None: a model.
-        split: The split that the queries come from.
         queries: Number of queries; None: all.
-        samples: Responses per query.
         warn: Called with each difference from the sources of training, and if the checkpoint is untrained.
     """
     settings = preflight.fill_in_settings(settings)
@@ -204,13 +201,8 @@ def evaluate(
     """Evaluates the remaining batches and writes `evaluation.json`.
 
     Args:
-        plan: The evaluation.
         path: The evaluation's folder: new, empty, or with the same evaluation to resume.
-        command: The command line, for the record.
         solved_at: Task reward from which a response is correct; None: the task's.
-        quiet: Print no progress.
-        debug: Print the output of libraries.
-        warn: Called with each warning.
 
     Returns:
         By label, the metrics of each policy in each role.
@@ -320,10 +312,7 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     """Returns a sentence per difference between the sources of a run's training and of its evaluation.
 
     Args:
-        run: The evaluated run.
         settings: Settings of the evaluation; differences due to another task are intended and not reported.
-        task: The task of these settings.
-        now: Their sources.
     """
     before = Sources.read(run.path)
     if before is None:

@@ -74,8 +74,6 @@ def compute_scores(
     samples that were left.
 
     Args:
-        batches: The recorded chains.
-        scoring: Parameters of the metrics.
         orders: If chains can stop, per batch the names of the policies by position. Then the last answer of each order
             is scored too, with the tokens that its chains generated per query. Empty: all chains are equally long.
         agents: The names of the agents by position; None: a pioneer and observers.
@@ -137,8 +135,6 @@ def _estimates(values: np.ndarray, names: Sequence[str], scoring: Scoring) -> li
 
     Args:
         values: `[queries, columns]`; NaN for queries without a value.
-        names: The metric of each column.
-        scoring: Has the seed.
     """
     estimates = column_cis(values, "bootstrap", scoring.seed)
     for column, name in enumerate(names):

@@ -40,9 +40,7 @@ def target_settings(
     """Returns the settings for the evaluation of a run or a model.
 
     Args:
-        target: The run or model, as the user wrote it.
         run: The run; None: a model.
-        overrides: Settings that the user changes.
         agents: Number of agents in the chain; None: the run's, 1 for a model.
         model_settings: The settings of a model, whose policy settings are ignored; None: the defaults.
     """

@@ -60,9 +60,6 @@ def value_at_tokens(metric: str, policy: str, role: str, tokens: Mapping[int, fl
     """Returns the measure of a held-out metric at the last evaluation within a token budget.
 
     Args:
-        metric: its name.
-        policy: as in the data frame.
-        role: as in the data frame.
         tokens: seed to the maximum number of tokens that the run may have generated.
     """
 

@@ -67,7 +67,6 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = F
 
     Args:
         trials: as `trials_frame` returns them.
-        keys: the searched settings.
         separate: each trial is its own point, as under PBT, where clones are not independent trials.
 
     Returns:

@@ -16,7 +16,6 @@ def points_table(keys: Sequence[str], points: "Iterable[tuple[Sequence[str], pd.
     """Returns a table with one row per point: the mean of each metric over complete runs, ± half its 95 % interval.
 
     Args:
-        keys: headings of the columns that identify a point.
         points: the cells of these columns, and a frame of the point's runs with the columns `complete`, each of
             `MAIN_METRICS`, `seconds` and `remark` (may be empty).
     """

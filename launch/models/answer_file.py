@@ -21,11 +21,7 @@ from policies.files import atomic_write
 
 
 def check_output_free(out: Path) -> None:
-    """Checks that answers can be written to a path.
-
-    Raises:
-        CommandError: the path exists, its suffix is not that of JSON Lines, or it would disappear with a Ray job.
-    """
+    """Checks that answers can be written to a path."""
     check_location(str(out), "file")
     if out.suffix in (".csv", ".parquet", ".json"):
         raise CommandError(f"{out}: answers are written as JSON Lines. Use the suffix .jsonl.")
@@ -47,17 +43,8 @@ def write_answers(
     Batches of an interrupted call with the same arguments are reused.
 
     Args:
-        trained: the policies.
-        chain: of the policies.
-        queries: to answer.
         out: the file; it must not exist.
-        samples: number of answers to each query.
         debug: libraries print to the terminal, so there is no progress bar.
-
-    Raises:
-        CommandError: another process writes the file, the folder cannot be created, or the policies cannot be loaded.
-        GenerationError, EngineStartError: the engine failed.
-        RewardError: the feedback function failed.
     """
     prompt_refs = [(query, sample) for query in queries for sample in range(samples)]
     size = MAX_BATCH_SIZE[chain.backend]

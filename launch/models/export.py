@@ -28,11 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def choose_policy(trained: PolicySet, name: str | None) -> str:
-    """Returns the policy id for a user's name; without a name, the id of the only policy.
-
-    Raises:
-        CommandError: the name is unknown, is a frozen model's, or is missing although there are several policies.
-    """
+    """Returns the policy id for a user's name; without a name, the id of the only policy."""
     if name is None and len(trained.available_policy_ids) > 1:
         raise CommandError(f"Missing --policy. Use one of: {trained.available_names}.")
     policy_id = trained.resolve_names([name or trained.available_policy_ids[0]])[0]
@@ -42,11 +38,7 @@ def choose_policy(trained: PolicySet, name: str | None) -> str:
 
 
 def export_warnings(trained: PolicySet, policy_id: str) -> list[str]:
-    """Returns warnings for the user: health warnings of the policy, and changes of its model since training.
-
-    Raises:
-        CommandError: the model or its tokenizer was not found.
-    """
+    """Returns warnings for the user: health warnings of the policy, and changes of its model since training."""
     return [f"At update {trained.update}, {text}" for text in _health_warnings(trained, policy_id)] + trained.warnings()
 
 
@@ -55,11 +47,7 @@ def _health_warnings(trained: PolicySet, policy_id: str) -> list[str]:
 
 
 def check_free_folder(out: Path) -> None:
-    """Checks that a model can be exported to a folder.
-
-    Raises:
-        CommandError: the folder exists and is not empty, would disappear with a Ray job, or is a URI.
-    """
+    """Checks that a model can be exported to a folder."""
     check_location(str(out), "model")
     if out.exists() and (not out.is_dir() or out.is_mount() or any(out.iterdir())):  # a mount point cannot be replaced
         raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
@@ -69,17 +57,9 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
     """Exports a policy atomically.
 
     Args:
-        trained: the policies.
         policy_id: one of the run's, or `AVERAGE_POLICY`.
-        out: a folder that does not exist or is empty.
         dtype: `fp32` or `bf16`.
         merge: merge an adapter into its base model; otherwise write the adapter.
-
-    Raises:
-        CommandError: there is no adapter to merge, the checkpoint is damaged, the base model or its tokenizer has
-            changed, or the folder is not empty or could not be written.
-        ModelError: the base model was not found.
-        OSError: the folder could not be written.
     """
     settings, out = trained.settings, out.resolve()
     check_free_folder(out)
@@ -122,13 +102,7 @@ def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTra
     Its configuration is the base's own, in which longrope has the factors of training for rows of all lengths.
 
     Args:
-        trained: the policies.
         policy_id: one of the run's, or `AVERAGE_POLICY`.
-        dtype: of the weights.
-
-    Raises:
-        CommandError: the weights do not match the base model, or the base model was quantized in training.
-        ModelError: the base model cannot be loaded.
     """
     settings, lora = trained.settings, trained.lora(policy_id)
     if settings.quantization != "none":
@@ -157,15 +131,7 @@ def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.
     """Writes a policy's adapter in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`.
 
     Args:
-        trained: the policies.
         policy_id: one of the run's, or `AVERAGE_POLICY`.
-        folder: an existing folder.
-        dtype: of the weights.
-
-    Raises:
-        CommandError: the weights do not match the base model.
-        ModelError: the base model was not found.
-        OSError: the folder cannot be written.
     """
     lora, weights = trained.lora(policy_id), trained.weights(policy_id)
     assert lora is not None

@@ -19,10 +19,6 @@ def choose_backend(backend: str | None, settings: Settings) -> str:
 
     Args:
         backend: the user's choice; None for vLLM if possible.
-        settings: of the run.
-
-    Raises:
-        CommandError: vLLM was requested but cannot be used.
     """
     is_quantized = settings.quantization != "none"
     if backend == "vllm" and is_quantized:
@@ -39,15 +35,9 @@ def load_generator(trained: PolicySet, policy_ids: Sequence[str], backend: str, 
     """Loads policies into a generator.
 
     Args:
-        trained: the policies.
         policy_ids: which to load, without duplicates.
         backend: `transformers` or `vllm`.
         max_sequences: maximum number of responses that a vLLM engine generates concurrently.
-
-    Raises:
-        CommandError: the checkpoint or the base model has changed, or vLLM cannot load some weights.
-        EngineStartError: vLLM could not start.
-        ModelError: a base model was not found.
     """
     models = {policy_id: trained.base_path(policy_id) for policy_id in policy_ids}
     frozen = trained.settings.frozen_models
@@ -67,13 +57,8 @@ def start_generator(settings: Settings, models: Mapping[str, str], backend: str,
     """Starts a generator in this process, on a GPU if there is one, with the initial weights of models.
 
     Args:
-        settings: dtype, adapters and lengths.
-        models: by policy id, the folder or hub id of its model.
         backend: `transformers` or `vllm`.
         max_sequences: maximum number of responses that a vLLM engine generates concurrently.
-
-    Raises:
-        EngineStartError: vLLM could not start.
     """
     cuda = torch.cuda.is_available() and not (backend == "vllm" and vllm_build() == "cpu")
     return make_generator(settings, models, backend, torch.device("cuda" if cuda else "cpu"), max_sequences)

@@ -31,9 +31,7 @@ def model_card(
     """Returns the card as Markdown, with the metadata header of model hubs.
 
     Args:
-        trained: the policies.
         policy_id: one of the run's, or `AVERAGE_POLICY`.
-        warnings: health warnings of the policy.
         adapter: the export is an adapter without its base.
         long_rope: longrope's long factors were used in training (`fix_rope_factors`).
     """

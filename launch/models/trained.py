@@ -71,11 +71,7 @@ class PolicySet:
         )
 
     def resolve_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns the policy ids for users' names; `mean` stands for `AVERAGE_POLICY`.
-
-        Raises:
-            CommandError: a name is unknown.
-        """
+        """Returns the policy ids for users' names; `mean` stands for `AVERAGE_POLICY`."""
         policy_ids = tuple(AVERAGE_POLICY if name.strip() == "mean" else name.strip() for name in names)
         for name, policy_id in zip(names, policy_ids, strict=True):
             if policy_id not in (*self.available_policy_ids, *self.settings.frozen_models):
@@ -87,9 +83,6 @@ class PolicySet:
 
         The weights of `AVERAGE_POLICY` are the mean over all policies. With LoRA, the mean of the products B A
         is an adapter of higher rank.
-
-        Raises:
-            CommandError: the checkpoint has been removed, or is not a valid weights file.
         """
         if policy_id == AVERAGE_POLICY:
             weights = [self.weights(member) for member in self.settings.policy_ids]
@@ -116,9 +109,6 @@ class PolicySet:
         """Returns sentences for users of the weights: that they are untrained, and what has changed since training.
 
         Models, their tokenizers and chat templates are compared.
-
-        Raises:
-            CommandError: a model or its tokenizer was not found.
         """
         texts = [UNTRAINED] if self.folder is not None and self.update == 0 else []
         if self.sources is None:
@@ -130,12 +120,7 @@ class PolicySet:
         return texts + [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
 
     def check_base(self, policy_id: str, weights: Weights) -> None:
-        """Checks that weights match the base model of a policy, which is not loaded.
-
-        Raises:
-            CommandError: names or shapes differ.
-            ModelError: the base model was not found.
-        """
+        """Checks that weights match the base model of a policy, which is not loaded."""
         from policies.models.adapters import add_lora  # imports transformers
         from policies.models.language_model import meta_model
 
@@ -168,12 +153,7 @@ def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicyS
     """Opens a checkpoint of a run. The run may still be training.
 
     Args:
-        location: the run's folder.
         checkpoint: `best`, `latest` or the number of an update; None for the best, or the latest if none was evaluated.
-
-    Raises:
-        CommandError: the run or checkpoint was not found, is damaged, or has no entry in the run's metrics.
-        FormatError: the run has another format version.
     """
     run = Run.open(location)
     update, folder = run.checkpoints.choose(checkpoint, POLICIES)

@@ -49,17 +49,11 @@ class TrainedChain:
         """Creates the chain. The policies are loaded lazily.
 
         Args:
-            trained: the policies.
             policy_ids: in chain order; their number is the length of the chain.
-            temperature: of sampling.
             seed: of sampling. With the run's seed and temperature, query n gets the same responses as held-out query n
                 in an evaluation.
             backend: `transformers` or `vllm`.
             feedback: give feedback on responses, and stop chains by it, if the run does (`feedback`, `stop_when`).
-
-        Raises:
-            CommandError: the checkpoint or the task's data has changed, or the prompts require feedback.
-            ModelError: a base model was not found.
         """
         self.chain = make_env_chain(trained, policy_ids, feedback=feedback)
         self.worker: RewardWorker | None = None
@@ -75,33 +69,19 @@ class TrainedChain:
 
     @cached_property
     def generator(self) -> Generator:
-        """The loaded policies.
-
-        Raises:
-            CommandError: the checkpoint or the base model has changed.
-            EngineStartError: vLLM could not start.
-            ModelError: a base model was not found.
-        """
+        """The loaded policies."""
         return load_generator(
             self._trained, tuple(dict.fromkeys(self.policy_ids)), self.backend, MAX_BATCH_SIZE[self.backend]
         )
 
     @cached_property
     def feedback_columns(self) -> list[str]:
-        """The data columns that the feedback function requires.
-
-        Raises:
-            RewardError: the function cannot be loaded.
-        """
+        """The data columns that the feedback function requires."""
         return [] if self.worker is None else [name for name in self.worker.start() if name not in PROVIDED_ARGUMENTS]
 
     @property
     def columns(self) -> set[str]:
-        """The data columns that the prompt templates contain, except the query, and those that feedback requires.
-
-        Raises:
-            RewardError: the feedback function cannot be loaded.
-        """
+        """The data columns that the prompt templates contain, except the query, and those that feedback requires."""
         task, templates = self.chain.task, [self.chain.task.prompt_template]
         if len(self.chain.roles) > 1 and self.chain.knowledge_transfer:
             templates += [task.observer_template, task.reference_separator]
@@ -110,12 +90,7 @@ class TrainedChain:
         return set().union(*map(placeholders, templates), self.feedback_columns) - computed
 
     def check_feedback(self, queries: Sequence[Query]) -> None:
-        """Checks that queries have the columns that the feedback function requires; loads no model.
-
-        Raises:
-            CommandError: a query lacks a column; the message names the first such query.
-            RewardError: the feedback function cannot be loaded.
-        """
+        """Checks that queries have the columns that the feedback function requires; loads no model."""
         for query in queries:
             if missing := [name for name in self.feedback_columns if query.columns.get(name) is None]:
                 task = self.chain.task
@@ -129,15 +104,7 @@ class TrainedChain:
                 )
 
     def check(self, queries: Sequence[Query]) -> None:
-        """Checks that prompts can be built for all queries, with empty references.
-
-        Raises:
-            PromptError: a prompt is too long; the message names the first such query.
-            TemplateError: a query lacks a column of the prompt template.
-            CommandError: a query is a conversation, but the policies were trained without a chat template, or lacks a
-                column of the feedback function.
-            RewardError: the feedback function cannot be loaded.
-        """
+        """Checks that prompts can be built for all queries, with empty references."""
         self.check_feedback(queries)
         for query in queries:
             if query.history is not None and self.chain.chat is None:
@@ -161,7 +128,6 @@ class TrainedChain:
         """Returns the request for the responses of an episode of the chain.
 
         Args:
-            episode: the episode.
             sample: index of the sample; part of the sampling seed.
             temperature, seed: of sampling; None: the chain's.
             max_tokens: limit of the last response; None: the chain's.
@@ -179,16 +145,8 @@ class TrainedChain:
     def answer_all(self, prompt_refs: Sequence[tuple[Query, int]]) -> list[GeneratedSample]:
         """Answers many queries concurrently.
 
-        Args:
-            prompt_refs: queries with the index of the sample.
-
         Returns:
             The responses, in the same order.
-
-        Raises:
-            QueryTooLongError: a query's prompt is longer than `max_prompt_tokens`.
-            GenerationError: the engine failed.
-            RewardError: the feedback function failed.
         """
         size = MAX_BATCH_SIZE[self.backend]
         samples: list[GeneratedSample] = []
@@ -216,16 +174,8 @@ class TrainedChain:
 
         Args:
             number: of the query; part of the sampling seed.
-            text: the query.
-            history: earlier messages of the conversation.
             columns: data columns of the query, for prompt templates and feedback.
             sample: index of the sample; part of the sampling seed.
-
-        Raises:
-            QueryTooLongError: a role's prompt is longer than `max_prompt_tokens`.
-            CommandError: there is a history, but the policies were trained without a chat template; or the query lacks
-                a column of the feedback function.
-            RewardError: the feedback function failed.
         """
         query = Query(number, text, dict(columns or {}), history=None if history is None else tuple(history))
         self.check([query])
@@ -250,14 +200,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     """Creates the environment's chain for policies of a run, with their tokenizers.
 
     Args:
-        trained: the policies.
-        policy_ids: in chain order.
         feedback: whether the chain gets feedback, and stops by it, if the run's chain does.
-
-    Raises:
-        CommandError: the task's data has changed, or a policy cannot be used in the chain.
-        FeedbackRequiredError: `feedback` is false, but prompts show feedback.
-        ModelError: a base model was not found.
     """
     settings = trained.settings
     if settings.roles is not None:
@@ -287,11 +230,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
 
 
 def _check_roles(roles: Sequence[RoleSettings], num_agents: int) -> None:
-    """Checks that a chain of so many agents with a run's roles ends with an answer.
-
-    Raises:
-        CommandError: it does not.
-    """
+    """Checks that a chain of so many agents with a run's roles ends with an answer."""
     positions = make_positions([role.role for role in roles])
     if num_agents > len(positions):
         raise CommandError(

@@ -212,7 +212,6 @@ def best_of(outcomes: Outcomes, n: int) -> Strategy:
 
     Args:
         outcomes: The samples. Without a feedback function, the check is the reward.
-        n: At most the number of samples.
     """
     right = outcomes.right
     accepted = right if outcomes.accepted is None else outcomes.accepted

@@ -60,13 +60,10 @@ class Sampler:
         """Creates the sampler.
 
         Args:
-            generator: With the weights of the policies.
             worker: The reward, and the feedback function if there is one.
-            policy_ids: Of the first and the second agent.
             plain: The chain of two without feedback.
             with_feedback: The chain of two whose second agent sees the feedback; it must not stop. None: there is no
                 feedback function.
-            seed: Of sampling.
         """
         self._generator = generator
         self._worker = worker
@@ -78,17 +75,8 @@ class Sampler:
     def sample(self, prompt_refs: Sequence[tuple[Query, int]], temperature: float) -> list[ProbedSample]:
         """Samples a batch.
 
-        Args:
-            prompt_refs: Queries with the index of the sample.
-            temperature: Of sampling.
-
         Returns:
             A record per query and sample, in order.
-
-        Raises:
-            GenerationError: The engine failed.
-            QueryTooLongError: A prompt does not fit.
-            RewardError: The reward or the feedback function failed, and errors are not skipped.
         """
         samples = [sample for _, sample in prompt_refs]
         plain = [ChainEpisode(self._plain, query) for query, _ in prompt_refs]
@@ -141,7 +129,6 @@ def answer_numbers(texts: Sequence[str], extract: Callable[[str], object]) -> li
     """Numbers the answers to one query: equal answers get the same number, and those without one -1.
 
     Args:
-        texts: The responses.
         extract: Returns the answer in a response, which must be hashable; None if there is none.
     """
     answers = [extract(text) for text in texts]

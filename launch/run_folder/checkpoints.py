@@ -35,7 +35,6 @@ class Checkpoints:
         """Saves a checkpoint, unless it exists.
 
         Args:
-            update: number of finished updates.
             write: fills the existing, empty folder that it is passed.
 
         Returns:

@@ -40,11 +40,8 @@ def measure_chains(
     """Generates chains of responses to queries, and measures every response.
 
     Args:
-        algo: the algorithm with the policies.
         mapping: roles to policies: all roles, or the first role alone.
-        names: names of the policies, by position.
         prompt_refs: queries of the split, each with its sample number.
-        split: of the task.
 
     Returns:
         Each chain's responses, in order. Chains whose reward failed are missing (`on_reward_error: skip`).

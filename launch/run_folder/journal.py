@@ -15,12 +15,7 @@ class Journal:
     """A JSON Lines file of numbered records."""
 
     def __init__(self, path: Path, number: str = "update") -> None:
-        """Initializes without reading or creating the file.
-
-        Args:
-            path: of the file, which may not exist yet.
-            number: key of the number in every record.
-        """
+        """Initializes without reading or creating the file."""
         self.path = path
         self.number = number
 

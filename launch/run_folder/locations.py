@@ -33,11 +33,7 @@ def locate_files(
     """Replaces file names that do not exist in the working directory with the recorded paths of the run.
 
     Args:
-        settings: of a run.
         paths: the run's recorded paths (`launch.run_folder.sources`).
-        needed: settings whose files must exist.
-        settable: settings that the command accepts, for messages.
-        absolute: use absolute paths for all files.
     """
     changes: dict[str, object] = {}
     if settings.frozen_models:

@@ -41,7 +41,6 @@ def verify(folder: Path, part: str = "") -> str | None:
     """Verifies a folder's files against its manifest.
 
     Args:
-        folder: a checkpoint.
         part: verify only files whose paths start with this prefix.
 
     Returns:

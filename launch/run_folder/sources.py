@@ -215,7 +215,6 @@ def function_names(settings: Settings, reward: str | None, feedback: str | None)
     """Yields the names of the functions that a run calls: rewards, the user's credit and task, and the feedback.
 
     Args:
-        settings: of the run.
         reward: of the run; None: not the user's.
         feedback: of the run, or the setting `feedback`.
     """

@@ -175,9 +175,7 @@ class Storage:
 
         Args:
             folder: local; only one process may write to it.
-            keep: number of latest checkpoints to keep.
             best: update of the best checkpoint, which is kept too.
-            cancelled: whether to stop, asked before each file.
         """
         remote = {*self._all_files()}
         saved = {*checkpoint_updates(remote)}

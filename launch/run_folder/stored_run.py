@@ -92,7 +92,6 @@ class StoredRun(Run):
 
         Args:
             best: update of the best checkpoint, which is kept; None: the best one in the metrics.
-            cancelled: whether to stop, asked before each file.
         """
         best = self.best_update if best is None else best
         self.storage.upload(self.path, self.settings.keep_checkpoints, best, cancelled)

@@ -29,9 +29,7 @@ class BatchRunner:
         """Starts the thread.
 
         Args:
-            generator: has loaded the policies.
             worker: has the feedback function; None if no chain gets feedback.
-            max_batch_size: maximum number of chains in a batch.
         """
         self.healthy = True
         """Whether the last batch succeeded."""

@@ -37,14 +37,7 @@ class RequestError(HTTPException):
     """An invalid request."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        """Creates the error.
-
-        Args:
-            message: for the client.
-            status: HTTP status.
-            param: name of the invalid parameter.
-            code: OpenAI's error code.
-        """
+        """Creates the error."""
         super().__init__(status, message)
         self.param = param
         self.code = code
@@ -83,11 +76,7 @@ def _as_list(value: Any) -> Any:
 
 
 def reject_reserved(columns: dict[str, Any]) -> dict[str, Any]:
-    """Returns the columns of a request.
-
-    Raises:
-        ValueError: a name is reserved for an argument of a feedback function, or a placeholder.
-    """
+    """Returns the columns of a request."""
     if reserved := sorted(columns.keys() & {*RESERVED, *PLACEHOLDERS}):
         raise ValueError(f"{reserved[0]} is reserved and cannot be a column")
     return columns

@@ -20,11 +20,7 @@ class Continuation(ChainEpisode):
     """A text that one policy continues, without the run's prompt template."""
 
     def __init__(self, chain: Chain, query: Query) -> None:
-        """Tokenizes the text of the query, which becomes the prompt.
-
-        Raises:
-            RequestError: the prompt is too long, or contains a token without an embedding.
-        """
+        """Tokenizes the text of the query, which becomes the prompt."""
         super().__init__(chain, query)
         tokens: list[int] = chain.tokenizer(query.text)["input_ids"]
         if len(tokens) > (limit := chain.max_prompt_tokens):
@@ -39,14 +35,7 @@ class Continuation(ChainEpisode):
 def format_response(
     request: ApiRequest, chains: Sequence[ChainRequest], responses: Sequence[Sequence[Response]], max_tokens: int
 ) -> dict[str, Any]:
-    """Returns OpenAI's object of the response to a request.
-
-    Args:
-        request: the request.
-        chains: the finished chains, one per choice.
-        responses: the generated responses, by chain and position.
-        max_tokens: limit of the answer.
-    """
+    """Returns OpenAI's object of the response to a request."""
     is_chat = isinstance(request, ChatRequest)
     prompt_tokens = sum(chain.episode.observation(role)["length"] for chain in chains for role in chain.episode.roles)
     completion_tokens = sum(len(response.tokens) for chain_responses in responses for response in chain_responses)

@@ -55,8 +55,6 @@ def make_app(
     """Creates the web application.
 
     Args:
-        runner: generates the responses.
-        models: model name to a policy, or a chain of policies.
         api_key: key that clients must send; None or empty for no authentication.
         unavailable: model name to the reason why the model is not served.
     """
@@ -172,11 +170,7 @@ def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:
 
 
 def parse_conversation(request: ChatRequest) -> tuple[str, tuple[Message, ...] | None]:
-    """Returns the text of the last message, and the messages before it.
-
-    Raises:
-        RequestError: the last message is not the user's.
-    """
+    """Returns the text of the last message, and the messages before it."""
     *history, last = request.messages
     if last.role != "user":
         raise RequestError("The last message must have the role user.", param="messages")
@@ -188,16 +182,7 @@ def parse_conversation(request: ChatRequest) -> tuple[str, tuple[Message, ...] |
 
 
 def serve(app: FastAPI, sock: socket.socket) -> None:
-    """Serves until Ctrl-C or SIGTERM, then waits up to `SHUTDOWN_SECONDS` for pending responses.
-
-    Args:
-        app: the application.
-        sock: a listening socket.
-
-    Raises:
-        KeyboardInterrupt: always, because uvicorn re-raises the signal after shutdown. The caller's handler of SIGTERM
-            must raise it too.
-    """
+    """Serves until Ctrl-C or SIGTERM, then waits up to `SHUTDOWN_SECONDS` for pending responses."""
     config = uvicorn.Config(
         app,
         lifespan="off",

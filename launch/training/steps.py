@@ -37,7 +37,6 @@ def train_run(
         origin: The command that started the training; the first line of `config.yaml`.
         run: The run to continue from its latest checkpoint; None: a new run.
         location: Folder or URI of a new run; None: a new folder under `runs/`.
-        keep_local: Keep the local folder of a new run in storage.
 
     Returns:
         The run, and the exit code of `training.train_locked_run`; 0 if it was already done.

@@ -239,8 +239,6 @@ def open_trackers(folder: Path, settings: Settings, after: int | None) -> Tracke
     """Opens the trackers of a run.
 
     Args:
-        folder: The run's folder.
-        settings: The run's settings.
         after: The update after which the run resumes; None: a new run.
     """
     return Trackers([TensorBoard(folder / TENSORBOARD, after), *open_services(folder, settings)])

@@ -55,12 +55,7 @@ class ValidationReport:
         return not self.problems
 
     def count(self, split: Split, queries: Sequence[Query], wrong: Sequence[Query], problem: str, advice: str) -> None:
-        """Adds a problem of a split if any query has it.
-
-        Args:
-            problem: The problem, as the predicate of a sentence.
-            advice: How to fix it, as a sentence.
-        """
+        """Adds a problem of a split if any query has it."""
         if wrong:
             self.problems.append(
                 f"{len(wrong)} of {len(queries)} queries of {split} {problem}, the first is query {wrong[0].id}, "
@@ -89,9 +84,6 @@ def validate(chain: Chain, reward_timeout: float) -> ValidationReport:
     """Checks a chain's task and shows example prompts and rewards.
 
     Errors in the task are not raised, but listed in the report's `problems`.
-
-    Args:
-        reward_timeout: Seconds that one call of the reward may take.
     """
     task = chain.task
     report = ValidationReport(task.name)

@@ -10,15 +10,7 @@ class DeviceError(RuntimeError):
 
 
 def check_cuda(setting: str, value: float) -> None:
-    """Checks that PyTorch can use a GPU in this process.
-
-    Args:
-        setting: name of the setting that requires the GPU.
-        value: of that setting.
-
-    Raises:
-        DeviceError: the driver, the GPU or PyTorch's build does not allow it.
-    """
+    """Checks that PyTorch can use a GPU in this process."""
     problem = cuda_problem()
     if problem is not None:
         raise DeviceError(

@@ -32,9 +32,6 @@ def check_vllm_build(device: str) -> None:
 
     Args:
         device: `cpu` or `cuda`.
-
-    Raises:
-        DeviceError: vLLM was built for another device type.
     """
     from policies.generation.cuda import DeviceError, cuda_problem  # imports torch
 

@@ -76,10 +76,7 @@ class TransformersGenerator:
         Args:
             models: by policy id, the folder or hub id of its model. With adapters, the same for all but frozen ones.
             dtype: `auto`, `bf16` or `fp32`.
-            device: the device to run on.
-            trust_remote_code: run code that comes with the model.
             lora: configuration of the adapters; None if every policy has a full model of its own.
-            quantization: of the base under the adapters.
             frozen: policy ids that have no adapters and get no new weights.
             max_length: maximum number of prompt and response tokens together. It decides the attention implementation
                 and longrope's factors, as in learners. None if unknown.

@@ -59,9 +59,6 @@ class GroupedAdapters(PunicaWrapperCPU):
             x: `[N, in]`.
             lora_a_stacked: per packed layer, `[slots, 1, rank, in]`.
             lora_b_stacked: per packed layer, `[slots, 1, width, rank]`.
-            scale: factor of the added output.
-            output_slices: the packed layers' widths.
-            **kwargs: vLLM's arguments for other platforms.
         """
         if not self._slots:
             return
@@ -92,7 +89,6 @@ def pack_adapters(
 
     Args:
         lora_a_stacked, lora_b_stacked: as in `GroupedAdapters.add_lora_linear`.
-        slots: the adapters.
 
     Returns:
         A `[slots * packed layers * rank, in]`, and B `[slots * packed layers * rank, out]`, in which each packed

@@ -34,12 +34,8 @@ def check_device(device: torch.device, dtype: str, lora: Lora | None) -> None:
     """Checks that vLLM can generate on a device.
 
     Args:
-        device: the device to run on.
         dtype: the setting: `auto`, `bf16` or `fp32`.
         lora: configuration of the adapters; None if there are none.
-
-    Raises:
-        DeviceError: the installed build does not support the device, or adapters of that dtype on it.
     """
     check_vllm_build(device.type)
     if lora is None or device.type == "cpu" or compute_dtype(dtype, device) == torch.bfloat16:
@@ -70,9 +66,6 @@ def cuda_arguments(max_sequences: int) -> dict[str, Any]:
 
     Steps in which every response gets a token replay CUDA graphs, but nothing is compiled: on an H200, an engine of a
     0.36B model then starts in 4 s instead of 63 s (32 s with vLLM's cache), and generates faster (docs/gpu.md).
-
-    Args:
-        max_sequences: number of responses generated at once.
     """
     largest = min(-(-max_sequences // 16) * 16, _MAX_GRAPH_SEQUENCES)  # vLLM captures multiples of 16
     return {
@@ -90,11 +83,8 @@ def cache_fits(path: str, trust_remote_code: bool, cache: int, weight_bytes: flo
     If not, vLLM must measure the free memory, which takes longer, and then fills the whole share.
 
     Args:
-        path: the model.
-        trust_remote_code: run code that comes with the model.
         cache: bytes of the KV cache on each GPU.
         weight_bytes: bytes per weight on each GPU.
-        share: the engine's part of each GPU.
     """
     from vllm.platforms import current_platform
 
@@ -108,11 +98,6 @@ def check_memory(needed: int, max_sequences: int, length: int) -> None:
 
     Args:
         needed: bytes of the KV caches of all engines.
-        max_sequences: number of responses generated at once.
-        length: maximum number of tokens of prompt and response.
-
-    Raises:
-        EngineStartError: they do not fit.
     """
     import psutil  # a dependency of vLLM
 
@@ -137,8 +122,6 @@ def wrap_errors(action: str, error_type: type[Exception], device: torch.device) 
 
     Args:
         action: what vLLM fails to do, for the message "vLLM could not …".
-        error_type: the type to raise.
-        device: the engine's device.
     """
     from vllm.v1.engine.exceptions import EngineDeadError
 

@@ -77,24 +77,15 @@ class VLLMGenerator:
         Args:
             models: by policy id, the folder or hub id of its model. With adapters, the same for all but frozen ones.
             dtype: `auto`, `bf16` or `fp32`.
-            device: the device to run on.
-            max_prompt_tokens, max_response_tokens: together the context length.
-            max_sequences: number of responses generated at once.
             seed: vLLM's own seed. Responses depend only on `Sampling.seeds`.
-            trust_remote_code: run code that comes with the model.
             lora: configuration of the adapters; None if every policy has a full model of its own.
             frozen: policy ids that have no adapters and get no new weights.
             gpu_share: on CUDA, this runner's part of a GPU. The engines may use 90 % of it, in equal parts.
             tensor_parallel_size: number of devices that each engine's model is split over: the first ones of this
                 process. If it is above 1, each device has a worker process, and the engine is not in-process.
-            in_process: whether to run the engines in this process.
             timeout: longest wait in seconds for an engine's next response or for one `load`. Only for engines in
                 processes of their own; callers of in-process engines must have a timeout themselves.
             weight_transfer: vLLM's backend for `transfer`; None if only `load` is used.
-
-        Raises:
-            DeviceError: the installed vLLM does not support the device.
-            EngineStartError: an engine cannot start, or lacks memory.
         """
         vllm_device.check_device(device, dtype, lora)
         self.device = device
@@ -223,8 +214,6 @@ class VLLMGenerator:
         """Adds requests to an engine, and steps it until responses are finished; returns these with their keys.
 
         Args:
-            name: of the engine.
-            new: requests to add.
             running: the engine's unfinished requests, by vLLM's request ids; updated in place.
         """
         from vllm import SamplingParams, TokensPrompt
@@ -259,11 +248,7 @@ class VLLMGenerator:
         return finished
 
     def load(self, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
-        """See `Generator.load`. Only a path is sent to the engine.
-
-        Raises:
-            ModelError: vLLM cannot replace the weights of this model.
-        """
+        """See `Generator.load`. Only a path is sent to the engine."""
         action = f"replace the weights of `{self._paths[self._engine_name(policy_id)]}`"
         errors = vllm_device.wrap_errors(action, ModelError, self.device)
         with shared_memory_file(weights) as path, self.watched(policy_id) as engine, errors:
@@ -282,12 +267,6 @@ class VLLMGenerator:
 
         Args:
             step: `connect`, `start`, `receive` or `finish`, which returns the engine's weights.
-            policy_id: the policy.
-            argument: of the step.
-            version: of the weights.
-
-        Raises:
-            GenerationError: the engine died or hung, and was restarted with its initial weights.
         """
         with self.watched(policy_id) as engine:
             results = engine.collective_rpc(f"{step}_transfer", args=(argument,))
@@ -316,11 +295,7 @@ class VLLMGenerator:
 
     @contextmanager
     def watched(self, policy_id: str) -> Iterator[LLM]:
-        """Yields a policy's engine, and watches it until the context exits.
-
-        Raises:
-            GenerationError: the engine died or hung. It was restarted with its last weights, unless that failed too.
-        """
+        """Yields a policy's engine, and watches it until the context exits."""
         name = self._engine_name(policy_id)
         if name not in self.engines:
             self._restart(name, f"The vLLM engine of {policy_id} died")
@@ -364,12 +339,7 @@ class VLLMGenerator:
         """Replaces a dead engine by a new one with the same weights.
 
         Args:
-            name: of the engine.
             event: what happened to it, as the first clause of the error message.
-
-        Raises:
-            GenerationError: the new engine failed to start, for example because the old one's memory is not free yet.
-                The next use of the engine retries.
         """
         if (dead := self.engines.pop(name, None)) is not None:
             dead.llm_engine.engine_core.shutdown()

@@ -23,12 +23,7 @@ MAX_LORA_RANK = _SUPPORTED_RANKS[-1]
 
 
 def engine_arguments(lora: Lora, adapters: int) -> dict[str, Any]:
-    """Returns arguments for `vllm.LLM`, and prepares vLLM for adapters.
-
-    Args:
-        lora: configuration of the adapters.
-        adapters: number of adapters.
-    """
+    """Returns arguments for `vllm.LLM`, and prepares vLLM for adapters."""
     patch_vllm()
     return {
         "enable_lora": True,
@@ -56,13 +51,7 @@ def replace_adapter(model_runner: Any, tensors: dict[str, torch.Tensor], number:
     """Replaces an adapter inside a vLLM worker.
 
     Args:
-        model_runner: the worker's model runner.
-        tensors: the new weights by PEFT's names.
         number: of the adapter, from 1.
-        rank, alpha: of the adapter.
-
-    Raises:
-        ModelError: vLLM has no layer for some of the tensors. vLLM itself would silently ignore them.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper

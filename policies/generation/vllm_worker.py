@@ -90,11 +90,7 @@ class WeightSync:
             self.start_weight_update()
 
     def receive_transfer(self, update_info: Any) -> None:
-        """Receives all or some of the new weights.
-
-        Raises:
-            RuntimeError: they did not arrive. The model's weights are then unusable until the next update.
-        """
+        """Receives all or some of the new weights."""
         with torch.inference_mode():
             try:
                 self.update_weights(update_info)
@@ -130,9 +126,6 @@ class WeightSync:
 
         Returns:
             As `load_weights`. The whole adapter is replaced, so no weight is stale.
-
-        Raises:
-            ModelError: vLLM does not support adapters on one of the layers.
         """
         tensors = _read(path)
         read = checksum({name: tensor.numpy() for name, tensor in tensors.items()})  # before vLLM scales them
@@ -163,13 +156,7 @@ class _Reload:
     """
 
     def __init__(self, model: Any, definition: PreTrainedModel, digest: Digest | None = None) -> None:
-        """Initializes the context.
-
-        Args:
-            model: vLLM's model.
-            definition: the same model in transformers' form.
-            digest: gets the tensors as they arrive.
-        """
+        """Initializes the context."""
         self._model, self._definition, self._digest = model, definition, digest
         self._needs_conversion = bool(get_model_conversion_mapping(definition, add_legacy=False))
         self._loaded: set[str] = set()

@@ -91,11 +91,7 @@ class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Receives the tensors one by one, and loads each into the model.
-
-        Raises:
-            RuntimeError: the sender died, or a tensor did not arrive in time.
-        """
+        """Receives the tensors one by one, and loads each into the model."""
         if self.group is None:
             raise RuntimeError("This worker is not connected to a sender.")
         try:
@@ -123,11 +119,7 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
     def trainer_init(
         cls, init_info: GlooTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> GlooSender:
-        """Connects to the workers.
-
-        Raises:
-            RuntimeError: they did not connect in time.
-        """
+        """Connects to the workers."""
         sender = cls(client=client, source=source, is_sender=init_info.is_sender)
         if sender.is_sender:
             timeout = timedelta(seconds=init_info.timeout)
@@ -138,11 +130,7 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
         return sender
 
     def send_weights(self) -> None:
-        """Sends all tensors of the source.
-
-        Raises:
-            RuntimeError: a worker died, or did not receive a tensor in time.
-        """
+        """Sends all tensors of the source."""
         assert self.source is not None
         if not self.is_sender:
             for _ in self.source:

@@ -21,7 +21,6 @@ def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tenso
     """Metrics of each response of one policy.
 
     Args:
-        rows: scored.
         eval_kl_coef: weight of the KL in the combined reward (CORY paper §5: own task reward - η · summed KL).
 
     Returns:

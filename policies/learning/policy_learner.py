@@ -52,9 +52,6 @@ class PolicyLearner:
         """Creates the optimizer; all ranks start from the weights of rank 0.
 
         Args:
-            model: the model, on its device.
-            hyperparameters: how it is trained.
-            name: the policy id, for messages.
             policy_index: index of the policy in the run; it seeds the mini-batches.
             group: the processes that train this policy together; None: this process alone, or the mesh of a sharded
                 model.
@@ -105,7 +102,6 @@ class PolicyLearner:
 
         Args:
             weights: by the names of `stream_weights`.
-            rows: the rows.
         """
         with self.model.temporary_weights():
             self.model.load({f"lm.{name}": array for name, array in weights.items()}, critic=False)
@@ -131,9 +127,6 @@ class PolicyLearner:
         Returns:
             Means over response tokens (`losses.token_weights`) of `Hyperparameters.loss_metrics` and the total `loss`.
             Mean over optimizer steps of `grad_norm`, before clipping. The update's `lr`.
-
-        Raises:
-            NonFiniteUpdate: a gradient was not finite; that step changed no weight.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
@@ -284,10 +277,6 @@ class PolicyLearner:
 
     def state(self, weights: str, moments: str) -> dict[str, dict[str, Tensor]]:
         """This rank's part of the training state: weights and Adam's moments.
-
-        Args:
-            weights: folder of the weights.
-            moments: folder of Adam's moments.
 
         Returns:
             The tensors of each folder, by name; no entry for the moments before the first step.

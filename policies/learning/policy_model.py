@@ -84,23 +84,15 @@ class PolicyModel(nn.Module):
         """Builds the LM and, with a critic, the value head.
 
         Args:
-            path: a folder or hub id.
-            critic: whether there is a value head.
-            temperature: divides the logits.
             dtype: compute type, `auto`, `bf16`, `fp32` or `fp64`; trained weights are fp32, with `fp64` fp64.
             device: where a LoRA base is loaded. A fully trained model is built on the CPU and moved by `to`.
             lora: the LoRA configuration; None: train all weights.
-            quantization: of the LoRA base.
             gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
-            trust_remote_code: run code that comes with the model.
             max_length: maximal number of tokens of a prompt and its response, which decides the attention used and
                 longrope's factors; None: unknown.
             reference: whether `score` will be called with the reference. If not, a sharded model does not load it;
                 others load it when they first use it.
             mesh: the processes over which the model and its reference are sharded; None: no sharding.
-
-        Raises:
-            ModelError: no such model, or it cannot be sharded.
         """
         super().__init__()
         self.path = path
@@ -212,7 +204,6 @@ class PolicyModel(nn.Module):
         """Log-probabilities of the responses, the value before each response token, and the entropy there.
 
         Args:
-            rows: the rows.
             layout: how they are forwarded; None: as plain rows.
             with_entropy: compute the entropy, for a loss that has it as a term.
 
@@ -235,9 +226,7 @@ class PolicyModel(nn.Module):
         """Everything about a batch that stays constant while PPO trains on it.
 
         Args:
-            rows: the batch.
             layout: how they are forwarded; None: as plain rows.
-            reference: whether to score it under the reference too.
 
         Returns:
             `[B, R]` each, fp32, 0 outside the response mask: `logprobs` and `entropy`; with the reference also
@@ -276,12 +265,6 @@ class PolicyModel(nn.Module):
         later tokens, and token by token with a cache), and with eager attention, unless the family cannot switch to it.
         fp32 weights are compared in fp32, since bf16 rounding would hide errors. Rows are forwarded as plain rows if
         log-probabilities differ in a prefix tree. All ranks must call it.
-
-        Args:
-            prefix_sharing: whether rows may be forwarded in prefix trees.
-
-        Raises:
-            ModelError: they differ by more than rounding.
         """
         config = self.lm.config.get_text_config()
         rows = padded_rows(config.vocab_size, self._max_length)
@@ -379,10 +362,6 @@ class PolicyModel(nn.Module):
 
         Args:
             state: weights as from `state`.
-            critic: include the value head.
-
-        Raises:
-            KeyError: a weight of this model is missing from `state`.
         """
         with torch.no_grad():
             for name, parameter in self.trainable():

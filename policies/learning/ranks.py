@@ -48,7 +48,6 @@ def mean_tensor(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = Non
     """Returns the mean as a new tensor; its last bit depends on the order of the tensors.
 
     Args:
-        tensors: the tensors of this process.
         group: processes with equally many tensors each, included in the mean; None: this process alone.
     """
     total = tensors[0].clone()
@@ -74,7 +73,6 @@ def move_to_mean(policies: Sequence[Sequence[Tensor]], tau: float, group: dist.P
     """Moves the weights of all policies towards their mean, in place, one tensor at a time: w ← w + τ · (mean - w).
 
     Args:
-        policies: the tensors of each policy, in the same order.
         tau: τ; with 1 all policies are equal afterwards.
         group: processes that have other policies; None: this process alone.
     """

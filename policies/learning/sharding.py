@@ -37,8 +37,6 @@ def shard(root: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, dtype: tor
 
     Args:
         root: the module whose forward is called, or whose other forward methods are registered with FSDP.
-        blocks: submodules that are gathered one after another.
-        mesh: the processes.
         dtype: the type in which trained parameters are gathered; gradients are summed in fp32 or better. None: their
             own type. (Autocast instead would keep the cast copy of all parameters for the backward pass.)
     """
@@ -55,11 +53,7 @@ def shard(root: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, dtype: tor
 
 
 def transformer_blocks(lm: PreTrainedModel) -> list[nn.Module]:
-    """The transformer blocks of an LM, by the class names that its family declares (`_no_split_modules`).
-
-    Raises:
-        ModelError: the family declares none.
-    """
+    """The transformer blocks of an LM, by the class names that its family declares (`_no_split_modules`)."""
     names = no_split_classes(lm)
     blocks = [module for module in lm.modules() if type(module).__name__ in names]
     if not blocks:

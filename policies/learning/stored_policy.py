@@ -44,9 +44,6 @@ def save(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | 
         tensors: by name; each process writes its shards of sharded tensors.
         folder: a path on each process's machine; created if missing.
         group: the processes that hold the tensors; None: this process alone.
-
-    Raises:
-        OSError: a process of the group could not write.
     """
     writer = HuggingFaceStorageWriter(folder, save_distributed=True)
     with _unwrap_errors():
@@ -54,13 +51,7 @@ def save(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | 
 
 
 def restore(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | None) -> None:
-    """Reads tensors, written by any number of processes, in place; all processes of the group must call it.
-
-    Raises:
-        KeyError: a tensor is missing from the folder.
-        StoredPolicyError: a tensor has another shape there.
-        FileNotFoundError: parts of a tensor are missing.
-    """
+    """Reads tensors, written by any number of processes, in place; all processes of the group must call it."""
     shapes = stored_shapes(folder)
     if missing := tensors.keys() - shapes.keys():
         raise KeyError(f"{folder} has no {min(missing)}.")
@@ -122,11 +113,7 @@ def _unwrap_errors() -> Iterator[None]:
 
 
 def stored_shapes(folder: str) -> dict[str, torch.Size]:
-    """The shapes of the tensors in a folder, by name; empty if the folder does not exist.
-
-    Raises:
-        FileNotFoundError: parts of a tensor are missing.
-    """
+    """The shapes of the tensors in a folder, by name; empty if the folder does not exist."""
     if not Path(folder).is_dir():
         return {}
     return {name: tensor.size for name, tensor in _tensor_metadata(_metadata(folder), folder).items()}
@@ -136,9 +123,6 @@ def open_weights(folder: str) -> LazyWeights:
     """Opens the tensors of a folder as lazy fp32 arrays, by name.
 
     All files are opened now, so the arrays can be read even after the folder is removed.
-
-    Raises:
-        FileNotFoundError: the folder, or parts of a tensor, are missing.
     """
     metadata = _metadata(folder)
     parts: dict[str, list[tuple[tuple[slice, ...], str]]] = {}
@@ -164,11 +148,7 @@ def _metadata(folder: str) -> Metadata:
 
 
 def _tensor_metadata(metadata: Metadata, folder: str) -> Mapping[str, TensorStorageMetadata]:
-    """The metadata of each tensor.
-
-    Raises:
-        FileNotFoundError: parts of a tensor are missing.
-    """
+    """The metadata of each tensor."""
     tensors: Mapping[str, Any] = metadata.state_dict_metadata
     for name, tensor in tensors.items():
         if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():

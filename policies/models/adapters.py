@@ -40,10 +40,6 @@ def add_lora(base: PreTrainedModel, lora: Lora) -> PreTrainedModel:
 
     Args:
         base: frozen; it is not changed.
-        lora: configuration of the adapter.
-
-    Raises:
-        ModelError: a layer in `lora.targets` does not exist or cannot be adapted.
     """
     from peft import inject_adapter_in_model
 
@@ -72,11 +68,7 @@ def merge_lora(model: PreTrainedModel) -> None:
 
 
 def reject_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Rejects layers that a model does not have or that cannot be adapted; PEFT would skip them silently.
-
-    Raises:
-        ModelError: names them, and the layers that can be adapted.
-    """
+    """Rejects layers that a model does not have or that cannot be adapted; PEFT would skip them silently."""
     usable = _linear_layers(model)
     if unusable := sorted(set(targets) - set(usable)):
         raise ModelError(
@@ -109,16 +101,7 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 def describe_family(path: str, max_length: int, trust_remote_code: bool = False) -> str:
-    """Describes a model's family in one line: attention, longrope, layers that LoRA can adapt, prefix sharing.
-
-    Args:
-        path: folder or hub id.
-        max_length: maximum number of tokens of a row.
-        trust_remote_code: run code that comes with the model.
-
-    Raises:
-        ModelError: no such model.
-    """
+    """Describes a model's family in one line: attention, longrope, layers that LoRA can adapt, prefix sharing."""
     model = meta_model(path, trust_remote_code)
     measured = model.config.model_type in read_family_table().families
     shares = supports_prefix_trees(model.config, max_length)

@@ -59,7 +59,6 @@ def fix_rope_factors(config: PreTrainedConfig, max_length: int | None) -> bool:
     the short ones, so a row's log-probabilities would depend on its batch. As in vLLM, the maximal length decides.
 
     Args:
-        config: the model's, which is changed.
         max_length: maximal number of tokens of a row; None: unknown, at most the original context.
 
     Returns:
@@ -84,7 +83,6 @@ def supports_prefix_trees(config: PreTrainedConfig, max_length: int | None) -> b
     `PolicyModel.check_forward` also tries it, but with rows of 16 tokens, which are within most windows.
 
     Args:
-        config: the model's.
         max_length: maximum number of tokens of a row; None: unknown.
     """
     difference = read_family_table().families.get(config.model_type, {}).get("prefix_tree", 0.0)

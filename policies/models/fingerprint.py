@@ -36,9 +36,6 @@ def model_files(path: str) -> dict[str, str]:
     Returns:
         For a folder, digests by file name; for a hub id, the id under `HUB_KEY` and the cached commit under
         `COMMIT_KEY`.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     folder = Path(path)
     if not folder.is_dir():

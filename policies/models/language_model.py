@@ -28,13 +28,6 @@ def stop_token_ids(path: str, trust_remote_code: bool = False) -> list[int]:
 
     Instruction-tuned models often have several: one ends a turn, another a document. They may be spread over
     generation_config.json and config.json.
-
-    Args:
-        path: folder or hub id.
-        trust_remote_code: run code that comes with the model.
-
-    Raises:
-        ModelError: no such model.
     """
     config = load_config(path, trust_remote_code)
     hub_id, revision = split_revision(path)
@@ -63,17 +56,12 @@ def load_language_model(
     """Loads a causal LM with all dropout disabled, so that sampler and learner compute the same distribution.
 
     Args:
-        path: folder or hub id.
-        trust_remote_code: run code that comes with the model.
         dtype: type of the weights; compute type of quantized weights.
         quantization: `nf4`: 4 bits per weight of linear layers, by bitsandbytes; the model is then on the GPU.
         device: `meta` reads the weights one by one without keeping them: names, shapes and transformers' conversions
             remain.
         eager: use eager attention even if the model does not need it (see `eager_is_faster`).
         max_length: maximal number of tokens of a row (see `fix_rope_factors`); None: unknown.
-
-    Raises:
-        ModelError: no such model, or its weights do not fit its configuration.
     """
     config = load_config(path, trust_remote_code)
     uses_long_rope = fix_rope_factors(config, max_length)
@@ -117,14 +105,7 @@ def init_empty(
     """Like `load_language_model`, but with zeros as weights, which take no memory until they are written to.
 
     Args:
-        path: folder or hub id.
-        trust_remote_code: run code that comes with the model.
-        dtype: type of the weights.
-        eager: use eager attention.
         max_length: maximal number of tokens of a row; None: unknown.
-
-    Raises:
-        ModelError: no such model.
     """
     from accelerate import init_empty_weights
 
@@ -161,11 +142,7 @@ def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def meta_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Returns a causal LM on the meta device: names and shapes of weights without memory.
-
-    Raises:
-        ModelError: no such model.
-    """
+    """Returns a causal LM on the meta device: names and shapes of weights without memory."""
     config = load_config(path, trust_remote_code)
     arguments = _from_config_kwargs(path, config, trust_remote_code)
     with torch.device("meta"):
@@ -189,18 +166,10 @@ def shared_base(
     All policies share one object per process, device, types, quantization, attention and factors of longrope.
 
     Args:
-        path: folder or hub id.
-        device: the device.
-        trust_remote_code: run code that comes with the model.
-        dtype: type of the weights.
-        quantization: of the linear layers.
         linear_dtype: type of the linear layers; None: `dtype`. With autocast to this type the results are the same,
             but the weights need not be cast in every forward pass.
         eager: use eager attention (see `eager_is_faster`).
         max_length: maximal number of tokens of a row (see `fix_rope_factors`); None: unknown.
-
-    Raises:
-        ModelError: no such model, or it cannot be loaded.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -276,8 +245,6 @@ def eager_is_faster(dtype: torch.dtype, device: torch.device, max_length: int | 
     another machine, fused took 1.4 times the eager time at 60 tokens, 1.25 times at 128 and 1.07 times at 200.
 
     Args:
-        dtype: the compute type.
-        device: the compute device.
         max_length: maximal number of tokens of a row in the run; None: unknown.
     """
     if device.type != "cpu" or dtype != torch.bfloat16:

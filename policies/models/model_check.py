@@ -24,17 +24,10 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
     """Checks that a model exists and supports the given lengths, without loading its weights.
 
     Args:
-        path: folder or hub id.
         context: maximal number of tokens of a prompt and its response.
-        trust_remote_code: run code that comes with the model.
-        tensor_parallel_size: number of devices that the model is split over.
 
     Returns:
         The size of the vocabulary: embedding rows, which may be more or fewer than the tokenizer's tokens.
-
-    Raises:
-        ModelError: no such model, its family's code ignores padding, its context is too short, or its attention heads
-            cannot be split.
     """
     check_model_folder(path, weights=False)
     config = load_config(path, trust_remote_code)
@@ -54,11 +47,7 @@ def check_model(path: str, context: int, trust_remote_code: bool = False, tensor
 
 
 def max_positions(path: str, trust_remote_code: bool = False) -> int | None:
-    """Returns the number of positions of a model; None: unlimited.
-
-    Raises:
-        ModelError: no such model.
-    """
+    """Returns the number of positions of a model; None: unlimited."""
     check_model_folder(path, weights=False)
     return getattr(load_config(path, trust_remote_code).get_text_config(), "max_position_embeddings", None)
 
@@ -67,9 +56,6 @@ def check_tensor_parallel(config: PreTrainedConfig, parts: int) -> None:
     """Checks that vLLM can split a model's attention heads over `parts` devices.
 
     vLLM gives every device equally many query heads, and equally many key-value heads or copies of one.
-
-    Raises:
-        ModelError: it cannot; the message lists valid numbers of devices.
     """
     if parts == 1:
         return
@@ -101,10 +87,6 @@ def check_model_folder(path: str, *, weights: bool = True) -> None:
 
     Args:
         path: the folder; a hub id is not checked.
-        weights: check the weights too.
-
-    Raises:
-        ModelError: the folder does not exist, a file is missing, or one is damaged.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -129,11 +111,7 @@ def check_model_folder(path: str, *, weights: bool = True) -> None:
 
 
 def load_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
-    """Reads the configuration of a causal LM.
-
-    Raises:
-        ModelError: not found, or the model is not a causal LM.
-    """
+    """Reads the configuration of a causal LM."""
     from cory_env.tokenizer import go_offline_if_unreachable, offline_reason  # learning needs no environment
 
     hub_id, revision = split_revision(path)

@@ -16,10 +16,6 @@ def model_path(name: str) -> str:
     """Resolves a model name: the folder of a bundled model on this machine, else the name itself.
 
     Every process resolves names itself, because folders differ between machines.
-
-    Raises:
-        SmolLM2Error: the name is `smollm2`, but its package is not installed.
-        CacheError: `smollm2` must be unpacked, but the cache cannot be written.
     """
     if name in BUNDLED_MODELS:
         return str(BUNDLED_MODELS[name])

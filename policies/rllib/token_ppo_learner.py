@@ -46,12 +46,7 @@ class TokenPPOLearner(TorchLearner):
     """All learners, policy × shard, with `shards_per_policy`: this one trains its shard of one policy. Else None."""
 
     def build(self) -> None:
-        """Builds the models and their learners.
-
-        Raises:
-            ModelError: there is no such model, or `PolicyModel.check_forward` failed.
-            DeviceError: PyTorch cannot compute on the GPU that this learner was given.
-        """
+        """Builds the models and their learners."""
         self.settings: Settings = self.config.settings
         if self.settings.gpus_per_learner:
             check_cuda("gpus_per_learner", self.settings.gpus_per_learner)
@@ -98,9 +93,7 @@ class TokenPPOLearner(TorchLearner):
         """Scores the rows of this learner's policies; all learners must call it with the same rows.
 
         Args:
-            rows: rows by policy id.
             keep: keep the rows with their scores for `learn`.
-            reference: score them under the reference too.
 
         Returns:
             Scores by policy id, only of policies for which this learner is rank 0.
@@ -121,9 +114,6 @@ class TokenPPOLearner(TorchLearner):
             columns: by policy id the columns that these rows do not have yet.
             update: number of the update, from 0.
             kl_coefs: weight of the KL by policy id, used if the KL is in the loss.
-
-        Raises:
-            NonFiniteUpdate: a gradient was not finite.
         """
         scored_rows, self._rows = self._rows, {}
         for policy_id in [policy_id for policy_id in columns if policy_id in self.policies]:
@@ -240,11 +230,7 @@ class TokenPPOLearner(TorchLearner):
         return self._saving is None or self._saving.done()
 
     def finish_save(self) -> None:
-        """Waits for the write that `begin_save` started.
-
-        Raises:
-            OSError: a rank of a policy could not write.
-        """
+        """Waits for the write that `begin_save` started."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()

@@ -30,9 +30,7 @@ class WeightSender:
         """Creates a sender; it connects with the first `send`.
 
         Args:
-            policy: the policy's learner.
             backend: `gloo`, or the name of a backend of vLLM.
-            workers: processes per engine.
             timeout: longest wait for a runner, in seconds.
         """
         self.policy, self.backend, self.workers, self.timeout = policy, backend, workers, timeout
@@ -45,10 +43,7 @@ class WeightSender:
         """Sends the current or other weights. All ranks of the policy must call it.
 
         Args:
-            runners: the actors to send to.
-            version: version of the weights.
             restarts: number of runner restarts so far; restarted runners must connect again.
-            weights: other weights than the current ones.
 
         Returns:
             The checksum of the sent weights, and what each runner's engine loaded; None if a runner failed, in which
@@ -138,10 +133,6 @@ class RunnerClient:
         """Creates a client for one weight sync.
 
         Args:
-            runners: the actors.
-            policy_id: the policy whose weights are sent.
-            version: version of the weights.
-            workers: processes per engine.
             timeout: longest wait for a runner, in seconds.
         """
         self.loaded: list[LoadedWeights] | None = None

@@ -40,19 +40,12 @@ def generate_chains(
     of `chains`. So the batches do not depend on timing.
 
     Args:
-        generator: has loaded the policies.
-        chains: the chains, in order.
         compute_awaited: computes the rewards and the feedback that waiting episodes need, and stores them there. None
             if no chain needs any.
 
     Returns:
         By chain, the generated responses in the order of the positions. The episode's own may be shorter, if a stop
         string ended them.
-
-    Raises:
-        GenerationError: an engine failed.
-        QueryTooLongError: a prompt is too long.
-        Exception: any exception of `compute_awaited`.
     """
     scheduler = _Scheduler(chains, compute_awaited)
     generator.run_requests(scheduler.advance(range(len(chains))), scheduler.on_finished)

@@ -87,9 +87,6 @@ class ChainRunner(StatelessRunner):
         """Starts the generation backend on the device that Ray assigned to this runner.
 
         On a GPU that the driver's runner shares with a learner, the engines run in processes of their own.
-
-        Raises:
-            DeviceError, EngineStartError: see `make_generator`.
         """
         s = self.settings
         if s.gpus_per_runner:
@@ -125,15 +122,9 @@ class ChainRunner(StatelessRunner):
             update: number of the update, from 0. Sampling seeds depend on it, as does the random response limit with
                 `min_response_tokens`.
             mapping: which policy has which role: all roles, or the pioneer alone.
-            version: version of the weights that must be loaded.
-            split: of the task's queries.
 
         Returns:
             One episode per chain whose rewards could be computed, in the order of the queries.
-
-        Raises:
-            GenerationError: the engine failed, or holds another version of the weights.
-            RewardError: the reward failed and `on_reward_error` is `stop`.
         """
         assert mapping is not None
         policy_ids = tuple(mapping.as_dict().values())
@@ -194,15 +185,10 @@ class ChainRunner(StatelessRunner):
         """Loads new weights of a policy into the generation backend.
 
         Args:
-            policy_id: the policy.
             weights: fp32 arrays by Hugging Face name.
-            version: of the weights.
 
         Returns:
             Version and checksum of the weights that the engine holds now.
-
-        Raises:
-            GenerationError: the engine failed and was restarted.
         """
         loaded = self.generator.load(policy_id, weights, version)
         self._versions[policy_id] = version

@@ -30,8 +30,6 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
     the responses of a role different rewards, although their own task rewards are equal.
 
     Args:
-        rollout: chains of one team.
-        credit: the credit settings.
         estimators: advantage estimators by policy id, without critics.
     """
     if not rollout.episodes:
@@ -57,10 +55,6 @@ def replace_queries(
     A new query without chains, because its reward failed, replaces nothing.
 
     Args:
-        rollout: the chains so far.
-        queries: their queries in order.
-        replaced: the queries to replace.
-        new: the chains of new queries.
         new_queries: these queries; there may be fewer than places.
 
     Returns:

@@ -17,16 +17,9 @@ def make_generator(
     """Starts a generation backend with the initial weights of models.
 
     Args:
-        s: dtype, adapters and lengths.
-        models: by policy id, the folder or hub id of its model.
         backend: `transformers` or `vllm`.
-        device: the device to run on.
         max_sequences: maximum number of responses that a vLLM engine generates at once.
         **vllm_options: further arguments of `VLLMGenerator`.
-
-    Raises:
-        DeviceError: vLLM cannot compute on the device.
-        EngineStartError: vLLM failed to start.
     """
     common_arguments: dict[str, Any] = {
         "dtype": s.dtype,

@@ -53,7 +53,6 @@ def concat_rollouts(rollouts: Sequence[Rollout], *, parallel: bool = False) -> R
     """Concatenates rollouts.
 
     Args:
-        rollouts: in order.
         parallel: whether they ran at the same time, so that the longest time counts instead of the sum.
     """
     counters: dict[str, float] = {}
@@ -78,9 +77,6 @@ def to_rllib_episode(
     Roles that a stopped chain did not ask have no agent episode.
 
     Args:
-        prompt_ref: the query.
-        episode: the finished chain.
-        responses: the generated responses, by position.
         task_rewards: r_i, by position. Agents receive the collective reward.
         mapping: the role mapping used for generation; the episode keeps it.
     """

@@ -24,11 +24,7 @@ def sample_prompts(seed: int, update: int, size: int, total: int, samples: int =
     """Returns the queries of one update: the next `size` of an endless sequence of shuffled epochs.
 
     Args:
-        seed: of the run.
         update: counted from 0.
-        size: queries per update.
-        total: number of training queries.
-        samples: chains per query.
         used: queries of the sequence that replacements in earlier updates used.
     """
     prompt_refs: list[PromptRef] = []
@@ -45,13 +41,6 @@ def sample_replacements(
     seed: int, first: int, count: int, total: int, excluded: Collection[int]
 ) -> tuple[list[int], int]:
     """Returns the next queries of the sequence that an update does not contain yet.
-
-    Args:
-        seed: of the run.
-        first: index in the sequence from which to search.
-        count: maximum number of queries.
-        total: number of training queries.
-        excluded: queries that the update contains or contained.
 
     Returns:
         The queries, fewer than `count` if there are no others; and the number of queries of the sequence used.

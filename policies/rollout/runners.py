@@ -63,7 +63,6 @@ class Runners:
         """Wraps RLlib's group.
 
         Args:
-            group: the algorithm's env runners.
             settings: names the policies and the timeouts. A rollout's timeout is longer than `generation_timeout`, so
                 that a runner with a hanging reward can still report it.
             learners: hold the current weights. The driver fetches them for each sync, one policy at a time, and keeps
@@ -93,15 +92,10 @@ class Runners:
         """Generates chains for queries on all runners.
 
         Args:
-            prompt_refs: the queries.
             **arguments: the other arguments of `ChainRunner.sample`. The version defaults to the last one sent.
 
         Returns:
             A rollout with every query once, in order.
-
-        Raises:
-            RewardError, QueryTooLongError, …: errors of the queries or the reward, as the runner raised them.
-            GenerationError: no runner restarted in time, or all runners failed repeatedly.
         """
         if self.local is not None:
             call = {"prompt_refs": prompt_refs, "version": self.version, **arguments}
@@ -159,11 +153,7 @@ class Runners:
         """Sends the learners' current weights to all runners. Runners that restart later get them then.
 
         Args:
-            version: of the weights.
             policy_ids: the policies to send; None sends all.
-
-        Raises:
-            WeightSyncError: an engine's weights differ from the ones sent.
         """
         self.version = version
         self._send_to(self.healthy_ids(), policy_ids)
@@ -186,11 +176,7 @@ class Runners:
                 self.check_loaded(policy_id, self._call("load_weights", calls).values())
 
     def load_on_one_runner(self, policy_id: str, weights: Weights) -> None:
-        """Sends given weights of a policy to one runner, the same way as the current ones are sent.
-
-        Raises:
-            GenerationError: the runner died or hung.
-        """
+        """Sends given weights of a policy to one runner, the same way as the current ones are sent."""
         if self.uses_weight_transfer:
             self._transfer(policy_id, self.wait_for_healthy()[:1], weights)
         else:
@@ -216,11 +202,7 @@ class Runners:
         )
 
     def check_loaded(self, policy_id: str, loaded_weights: Iterable[LoadedWeights]) -> None:
-        """Compares the weights that engines loaded with the ones that were sent.
-
-        Raises:
-            WeightSyncError: they differ, or an engine has weights that were not sent.
-        """
+        """Compares the weights that engines loaded with the ones that were sent."""
         sent_checksum = self.sent_checksums[policy_id]
         for loaded in loaded_weights:
             if (loaded.version, loaded.checksum) != (self.version, sent_checksum):
@@ -245,11 +227,7 @@ class Runners:
         return [runner for runner in runners if self.manager.is_actor_healthy(runner)]
 
     def wait_for_healthy(self) -> list[int]:
-        """Returns the ids of healthy remote runners. Waits for a restart if there are none.
-
-        Raises:
-            GenerationError: no runner restarted within twice the timeout.
-        """
+        """Returns the ids of healthy remote runners. Waits for a restart if there are none."""
         deadline = time.monotonic() + 2 * self.timeout
         while not (runners := self.healthy_ids()):
             if time.monotonic() > deadline:
@@ -264,10 +242,6 @@ class Runners:
 
         Returns:
             Their ids.
-
-        Raises:
-            WeightSyncError: an engine's weights differ from the ones sent.
-            TaskChangedError: the data changed since training started.
         """
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
@@ -284,11 +258,7 @@ class Runners:
     # Calls.
 
     def call_one(self, method: str, **arguments: Any) -> Any:
-        """Calls a method of one runner.
-
-        Raises:
-            GenerationError: the runner died or hung.
-        """
+        """Calls a method of one runner."""
         if self.local is not None:
             return getattr(self.local, method)(**arguments)
         runner = self.wait_for_healthy()[0]
@@ -346,11 +316,7 @@ def check_started(group: EnvRunnerGroup, wait: float | None = None) -> None:
     """Raises the error that kept a runner from starting. RLlib silently continues without such a runner.
 
     Args:
-        group: the runners.
         wait: seconds to wait for runners that are restarting; None waits until they are up.
-
-    Raises:
-        RewardError, EngineStartError, …: the error of the runner's constructor.
     """
     actors = actor_manager(group).actors()
     calls = [actors[runner].ping.remote() for runner in set(actors) - set(group.healthy_env_runner_ids())]

@@ -32,13 +32,7 @@ class RolloutScheduler:
     """
 
     def __init__(self, settings: Settings, runners: Runners, num_queries: int) -> None:
-        """Initializes the scheduler.
-
-        Args:
-            settings: of the run.
-            runners: generate the rollouts.
-            num_queries: number of training queries.
-        """
+        """Initializes the scheduler."""
         self.settings = settings
         self.runners = runners
         self.num_queries = num_queries
@@ -60,10 +54,6 @@ class RolloutScheduler:
         Returns:
             The rollout. Its counters also cover skipped batches, whose number is `skipped_batches`, and replaced
             queries, whose number is `replaced_queries`, with `discarded_tokens`.
-
-        Raises:
-            RewardError: more than `MAX_SKIPPED_BATCHES` batches in a row would be skipped.
-            RewardError, QueryTooLongError, GenerationError, …: see `Runners.generate`; a prefetch's errors too.
         """
         skipped: list[Rollout] = []
         for count in range(MAX_SKIPPED_BATCHES + 1):

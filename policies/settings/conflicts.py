@@ -12,11 +12,7 @@ from policies.settings.overrides import GROUP_ESTIMATORS, reject_unused_settings
 
 
 def reject_conflicts(settings: DerivedSettings) -> None:
-    """Checks combinations of settings.
-
-    Raises:
-        ValueError: for the first conflict; the message names a fix.
-    """
+    """Checks combinations of settings."""
     reject_unused_settings(settings)
     for rules in (_chain, _batch, _objective, _engines, _processes):
         for conflict in rules(settings):

@@ -29,11 +29,7 @@ def presets() -> dict[str, str]:
 
 
 def read_preset(name: str) -> dict[str, Value]:
-    """Returns the settings of a preset, including those of the presets it is based on.
-
-    Raises:
-        SettingsError: the preset is unknown; the message lists the presets.
-    """
+    """Returns the settings of a preset, including those of the presets it is based on."""
     if name not in presets():
         names = list(presets())
         hint = nearest_key(name, names)
@@ -44,11 +40,7 @@ def read_preset(name: str) -> dict[str, Value]:
 
 
 def read_file(path: Path, recorded: bool = False) -> dict[str, Value]:
-    """Returns the settings in a user's YAML file, or those that a run `recorded`, possibly of an earlier version.
-
-    Raises:
-        SettingsError: the file cannot be read, or contains an unknown setting.
-    """
+    """Returns the settings in a user's YAML file, or those that a run `recorded`, possibly of an earlier version."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -84,11 +84,7 @@ class Memory(NamedTuple):
 
 
 def model_shapes(settings: Settings) -> list[ModelShape]:
-    """Returns the sizes of each trained LLM's model and then of each frozen model; does not load their weights.
-
-    Raises:
-        ModelError: a model is missing, or `tensor_parallel_size` cannot split it.
-    """
+    """Returns the sizes of each trained LLM's model and then of each frozen model; does not load their weights."""
     paths = list(settings.model_paths.values())
     by_path = {path: _shape(path, settings) for path in dict.fromkeys(paths)}
     return [by_path[path] for path in paths]
@@ -162,7 +158,6 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
     """Estimates the memory of a process that learns: the driver or a learner.
 
     Args:
-        settings: the run's.
         models: from `model_shapes`.
     """
     device = torch.device("cuda" if settings.gpus_per_learner else "cpu")
@@ -264,7 +259,6 @@ def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
     A reward's own model is unknown here, so it is not counted.
 
     Args:
-        settings: the run's.
         models: from `model_shapes`.
     """
     device = torch.device("cuda" if settings.gpus_per_runner else "cpu")

@@ -95,10 +95,6 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
     Args:
         values: setting name → value; may be incomplete or invalid, like the overrides.
-        overrides: setting name → value.
-
-    Raises:
-        SettingsError: the overrides set the length of the run twice.
     """
     if "roles" in overrides:  # their number is the number of agents
         values = {name: value for name, value in values.items() if name != "num_agents"}
@@ -124,11 +120,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 
 def reject_unused_settings(settings: Fields) -> None:
-    """Rejects settings that differ from their defaults and have no effect.
-
-    Raises:
-        ValueError: for the first one; the message names its requirement.
-    """
+    """Rejects settings that differ from their defaults and have no effect."""
     for names, is_met, text in REQUIREMENTS:
         for name in () if is_met(settings) else names:
             value, default = getattr(settings, name), type(settings).model_fields[name].default

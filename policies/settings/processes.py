@@ -24,7 +24,6 @@ def processes(settings: Fields, trial: bool = False) -> list[Process]:
     The driver also learns if there are no learners, and generates if there are no runners.
 
     Args:
-        settings: the run's.
         trial: whether the driver is a trial of Tune, which requires a Ray CPU.
     """
     s = settings

@@ -34,9 +34,6 @@ def resolve(settings: Settings) -> Settings:
 
     Args:
         settings: of the run; resolved settings are returned unchanged, except for a missing date.
-
-    Raises:
-        ValueError: a tokenizer, its chat template, a model or the data cannot be loaded.
     """
     if is_resolved(settings) and (settings.chat_date is not None or not settings.chat):
         return settings
@@ -66,11 +63,7 @@ def updates_of_passes(settings: Settings, num_queries: int) -> int:
 
 
 def with_chat_date(settings: Settings, tokenizers: Tokenizers | None = None) -> Settings:
-    """Sets `chat_date` to today, if a chat template asks for a date and none is set.
-
-    Raises:
-        ValueError: a tokenizer or its chat template is missing or invalid.
-    """
+    """Sets `chat_date` to today, if a chat template asks for a date and none is set."""
     if not settings.chat or settings.chat_date is not None:
         return settings
     formats = settings.chat_formats(tokenizers or settings.make_tokenizers()).values()

@@ -26,9 +26,6 @@ def find_start_checkpoint(settings: Settings) -> Path | None:
 
     Returns:
         The checkpoint's folder; None if policies start from the model.
-
-    Raises:
-        SettingsError: there is no such checkpoint on this machine, or its policies have another architecture.
     """
     if settings.start_from is None:
         return None
@@ -53,15 +50,7 @@ def find_start_checkpoint(settings: Settings) -> Path | None:
 
 
 def reject_incompatible_policies(settings: Settings, source: Settings) -> None:
-    """Rejects a `start_from` whose policies have another architecture.
-
-    Args:
-        settings: this run's.
-        source: those of the run that it starts from.
-
-    Raises:
-        SettingsError: the architectures differ; the message names the settings.
-    """
+    """Rejects a `start_from` whose policies have another architecture."""
     names = [*ARCHITECTURE_SETTINGS]
     if settings.critic and not source.critic:
         names.append("advantage")

@@ -67,15 +67,7 @@ def _load(text: str) -> Any:
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """Parses YAML written by a user.
-
-    Args:
-        text: the YAML.
-        source: file name or other origin, for messages.
-
-    Raises:
-        SettingsError: it is invalid, has a duplicate key, or nests hundreds of lists.
-    """
+    """Parses YAML written by a user."""
     try:
         content = _load(text)
     except RecursionError as error:
@@ -91,13 +83,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def parse_scalar(text: str, lists: bool = False, mappings: bool = False) -> Value:
-    """Parses a YAML scalar: a number, true, false, null or quoted text; returns anything else as text.
-
-    Args:
-        text: a word of a command line.
-        lists: whether to parse lists in brackets too.
-        mappings: whether to parse mappings in braces too.
-    """
+    """Parses a YAML scalar: a number, true, false, null or quoted text; returns anything else as text."""
     try:
         value = _load(text)
     except (YAMLError, ValueError, KeyError, RecursionError):
@@ -127,12 +113,7 @@ def to_cli(value: Value) -> str:
 
 
 def write_yaml(value: object, flow: bool = False) -> str:
-    """Returns values, lists and mappings as YAML, in their order, with each text on one line.
-
-    Args:
-        value: any nesting of these.
-        flow: whether to write everything on one line.
-    """
+    """Returns values, lists and mappings as YAML, in their order, with each text on one line."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, default_flow_style=flow, width=math.inf, allow_unicode=True, sort_keys=False
     )

@@ -66,9 +66,7 @@ def own_logprobs(lm: PreTrainedModel, row: Tensor, temperature: float) -> OwnLog
     """Computes log-probabilities of an unpadded row, for which the model's code chooses positions and masks.
 
     Args:
-        lm: the model.
         row: tokens, int64 `[1, T]`.
-        temperature: divides the logits.
     """
     start = row.shape[1] - _NUM_GENERATED
 
@@ -137,8 +135,6 @@ def tree_difference(score: Callable[[Rows, Layout | None], Tensor], vocabulary: 
 
     Args:
         score: computes the log-probabilities of rows in a layout.
-        vocabulary: number of tokens.
-        device: of the model.
     """
     fork = _tokens(3, vocabulary) + _tokens(4, vocabulary) + _tokens(5, vocabulary)  # continues the first response
     rows = _make_rows(
@@ -163,13 +159,7 @@ def reject_difference(one: Tensor, other: Tensor, reason: str, *, limit: float, 
 
     Args:
         one: log-probabilities; none: they were not computed.
-        other: the same, computed otherwise.
         reason: of the difference, for which `{}` stands, and what to do.
-        limit: maximal mean difference in nats.
-        path: of the model.
-
-    Raises:
-        ModelError: they differ.
     """
     difference = float((one - other).abs().mean()) if len(one) else 0.0
     if not difference <= limit:

@@ -32,7 +32,6 @@ def token_logprobs(
         sources: int64 `[E]`, for each token the logits that predict it; several tokens may have the same.
         tokens: `[E]` token ids.
         temperature: above 0.
-        with_entropy: also compute the differentiable entropy.
 
     Returns:
         The log-probabilities, and the entropy over the vocabulary or None; `[E]`, in nats, fp32 or better.

@@ -183,11 +183,9 @@ class Paths:
         """Chooses how long packs are, and shares them out.
 
         Args:
-            size: maximum number of rows of a micro-batch.
             tokens: maximum number of its nodes, including padding; None: no limit. A longer row is a micro-batch of
                 its own.
             cost: of the model, to choose the cheapest length; None: plain rows.
-            ranks: number of processes that share the work.
 
         Returns:
             The packs of each micro-batch of each rank.

@@ -13,12 +13,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def ram_bytes(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
-    """Bytes of RAM that processes here can use: the machine's, or the smallest limit of a control group.
-
-    Args:
-        cgroups: Where control groups are mounted.
-        membership: File with the control groups of this process.
-    """
+    """Bytes of RAM that processes here can use: the machine's, or the smallest limit of a control group."""
     limits = [float(psutil.virtual_memory().total)]
     for line in _read(membership).splitlines():
         number, controllers, path = line.split(":", 2)

@@ -35,9 +35,6 @@ def fit_micro_batch_tokens(
 
     Returns:
         A power of two from 512 to 16384, or None if a learner does not fit even with 512.
-
-    Raises:
-        ModelError: A model is missing.
     """
     models = memory.model_shapes(settings) if models is None else models
     for tokens in MICRO_BATCH_TOKENS:
@@ -51,15 +48,11 @@ def choose_micro_batch_tokens(settings: Settings, ram: float | None = None, gpu:
     """Returns the value of `micro_batch_tokens=auto`.
 
     Args:
-        settings: The run's.
         ram, gpu: Bytes of the machine and of each GPU; if neither is given, of this machine.
 
     Returns:
         That of `fit_micro_batch_tokens`; the smallest if none fits, as the check before a run says what would; and
         `ELSEWHERE_TOKENS` if the learners' devices are not this machine's.
-
-    Raises:
-        ModelError: A model is missing.
     """
     models = memory.model_shapes(settings)
     available = learner_bytes(settings, models, ram, gpu)
@@ -78,7 +71,6 @@ def learner_bytes(
     and learners share the rest.
 
     Args:
-        settings: The run's.
         models: From `model_shapes`.
         ram, gpu: Bytes of the machine and of each GPU; if neither is given, of this machine.
 
@@ -100,7 +92,6 @@ def estimate_processes(settings: Settings, models: Sequence[ModelShape]) -> dict
     """Returns kind of process → its memory; a driver may have several parts.
 
     Args:
-        settings: The run's.
         models: From `model_shapes`.
     """
     learner, runner = memory.estimate_learner(settings, models), memory.estimate_runner(settings, models)

@@ -44,9 +44,5 @@ def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded_settings(values: Mapping[str, Any]) -> Settings:
-    """Validates settings that a run or result recorded, possibly of an earlier version.
-
-    Raises:
-        SettingsError: a removed setting had an effect; or for the first unknown key, invalid value or conflict.
-    """
+    """Validates settings that a run or result recorded, possibly of an earlier version."""
     return make_settings(drop_removed(values))
