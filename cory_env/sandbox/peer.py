@@ -141,7 +141,7 @@ class Peer:
 
 
 def _next_items(iterator: Any, count: int) -> tuple[tuple[Any, ...], BaseException | None]:
-    """Returns the next items of an iterator, at least one and at most `count`, and the exception that came after them."""
+    """Returns the next items of an iterator, 1 to `count`, and the exception that came after them."""
     items = [next(iterator)]
     try:
         while len(items) < count:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -219,6 +220,11 @@ class Trainer:
 
     def _save(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         checkpoints.start(algo)
+        self._saved_at = time.monotonic()
+
+    def _is_checkpoint_due(self) -> bool:
+        minutes = self.settings.checkpoint_minutes
+        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _loop(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         """Trains until all updates are done or the user stops the run; saves the last update in both cases.
@@ -228,6 +234,7 @@ class Trainer:
         """
         settings = self.settings
         self.interrupts.training = True
+        self._saved_at = time.monotonic()
         if self.terminal.has_bar:
             self.terminal.stage("Training")
         ended = False
@@ -248,7 +255,7 @@ class Trainer:
             if update % settings.samples_every == 0:
                 self.terminal.samples(samples)
             is_best = "evaluation" in line and self.run.best_update == update
-            if is_best or update % settings.checkpoint_every == 0:
+            if is_best or update % settings.checkpoint_every == 0 or self._is_checkpoint_due():
                 self._save(algo, checkpoints)
             checkpoints.poll()
         # A signal may have ended the loop between two periodic checkpoints.

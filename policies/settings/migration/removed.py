@@ -21,7 +21,6 @@ WITHOUT_EFFECT = frozenset(
     {
         *("runner_resources", "learner_resources", "prefix_sharing"),
         *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap"),
-        "checkpoint_minutes",
     }
 )
 """Settings that decided where a run computed, when it warned and when it saved, but not what it learned."""

@@ -264,7 +264,7 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
             {"importance_sampling_mode": "none", "importance_sampling_clip_max": 2.0},
             {"importance_sampling_clip_max": None},
         ),
-        ({"max_token_kl": 0.5, "runner_resources": "a=1", "checkpoint_minutes": 5.0, "prefix_sharing": "off"}, {}),
+        ({"max_token_kl": 0.5, "runner_resources": "a=1", "prefix_sharing": "off"}, {}),
         (
             {
                 "thinking": {
