@@ -9,19 +9,17 @@ import json
 import resource
 import tempfile
 import time
-from dataclasses import replace
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from policies.learning.estimation import AdvantageEstimator
+from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import Rows, make_rows
 from policies.models.lora import Lora
-from policies.settings.files import read_preset
-from policies.settings.settings import make_settings
 
 SHAPES = {
     "5M": (256, 4, 4, 4096),
@@ -50,13 +48,42 @@ def measure(options: argparse.Namespace, path: str) -> None:
         lora=Lora(options.lora_rank, 2.0 * options.lora_rank) if options.lora_rank else None,
         gradient_checkpointing=options.gradient_checkpointing,
     ).to(device)
-    hyper = replace(
-        make_settings(read_preset("paper")).hyperparameters,
-        importance_sampling_clip_max=None,
+    hyper = Hyperparameters(
+        lr=1.41e-5,
+        lr_schedule="constant",
+        warmup_updates=0,
+        num_updates=100,
+        weight_decay=0.0,
         num_epochs=options.epochs,
         steps=options.steps,
         micro_batch_size=options.micro_batch_size,
+        micro_batch_tokens=None,
+        offload_optimizer=False,
+        seed=0,
         advantage=options.advantage,
+        gamma=1.0,
+        lam=0.95,
+        loss="ppo",
+        clip_ratio=None,
+        clip_ratio_high=None,
+        dual_clip=None,
+        entropy_coef=0.0,
+        importance_sampling_mode="token_truncate",
+        importance_sampling_clip_max=None,
+        importance_sampling_clip_min=None,
+        value_clip=0.2,
+        value_coef=0.1,
+        grad_clip=1.0,
+        kl_coef=0.3,
+        kl_estimator="k1",
+        kl_target=None,
+        kl_horizon=10_000,
+        reward_scaling="none",
+        gdpo_weights=(),
+        overlong="keep",
+        overlong_buffer=None,
+        overlong_penalty=1.0,
+        response_limits=(),
     )
     learner, estimation = PolicyLearner(model, hyper), AdvantageEstimator(hyper)
     rows = random_rows(options, model.lm.config.get_text_config().vocab_size)

@@ -62,4 +62,4 @@ def test_a_chain_with_a_request_s_arguments_keeps_its_other_ones() -> None:
     assert tokenizer.decode(extended.encode_pioneer_prompts(QUERIES[:1])[0]).endswith("</think>\n\nlow")
     assert extended.by_position == (extended, extended)
     with pytest.raises(ChatError, match="chat=false"):
-        Chain(reviews(), tokenizer).with_chat_template_kwargs({"level": "low"})
+        Chain(reviews(), tokenizer, chat=False).with_chat_template_kwargs({"level": "low"})

@@ -147,6 +147,6 @@ def test_a_search_that_does_not_fit_on_the_cluster_is_rejected() -> None:
     check_trial_placement([settings], nodes)
     with pytest.raises(
         CommandError,
-        match=r"1 of 1 driver with CPU=1, GPU=0\.5 \(.*\)\. Request fewer processes",
+        match=r"no room for 1 of 1 driver: node a has 0 GPUs left; .*\. Request fewer processes",
     ):
         check_trial_placement([settings, settings.model_copy(update={"gpus_per_learner": 0.5})], nodes)
