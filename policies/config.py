@@ -38,11 +38,12 @@ tune.register_env(ENV, lambda settings: PettingZooEnv(cory_v0.env(**settings)))
 class ChainConfig(AlgorithmConfig):
     """An RLlib configuration that is set through `cory(...)` alone."""
 
+    _validated: tuple[dict[str, Any], Settings] | None = None
+
     def __init__(self, algo_class: type | None = None) -> None:
         """Initializes all settings to their defaults."""
         super().__init__(algo_class=algo_class)
         self.cory_settings: dict[str, Any] = {}
-        self._validated: tuple[dict[str, Any], Settings] | None = None
 
     @classmethod
     def from_preset(cls, name: str, **settings: Any) -> Self:

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 import warnings
@@ -57,6 +58,8 @@ def set_auth_mode(host: str | None) -> None:
 
 def quiet_libraries(debug: bool) -> None:
     """Sets the libraries' environment variables, unless the user has set them. Call it before importing them."""
+    if sys.flags.optimize > 1:
+        raise CommandError("Ray requires docstrings. Run Python without -OO and PYTHONOPTIMIZE=2; -O works.")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise idle threads slow down other processes
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -8,6 +8,7 @@ import typer
 
 from launch.console.cli import AllowChanges, Debug, Quiet, local_path
 from launch.console.errors import CommandError
+from policies.files import MissingFolderError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,7 +142,7 @@ def _run_jobs(
                     run = collect_result(job, process_result)
                     write_result(job.result, run)
                     progress.print(f"{_result_line(run)}  {progress.advance()}")
-                except CommandError as error:
+                except (CommandError, MissingFolderError) as error:
                     failures.append(f"{job.arm.name}, seed {job.seed}, failed: {error}")
                     progress.print(failures[-1])
             if requested:

@@ -22,9 +22,8 @@ from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
 from launch.training.start import starting_policies
 from policies.files import atomic_write
-from policies.settings.migration.removed import recorded_settings
 from policies.settings.processes import processes
-from policies.settings.settings import Settings, SettingsError, changed_settings
+from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
 SEARCH_FILE = "search.yaml"
@@ -110,7 +109,10 @@ class Search(NamedTuple):
             raise CommandError(f"{folder} is not the folder of a search: it contains no {SEARCH_FILE} of `cory tune`.")
         try:
             values = read_yaml(file.read_text(encoding="utf-8"), "it")
-            return cls(recorded_settings(values.pop("settings")), read_axes(values.pop("over")), **values)
+            settings = values.pop("settings")
+            if gone := sorted(settings.keys() - Settings.model_fields.keys()):  # its trials have them as well
+                raise CommandError(f"it is of an earlier version, which had the setting {gone[0]}. Start it again.")
+            return cls(make_settings(settings), read_axes(values.pop("over")), **values)
         except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} is not a valid search: {error}") from error
 

@@ -212,6 +212,6 @@ def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | 
         return "collapsed", f"stop_on_collapse ended it after update {run.metrics[-1]['update']}."
     lines = [line for line in process_result.output.splitlines() if line.strip()] or [f"exit code {code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])
-    if code > 0 and read_status(run).state == DIVERGED:
+    if code > 0 and run.exists() and read_status(run).state == DIVERGED:
         return "diverged", reason
     raise CommandError(reason if code > 0 else f"Its process was killed by {signal.Signals(-code).name}.")

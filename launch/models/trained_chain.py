@@ -110,7 +110,7 @@ class TrainedChain:
             if query.history is not None and self.chain.chat is None:
                 raise CommandError(
                     f"Query {query.id + 1} is a conversation, but this run was trained without a chat template "
-                    "(chat=false). Use plain texts."
+                    "(chat=false). Use plain texts; in requests, a single user message."
                 )
             for position, position_chain in enumerate(self.chain.by_position):
                 responses = bare_responses(self.chain, position)

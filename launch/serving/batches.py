@@ -13,10 +13,12 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import compute_awaited
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.tasks.turns import SKIPPED
-from policies.generation.generator import Generator, Response
+from launch.serving.protocol import QUERY_ERRORS
+from policies.generation.generator import GenerationError, Generator, Response
 from policies.rollout.chain_generation import ChainRequest, generate_chains
 
-Job = tuple[ChainRequest, Future[list[Response]]]
+Finished = tuple[ChainRequest, list[Response]]
+Job = tuple[ChainRequest, Future[Finished]]
 
 GATHER_SECONDS = 0.01
 """How long a batch waits for more chains: clients that got a batch's responses send their next requests together."""
@@ -40,14 +42,14 @@ class BatchRunner:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def submit(self, chain: ChainRequest) -> Future[list[Response]]:
+    def submit(self, chain: ChainRequest) -> Future[Finished]:
         """Queues a chain.
 
         Returns:
-            A future with the generated responses, which the episode has too; or a `RewardError` of the feedback, or an
-            error of the engine. It can be cancelled until the chain's batch begins.
+            A future with the finished chain and its generated responses; or an error of its prompt, a `RewardError` of
+            its feedback, or an error of the engine. It can be cancelled until the chain's batch begins.
         """
-        future: Future[list[Response]] = Future()
+        future: Future[Finished] = Future()
         self._jobs.put((chain, future))
         return future
 
@@ -86,17 +88,21 @@ class BatchRunner:
             responses = generate_chains(
                 self._generator, [chain for chain, _ in jobs], partial(self._give_feedback, errors)
             )
-        except Exception as error:
-            self.healthy = False
-            for _, future in jobs:
-                future.set_exception(error)
+        except BaseException as error:
+            if len(jobs) > 1 and not isinstance(error, GenerationError):  # only the chain that caused it may fail
+                for chain, future in jobs:
+                    self._generate([(chain.restarted(), future)])
+            else:
+                self.healthy = isinstance(error, QUERY_ERRORS)
+                for _, future in jobs:
+                    future.set_exception(error)
             return
         self.healthy = True
         for (chain, future), chain_responses in zip(jobs, responses, strict=True):
             if (feedback_error := errors.get(chain.episode)) is not None:
                 future.set_exception(feedback_error)
             else:
-                future.set_result(chain_responses)
+                future.set_result((chain, chain_responses))
 
     def _give_feedback(self, errors: dict[ChainEpisode, RewardError], episodes: Sequence[ChainEpisode]) -> None:
         """Gives feedback to one episode at a time, as an error must end only the chain that caused it."""

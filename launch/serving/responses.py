@@ -33,12 +33,13 @@ class Continuation(ChainEpisode):
 
 
 def format_response(
-    request: ApiRequest, chains: Sequence[ChainRequest], responses: Sequence[Sequence[Response]], max_tokens: int
+    request: ApiRequest, finished: Sequence[tuple[ChainRequest, Sequence[Response]]], max_tokens: int
 ) -> dict[str, Any]:
     """Returns OpenAI's object of the response to a request."""
     is_chat = isinstance(request, ChatRequest)
-    prompt_tokens = sum(chain.episode.observation(role)["length"] for chain in chains for role in chain.episode.roles)
-    completion_tokens = sum(len(response.tokens) for chain_responses in responses for response in chain_responses)
+    episodes = [chain.episode for chain, _ in finished]
+    prompts = sum(episode.observation(role)["length"] for episode in episodes for role in episode.roles)
+    completions = sum(len(response.tokens) for _, responses in finished for response in responses)
     return {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
         "object": "chat.completion" if is_chat else "text_completion",
@@ -46,13 +47,9 @@ def format_response(
         "model": request.model,
         "choices": [
             {"index": index, **_format_choice(chain, max_tokens, request.stop, is_chat=is_chat)}
-            for index, chain in enumerate(chains)
+            for index, (chain, _) in enumerate(finished)
         ],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-        },
+        "usage": {"prompt_tokens": prompts, "completion_tokens": completions, "total_tokens": prompts + completions},
     }
 
 

@@ -79,10 +79,6 @@ def make_app(
             raise RequestError(message, status=404, param="model", code="model_not_found")
         return models[name]
 
-    def model_entry(name: str) -> dict[str, Any]:
-        find_model(name)
-        return {"id": name, "object": "model", "created": created, "owned_by": "cory"}
-
     async def respond(
         http: fastapi.Request, request: ApiRequest, model: TrainedChain, episodes: Sequence[ChainEpisode]
     ) -> Response:
@@ -97,13 +93,14 @@ def make_app(
             for episode in episodes
         ]
         futures = [asyncio.wrap_future(runner.submit(chain)) for chain in chains]
-        responses = asyncio.gather(*futures)
+        finished = asyncio.gather(*futures)
+        finished.add_done_callback(asyncio.Future.exception)  # nobody else asks for it if the client disconnects
         disconnection = asyncio.create_task(_wait_for_disconnect(http))
         try:
-            await asyncio.wait((responses, disconnection), return_when=asyncio.FIRST_COMPLETED)
-            if not responses.done():
+            await asyncio.wait((finished, disconnection), return_when=asyncio.FIRST_COMPLETED)
+            if not finished.done():
                 return Response(status_code=499)  # the client has disconnected
-            result = format_response(request, chains, responses.result(), max_tokens)
+            result = format_response(request, finished.result(), max_tokens)
         finally:
             disconnection.cancel()
             for future in futures:
@@ -119,13 +116,14 @@ def make_app(
     def health() -> Response:
         return Response(status_code=200 if runner.healthy else 503)
 
-    @router.get("/models")
-    def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_entry(name) for name in models]}
-
     @router.get("/models/{name}")
     def get_model(name: str) -> dict[str, Any]:
-        return model_entry(name)
+        find_model(name)
+        return {"id": name, "object": "model", "created": created, "owned_by": "cory"}
+
+    @router.get("/models")
+    def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [get_model(name) for name in models]}
 
     @router.post("/chat/completions")
     async def chat(http: fastapi.Request, request: ChatRequest) -> Response:

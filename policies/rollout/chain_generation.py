@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from cory_env.episode import ChainEpisode
 from policies.generation.generator import EVALUATION_UPDATE, Generator, Request, Response, Sampling, sampling_seed
@@ -23,6 +23,10 @@ class ChainRequest(NamedTuple):
     """Of the run; see `sampling_seed`."""
     sample: int = 0
     update: int = EVALUATION_UPDATE
+
+    def restarted(self) -> Self:
+        """Returns the request with a new episode of the same query."""
+        return self._replace(episode=type(self.episode)(self.episode.chain, self.episode.query))
 
 
 def generate_chains(

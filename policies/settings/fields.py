@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, StopWhen, Thinking
 from cory_env.rewarding.worker import REWARD_TIMEOUT
@@ -52,6 +53,19 @@ class Fields(BaseModel):
         protected_namespaces=(),
         use_attribute_docstrings=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain_values(cls, value: object) -> object:
+        """Replaces whole numbers such as 1e3 or NumPy's by integers, and tuples by lists."""
+        if isinstance(value, tuple):
+            return list(value)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            return value
+        if isinstance(value, Integral):
+            return int(value)
+        number = float(value)
+        return int(number) if number.is_integer() else number
 
     # Task, data and model.
     task: str = task_setting("custom")

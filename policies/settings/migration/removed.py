@@ -1,6 +1,6 @@
 """Settings that earlier versions had. Their runs and results stay readable if another setting says the same today."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policies.settings.settings import Settings, make_settings
@@ -13,8 +13,6 @@ REMOVED: dict[str, Any] = {
     "trackio": False,
     "model_revision": None,
     "drop_zero_std_groups": False,
-    "cispo_clip_max": 5.0,
-    "cispo_clip_min": None,
 }
 """By name, the value without an effect (docs/project/removed.md)."""
 WITHOUT_EFFECT = frozenset(
@@ -36,10 +34,26 @@ def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(thinking := values.get("thinking"), Mapping):
         readers = ("in_prompts", "in_feedback", "in_reward")
         values["thinking"] = {key: value for key, value in thinking.items() if value or key not in readers}
-    model, revision = values.get("model"), values.get("model_revision")
-    if isinstance(model, str) and isinstance(revision, str):
-        values |= {"model": f"{model}@{revision}", "model_revision": None}
+    if values.get("model_revision") is not None and "model" in values:
+        values |= {"model": _with_revisions(values["model"], values["model_revision"]), "model_revision": None}
+    if values.get("loss") == "cispo":  # its bounds were absolute weights, not distances from 1
+        largest, smallest = values.pop("cispo_clip_max", 5.0), values.pop("cispo_clip_min", None)
+        values |= {"clip_ratio": 1.0 - (smallest or 0.0), "clip_ratio_high": largest - 1.0}
+    else:
+        values = {key: value for key, value in values.items() if key not in ("cispo_clip_max", "cispo_clip_min")}
     return {key: value for key, value in values.items() if key not in REMOVED or value != REMOVED[key]}
+
+
+def _with_revisions(model: str | Sequence[str], revision: str | Sequence[str | None]) -> str | list[str]:
+    """Returns the models as `ID@REVISION`. One revision held for all models, and one model for all revisions."""
+    if isinstance(model, str) and isinstance(revision, str):
+        return f"{model}@{revision}"
+    models = [model] if isinstance(model, str) else list(model)
+    revisions = [revision] if isinstance(revision, str) else list(revision)
+    count = max(len(models), len(revisions))
+    models, revisions = (items * count if len(items) == 1 else items for items in (models, revisions))  # type: ignore[assignment]
+    names = [name if number is None else f"{name}@{number}" for name, number in zip(models, revisions, strict=True)]
+    return names[0] if len(set(names)) == 1 else names
 
 
 def recorded_settings(values: Mapping[str, Any]) -> Settings:

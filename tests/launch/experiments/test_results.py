@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,13 @@ def test_a_failed_run_has_a_reason_instead_of_a_result(
 ) -> None:
     with pytest.raises(CommandError, match=reason):
         collect_result(make_job(tmp_path), process_result)
+
+
+def test_a_run_that_failed_before_it_had_a_folder_has_its_own_reason(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    shutil.rmtree(job.run)
+    with pytest.raises(CommandError, match="No module named mine"):
+        collect_result(job, ProcessResult(2, "Error: No module named mine.\n"))
 
 
 def test_a_run_stopped_by_stop_on_collapse_has_a_result(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query
+from cory_env.tasks.task import TemplateError
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from launch.serving import server
-from launch.serving.batches import BatchRunner
+from launch.serving.batches import BatchRunner, Finished
 from policies.generation.generator import OnFinished, Request, Response
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.rollout.chain_generation import ChainRequest
@@ -50,10 +51,10 @@ class RecordingRunner(BatchRunner):
     """Keeps the futures of all requests."""
 
     def __init__(self, *args: Any) -> None:
-        self.futures: list[Future[list[Response]]] = []
+        self.futures: list[Future[Finished]] = []
         super().__init__(*args)
 
-    def submit(self, chain: ChainRequest) -> Future[list[Response]]:
+    def submit(self, chain: ChainRequest) -> Future[Finished]:
         self.futures.append(super().submit(chain))
         return self.futures[-1]
 
@@ -114,15 +115,44 @@ def test_requests_that_arrive_while_a_batch_is_generated_form_the_next_ones(
     model = make_model(open_trained(policies_run.path), "llm_1")
     runner = BatchRunner(engine, None, 4)
 
-    def submit(number: int) -> Future[list[Response]]:
+    def submit(number: int) -> Future[Finished]:
         return runner.submit(model.request(ChainEpisode(model.chain, Query(number, "This")), seed=number))
 
     futures = [submit(0)]
     assert engine.started.wait(20)
     futures += [submit(number) for number in range(1, 7)]
     engine.released.set()
-    assert [future.result(20)[0].tokens for future in futures] == [[40]] * 7
+    assert [future.result(20)[1][0].tokens for future in futures] == [[40]] * 7
     assert engine.batch_sizes == [1, 4, 2] and runner.close(timeout=20)
+
+
+def test_an_error_of_one_chain_ends_neither_the_others_of_its_batch_nor_the_server_s_health(
+    policies_run: Run, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(open_trained(policies_run.path), "llm_1")
+    respond = ChainEpisode.respond
+
+    def respond_unless_bad(episode: ChainEpisode, action: Any) -> None:
+        if episode.query.text == "Bad":
+            raise TemplateError("It is bad.")
+        respond(episode, action)
+
+    monkeypatch.setattr(ChainEpisode, "respond", respond_unless_bad)
+    runner = BatchRunner(engine, None, 4)
+    texts = ["First", "This", "Bad", "That"]
+    futures = []
+    for number, text in enumerate(texts):
+        futures.append(runner.submit(model.request(ChainEpisode(model.chain, Query(number, text)), seed=number)))
+        assert engine.started.wait(20)  # the first one is a batch of its own
+    engine.released.set()
+    for text, future in zip(texts, futures, strict=True):
+        if text == "Bad":
+            with pytest.raises(TemplateError, match="It is bad"):
+                future.result(20)
+        else:
+            chain, responses = future.result(20)
+            assert chain.episode.responses == [responses[0].tokens] == [[40]]
+    assert engine.batch_sizes == [1, 3, 1, 1, 1] and runner.healthy and runner.close(timeout=20)
 
 
 def test_the_waiting_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, engine: FakeEngine) -> None:

@@ -11,6 +11,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 from ray import cloudpickle
 from transformers import GenerationConfig, LlamaConfig
@@ -278,14 +279,33 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
             {"thinking": {"start": "<a>", "end": "</a>"}},
         ),
         ({"model": "owner/model", "model_revision": "v2"}, {"model": "owner/model@v2"}),
+        (
+            {"model": ["a/b", "c/d"], "model_revision": ["v2", None]},
+            {"model": ["a/b@v2", "c/d"]},
+        ),
+        ({"model": "a/b", "model_revision": ["v2", "v2"]}, {"model": "a/b@v2"}),
         ({"model_revision": None, "cispo_clip_max": 5.0, "drop_zero_std_groups": False}, {}),
+        (
+            {"loss": "cispo", "cispo_clip_max": 3.0, "cispo_clip_min": 0.25},
+            {"loss": "cispo", "clip_ratio": 0.75, "clip_ratio_high": 2.0},
+        ),
     ],
 )
 def test_recorded_settings_mean_what_they_meant(recorded: dict[str, Any], today: dict[str, Any]) -> None:
     assert recorded_settings({**PAPER, "num_agents": 2, **recorded}) == make_settings({"num_agents": 2, **today})
 
 
-@pytest.mark.parametrize(("name", "value"), [("cispo_clip_max", 3.0), ("drop_zero_std_groups", True)])
+def test_whole_numbers_and_tuples_are_accepted_in_any_form_and_texts_and_booleans_are_not() -> None:
+    settings = make_settings({"num_updates": 1e3, "seed": np.int64(3), "lr": np.float32(0.5), "reward_weights": None})
+    assert (settings.num_updates, settings.seed, settings.lr) == (1000, 3, 0.5)
+    assert type(settings.num_updates) is int and type(settings.lr) is float
+    assert make_settings({"model": ("a/b", "c/d")}).model == ["a/b", "c/d"]
+    for value in (2.5, "16", True):
+        with pytest.raises(SettingsError, match="num_updates"):
+            make_settings({"num_updates": value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("drop_zero_std_groups", True), ("num_siblings", 2)])
 def test_recorded_settings_that_had_an_effect_are_unknown(name: str, value: object) -> None:
     with pytest.raises(SettingsError, match=f"Unknown setting `{name}`"):
         recorded_settings({**PAPER, name: value})
