@@ -34,6 +34,20 @@ def test_it_runs_without_a_gpu_where_told_and_brings_no_engine_or_cluster_along(
     assert 0 < plain["mfu"] < 1 and plain["planned_bytes"] > 1e6 and plain["peak_bytes"] is None
 
 
+@pytest.mark.slow
+def test_changes_of_the_learner_are_compared_with_it(tmp_path: Path) -> None:
+    out = tmp_path / "ab.json"
+    options = ["--quick", "--cases", "base,logprobs,head,sac,trees:base", "--out", str(out), "--folder", str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.learner_ab", *options]
+    ran = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    cases = json.loads(out.read_text())
+    assert [case["case"] for case in cases] == ["base", "logprobs", "head", "sac", "trees:base"]
+    for case in cases:
+        assert "error" not in case, case["error"]
+        assert case["learn"] > 0 and case["logprobs_to_base"][1] < 1e-3 and case["gradient_to_base"] < 0.02
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_at_full_size_it_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
