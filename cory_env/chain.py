@@ -53,7 +53,7 @@ class Chain(ResponseDecoder):
         roles: The names of the agents, by position.
         by_position: By position, the chain with the tokenizer of that agent; by default this chain.
         end_token_ids: Ids of the tokens that end a response; `stop_token_ids` holds the same ids in order.
-        thinking: The tags of thoughts, and who sees them; None: responses contain no thoughts.
+        thinking: The tags of thoughts; None: responses contain no thoughts.
     """
 
     by_position: "tuple[Chain, ...]"
@@ -168,8 +168,8 @@ class Chain(ResponseDecoder):
 
     def shows_feedback(self, position: int) -> bool:
         """Whether the prompt of the agent at a position contains feedback."""
-        _, _, _, seen, template = self.positions[position]
-        if self.task.feedback is None or not seen:
+        template = self.positions[position].template
+        if self.task.feedback is None or not self.positions[position].sees:
             return False
         if template is None:
             return self.task.shows_feedback

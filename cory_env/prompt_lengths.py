@@ -13,7 +13,7 @@ def shown_positions(chain: Chain, position: int) -> list[int]:
 
     A position occurs twice if its response is in `{reference}` and in its role's `{role.response}`.
     """
-    _, _, _, seen, template = chain.positions[position]
+    seen, template = chain.positions[position].sees, chain.positions[position].template
     named = {name for name, _ in references(template or "")}
     shows_reference = template is None or "reference" in placeholders(template)
     roles = [chain.positions[k].role for k in seen]
@@ -32,11 +32,9 @@ def max_shown_tokens(chain: Chain) -> int:
 
 def _limits(chain: Chain, position: int) -> list[int]:
     limits = [chain.response_limits[k] for k in shown_positions(chain, position)]
-    return (
-        limits
-        if chain.observed == "all" or chain.positions[position].template is not None
-        else [max(limits, default=0)]
-    )
+    if chain.observed == "all" or chain.positions[position].template is not None:
+        return limits
+    return [max(limits, default=0)]
 
 
 def longest_prompts(chain: Chain, queries: Sequence[Query], *, is_full: bool = False) -> list[int]:
@@ -59,7 +57,7 @@ def longest_prompts(chain: Chain, queries: Sequence[Query], *, is_full: bool = F
 
 def bare_responses(chain: Chain, position: int, *, is_full: bool = False) -> list[SeenResponse]:
     """Returns empty responses for the prompt of the agent at a position; for `is_full` see `longest_prompts`."""
-    _, _, _, seen, template = chain.positions[position]
+    seen, template = chain.positions[position].sees, chain.positions[position].template
     feedback = "" if chain.shows_feedback(position) else None
     roles = [chain.positions[k].role for k in seen]
     answers = [index for index, role in enumerate(roles) if role.produces_response]

@@ -1,4 +1,4 @@
-"""Thoughts of reasoning models: where they end, and who sees them."""
+"""Thoughts of reasoning models: where they end, and that nobody else sees them."""
 
 from collections.abc import Iterator
 from copy import copy, deepcopy

@@ -51,7 +51,8 @@ def _with_revisions(model: str | Sequence[str], revision: str | Sequence[str | N
     models = [model] if isinstance(model, str) else list(model)
     revisions = [revision] if isinstance(revision, str) else list(revision)
     count = max(len(models), len(revisions))
-    models, revisions = (items * count if len(items) == 1 else items for items in (models, revisions))  # type: ignore[assignment]
+    models = models * count if len(models) == 1 else models
+    revisions = revisions * count if len(revisions) == 1 else revisions
     names = [name if number is None else f"{name}@{number}" for name, number in zip(models, revisions, strict=True)]
     return names[0] if len(set(names)) == 1 else names
 

@@ -108,8 +108,8 @@ def test_integers_are_sampled_from_a_range_including_both_ends() -> None:
 def test_trials_get_absolute_paths_also_of_searched_files(tmp_path: Path) -> None:
     settings = make_settings({"task": "custom", "data": "a.jsonl", "reward": "a:b", "backend": "transformers"})
     search = Search(settings, read_axes(["data=a.jsonl,b.jsonl", "lr=1e-5,1e-4"]), None, 1, 1, None)
-    space = search.space(lambda settings: settings.model_copy(update={"data": f"/work/{settings.data}"}))
-    assert space["data"] == {"grid_search": ["/work/a.jsonl", "/work/b.jsonl"]}
+    space = search.space(lambda settings: settings.model_copy(update={"data": f"/data/{settings.data}"}))
+    assert space["data"] == {"grid_search": ["/data/a.jsonl", "/data/b.jsonl"]}
     assert space["lr"] == {"grid_search": [1e-5, 1e-4]}
     search = search._replace(axes=search.axes[1:])
-    assert search.space(lambda settings: settings.model_copy(update={"data": "/work/a"}))["data"] == "/work/a"
+    assert search.space(lambda settings: settings.model_copy(update={"data": "/data/a"}))["data"] == "/data/a"
