@@ -76,7 +76,7 @@ class SeenResponse(NamedTuple):
 def prompt_text(
     task: Task, query: Query, responses: Sequence[SeenResponse], feedback: str | None, template: str | None
 ) -> str:
-    """Returns the prompt of an agent that sees earlier responses.
+    """Returns the prompt of an agent.
 
     Tasks whose `observer_prompt` shows no feedback need not accept that argument.
 
@@ -86,6 +86,8 @@ def prompt_text(
         template: The template of the role's prompt; None: the task's.
     """
     reference = [seen.text for seen in responses if seen.is_reference]
+    if template is None and not responses:
+        return task.prompt(query)
     if template is None:
         return task.observer_prompt(query, reference, *([] if feedback is None else [feedback]))
     values: dict[str, object] = {**query.columns, "query": query.text}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import ray
@@ -40,16 +40,19 @@ class TaskChangedError(RuntimeError):
 
 
 class PendingRollout(NamedTuple):
-    """A rollout that remote runners are generating."""
+    """A rollout that remote runners are generating.
+
+    Attributes:
+        prompt_refs: All queries, in order.
+        shares: The queries of each runner, by runner id; empty if no runner was healthy.
+        calls: The call of each runner, by runner id.
+        arguments: The other arguments of `ChainRunner.sample`.
+    """
 
     prompt_refs: list[PromptRef]
-    """All queries, in order."""
     shares: dict[int, list[PromptRef]]
-    """The queries of each runner, by runner id; empty if no runner was healthy."""
     calls: dict[int, ray.ObjectRef[Any]]
-    """The call of each runner, by runner id."""
     arguments: dict[str, Any]
-    """The other arguments of `ChainRunner.sample`."""
 
 
 class Runners:
@@ -57,6 +60,11 @@ class Runners:
 
     Runner failures lose no work: if a runner dies, exceeds its timeout or loses its engine, its queries are assigned
     again, RLlib restarts it, and it gets the current weights before it generates again.
+
+    Attributes:
+        restarts: Number of runner restarts so far.
+        version: Version of the weights that were sent last.
+        sent_checksums: By policy id, the checksum of the weights that were sent last.
     """
 
     def __init__(self, group: EnvRunnerGroup, settings: Settings, learners: Learners, task_checksum: int) -> None:
@@ -74,33 +82,25 @@ class Runners:
         self.learners = learners
         self.task_checksum = task_checksum
         self.timeout = settings.generation_timeout
-        waits = settings.observed == "best" or settings.feedback is not None
-        reward_batches = max(2 * settings.num_agents - 1, 1) if waits else 1  # rewards and feedback at each position
+        reward_batches = 1 if settings.feedback is None else settings.num_agents  # feedback before each later position
         self.rollout_timeout = self.timeout + reward_batches * _REWARD_CALLS * settings.reward_timeout
         self.policy_ids = settings.policy_ids
         self.uses_weight_transfer = settings.weight_transfer is not None
         self.restarts = 0
-        """Number of runner restarts so far."""
         self.version = -1
-        """Version of the weights that were sent last."""
         self.sent_checksums: dict[str, int] = {}
-        """By policy id, the checksum of the weights that were sent last."""
 
     # Generation.
 
     def generate(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> Rollout:
-        """Generates chains for queries on all runners.
+        """Generates chains for queries on all runners. Returns a rollout with every query once, in order.
 
         Args:
-            **arguments: the other arguments of `ChainRunner.sample`. The version defaults to the last one sent.
-
-        Returns:
-            A rollout with every query once, in order.
+            **arguments: the other arguments of `ChainRunner.sample`. The version is the last one sent.
         """
         if self.local is not None:
             call = {"prompt_refs": prompt_refs, "version": self.version, **arguments}
-            rollout: Rollout = self._call_local("sample", "Retrying the rollout.", **call)
-            return rollout
+            return cast(Rollout, self._call_local("sample", "Retrying the rollout.", **call))
         self.wait_for_healthy()
         return self.wait(self.start(prompt_refs, **arguments))
 
@@ -238,11 +238,7 @@ class Runners:
         return runners
 
     def restore_runners(self) -> list[int]:
-        """Finds restarted runners and sends them the current weights.
-
-        Returns:
-            Their ids.
-        """
+        """Finds restarted runners and sends them the current weights. Returns their ids."""
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
             self.restarts += len(restored)

@@ -29,6 +29,10 @@ class RolloutScheduler:
 
     Prefetching needs no thread: it starts remote calls, and `wait` fetches their results. A prefetched rollout is used
     only for the update and role mapping that it was generated for.
+
+    Attributes:
+        skipped_batches: Number of batches skipped so far. Query order and sampling seeds depend on it and the update.
+        used_queries: Number of queries that dynamic sampling used so far. Query order depends on it.
     """
 
     def __init__(self, settings: Settings, runners: Runners, num_queries: int) -> None:
@@ -37,11 +41,8 @@ class RolloutScheduler:
         self.runners = runners
         self.num_queries = num_queries
         self.skipped_batches = 0
-        """Number of batches skipped so far. Query order and sampling seeds depend on it and on the update."""
         self.used_queries = 0
-        """Number of queries that dynamic sampling used so far. Query order depends on it."""
-        self._warned_useless = False
-        """Whether the user knows that the last update had no useful query."""
+        self._warned_useless = False  # whether the user knows that the last update had no useful query
         self._pending: dict[UpdateKey, list[PendingRollout]] = {}
         self._prefetched: dict[UpdateKey, list[Rollout] | Exception] = {}
 

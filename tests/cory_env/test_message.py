@@ -48,8 +48,8 @@ def test_a_response_is_text_in_utf8_even_if_tokens_are_halves_of_characters() ->
     words = SurrogateTokenizer()
     assert words.decode([1, 3]) == f"a{HALF}"
     half_chain = Chain(reviews(), words)
-    assert half_chain.decode([1, 3, 2]) == "a\N{REPLACEMENT CHARACTER}b"
-    assert half_chain.decode([1, 3, 4, 2]) == "a😀b"
+    assert half_chain.encoders[0].decode([1, 3, 2]) == "a\N{REPLACEMENT CHARACTER}b"
+    assert half_chain.encoders[0].decode([1, 3, 4, 2]) == "a😀b"
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_a_response_is_text_in_utf8_even_if_tokens_are_halves_of_characters() ->
     ],
 )
 def test_a_prompt_with_half_of_a_surrogate_pair_is_rejected(query: Query) -> None:
-    seen = SeenResponse.decoded(chain().decode, tokens_of(" good"))
+    seen = SeenResponse.decoded(chain().encoders[0].decode, tokens_of(" good"))
     for build in (
-        lambda: chain().encode_pioneer_prompts([query]),
-        lambda: chain().build_prompt(query, [seen]),
-        lambda: chain().control.encode_text([f"half {HALF}"]),
+        lambda: chain().encoders[0].encode_prompts([query]),
+        lambda: chain().encoders[0].build_prompt(query, [seen]),
+        lambda: chain().encoders[0].control.encode_text([f"half {HALF}"]),
     ):
         with pytest.raises(TextError, match="A text in a prompt contains half of a surrogate pair"):
             build()
