@@ -9,7 +9,7 @@ from typing import Any
 from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
 from policies.learning.estimation import AdvantageEstimator
-from policies.rollout.dynamic_sampling import QueryRefs, count_tokens, replace_queries, zero_std_queries
+from policies.rollout.dynamic_sampling import count_tokens, group_by_query, replace_queries, zero_std_queries
 from policies.rollout.episodes import Rollout, concat_rollouts
 from policies.rollout.prompt_sampling import PromptRef, sample_prompts, sample_replacements
 from policies.rollout.role_mapping import RoleMapping
@@ -87,10 +87,6 @@ class RolloutScheduler:
             return batch, counters
         teams = list(self._team_batches(update, mapping))
         samples, credit = s.num_generations, s.credit_assignment
-        queries: list[list[QueryRefs]] = [
-            [prompt_refs[start : start + samples] for start in range(0, len(prompt_refs), samples)]
-            for prompt_refs, _ in teams
-        ]
         excluded = {prompt_ref.query for prompt_refs, _ in teams for prompt_ref in prompt_refs}
         estimators = {policy_id: AdvantageEstimator(s.hyperparameters) for policy_id in s.policy_ids}
         next_index = (update + self.skipped_batches + 1) * s.queries_per_update + self.used_queries
@@ -98,15 +94,15 @@ class RolloutScheduler:
             num_replaced = counters["replaced_queries"]
             for k, (_, arguments) in enumerate(teams):
                 replaced = zero_std_queries(batch[k], credit, estimators)
-                count = sum(refs[0].query in replaced for refs in queries[k])
+                count = sum(query in replaced for query, _ in group_by_query(batch[k], samples))
                 new_queries, used = sample_replacements(s.seed, next_index, count, self.num_queries, excluded)
                 if not new_queries:
                     continue
                 next_index, self.used_queries = next_index + used, self.used_queries + used
                 excluded |= set(new_queries)
-                new_refs = [[PromptRef(query, sample) for sample in range(samples)] for query in new_queries]
-                new = self.runners.generate([ref for refs in new_refs for ref in refs], **arguments)
-                batch[k], queries[k], discarded = replace_queries(batch[k], queries[k], replaced, new, new_refs)
+                new_refs = [PromptRef(query, sample) for query in new_queries for sample in range(samples)]
+                new = self.runners.generate(new_refs, **arguments)
+                batch[k], discarded = replace_queries(batch[k], replaced, new, samples)
                 counters["replaced_queries"] += len({ref.query for ref in new.prompt_refs})
                 counters["discarded_tokens"] += count_tokens(discarded)
             if counters["replaced_queries"] == num_replaced:
