@@ -29,26 +29,28 @@ GLOO = "gloo"
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """How a worker connects to the sender, which is rank 0."""
+    """How a worker connects to the sender, which is rank 0; `rank_offset` is the rank of the engine's first worker."""
 
     master_address: str
     master_port: int
     rank_offset: int
-    """Rank of the engine's first worker."""
     world_size: int
     timeout: float
-    """Per tensor, in seconds."""
 
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """How a learner sends. Only its rank 0 does."""
+    """How a learner sends. Only its rank 0 does.
+
+    Attributes:
+        master_address: The learner's address, as workers reach it.
+        world_size: Number of workers plus the sender.
+        timeout: Per tensor, in seconds.
+    """
 
     backend: ClassVar[str] = GLOO
     master_address: str
-    """The learner's address, as workers reach it."""
     world_size: int
-    """Number of workers plus the sender."""
     timeout: float
 
 
