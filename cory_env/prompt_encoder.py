@@ -89,11 +89,7 @@ class PromptEncoder(ResponseDecoder):
         return encoder
 
     def encode_prompts(
-        self,
-        queries: Sequence[Query],
-        responses: Sequence[SeenResponse] = (),
-        feedback: str | None = None,
-        template: str | None = None,
+        self, queries: Sequence[Query], responses: Sequence[SeenResponse] = (), template: str | None = None
     ) -> list[list[int]]:
         """Tokenizes the prompts of an agent that sees the same earlier responses to each query, or none.
 
@@ -103,7 +99,6 @@ class PromptEncoder(ResponseDecoder):
         Args:
             queries: The queries.
             responses: The earlier responses, in the chain's order.
-            feedback: The feedback on the last one in `{reference}`; None if the prompt shows none.
             template: The template of the role's prompt; None: the task's.
 
         Raises:
@@ -117,21 +112,18 @@ class PromptEncoder(ResponseDecoder):
             response._replace(text=mask(response.text), feedback=response.feedback and mask(response.feedback))
             for response in responses
         ]
-        prompts = self._encode_masked(masked, seen, feedback and mask(feedback), template)
+        prompts = self._encode_masked(masked, seen, template)
         unembedded = [self._unembedded.keys() & prompt for prompt in prompts]
         if not any(unembedded):
             return prompts
         bare = [response._replace(text="", feedback=response.feedback and "") for response in seen]
-        self._reject_unembedded(queries, self._encode_masked(masked, bare, feedback and "", template))
+        self._reject_unembedded(queries, self._encode_masked(masked, bare, template))
         return [self._spell_out(prompt, tokens) for prompt, tokens in zip(prompts, unembedded, strict=True)]
 
     def _encode_masked(
-        self, queries: Sequence[Query], responses: Sequence[SeenResponse], feedback: str | None, template: str | None
+        self, queries: Sequence[Query], responses: Sequence[SeenResponse], template: str | None
     ) -> list[list[int]]:
-        texts = [
-            self._render(prompt_text(self.task, query, responses, feedback, template), query.history)
-            for query in queries
-        ]
+        texts = [self._render(prompt_text(self.task, query, responses, template), query.history) for query in queries]
         return self.control.encode(texts, add_special_tokens=self.chat is None)
 
     def _render(self, text: str, history: Sequence[Message] | None) -> str:
@@ -185,7 +177,7 @@ class PromptEncoder(ResponseDecoder):
         """
         num_characters = sum(len(response.feedback or "") for response in responses)
         total = num_characters + sum(len(response.tokens) for response in responses)
-        last = max((k for k, response in enumerate(responses) if response.is_reference), default=None)
+        references = [k for k, response in enumerate(responses) if response.is_reference]
 
         def encode_prefix(length: int) -> list[int]:
             """Returns the prompt with the first `length` characters of feedback, then tokens of the responses."""
@@ -195,9 +187,9 @@ class PromptEncoder(ResponseDecoder):
                 seen.append(response.cut(characters, num_tokens))
                 characters -= len(response.feedback or "")
                 num_tokens -= len(response.tokens)
-            if not any(response.is_reference for response in seen) and last is not None:
-                seen[last] = seen[last]._replace(is_reference=True)
-            return self.encode_prompts([query], seen, None if last is None else seen[last].feedback, template)[0]
+            if references and all(seen[k].is_omitted for k in references):
+                seen[references[-1]] = seen[references[-1]]._replace(is_omitted=False)
+            return self.encode_prompts([query], seen, template)[0]
 
         tokens = encode_prefix(total)
         is_truncated = len(tokens) > self.max_prompt_tokens

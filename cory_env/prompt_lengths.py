@@ -35,8 +35,7 @@ def longest_prompts(chain: Chain, queries: Sequence[Query], *, is_full: bool = F
         for k, position in enumerate(chain.positions)
     }
     for responses, template in prompts:
-        feedback = next((response.feedback for response in responses), None)
-        encoded = chain.encoders[0].encode_prompts(queries, responses, feedback, template)
+        encoded = chain.encoders[0].encode_prompts(queries, responses, template)
         lengths = [max(length, len(prompt)) for length, prompt in zip(lengths, encoded, strict=True)]
     return lengths
 
