@@ -42,7 +42,6 @@ class RolloutScheduler:
         self.num_queries = num_queries
         self.skipped_batches = 0
         self.used_queries = 0
-        self._warned_useless = False  # whether the user knows that the last update had no useful query
         self._pending: dict[UpdateKey, list[PendingRollout]] = {}
         self._prefetched: dict[UpdateKey, list[Rollout] | Exception] = {}
 
@@ -107,19 +106,6 @@ class RolloutScheduler:
                 counters["discarded_tokens"] += count_tokens(discarded)
             if counters["replaced_queries"] == num_replaced:
                 break
-        rewarded = sum(len({prompt_ref.query for prompt_ref in rollout.prompt_refs}) for rollout in batch)
-        if sum(len(zero_std_queries(rollout, credit, estimators)) for rollout in batch) < rewarded:
-            self._warned_useless = False
-        elif not self._warned_useless:
-            self._warned_useless = True
-            logger.warning(
-                "Update %d: dynamic_sampling found no useful query. The responses to each of %d queries and %d "
-                "replacements got equal rewards, so nothing is learned from them. Check the reward, or use other "
-                "queries.",
-                update + 1,
-                rewarded,
-                counters["replaced_queries"],
-            )
         return batch, counters
 
     def _batch(self, update: int, mapping: RoleMapping) -> list[Rollout]:
