@@ -189,6 +189,17 @@ def test_long_feedback_is_truncated_after_the_reference_and_before_the_query() -
     assert "great" not in text and "why why" in text and text.endswith("This movie was")
 
 
+def test_the_feedback_on_a_response_without_remaining_tokens_stays_in_the_prompt() -> None:
+    text = "This movie was:  good (two) This movie was"
+    encoder = feedback_chain(max_prompt_tokens=len(tokens_of(text))).encoders[1]
+    responses = [
+        SeenResponse.decoded(encoder.decode, tokens_of(answer), feedback)
+        for answer, feedback in ((" good", "one"), (" great fun", "two"))
+    ]
+    prompt = encoder.build_prompt(QUERIES[0], responses)
+    assert prompt.is_truncated and tokenizer().decode(prompt.tokens) == text
+
+
 def test_feedback_cannot_forge_control_tokens() -> None:
     end = tokenizer().eos_token
     (plain,) = feedback_chain().encoders[0].encode_prompts([QUERIES[0]], [SeenResponse(" good", "fine")])
