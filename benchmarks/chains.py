@@ -28,7 +28,6 @@ def run(folder: Path, quick: bool) -> Record:
     }
     points: dict[str, dict[str, Any]] = {f"n = {n}": {"num_agents": n} for n in ((1, 4) if quick else (1, 2, 4, 8))}
     if not quick:
-        points["n = 8, best observed"] = {"num_agents": 8, "observed": "best"}
         points["n = 8, all observed"] = {"num_agents": 8, "observed": "all", "max_prompt_tokens": UNCUT}
     record = Record("chains", CLAIM, base)
     measure(record, points, updates=1 if quick else 2)

@@ -106,7 +106,7 @@ def bare_turn(
                 temperature=s.temperature,
                 max_tokens=s.max_response_tokens,
                 seed=sampling_seed(s.seed, 0, prompt_ref.query, chain.roles.index(role)),
-                stop_token_ids=list(chain.by_position[chain.roles.index(role)].stop_token_ids),
+                stop_token_ids=list(chain.encoders[chain.roles.index(role)].stop_token_ids),
                 detokenize=False,
             )
             for prompt_ref in prompt_refs

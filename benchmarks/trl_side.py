@@ -58,7 +58,7 @@ class TwoTrainers:
     def update(self) -> tuple[int, dict[str, float]]:
         """One update of both; returns its response tokens and the seconds of its phases."""
         s, seconds = self.settings, dict.fromkeys(("rollout", "reward", "learn"), 0.0)
-        train = self.chain.task.train
+        train, encoder = self.chain.task.train, self.chain.encoders[0]
         queries = [
             train[(self.updates * s.queries_per_update + index) % len(train)] for index in range(s.queries_per_update)
         ]
@@ -68,9 +68,9 @@ class TwoTrainers:
         for trainer in self.trainers:
             prompts = [
                 torch.tensor(
-                    self.chain.build_prompt(
-                        query, [SeenResponse.decoded(self.chain.decode, tokens) for tokens in responses]
-                    )[0]
+                    encoder.build_prompt(
+                        query, [SeenResponse.decoded(encoder.decode, tokens) for tokens in responses]
+                    ).tokens
                 )
                 for query, responses in zip(queries, earlier, strict=True)
             ]
@@ -83,8 +83,8 @@ class TwoTrainers:
                 temperature=s.temperature,
                 top_k=0,
                 top_p=1.0,
-                eos_token_id=self.chain.stop_token_ids[0],
-                pad_token_id=self.chain.stop_token_ids[0],
+                eos_token_id=encoder.stop_token_ids[0],
+                pad_token_id=encoder.stop_token_ids[0],
             )
             for texts, response in zip(earlier, responses, strict=True):
                 texts.append(response.tolist())
@@ -92,7 +92,7 @@ class TwoTrainers:
         seconds["rollout"], started = time.perf_counter() - started, time.perf_counter()
         rewards = positive_logit(
             [query.text for query in queries for _ in self.trainers],
-            [self.chain.decode(response) for texts in earlier for response in texts],
+            [encoder.decode(response) for texts in earlier for response in texts],
         )
         collective = torch.tensor(rewards).reshape(len(queries), -1).sum(1)
         seconds["reward"], started = time.perf_counter() - started, time.perf_counter()

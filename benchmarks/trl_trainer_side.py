@@ -38,7 +38,7 @@ class Referee(TrainerCallback):
         """Takes the optimizer steps of an update, and when the command began, in seconds since the epoch."""
         s = self.settings = settings
         self.task, self.steps, self.began, self.paused = s.make_task(), steps, began, 0.0
-        self.chain = s.make_chain(self.task, s.make_tokenizers())
+        self.encoder = s.make_chain(self.task, s.make_tokenizers()).encoders[0]
         self.generator = TransformersGenerator(
             {POLICY_ID: s.model_paths[POLICY_ID]}, dtype="fp32", device=torch.device("cpu")
         )
@@ -70,16 +70,16 @@ class Referee(TrainerCallback):
         self.generator.load(POLICY_ID, weights, 0)
         self.model.load({f"lm.{name}": array for name, array in weights.items()})
         queries = self.task.queries("validation")[: s.eval_queries]
-        prompts = self.chain.encode_pioneer_prompts(queries)
+        prompts = self.encoder.encode_prompts(queries)
         seeds = [sampling_seed(s.seed, EVALUATION_UPDATE, query.id, 0) for query in queries]
-        sampling = Sampling(s.temperature, s.max_response_tokens, seeds, self.chain.stop_token_ids)
+        sampling = Sampling(s.temperature, s.max_response_tokens, seeds, self.encoder.stop_token_ids)
         responses = self.generator.generate(prompts, POLICY_ID, sampling)
         rows = make_rows(
             prompts,
             [response.tokens for response in responses],
             [response.logprobs for response in responses],
-            self.rewards(queries, [self.chain.decode(response.tokens) for response in responses]),
-            [self.chain.truncate_response(response.tokens)[1] for response in responses],
+            self.rewards(queries, [self.encoder.decode(response.tokens) for response in responses]),
+            [self.encoder.truncate_response(response.tokens)[1] for response in responses],
         )
         scores = self.model.score(rows)
         rows |= {name: column * rows["mask"] for name, column in scores.items()}
@@ -97,7 +97,7 @@ def main() -> None:
     tokenizer = settings.make_tokenizers()[POLICY_ID]
     tokenizer.padding_side = "left"
     prompts = [task.prompt(query) for query in task.train]
-    if tokenizer(prompts[:100])["input_ids"] != referee.chain.encode_pioneer_prompts(task.train[:100]):
+    if tokenizer(prompts[:100])["input_ids"] != referee.encoder.encode_prompts(task.train[:100]):
         raise RuntimeError("The trainer would read other prompts than ours.")
     kind = {"rloo": (trl.RLOOTrainer, trl.RLOOConfig), "grpo": (trl.GRPOTrainer, trl.GRPOConfig)}[work["trainer"]]
     bf16 = settings.dtype == "bf16"

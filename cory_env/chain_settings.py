@@ -12,8 +12,8 @@ MAX_PROMPT_TOKENS = 4096
 MAX_AGENTS = 32
 """Maximum number of agents of a chain: every later prompt contains all earlier responses, or waits for them."""
 
-ObservedResponses = Literal["all", "last", "best"]
-"""Which earlier responses an agent sees: all, the last one, or the one with the best task reward."""
+ObservedResponses = Literal["all", "last"]
+"""Which earlier responses an agent sees."""
 
 StopWhen = Literal["solved"]
 """When a chain ends before all agents have responded."""
@@ -77,30 +77,37 @@ class Role:
         return self.produces_response if self.reward is None else self.reward != NO_REWARD
 
 
+class ShownResponse(NamedTuple):
+    """An earlier response in an agent's prompt.
+
+    Attributes:
+        position: Its position.
+        role: The role whose `{role.response}` it is; "" if a later response of that role takes its place.
+        is_reference: Whether it belongs to `{reference}`.
+    """
+
+    position: int
+    role: str
+    is_reference: bool
+
+
 class Position(NamedTuple):
-    """A position in a chain: the agent that responds there, and what its prompt shows."""
+    """A position in a chain: the agent that responds there, and what its prompt shows.
+
+    Attributes:
+        agent: The agent's name: the role's, with a number if the role has several positions.
+        role: The agent's role.
+        stage: The first position of the agents that respond without seeing each other.
+        template: The prompt template; None: the task's. An agent that does not see the responses that its role's
+            template shows gets the task's, too.
+        shown_responses: The responses in the prompt, in the chain's order.
+    """
 
     agent: str
-    """The agent's name: the role's, with a number if the role has several positions."""
     role: Role
     stage: int
-    """The first position of the agents that respond without seeing each other."""
-    sees: range
-    """The positions whose responses the agent may see."""
     template: str | None
-    """The prompt template; None: the task's. An agent that does not see the responses that its role's template shows
-    gets the task's, too."""
-
-
-def reference_roles(roles: Sequence[Role]) -> list[str]:
-    """Returns, for each response that an agent sees, the name of the role whose `{role.response}` it is.
-
-    Of a role that repeats, only the latest response is; the earlier ones have "".
-
-    Args:
-        roles: The responses' roles, in the chain's order.
-    """
-    return ["" if role.repeat > 1 and role in roles[k + 1 :] else role.name for k, role in enumerate(roles)]
+    shown_responses: tuple[ShownResponse, ...]
 
 
 def complete_template(role: Role, seen: Sequence[Role]) -> str | None:
@@ -131,8 +138,10 @@ def role_names(num_agents: int) -> tuple[str, ...]:
     return ("pioneer", *(f"observer_{k}" for k in range(1, num_agents)))
 
 
-def make_positions(roles: Sequence[Role], knowledge_transfer: bool = True) -> tuple[Position, ...]:
-    """Returns the positions of a chain with these roles, in which agents see earlier responses or none.
+def make_positions(
+    roles: Sequence[Role], knowledge_transfer: bool = True, observed: ObservedResponses = "all"
+) -> tuple[Position, ...]:
+    """Returns the positions of a chain with these roles; for the settings see `ChainSettings`.
 
     Raises:
         ValueError: There are no roles or too many agents, names are repeated, the last role produces no response, or a
@@ -148,9 +157,18 @@ def make_positions(roles: Sequence[Role], knowledge_transfer: bool = True) -> tu
         for k in range(role.count * role.repeat):
             agent = f"{role.name}_{k + 1}" if role.count * role.repeat > 1 else role.name
             stage = start if role.count > 1 else len(positions)
-            seen = positions[: stage if knowledge_transfer else 0]
-            template = complete_template(role, [position.role for position in seen])
-            positions.append(Position(agent, role, stage, range(len(seen)), template))
+            seen = [position.role for position in positions[: stage if knowledge_transfer else 0]]
+            template = complete_template(role, seen)
+            answers = [index for index, other in enumerate(seen) if other.produces_response]
+            reference = answers if observed == "all" else answers[-1:]
+            shown_responses = tuple(
+                ShownResponse(
+                    index, "" if other.repeat > 1 and other in seen[index + 1 :] else other.name, index in reference
+                )
+                for index, other in enumerate(seen)
+                if template is not None or index in reference
+            )
+            positions.append(Position(agent, role, stage, template, shown_responses))
         names = {position.role.name for position in positions[: len(positions) if role.repeat > 1 else start]}
         if missing := {name for name, _ in references(role.prompt or "")} - names:
             raise ValueError(
@@ -199,8 +217,7 @@ class ChainSettings:
         num_agents: Number of agents; 1 is the single-agent baseline, 2 is CORY. None: 2, or with `roles` all of theirs.
         roles: The roles; with `num_agents`, the chain has only the first positions. None: a pioneer and observers.
         knowledge_transfer: Whether an agent sees earlier responses. If False, each agent sees only the query.
-        observed: Which earlier responses the third and later agents see: `all`, the `last`, or the `best` by task
-            reward (the earliest if there is a tie).
+        observed: Which earlier responses the third and later agents see: `all`, or only the `last`.
         partner_reward: α in r_i + α · Σ_{j≠i} r_j: 1 cooperative as in the paper, 0 independent, −1 competitive. The
             sum leaves out other drafts of agent i's role.
         max_prompt_tokens: Maximum prompt length in tokens. Longer prompts lose the end of their reference.
@@ -264,8 +281,8 @@ class ChainSettings:
         """
         if self.roles is None:
             names = role_names(2 if self.num_agents is None else self.num_agents)
-            return make_positions([Role(name) for name in names], self.knowledge_transfer)
-        positions = make_positions(self.roles, self.knowledge_transfer)
+            return make_positions([Role(name) for name in names], self.knowledge_transfer, self.observed)
+        positions = make_positions(self.roles, self.knowledge_transfer, self.observed)
         if self.num_agents is not None and not 1 <= self.num_agents <= len(positions):
             raise ValueError(
                 f"num_agents is {self.num_agents}, but must be from 1 to {len(positions)}, the number of agents of "

@@ -147,9 +147,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         return self.queries[int(index)]
 
     def _take_turn(self, episode: ChainEpisode, agent: str) -> None:
-        episode.prompt_ids()
         self.agent_selection = agent
-        self.infos[agent]["truncated_prompt"] = episode.truncated[-1]
+        self.infos[agent]["truncated_prompt"] = episode.prompt().is_truncated
 
     def _require_episode(self, call: str) -> ChainEpisode:
         if self._episode is None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cory_env.chain_settings import Thinking
+from cory_env.chain_settings import ChainSettings, Thinking
 from cory_env.message import has_surrogate
+from cory_env.tokenizer import token_ids_containing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +51,7 @@ class ThinkingTags:
         """Returns the index of the first token of the answer in a response.
 
         Args:
-            inside: Whether the prompt begins the thought (`Chain.begins_thought`).
+            inside: Whether the prompt begins the thought (`Prompt.begins_thought`).
 
         Returns:
             The index after the first end tag in a thought; 0 if there is no thought; None if the thought was cut off.
@@ -84,21 +85,39 @@ class ThinkingTags:
 
 
 class ResponseDecoder:
-    """Reads the responses of a model with one tokenizer. A base of `Chain`, which sets the attributes.
+    """Reads the responses of models with one tokenizer.
 
     Attributes:
         tokenizer: The tokenizer.
-        end_token_ids: Ids of the tokens that end a response.
+        vocab_size: Upper bound of token ids in responses (exclusive).
+        stop_token_ids: Ids of the tokens that end a response; `end_token_ids` is the same as a set.
         stop: A text that ends a response, too; None: there is none.
         tags: The tags around thoughts; None: responses contain no thoughts.
     """
 
-    tokenizer: PreTrainedTokenizerBase
-    end_token_ids: frozenset[int]
-    stop: str | None
-    tags: ThinkingTags | None
-    _hidden_ids: frozenset[int]
-    _tokenizer_vocab_size: int
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, settings: ChainSettings, end_token_ids: Sequence[int | None]
+    ) -> None:
+        """Looks up the tokens that end a response: `end_token_ids`, and those that contain the stop string."""
+        self.tokenizer = tokenizer
+        self.stop = settings.stop
+        self._tokenizer_vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+        self.vocab_size = settings.vocab_size or self._tokenizer_vocab_size
+        ids_with_stop = [] if self.stop is None else token_ids_containing(tokenizer, self.stop)
+        self.stop_token_ids = tuple(
+            token
+            for token in dict.fromkeys([*end_token_ids, *ids_with_stop])
+            if token is not None and 0 <= token < self.vocab_size
+        )
+        if not self.stop_token_ids:
+            raise ValueError(
+                "No token can end a response: the tokenizer has no end-of-sequence token, or the model has no "
+                "embedding for it. Set the tokenizer's eos_token."
+            )
+        self.end_token_ids = frozenset(self.stop_token_ids)  # there may be hundreds
+        self._hidden_ids = self.end_token_ids.difference(ids_with_stop)  # they contain no text of the response
+        thinking = settings.thinking
+        self.tags = None if thinking is None else ThinkingTags(thinking, tokenizer, self.vocab_size)
 
     def truncate_response(self, tokens: list[int]) -> tuple[list[int], bool]:
         """Truncates a response after the token that ends it: an end token, or the one that completes the stop string.

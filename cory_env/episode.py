@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cory_env.chain import Chain
-from cory_env.chain_settings import reference_roles
+from cory_env.prompt_encoder import Prompt
 from cory_env.tasks.task import Query
 from cory_env.tasks.turns import NO_ANSWER, SKIPPED, Feedback, NoFeedback, SeenResponse
 
@@ -38,9 +38,8 @@ class ChainEpisode:
         completions: The decoded responses, up to the stop string; with `thinking`, only the text after the thought.
         answer_starts: The index of the answer's first token in the response: 0 without a thought, None if the thought
             was cut off, so that there is no answer.
-        task_rewards: The task rewards known so far; None if the reward was skipped, NaN if the role has none.
         feedback: The feedback known so far: a text, None if nothing is to be corrected, `SKIPPED`, or `NO_ANSWER`.
-        truncated: Whether the prompt's reference was truncated.
+        prompts: The prompts, also the one of the agent whose turn it is once somebody asked for it.
     """
 
     def __init__(self, chain: Chain, query: Query) -> None:
@@ -50,11 +49,8 @@ class ChainEpisode:
         self.ended: list[bool] = []
         self.completions: list[str] = []
         self.answer_starts: list[int | None] = []
-        self.task_rewards: list[float | None] = []
         self.feedback: list[Feedback] = []
-        self.truncated: list[bool] = []
-        self._prompts: list[list[int]] = []
-        self._begins_thought: list[bool] = []
+        self.prompts: list[Prompt] = []
 
     @property
     def role(self) -> str | None:
@@ -79,13 +75,12 @@ class ChainEpisode:
         """Whether the feedback function failed on a response (with `on_error="skip"`)."""
         return SKIPPED in self.feedback
 
-    def prompt_ids(self) -> list[int]:
-        """Returns the 1 to `max_prompt_tokens` token ids of the current role's prompt.
+    def prompt(self) -> Prompt:
+        """Returns the current role's prompt.
 
         Raises:
             QueryTooLongError: The prompt does not fit even without any reference.
-            ValueError: All agents have responded, or the prompt requires task rewards or feedback that are not noted
-                yet.
+            ValueError: All agents have responded, or the prompt requires feedback that is not noted yet.
         """
         position = len(self.responses)
         if self.role is None:
@@ -94,29 +89,14 @@ class ChainEpisode:
             raise ValueError(
                 f"{self.role} can only respond after feedback on the response before. Call compute_awaited first."
             )
-        if len(self._prompts) == position:
-            chain, template = self.chain.by_position[position], self.chain.positions[position].template
-            earlier = self._earlier(position)
-            prompt, truncated = chain.build_prompt(self.query, earlier, template)
-            begins_thought = chain.begins_thought(prompt, self.query, template, sees_response=bool(earlier))
-            self._prompts.append(prompt)
-            self._begins_thought.append(begins_thought)
-            self.truncated.append(truncated)
-        return self._prompts[position]
+        if len(self.prompts) == position:
+            encoder, template = self.chain.encoders[position], self.chain.positions[position].template
+            self.prompts.append(encoder.build_prompt(self.query, self._earlier(position), template))
+        return self.prompts[position]
 
-    @property
-    def begins_thought(self) -> bool:
-        """Whether the current role's prompt begins the thought. Raises what `prompt_ids` raises."""
-        self.prompt_ids()
-        return self._begins_thought[-1]
-
-    @property
-    def awaits_rewards(self) -> bool:
-        """Whether the current role's prompt depends on task rewards that are not noted yet (`observed` is `best`)."""
-        if self.chain.observed != "best" or self.role is None:
-            return False
-        answers = self._answer_positions(len(self.responses))
-        return len(answers) > 1 and answers[-1] >= len(self.task_rewards)  # a single response is the best
+    def prompt_ids(self) -> list[int]:
+        """Returns the token ids of the current role's prompt. Raises what `prompt` raises."""
+        return self.prompt().tokens
 
     @property
     def awaits_feedback(self) -> bool:
@@ -124,8 +104,8 @@ class ChainEpisode:
         position = len(self.responses)
         if self.role is None:
             return False
-        shown = len(self.chain.positions[position].sees) if self.chain.shows_feedback(position) else 0
-        missing = range(len(self.feedback), position if self.chain.stops_when_solved else shown)
+        num_shown = self.chain.positions[position].stage if self.chain.shows_feedback(position) else 0
+        missing = range(len(self.feedback), position if self.chain.stops_when_solved else num_shown)
         return any(map(self.has_answer, missing))
 
     def has_answer(self, position: int) -> bool:
@@ -134,7 +114,8 @@ class ChainEpisode:
 
     def thought(self, position: int) -> str | None:
         """Returns the thought in a response, without its tags; None if there is none."""
-        return self.chain.by_position[position].thought_text(self.responses[position], self._begins_thought[position])
+        begins_thought = self.prompts[position].begins_thought
+        return self.chain.encoders[position].thought_text(self.responses[position], begins_thought)
 
     def thought_entry(self, position: int) -> dict[str, str]:
         """Returns `{"reasoning": thought}` for a response with a thought, else an empty dictionary."""
@@ -150,7 +131,7 @@ class ChainEpisode:
         """Returns the text of a response with the thought and its tags."""
         if self.answer_starts[position] == 0:
             return self.completions[position]
-        return self.chain.by_position[position].decode(self.responses[position])
+        return self.chain.encoders[position].decode(self.responses[position])
 
     def feedback_entry(self, position: int) -> dict[str, str | None]:
         """Returns `{"feedback": text or None}` for a response with feedback, else an empty dictionary."""
@@ -170,19 +151,16 @@ class ChainEpisode:
 
     def _earlier(self, position: int) -> list[SeenResponse]:
         """Returns the responses that the agent at a position sees."""
-        references = self._reference_positions(position)
-        seen = references if self.chain.positions[position].template is None else self.chain.positions[position].sees
-        names = reference_roles([self.chain.positions[k].role for k in seen])
         return [
             SeenResponse.decoded(
-                self.chain.by_position[k].decode,
-                self.shown_tokens(k),
-                self._shown_feedback(k) if self.chain.shows_feedback(position) else None,
-                name,
-                k in references,
-                self.chain.positions[k].role.produces_response,
+                self.chain.encoders[shown.position].decode,
+                self.shown_tokens(shown.position),
+                self._shown_feedback(shown.position) if self.chain.shows_feedback(position) else None,
+                shown.role,
+                shown.is_reference,
+                self.chain.positions[shown.position].role.produces_response,
             )
-            for k, name in zip(seen, names, strict=True)
+            for shown in self.chain.positions[position].shown_responses
         ]
 
     def _shown_feedback(self, position: int) -> str | None:
@@ -193,37 +171,6 @@ class ChainEpisode:
         if isinstance(feedback, str):
             return feedback
         return "" if self.chain.positions[position].role.produces_response else None  # "": its thought was cut off
-
-    def note_rewards(self, task_rewards: Sequence[float | None]) -> None:
-        """Notes the task rewards of the responses that had none, in the chain's order.
-
-        Raises:
-            ValueError: The number of rewards differs from the number of such responses.
-        """
-        num_missing = len(self.responses) - len(self.task_rewards)
-        if len(task_rewards) != num_missing:
-            raise ValueError(f"note_rewards() got {len(task_rewards)} task rewards, but expects {num_missing}.")
-        self.task_rewards += task_rewards
-
-    def _answer_positions(self, position: int) -> list[int]:
-        """Returns the positions that the agent at a position sees, and whose responses are answers to the query."""
-        return [k for k in self.chain.positions[position].sees if self.chain.positions[k].role.produces_response]
-
-    def _reference_positions(self, position: int) -> list[int]:
-        """Returns the positions whose responses are the `{reference}` of the agent at a position."""
-        answers = self._answer_positions(position)
-        if self.chain.observed == "all" or not answers:
-            return answers
-        if self.chain.observed == "last":
-            return answers[-1:]
-        if self.awaits_rewards:
-            raise ValueError(
-                f"{self.role} sees the best of {len(answers)} responses, but only {len(self.task_rewards)} have a task "
-                "reward. Call compute_awaited first."
-            )
-        if len(answers) == 1:
-            return answers
-        return [max(answers, key=lambda k: _or_worst(self.task_rewards[k]))]  # the first of equal ones
 
     def observation(self, role: str | None = None) -> Observation:
         """Returns a role's observation: its prompt, or an empty one (length 0) before its turn.
@@ -239,9 +186,9 @@ class ChainEpisode:
             raise ValueError(f"There is no observation for role {role!r}. Roles: {', '.join(self.chain.roles)}.")
         position = self.chain.roles.index(role)
         if role == self.role:
-            self.prompt_ids()
-        prompt = self._prompts[position] if position < len(self._prompts) else []
-        tokens = np.full(self.chain.max_prompt_tokens, self.chain.by_position[position].pad_token_id, np.int32)
+            self.prompt()
+        prompt = self.prompts[position].tokens if position < len(self.prompts) else []
+        tokens = np.full(self.chain.max_prompt_tokens, self.chain.encoders[position].pad_token_id, np.int32)
         tokens[: len(prompt)] = prompt
         return {"tokens": tokens, "length": len(prompt)}
 
@@ -256,19 +203,19 @@ class ChainEpisode:
             raise ValueError(
                 "All agents of this episode have responded, so it takes no more actions. Start a new episode."
             )
-        begins_thought = self.begins_thought  # builds the prompt even if nobody asked for it
-        chain = self.chain.by_position[len(self.responses)]
-        response, ended = chain.truncate_response(self._validate_action(role, action, chain.vocab_size))
-        self.answer_starts.append(chain.answer_start(response, begins_thought))
+        prompt = self.prompt()  # even if nobody asked for it
+        encoder = self.chain.encoders[len(self.responses)]
+        response, ended = encoder.truncate_response(self._validate_action(role, action, encoder.vocab_size))
+        self.answer_starts.append(encoder.answer_start(response, prompt.begins_thought))
         self.responses.append(response)
         self.ended.append(ended)
         answer = self.shown_tokens(len(self.responses) - 1)
-        self.completions.append(chain.decode(answer) if answer else "")
+        self.completions.append(encoder.decode(answer) if answer else "")
 
     def answer_tokens(self, tokens: Sequence[int]) -> list[int]:
         """Returns a response of the current role with this answer: if the prompt begins a thought, it is empty."""
-        chain = self.chain.by_position[len(self.responses)]
-        return [chain.tags.end_id, *tokens] if chain.tags is not None and self.begins_thought else [*tokens]
+        tags = self.chain.encoders[len(self.responses)].tags
+        return [tags.end_id, *tokens] if tags is not None and self.prompt().begins_thought else [*tokens]
 
     def _validate_action(self, role: str, action: Action, vocab_size: int) -> list[int]:
         """Returns the first `length` tokens of a valid action."""
@@ -313,8 +260,3 @@ class ChainEpisode:
             role: math.fsum([own[i], *(share for stage, share in shares if stage != stages[i])])
             for i, role in enumerate(roles)
         }
-
-
-def _or_worst(reward: float | None) -> float:
-    """Returns the reward; −∞ if it was skipped, or the role has none."""
-    return -math.inf if reward is None or math.isnan(reward) else reward

@@ -1,11 +1,10 @@
-"""Texts and messages: finds lone surrogates, which neither UTF-8 nor a tokenizer accepts, and texts that show nothing.
+"""Texts and messages: finds lone surrogates, which neither UTF-8 nor a tokenizer accepts, and empty texts.
 
 A lone surrogate is half of the pair that stands for an emoji in UTF-16. JSON can spell it, so clients that cut a text
 between the two halves send it. Python also puts one in place of a byte that is not UTF-8.
 """
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -19,9 +18,6 @@ MESSAGES_RULE = (
 """How rewards and feedback functions read the completions of conversations."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Letters and symbols without a glyph: joiners, fillers and the blank of Braille."""
-_VARIATION_SELECTORS = (range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
 
 
 class Message(TypedDict):
@@ -55,11 +51,5 @@ def escape_surrogates(text: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: it has only spaces, control and format characters, such as zero-width spaces."""
-    return all(
-        character.isspace()
-        or unicodedata.category(character) in ("Cc", "Cf")
-        or character in _INVISIBLE
-        or any(ord(character) in selectors for selectors in _VARIATION_SELECTORS)
-        for character in text
-    )
+    """Whether a text consists of spaces."""
+    return not text.strip()

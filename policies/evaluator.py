@@ -204,7 +204,9 @@ class Evaluator:
                 policy_ids = (policy_id,) * self.settings.num_agents
                 self._chains[policy_id] = self.settings.make_chain(self.task, self.tokenizers, policy_ids)
             prompt_refs = [rollout.prompt_refs[index] for index in last["chains"].tolist()]
-            prompts = self._chains[policy_id].encode_bare_prompts([queries[ref.query] for ref in prompt_refs])
+            chain = self._chains[policy_id]
+            bare_queries = [queries[ref.query] for ref in prompt_refs]
+            prompts = chain.encoders[0].encode_prompts(bare_queries, template=chain.bare_template)
             rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
             rows |= {name: last[name] for name in ("responses", "mask", "positions")}
             (scores,) = self.learners.score({policy_id: rows}).values()

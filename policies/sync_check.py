@@ -161,7 +161,7 @@ class SyncCheck:
 
     def _prompts(self, policy_id: str) -> list[list[int]]:
         chain = self.settings.make_chain(self.task, self.settings.make_tokenizers(), (policy_id,))
-        return [chain.build_prompt(query, [])[0] for query in chain.task.train[:_NUM_QUERIES]]
+        return [chain.encoders[0].build_prompt(query).tokens for query in chain.task.train[:_NUM_QUERIES]]
 
     def _generate(self, policy_id: str, prompts: Sequence[Sequence[int]]) -> list[Response]:
         responses: list[Response] = self.runners.call_one(

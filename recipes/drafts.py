@@ -156,10 +156,11 @@ def measure(folder: Path, queries: int) -> Figures:
     task = make_task("drafts")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     chain = Chain(task, tokenizer, max_prompt_tokens=MAX_PROMPT_TOKENS, max_response_tokens=MAX_RESPONSE_TOKENS)
+    stop_token_ids = chain.encoders[0].stop_token_ids
     generator = TransformersGenerator({"llm": str(folder)}, dtype="fp32", device=torch.device("cpu"))
 
     def generate(prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
-        return generator.generate(prompts, "llm", Sampling(1.0, MAX_RESPONSE_TOKENS, seeds, chain.stop_token_ids))
+        return generator.generate(prompts, "llm", Sampling(1.0, MAX_RESPONSE_TOKENS, seeds, stop_token_ids))
 
     test_queries = task.test[:queries]
     with RewardWorker(task.reward) as worker:
@@ -192,23 +193,24 @@ def sample_forks(
     """Samples two pioneer responses per query, and two observer responses per pioneer response."""
     first_turns = [(query, first) for query in queries for first in (0, 1)]
     later_turns = [(query, first, second) for query, first in first_turns for second in (0, 1)]
-    first_prompts = [chain.build_prompt(query, [])[0] for query, _ in first_turns]
+    encoder = chain.encoders[0]
+    first_prompts = [encoder.build_prompt(query).tokens for query, _ in first_turns]
     seeds = [sampling_seed(0, EVALUATION_UPDATE, query.id, 0, first) for query, first in first_turns]
-    first_responses = [chain.truncate_response(response.tokens)[0] for response in generate(first_prompts, seeds)]
+    first_responses = [encoder.truncate_response(response.tokens)[0] for response in generate(first_prompts, seeds)]
     references = [tokens for tokens in first_responses for _ in (0, 1)]
     later_prompts = [
-        chain.build_prompt(query, [SeenResponse.decoded(chain.decode, tokens)])[0]
+        encoder.build_prompt(query, [SeenResponse.decoded(encoder.decode, tokens)]).tokens
         for (query, *_), tokens in zip(later_turns, references, strict=True)
     ]
     seeds = [
         sampling_seed(0, EVALUATION_UPDATE, query.id, 1, 2 * first + second) for query, first, second in later_turns
     ]
-    later_responses = [chain.truncate_response(response.tokens)[0] for response in generate(later_prompts, seeds)]
+    later_responses = [encoder.truncate_response(response.tokens)[0] for response in generate(later_prompts, seeds)]
 
     def compute_rewards(
         turn_queries: Sequence[Query], role: str, responses: Sequence[list[int]]
     ) -> tuple[list[str], list[float]]:
-        texts = [chain.decode(tokens) for tokens in responses]
+        texts = [encoder.decode(tokens) for tokens in responses]
         roles = [role] * len(turn_queries)
         samples = [RewardedResponse(*sample) for sample in zip(turn_queries, roles, texts, responses, strict=True)]
         rewards = reward_responses(worker, samples)

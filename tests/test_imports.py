@@ -36,6 +36,7 @@ LAYERS = {
         "rewarding",
         "episode",
         "chain",
+        "prompt_encoder",
         "decoding",
         "chain_settings",
         "chat",

@@ -39,8 +39,10 @@ class RewardedResponse(NamedTuple):
         return self.text if is_text else [{"role": "assistant", "content": self.text}]
 
 
-def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
-    """Returns the task rewards of finished episodes. One call of the function rewards all responses without a reward.
+def reward_episodes(
+    worker: RewardWorker, episodes: Sequence["ChainEpisode"], first: int = 0
+) -> list[list[float | None]]:
+    """Returns the task rewards of finished episodes. One call of the function rewards all responses.
 
     Samples are ordered by episode, then by the chain's order of roles. The columns are those of the queries, `role` and
     `completion_ids`; if a query lacks a column of another query, its value is None. If a query is a conversation, its
@@ -48,69 +50,42 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
 
     Args:
         episodes: Finished episodes; they may belong to different chains.
+        first: The first position to reward.
 
     Returns:
-        Per episode, the task reward of each response; NaN if its role has none, None if the worker skipped the sample
-        or the feedback on it.
+        Per episode, the task reward of each response from `first` on; NaN if its role has none, None if the worker
+        skipped the sample or the feedback on it.
     """
-    rewards = iter(_missing_rewards(worker, [episode for episode in episodes if not episode.failed]))
-    return [
-        [None] * len(episode.responses) if episode.failed else [*episode.task_rewards, *next(rewards)]
-        for episode in episodes
-    ]
-
-
-def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Computes the missing task rewards of the responses so far in one call, and notes them in the episodes.
-
-    Each response is rewarded only once, because `reward_episodes` returns noted rewards with the others. A response
-    whose reward was skipped counts as the worst when an agent sees the best one (`observed` is `best`).
-    """
-    for episode, rewards in zip(episodes, _missing_rewards(worker, episodes), strict=True):
-        episode.note_rewards(rewards)
+    positions = [range(first, len(episode.responses)) for episode in episodes]
+    keys = [(index, k) for index, episode in enumerate(episodes) if not episode.failed for k in positions[index]]
+    values: dict[tuple[int, int], float | None] = {}
+    for function in dict.fromkeys(_reward_function(episodes[index], k) for index, k in keys):
+        chosen = [(index, k) for index, k in keys if _reward_function(episodes[index], k) == function]
+        if function is None:
+            values |= dict.fromkeys(chosen, math.nan)
+        else:
+            rewards = worker.rewards(*_samples([_response(episodes[index], k) for index, k in chosen]), function)
+            values |= dict(zip(chosen, rewards, strict=True))
+    return [[values.get((index, k)) for k in positions[index]] for index in range(len(episodes))]
 
 
 def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
     """Computes the missing feedback on the responses so far in one call, and notes it in the episodes."""
-    missing = _missing_positions(episodes, "feedback")
+    missing = [range(len(episode.feedback), len(episode.responses)) for episode in episodes]
     answers = [
-        [position for position in positions if episode.has_answer(position)]
+        _response(episode, k)
         for episode, positions in zip(episodes, missing, strict=True)
+        for k in positions
+        if episode.has_answer(k)
     ]
-    feedback = iter(worker.feedback(*_samples(_responses(episodes, answers))))
-    for episode, positions, answer_positions in zip(episodes, missing, answers, strict=True):
-        episode.note_feedback([next(feedback) if k in answer_positions else NO_ANSWER for k in positions])
+    feedback = iter(worker.feedback(*_samples(answers)))
+    for episode, positions in zip(episodes, missing, strict=True):
+        episode.note_feedback([next(feedback) if episode.has_answer(k) else NO_ANSWER for k in positions])
 
 
 def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Computes the rewards and the feedback that the next turns of episodes depend on."""
-    reward_so_far(worker, [episode for episode in episodes if episode.awaits_rewards])
+    """Computes the feedback that the next turns of episodes depend on."""
     give_feedback(worker, [episode for episode in episodes if episode.awaits_feedback])
-
-
-def _missing_rewards(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
-    """Returns, per episode, the task rewards of the responses that have none noted."""
-    missing = _missing_positions(episodes, "task_rewards")
-    values: dict[tuple[int, int], float | None] = {}
-    for function in dict.fromkeys(
-        _reward_function(episode, k) for episode, positions in zip(episodes, missing, strict=True) for k in positions
-    ):
-        chosen = [
-            [k for k in positions if _reward_function(episode, k) == function]
-            for episode, positions in zip(episodes, missing, strict=True)
-        ]
-        keys = [(index, k) for index, positions in enumerate(chosen) for k in positions]
-        if function is None:
-            values |= dict.fromkeys(keys, math.nan)
-        else:
-            rewards = worker.rewards(*_samples(_responses(episodes, chosen)), function)
-            values |= dict(zip(keys, rewards, strict=True))
-    return [[values[index, k] for k in positions] for index, positions in enumerate(missing)]
-
-
-def _missing_positions(episodes: Sequence["ChainEpisode"], noted: str) -> list[range]:
-    """Returns, per episode, the positions of responses without an entry in the list `noted`."""
-    return [range(len(getattr(episode, noted)), len(episode.responses)) for episode in episodes]
 
 
 def _reward_function(episode: "ChainEpisode", position: int) -> str | None:
@@ -121,13 +96,10 @@ def _reward_function(episode: "ChainEpisode", position: int) -> str | None:
     return REWARD if role.own_reward is None else role_reward(role.name)
 
 
-def _responses(episodes: Sequence["ChainEpisode"], positions: Sequence[Sequence[int]]) -> list[RewardedResponse]:
-    """Returns the responses of each episode at these positions, without thoughts."""
-    return [
-        RewardedResponse(episode.query, episode.chain.roles[k], episode.completions[k], episode.shown_tokens(k))
-        for episode, episode_positions in zip(episodes, positions, strict=True)
-        for k in episode_positions
-    ]
+def _response(episode: "ChainEpisode", position: int) -> RewardedResponse:
+    """Returns a response without its thought."""
+    role, text = episode.chain.roles[position], episode.completions[position]
+    return RewardedResponse(episode.query, role, text, episode.shown_tokens(position))
 
 
 def reward_responses(

@@ -54,12 +54,13 @@ def reward_answers(
         position: The position that responds; None: the pioneer, with the task's reward.
         as_text: Answer conversations with text, too, rather than with a list of one message.
     """
-    tokens = chain.control.encode_text([text for _, text in answers])
+    encoder = chain.encoders[position or 0]
+    tokens = encoder.control.encode_text([text for _, text in answers])
     role = chain.positions[position].role if position is not None else None
     return reward_responses(
         worker,
         [
-            RewardedResponse(query, chain.roles[position or 0], text, ids or list(chain.stop_token_ids[:1]), as_text)
+            RewardedResponse(query, chain.roles[position or 0], text, ids or list(encoder.stop_token_ids[:1]), as_text)
             for (query, text), ids in zip(answers, tokens, strict=True)
         ],
         REWARD if role is None or role.own_reward is None else role_reward(role.name),

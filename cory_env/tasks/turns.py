@@ -34,6 +34,7 @@ class SeenResponse(NamedTuple):
         is_answer: Whether it is an answer to the query, of which the prompt shows only the task's `quote`.
         tokens: The token ids of the text.
         decode: Returns the text of the first ones.
+        is_omitted: Whether no token is left, so that it is not in `{reference}`; its feedback may still be shown.
     """
 
     text: str
@@ -43,6 +44,7 @@ class SeenResponse(NamedTuple):
     is_answer: bool = True
     tokens: Sequence[int] = ()
     decode: Callable[[Sequence[int]], str] | None = None
+    is_omitted: bool = False
 
     @classmethod
     def decoded(
@@ -59,33 +61,29 @@ class SeenResponse(NamedTuple):
         return cls(text, feedback, role, is_reference, is_answer, tokens, decode)
 
     def cut(self, characters: int, tokens: int) -> Self:
-        """Returns the response with the first characters of its feedback and its first tokens; none if negative.
-
-        Without tokens, it is not in `{reference}`.
-        """
+        """Returns the response with the first characters of its feedback and its first tokens; none if negative."""
         feedback = None if self.feedback is None else self.feedback[: max(characters, 0)]
         if tokens >= len(self.tokens) > 0:
             return self._replace(feedback=feedback)
         shown_tokens = self.tokens[: max(tokens, 0)]
         text = self.decode(shown_tokens) if self.decode is not None and shown_tokens else ""
-        return self._replace(
-            text=text, feedback=feedback, is_reference=self.is_reference and len(shown_tokens) > 0, tokens=shown_tokens
-        )
+        return self._replace(text=text, feedback=feedback, tokens=shown_tokens, is_omitted=not shown_tokens)
 
 
-def prompt_text(
-    task: Task, query: Query, responses: Sequence[SeenResponse], feedback: str | None, template: str | None
-) -> str:
-    """Returns the prompt of an agent that sees earlier responses.
+def prompt_text(task: Task, query: Query, responses: Sequence[SeenResponse], template: str | None) -> str:
+    """Returns the prompt of an agent, with the feedback on the last response in `{reference}`.
 
     Tasks whose `observer_prompt` shows no feedback need not accept that argument.
 
     Args:
         responses: The earlier responses that the agent sees, in the chain's order.
-        feedback: The feedback on the last one in `{reference}`; None if the prompt shows none.
         template: The template of the role's prompt; None: the task's.
     """
-    reference = [seen.text for seen in responses if seen.is_reference]
+    references = [seen for seen in responses if seen.is_reference]
+    feedback = references[-1].feedback if references else None
+    reference = [seen.text for seen in references if not seen.is_omitted]
+    if template is None and not responses:
+        return task.prompt(query)
     if template is None:
         return task.observer_prompt(query, reference, *([] if feedback is None else [feedback]))
     values: dict[str, object] = {**query.columns, "query": query.text}

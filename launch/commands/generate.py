@@ -110,12 +110,12 @@ def generate(
 
 def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:
     """Answers the query; or interactive queries until Ctrl-D; or the lines of standard input."""
-    from cory_env.chain import PromptError
+    from cory_env.prompt_encoder import PromptError
     from cory_env.tasks import Query
 
     is_interactive = query is None and sys.stdin.isatty() and sys.stdout.isatty()
     history: list[Message] | None = None
-    if is_interactive and chain.chain.chat is not None:
+    if is_interactive and chain.chain.encoders[0].chat is not None:
         history = []
         print("Each query continues the conversation; /new starts another one.")
     chain.check_feedback([Query(0, query or "")])

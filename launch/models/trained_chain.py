@@ -107,14 +107,14 @@ class TrainedChain:
         """Checks that prompts can be built for all queries, with empty references."""
         self.check_feedback(queries)
         for query in queries:
-            if query.history is not None and self.chain.chat is None:
+            if query.history is not None and self.chain.encoders[0].chat is None:
                 raise CommandError(
                     f"Query {query.id + 1} is a conversation, but this run was trained without a chat template "
                     "(chat=false). Use plain texts; in requests, a single user message."
                 )
-            for position, position_chain in enumerate(self.chain.by_position):
+            for position, encoder in enumerate(self.chain.encoders):
                 responses = bare_responses(self.chain, position)
-                position_chain.build_prompt(query, responses, self.chain.positions[position].template)
+                encoder.build_prompt(query, responses, self.chain.positions[position].template)
 
     def request(
         self,
@@ -150,7 +150,6 @@ class TrainedChain:
         """
         size = MAX_BATCH_SIZE[self.backend]
         samples: list[GeneratedSample] = []
-        # Episodes wait only for feedback: `make_env_chain` rejects chains whose prompts depend on rewards.
         give_feedback = None if self.worker is None else partial(compute_awaited, self.worker)
         for start in range(0, len(prompt_refs), size):
             batch = [
@@ -216,11 +215,6 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
                 f"cannot answer without it. Use one policy alone (--roles {policy_ids[0]}), or allow feedback."
             )
         task, settings = replace(task, feedback=None), settings.model_copy(update={"stop_when": None})
-    if settings.knowledge_transfer and settings.observed == "best" and len(policy_ids) > 2:
-        raise CommandError(
-            "observed=best requires rewards, which are not computed here, if a chain has more than two policies. Use "
-            f"--roles {','.join(policy_ids[:2])}."
-        )
     if settings.lora is not None and AVERAGE_POLICY in policy_ids:
         raise CommandError(
             "The mean of adapters cannot be used here, because it has a higher rank. Export it with `cory export "

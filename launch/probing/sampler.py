@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
-from cory_env.rewarding.episodes import give_feedback, reward_episodes, reward_so_far
+from cory_env.rewarding.episodes import give_feedback, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Query
 from policies.rollout.chain_generation import ChainRequest, generate_chains
@@ -81,22 +81,22 @@ class Sampler:
         samples = [sample for _, sample in prompt_refs]
         plain = [ChainEpisode(self._plain, query) for query, _ in prompt_refs]
         self._respond(plain, samples, temperature)
-        reward_so_far(self._worker, plain)
+        rewards = reward_episodes(self._worker, plain)
         with_feedback: list[ChainEpisode] = []
         if self._with_feedback is not None:
             with_feedback = [_replay_first(self._with_feedback, episode) for episode in plain]
             give_feedback(self._worker, with_feedback)
             self._respond(with_feedback, samples, temperature)
-        rewards = reward_episodes(self._worker, [*plain, *with_feedback])
+        feedback_rewards = reward_episodes(self._worker, with_feedback, first=1)
         records = []
         for index, (episode, sample) in enumerate(zip(plain, samples, strict=True)):
-            record = ProbedSample(query=episode.query.id, sample=sample, first=_answer(episode, 0, rewards[index]))
+            record = ProbedSample(query=episode.query.id, sample=sample, first=_answer(episode, 0, rewards[index][0]))
             if not with_feedback:
-                record["second"] = _answer(episode, 1, rewards[index])
+                record["second"] = _answer(episode, 1, rewards[index][1])
             elif not (other := with_feedback[index]).failed:
-                record["second"] = _answer(episode, 1, rewards[index])
+                record["second"] = _answer(episode, 1, rewards[index][1])
                 record["feedback"] = other.feedback_entry(0).get("feedback", "")  # none on a thought that was cut off
-                record["second_feedback"] = _answer(other, 1, rewards[len(plain) + index])
+                record["second_feedback"] = _answer(other, 1, feedback_rewards[index][0])
             records.append(record)
         return records
 
@@ -112,17 +112,14 @@ class Sampler:
 
 
 def _replay_first(chain: Chain, episode: ChainEpisode) -> ChainEpisode:
-    """Returns an episode of another chain with the same first response and its task reward."""
+    """Returns an episode of another chain with the same first response."""
     copy = ChainEpisode(chain, episode.query)
     copy.respond({"tokens": episode.responses[0], "length": len(episode.responses[0])})
-    copy.note_rewards(episode.task_rewards[:1])
     return copy
 
 
-def _answer(episode: ChainEpisode, position: int, rewards: Sequence[float | None]) -> Answer:
-    return Answer(
-        text=episode.completions[position], length=len(episode.responses[position]), task_reward=rewards[position]
-    )
+def _answer(episode: ChainEpisode, position: int, reward: float | None) -> Answer:
+    return Answer(text=episode.completions[position], length=len(episode.responses[position]), task_reward=reward)
 
 
 def answer_numbers(texts: Sequence[str], extract: Callable[[str], object]) -> list[int]:

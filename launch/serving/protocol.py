@@ -18,9 +18,9 @@ from pydantic import (
 )
 from starlette.exceptions import HTTPException
 
-from cory_env.chain import PromptError, QueryTooLongError
 from cory_env.chat import ChatError
 from cory_env.message import SURROGATE_PROBLEM, TextError, escape_surrogates, has_surrogate
+from cory_env.prompt_encoder import PromptError, QueryTooLongError
 from cory_env.tasks.rows import RESERVED
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, TemplateError
 from launch.console.errors import CommandError

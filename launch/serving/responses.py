@@ -10,6 +10,7 @@ from typing import Any
 
 from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
+from cory_env.prompt_encoder import Prompt
 from cory_env.tasks import Query
 from launch.serving.protocol import ApiRequest, ChatRequest, RequestError
 from policies.generation.generator import Response
@@ -22,14 +23,14 @@ class Continuation(ChainEpisode):
     def __init__(self, chain: Chain, query: Query) -> None:
         """Tokenizes the text of the query, which becomes the prompt."""
         super().__init__(chain, query)
-        tokens: list[int] = chain.tokenizer(query.text)["input_ids"]
+        encoder = chain.encoders[0]
+        tokens: list[int] = encoder.tokenizer(query.text)["input_ids"]
         if len(tokens) > (limit := chain.max_prompt_tokens):
             message = f"The prompt has {len(tokens)} tokens, but this run allows at most {limit}. Shorten it."
             raise RequestError(message, param="prompt", code="context_length_exceeded")
-        if max(tokens, default=0) >= chain.num_embeddings:
+        if max(tokens, default=0) >= encoder.num_embeddings:
             raise RequestError("The prompt contains a token without an embedding in the model.", param="prompt")
-        self._prompts.append(tokens)
-        self._begins_thought.append(False)
+        self.prompts.append(Prompt(tokens))
 
 
 def format_response(
@@ -56,13 +57,13 @@ def format_response(
 def _format_choice(request: ChainRequest, max_tokens: int, stops: Sequence[str], *, is_chat: bool) -> dict[str, Any]:
     episode = request.episode
     last = len(episode.responses) - 1
-    chain, response = episode.chain.by_position[last], episode.responses[last]
+    encoder, response = episode.chain.encoders[last], episode.responses[last]
     is_raw = isinstance(episode, Continuation)
     answer = response if is_raw else episode.shown_tokens(last)
     # A draft with nothing to correct is the answer, but was generated with the limit of a draft.
     num_excess = max(len(response) - max_tokens, 0)
     answer = answer[: max(len(answer) - num_excess, 0)]
-    text = chain.decode(answer) if answer else ""
+    text = encoder.decode(answer) if answer else ""
     end = min((index for stop in stops if (index := text.find(stop)) >= 0), default=None)
     is_stopped = end is not None or (episode.ended[last] and not num_excess)
     content = text[:end]

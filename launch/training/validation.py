@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from cory_env.chain import Chain, NoEmbeddingError
+from cory_env.chain import Chain
 from cory_env.chat import ChatError
 from cory_env.episode import ChainEpisode
 from cory_env.message import is_blank
+from cory_env.prompt_encoder import NoEmbeddingError
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.rewarding.episodes import give_feedback
 from cory_env.rewarding.examples import example_answers, find_constant_rewards, gold_answers, reward_answers
@@ -162,15 +163,16 @@ def check_lengths(chain: Chain, report: ValidationReport) -> None:
 
 def check_chat(chain: Chain, report: ValidationReport) -> None:
     """Finds queries that end with the start tag of a thought, and prompts that do not begin with exactly one BOS."""
-    tokenizer, tags = chain.tokenizer, chain.tags
+    encoder = chain.encoders[0]
+    tokenizer, tags = encoder.tokenizer, encoder.tags
     if tags and (number := sum(query.text.rstrip().endswith(tags.start) for query in chain.task.train)):
         report.warnings.append(f"{number} training queries end with {tags.start}. Only a template begins a thought.")
     bos = tokenizer.bos_token_id
     if bos is None or not chain.task.train:
         return
-    count = len(list(takewhile(lambda token: token == bos, chain.encode_pioneer_prompts(chain.task.train[:1])[0])))
+    count = len(list(takewhile(lambda token: token == bos, encoder.encode_prompts(chain.task.train[:1])[0])))
     if count > 1 or (not count and tokenizer("a")["input_ids"][:1] == [bos]):
-        cause = "`prompt` and the tokenizer" if chain.chat is None else "the chat template"
+        cause = "`prompt` and the tokenizer" if encoder.chat is None else "the chat template"
         report.warnings.append(
             f"Prompts begin with {count or 'no'} BOS tokens, {tokenizer.bos_token}, because of {cause}. Models expect "
             "one."
@@ -196,10 +198,7 @@ def check_columns(chain: Chain, needed: Sequence[str], report: ValidationReport)
 
 
 def show_prompts(chain: Chain, report: ValidationReport) -> None:
-    """Adds each role's prompt for the first training query, with placeholders as responses.
-
-    If agents see the best response, all responses count as equally good.
-    """
+    """Adds each role's prompt for the first training query, with placeholders as responses."""
 
     def give_placeholders(episode: ChainEpisode) -> None:
         positions = chain.positions[len(episode.feedback) : len(episode.responses)]
@@ -210,12 +209,12 @@ def show_prompts(chain: Chain, report: ValidationReport) -> None:
             ]
         )
 
-    episode = ChainEpisode(chain, chain.task.train[0])
+    encoder, episode = chain.encoders[0], ChainEpisode(chain, chain.task.train[0])
     while episode.role is not None:
         _prepare(episode, give_placeholders)
         prompt = episode.prompt_ids()
-        report.prompts[episode.role] = (chain.tokenizer.decode(prompt), len(prompt))
-        (response,) = chain.control.encode_text([f" <{episode.role}'s response>"])
+        report.prompts[episode.role] = (encoder.tokenizer.decode(prompt), len(prompt))
+        (response,) = encoder.control.encode_text([f" <{episode.role}'s response>"])
         _respond(episode, response)
 
 
@@ -256,7 +255,7 @@ def check_answers(chain: Chain, worker: RewardWorker, report: ValidationReport) 
                 f"{len(missed)} gold answers of {split} do not score 1.0, the first is {gold[:80]!r} to query "
                 f"{query.id} with {reward}. Correct the reward or the data."
             )
-        lengths = map(len, chain.control.encode_text([gold for _, gold in answers]))
+        lengths = map(len, chain.encoders[0].control.encode_text([gold for _, gold in answers]))
         if too_long := [length for length in lengths if length > chain.max_response_tokens]:
             report.warnings.append(
                 f"{len(too_long)} gold answers of {split} do not fit max_response_tokens = "
@@ -285,7 +284,8 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
     queries = chain.task.train
     answers = [(query, chain.task.gold(query) or " " + query.text) for query in queries]
     wrong = _wrong_answers(answers)[:MAX_FEEDBACK]
-    tokens = chain.control.encode_text([text for _, text in wrong])
+    encoder = chain.encoders[0]
+    tokens = encoder.control.encode_text([text for _, text in wrong])
     answer_position = next(k for k, position in enumerate(chain.positions) if position.role.produces_response)
     episodes = [ChainEpisode(chain, query) for query, _ in wrong]
 
@@ -322,8 +322,8 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
         _prepare(episode, give)
         prompt = episode.prompt_ids()
         name = f"{episode.role} after a wrong response to query {episode.query.id}"
-        report.prompts[name] = (chain.tokenizer.decode(prompt), len(prompt))
-        if episode.truncated[-1]:
+        report.prompts[name] = (encoder.tokenizer.decode(prompt), len(prompt))
+        if episode.prompt().is_truncated:
             report.warnings.append(
                 f"The prompt of {name} is truncated. Raise max_prompt_tokens, or shorten the feedback."
             )
@@ -339,18 +339,15 @@ def _wrong_answers(answers: Sequence[tuple[Query, str]]) -> list[tuple[Query, st
 
 
 def _prepare(episode: ChainEpisode, give: Callable[[ChainEpisode], None]) -> None:
-    """Gives feedback that the next prompt depends on; rewards that it depends on count as 0."""
-    if episode.awaits_rewards:
-        episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
+    """Gives feedback that the next prompt depends on."""
     if episode.awaits_feedback:
         give(episode)
 
 
 def _respond(episode: ChainEpisode, tokens: Sequence[int]) -> None:
     """Makes the next agent respond with these tokens."""
-    chain = episode.chain
-    limit = chain.response_limits[len(episode.responses)]
-    response = episode.answer_tokens(tokens)[:limit] or list(chain.stop_token_ids[:1])
+    limit = episode.chain.response_limits[len(episode.responses)]
+    response = episode.answer_tokens(tokens)[:limit] or list(episode.chain.encoders[0].stop_token_ids[:1])
     episode.respond({"tokens": response, "length": len(response)})
 
 

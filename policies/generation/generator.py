@@ -14,36 +14,45 @@ EVALUATION_UPDATE = 2**32 - 1
 
 
 class Response(NamedTuple):
-    """One sampled response."""
+    """One sampled response.
+
+    Attributes:
+        tokens: 1 to `max_tokens` token ids. The last one is a stop token unless the response was cut at `max_tokens`.
+        logprobs: Log-probability of each token at the sampling temperature, in nats.
+    """
 
     tokens: list[int]
-    """1 to `max_tokens` token ids. The last one is a stop token unless the response was cut at `max_tokens`."""
     logprobs: list[float]
-    """Log-probability of each token at the sampling temperature, in nats."""
 
 
 class Sampling(NamedTuple):
-    """Sampling parameters. There is no top-k, top-p or penalty, because the learner could not score such samples."""
+    """Sampling parameters. There is no top-k, top-p or penalty, because the learner could not score such samples.
+
+    Attributes:
+        temperature: 0 is greedy decoding.
+        seeds: One per prompt, so that a response does not depend on the rest of its batch.
+        stop_token_ids: Any of them ends a response.
+    """
 
     temperature: float
-    """0: greedy decoding."""
     max_tokens: int
     seeds: Sequence[int]
-    """One per prompt, so that a response does not depend on the rest of its batch."""
     stop_token_ids: Sequence[int]
-    """Any of them ends a response."""
 
 
 class Request(NamedTuple):
-    """A request for one response."""
+    """A request for one response.
+
+    Attributes:
+        key: The caller's id of the request.
+        prompt: 1 to `max_prompt_tokens` token ids.
+        sampling: With one seed.
+    """
 
     key: int
-    """The caller's id of the request."""
     policy_id: str
     prompt: Sequence[int]
-    """Token ids, 1 to `max_prompt_tokens`."""
     sampling: Sampling
-    """With one seed."""
 
 
 OnFinished = Callable[[Sequence[tuple[int, Response]]], Sequence[Request]]
@@ -51,13 +60,16 @@ OnFinished = Callable[[Sequence[tuple[int, Response]]], Sequence[Request]]
 
 
 class LoadedWeights(NamedTuple):
-    """The weights that a backend holds after `load`."""
+    """The weights that a backend holds after `load`.
+
+    Attributes:
+        checksum: `checksum` of the weights as the engine read them.
+        stale: Names, in the engine, of weights that were not updated.
+    """
 
     version: int
     checksum: int
-    """`checksum` of the weights as the engine read them."""
     stale: tuple[str, ...] = ()
-    """Names, in the engine, of weights that were not updated."""
 
 
 class GenerationError(RuntimeError):
@@ -70,14 +82,6 @@ class Generator(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
         """Samples one response per prompt with the weights of `policy_id`.
 
-        Args:
-            prompts: token ids, 1 to `max_prompt_tokens` each.
-            policy_id: the policy.
-            sampling: with one seed per prompt.
-
-        Returns:
-            The responses, in the order of the prompts.
-
         Raises:
             GenerationError: the engine died or did not respond in time.
         """
@@ -87,7 +91,6 @@ class Generator(Protocol):
         """Samples responses to requests, and to the requests that follow from them, until none is left.
 
         Args:
-            requests: the first requests.
             on_finished: called with finished responses, each of them once; returns the next requests. Its exceptions
                 end the run.
 
@@ -100,12 +103,7 @@ class Generator(Protocol):
         """Replaces a policy's weights, and drops all caches computed with the old ones.
 
         Args:
-            policy_id: the policy.
             weights: fp32 arrays by Hugging Face name.
-            version: of the weights.
-
-        Returns:
-            Version and checksum of the weights, read back from the engine.
 
         Raises:
             GenerationError: the engine failed to load them.

@@ -19,78 +19,60 @@ from vllm.distributed.weight_transfer.base import (
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
     WeightSource,
-    WeightTransferEngine,
     WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 
 GLOO = "gloo"
 
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """How a worker connects to the sender, which is rank 0."""
+    """How a worker connects to the sender, which is rank 0; `rank_offset` is the rank of the engine's first worker."""
 
     master_address: str
     master_port: int
     rank_offset: int
-    """Rank of the engine's first worker."""
     world_size: int
     timeout: float
-    """Per tensor, in seconds."""
 
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """How a learner sends. Only its rank 0 does."""
+    """How a learner sends. Only its rank 0 does.
+
+    Attributes:
+        master_address: The learner's address, as workers reach it.
+        world_size: Number of workers plus the sender.
+        timeout: Per tensor, in seconds.
+    """
 
     backend: ClassVar[str] = GLOO
     master_address: str
-    """The learner's address, as workers reach it."""
     world_size: int
-    """Number of workers plus the sender."""
     timeout: float
 
 
-@dataclass
-class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """The tensors about to be sent, in this order."""
-
-    names: list[str]
-    dtype_names: list[str]
-    shapes: list[list[int]]
-
-
-class GlooReceiver(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """The receiving side, in an engine's worker."""
+class GlooReceiver(NCCLWeightTransferEngine):
+    """The receiving side, in an engine's worker: vLLM's for NCCL, but without a GPU."""
 
     init_info_cls = GlooInitInfo
-    update_info_cls = GlooUpdateInfo
     group: Any = None
     """A `ProcessGroupGloo`."""
 
-    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+    def init_transfer_engine(self, init_info: Any) -> None:
         """Connects to the sender, in a process group of its own."""
         timeout = timedelta(seconds=init_info.timeout)
         store = dist.TCPStore(init_info.master_address, init_info.master_port, is_master=False, timeout=timeout)
         rank = init_info.rank_offset + self.parallel_config.rank
         self.group = dist.ProcessGroupGloo(store, rank, init_info.world_size, timeout)
 
-    def start_weight_update(self) -> None:
-        """Prepares the model to load weights in the checkpoint's format."""
-        initialize_layerwise_reload(self.model)
-
-    def finish_weight_update(self) -> None:
-        """Makes the model use the loaded weights."""
-        finalize_layerwise_reload(self.model, self.model_config)
-
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receives tensors. vLLM's own method also synchronizes an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         """Receives the tensors one by one, and loads each into the model."""
         if self.group is None:
             raise RuntimeError("This worker is not connected to a sender.")
@@ -138,7 +120,7 @@ class GlooSender(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
             return
         assert self.group is not None
         parameters = self.source.metadata()
-        info = GlooUpdateInfo(
+        info = NCCLWeightTransferUpdateInfo(
             [parameter.name for parameter in parameters],
             [str(parameter.dtype).removeprefix("torch.") for parameter in parameters],
             [list(parameter.shape) for parameter in parameters],

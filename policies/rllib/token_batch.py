@@ -15,7 +15,7 @@ TASK_REWARD_PARTS = "task_reward_parts"
 """The value of each of several reward functions; empty without a reward, and with a single function."""
 ENDED = "ended"
 THOUGHT_CUT = "thought_cut"
-"""Whether the response ends within its thought; absent without `thinking`."""
+"""Whether the response ends within its thought; None without `thinking`."""
 STAGE = "stage"
 """The first position of the agents that respond without seeing each other (`Position.stage`)."""
 PROMPT_REF = "prompt_ref"
@@ -52,7 +52,7 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
                     chain,
                     position,
                     agent.extra_model_outputs[TASK_REWARD_PARTS][0],
-                    agent.extra_model_outputs.get(THOUGHT_CUT, [None])[0],
+                    agent.extra_model_outputs[THOUGHT_CUT][0],
                 )
             )
     return {policy_id: make_rows(*zip(*rows[policy_id], strict=True)) for policy_id in sorted(rows)}

@@ -10,17 +10,19 @@ from policies.generation.generator import EVALUATION_UPDATE, Generator, Request,
 
 
 class ChainRequest(NamedTuple):
-    """A request for the responses of a chain, from the current position of its episode on."""
+    """A request for the responses of a chain, from the current position of its episode on.
+
+    Attributes:
+        episode: The id of its query is part of the sampling seeds, as are `seed`, `update` and `sample`.
+        policy_ids: By position.
+        limits: By position, the maximum number of tokens of a response.
+    """
 
     episode: ChainEpisode
-    """Its query's id is part of the sampling seeds."""
     policy_ids: Sequence[str]
-    """By position."""
     limits: Sequence[int]
-    """Maximum number of tokens of a response, by position."""
     temperature: float
     seed: int
-    """Of the run; see `sampling_seed`."""
     sample: int = 0
     update: int = EVALUATION_UPDATE
 
@@ -39,13 +41,13 @@ def generate_chains(
     A chain requests its next response as soon as the previous one is finished. Drafts of one stage, which do not see
     each other, are requested at once.
 
-    Some chains need rewards or feedback first: if `observed` is `best`, or if prompts show feedback or the chain stops
-    by it. Such a chain waits until no other chain can advance, so that one call covers all waiting chains, in the order
-    of `chains`. So the batches do not depend on timing.
+    Some chains need feedback first, because a prompt shows it or it may stop the chain. Such a chain waits until no
+    other chain can advance, so that one call covers all waiting chains, in the order of `chains`. So the batches do not
+    depend on timing.
 
     Args:
-        compute_awaited: computes the rewards and the feedback that waiting episodes need, and stores them there. None
-            if no chain needs any.
+        compute_awaited: computes the feedback that waiting episodes need, and stores it there. None if no chain needs
+            any.
 
     Returns:
         By chain, the generated responses in the order of the positions. The episode's own may be shorter, if a stop
@@ -68,10 +70,9 @@ class _Scheduler:
         self._chains = chains
         self._compute_awaited = compute_awaited
         self._num_positions = max((len(chain.episode.chain.positions) for chain in chains), default=1)
-        self._requested = [0] * len(chains)
-        """By chain, the position up to which responses were requested so far."""
+        self._requested = [0] * len(chains)  # by chain, the number of responses requested so far
+        # By chain and position, the responses of drafts that finished before an earlier draft.
         self._out_of_turn: dict[tuple[int, int], Response] = {}
-        """By chain and position, the responses of drafts that finished before an earlier draft."""
         self._num_pending = 0
         self._waiting: list[int] = []
 
@@ -96,7 +97,7 @@ class _Scheduler:
         for index in indices:
             episode = self._chains[index].episode
             if episode.role is not None:
-                (self._waiting if episode.awaits_rewards or episode.awaits_feedback else ready).append(index)
+                (self._waiting if episode.awaits_feedback else ready).append(index)
         if self._waiting and not ready and not self._num_pending:
             assert self._compute_awaited is not None
             waiting, self._waiting = sorted(self._waiting), []
@@ -131,7 +132,7 @@ class _Scheduler:
                     temperature,
                     limits[position],
                     [sampling_seed(seed, update, episode.query.id, position, sample)],
-                    chain.by_position[position].stop_token_ids,
+                    chain.encoders[position].stop_token_ids,
                 ),
             )
             for position in range(first, end)

@@ -43,16 +43,10 @@ class ChainRunner(StatelessRunner):
     generator: Generator
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        """Builds task, reward process and generation backend.
-
-        Args:
-            config: a `CoryConfig`.
-            **kwargs: RLlib's, such as `worker_index`.
-        """
+        """Builds task, reward process and generation backend from a `CoryConfig`."""
         super().__init__(config=config, **kwargs)
         self.settings: Settings = self.config.settings
-        self._versions: dict[str, int] = {}
-        """By policy id, the version of the loaded weights."""
+        self._versions: dict[str, int] = {}  # of the loaded weights, by policy id
         self._reward_seconds = 0.0
         self.make_env()
         self.make_module()
@@ -158,7 +152,7 @@ class ChainRunner(StatelessRunner):
         counters = {
             "version": version,
             "tokens": sum(len(response.tokens) for chain_responses in responses for response in chain_responses),
-            "truncated_prompts": sum(sum(episode.truncated) for episode in chains),
+            "truncated_prompts": sum(prompt.is_truncated for episode in chains for prompt in episode.prompts),
             "dropped_chains": len(chains) - len(episodes),
             "rollout_seconds": seconds - self._reward_seconds,
             "reward_seconds": self._reward_seconds,
@@ -176,20 +170,13 @@ class ChainRunner(StatelessRunner):
 
     def probe(self, policy_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Generates responses to raw prompts, for the weight-sync check."""
-        stop_token_ids = self.chain((policy_id,)).stop_token_ids
+        stop_token_ids = self.chain((policy_id,)).encoders[0].stop_token_ids
         length = min(self.settings.max_response_tokens, _PROBE_TOKENS)
         sampling = Sampling(self.settings.temperature, length, seeds, stop_token_ids)
         return self.generator.generate(prompts, policy_id, sampling)
 
     def load_weights(self, *, policy_id: str, weights: Weights, version: int) -> LoadedWeights:
-        """Loads new weights of a policy into the generation backend.
-
-        Args:
-            weights: fp32 arrays by Hugging Face name.
-
-        Returns:
-            Version and checksum of the weights that the engine holds now.
-        """
+        """Loads new weights of a policy into the generation backend; see `Generator.load`."""
         loaded = self.generator.load(policy_id, weights, version)
         self._versions[policy_id] = version
         return loaded

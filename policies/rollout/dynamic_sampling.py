@@ -17,10 +17,6 @@ from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.episodes import Rollout, concat_rollouts
-from policies.rollout.prompt_sampling import PromptRef
-
-QueryRefs = Sequence[PromptRef]
-"""The prompt references of one query in an update, one per response of the pioneer."""
 
 
 def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, AdvantageEstimator]) -> set[int]:
@@ -47,33 +43,36 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
     return set(queries) - useful_queries
 
 
-def replace_queries(
-    rollout: Rollout, queries: Sequence[QueryRefs], replaced: set[int], new: Rollout, new_queries: Sequence[QueryRefs]
-) -> tuple[Rollout, list[QueryRefs], list[MultiAgentEpisode]]:
-    """Replaces queries by new ones, which take their places in the update's order.
-
-    A new query without chains, because its reward failed, replaces nothing.
+def group_by_query(rollout: Rollout, samples: int) -> dict[tuple[int, int], list[MultiAgentEpisode]]:
+    """Groups the chains that answer a query, in the update's order, which may contain a query twice.
 
     Args:
-        new_queries: these queries; there may be fewer than places.
+        samples: number of chains per query.
+    """
+    groups: dict[tuple[int, int], list[MultiAgentEpisode]] = {}
+    for prompt_ref, episode in zip(rollout.prompt_refs, rollout.episodes, strict=True):
+        groups.setdefault((prompt_ref.query, prompt_ref.sample // samples), []).append(episode)
+    return groups
+
+
+def replace_queries(
+    rollout: Rollout, replaced: set[int], new: Rollout, samples: int
+) -> tuple[Rollout, list[MultiAgentEpisode]]:
+    """Replaces queries by new ones, which take their places in the update's order.
+
+    A new query without chains, because its reward failed, replaces nothing. There may be fewer new queries than places.
 
     Returns:
-        The rollout, with the counters of both; its queries; and the chains that were replaced.
+        The rollout, with the counters of both, and the chains that were replaced.
     """
-    answered = {prompt_ref.query for prompt_ref in new.prompt_refs}
-    remaining = iter([refs for refs in new_queries if refs[0].query in answered])
-    order: list[QueryRefs] = []
-    removed: set[PromptRef] = set()
-    for refs in queries:
-        new_refs = next(remaining, None) if refs[0].query in replaced else None
-        removed.update(refs if new_refs is not None else ())
-        order.append(refs if new_refs is None else new_refs)
-    index_of = {prompt_ref: index for index, prompt_ref in enumerate(ref for refs in order for ref in refs)}
-    combined = concat_rollouts([rollout, new])
-    episodes = list(zip(combined.prompt_refs, combined.episodes, strict=True))
-    pairs = sorted(((ref, episode) for ref, episode in episodes if ref in index_of), key=lambda pair: index_of[pair[0]])
-    discarded = [episode for ref, episode in episodes if ref in removed]
-    return Rollout([episode for _, episode in pairs], combined.counters), order, discarded
+    new_groups = iter(group_by_query(new, samples).values())
+    episodes: list[MultiAgentEpisode] = []
+    discarded: list[MultiAgentEpisode] = []
+    for (query, _), group in group_by_query(rollout, samples).items():
+        new_group = next(new_groups, None) if query in replaced else None
+        episodes += group if new_group is None else new_group
+        discarded += [] if new_group is None else group
+    return Rollout(episodes, concat_rollouts([rollout, new]).counters), discarded
 
 
 def count_tokens(episodes: Sequence[MultiAgentEpisode]) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
-from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.process import Reward
 from policies.generation.generator import Response
@@ -24,14 +22,17 @@ CHAIN_TEXT = "text"
 
 
 class Rollout(NamedTuple):
-    """Generated chains with their rewards."""
+    """Generated chains with their rewards.
+
+    Attributes:
+        episodes: One per chain whose reward could be computed, in the order of the queries.
+        counters: `version` of the weights that generated (the oldest one), number of generated `tokens`, of
+            `truncated_prompts` (with a shortened reference), of `dropped_chains` (the reward failed, with
+            `on_reward_error: skip`), `rollout_seconds` without rewards, `reward_seconds`.
+    """
 
     episodes: list[MultiAgentEpisode]
-    """One per chain whose reward could be computed, in the order of the queries."""
     counters: dict[str, float]
-    """`version` of the weights that generated (the oldest one), number of generated `tokens`, of `truncated_prompts`
-    (prompts with a shortened reference), of `dropped_chains` (the reward failed, with `on_reward_error: skip`),
-    `rollout_seconds` without rewards, `reward_seconds`."""
 
     @property
     def prompt_refs(self) -> list[PromptRef]:
@@ -80,21 +81,15 @@ def to_rllib_episode(
         task_rewards: r_i, by position. Agents receive the collective reward.
         mapping: the role mapping used for generation; the episode keeps it.
     """
-    chain: Chain = episode.chain
-    observation_space, action_space = _spaces(chain)
-    rllib_episode = MultiAgentEpisode(
-        observation_space=observation_space,
-        action_space=action_space,
-        agent_to_module_mapping_fn=mapping,
-    )
+    chain = episode.chain
+    rllib_episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
     rllib_episode.custom_data.update({PROMPT_REF: prompt_ref, CHAIN_TEXT: to_text(episode, task_rewards, mapping)})
     rllib_episode.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
     for position, role in enumerate(episode.roles):
         last = position == len(episode.roles) - 1
         tokens = episode.responses[position]
-        next_roles = () if last else (chain.roles[position + 1],)
         rllib_episode.add_env_step(
-            observations={next_role: episode.observation(next_role) for next_role in next_roles},
+            observations={} if last else {chain.roles[position + 1]: episode.observation(chain.roles[position + 1])},
             actions={role: {"tokens": tokens, "length": len(tokens)}},
             rewards=episode.collective_rewards(task_rewards) if last else {},
             terminateds={"__all__": last},
@@ -105,18 +100,11 @@ def to_rllib_episode(
                     TASK_REWARD_PARTS: np.array([*getattr(task_rewards[position], "parts", {}).values()], np.float64),
                     ENDED: episode.ended[position],
                     STAGE: chain.positions[position].stage,
-                    **({THOUGHT_CUT: episode.answer_starts[position] is None} if chain.thinking is not None else {}),
+                    THOUGHT_CUT: None if chain.thinking is None else episode.answer_starts[position] is None,
                 }
             },
         )
     return rllib_episode
-
-
-@lru_cache(maxsize=16)
-def _spaces(chain: Chain) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns every role's observation and action space. Episodes of a chain share them, so they are pickled once."""
-    observation, action = chain.observation_space(), chain.action_space()
-    return dict.fromkeys(chain.roles, observation), dict.fromkeys(chain.roles, action)
 
 
 def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:

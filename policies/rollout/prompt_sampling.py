@@ -12,12 +12,10 @@ import numpy as np
 
 
 class PromptRef(NamedTuple):
-    """A reference to a query, and to one of the chains that answer it."""
+    """A reference to a query, by its index in the split, and to one of the chains that answer it."""
 
     query: int
-    """Its index in the split."""
     sample: int = 0
-    """Which of the chains that answer this query."""
 
 
 def sample_prompts(seed: int, update: int, size: int, total: int, samples: int = 1, used: int = 0) -> list[PromptRef]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,16 +41,19 @@ class TaskChangedError(RuntimeError):
 
 
 class PendingRollout(NamedTuple):
-    """A rollout that remote runners are generating."""
+    """A rollout that remote runners are generating.
+
+    Attributes:
+        prompt_refs: All queries, in order.
+        shares: The queries of each runner, by runner id; empty if no runner was healthy.
+        calls: The call of each runner, by runner id.
+        arguments: The other arguments of `ChainRunner.sample`.
+    """
 
     prompt_refs: list[PromptRef]
-    """All queries, in order."""
     shares: dict[int, list[PromptRef]]
-    """The queries of each runner, by runner id; empty if no runner was healthy."""
-    calls: dict[int, ray.ObjectRef[Any]]
-    """The call of each runner, by runner id."""
+    calls: dict[int, Any]
     arguments: dict[str, Any]
-    """The other arguments of `ChainRunner.sample`."""
 
 
 class Runners:
@@ -57,6 +61,11 @@ class Runners:
 
     Runner failures lose no work: if a runner dies, exceeds its timeout or loses its engine, its queries are assigned
     again, RLlib restarts it, and it gets the current weights before it generates again.
+
+    Attributes:
+        restarts: Number of runner restarts so far.
+        version: Version of the weights that were sent last.
+        sent_checksums: By policy id, the checksum of the weights that were sent last.
     """
 
     def __init__(self, group: EnvRunnerGroup, settings: Settings, learners: Learners, task_checksum: int) -> None:
@@ -74,38 +83,27 @@ class Runners:
         self.learners = learners
         self.task_checksum = task_checksum
         self.timeout = settings.generation_timeout
-        waits = settings.observed == "best" or settings.feedback is not None
-        reward_batches = max(2 * settings.num_agents - 1, 1) if waits else 1  # rewards and feedback at each position
+        reward_batches = 1 if settings.feedback is None else settings.num_agents  # feedback before each later position
         self.rollout_timeout = self.timeout + reward_batches * _REWARD_CALLS * settings.reward_timeout
         self.policy_ids = settings.policy_ids
         self.uses_weight_transfer = settings.weight_transfer is not None
         self.restarts = 0
-        """Number of runner restarts so far."""
         self.version = -1
-        """Version of the weights that were sent last."""
         self.sent_checksums: dict[str, int] = {}
-        """By policy id, the checksum of the weights that were sent last."""
 
     # Generation.
 
     def generate(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> Rollout:
-        """Generates chains for queries on all runners.
+        """Generates chains for queries on all runners. Returns a rollout with every query once, in order.
 
         Args:
-            **arguments: the other arguments of `ChainRunner.sample`. The version defaults to the last one sent.
-
-        Returns:
-            A rollout with every query once, in order.
+            **arguments: the other arguments of `ChainRunner.sample`. The version is the last one sent.
         """
-        if self.local is not None:
-            call = {"prompt_refs": prompt_refs, "version": self.version, **arguments}
-            rollout: Rollout = self._call_local("sample", "Retrying the rollout.", **call)
-            return rollout
         self.wait_for_healthy()
         return self.wait(self.start(prompt_refs, **arguments))
 
     def start(self, prompt_refs: Sequence[PromptRef], **arguments: Any) -> PendingRollout:
-        """Starts a rollout on the remote runners without waiting for it; arguments as for `generate`.
+        """Starts a rollout on remote runners without waiting for it; arguments as for `generate`.
 
         A runner executes its calls one after another, so later calls wait until its part of the rollout is finished.
         """
@@ -165,15 +163,12 @@ class Runners:
                 continue
             call: dict[str, Any] = {"policy_id": policy_id, "version": self.version}
             if self.local is not None:
-                weights = self.learners.weights(policy_id)
-                self.sent_checksums[policy_id] = checksum(weights)
-                loaded = self._call_local("load_weights", "Sending the weights again.", weights=weights, **call)
-                self.check_loaded(policy_id, [loaded])
+                call["weights"] = self.learners.weights(policy_id)
+                self.sent_checksums[policy_id] = checksum(call["weights"])
             else:
-                packed, self.sent_checksums[policy_id] = self.learners.put_weights(policy_id)
-                calls = {runner: {"weights": packed, **call} for runner in self._filter_healthy(runners)}
-                del packed
-                self.check_loaded(policy_id, self._call("load_weights", calls).values())
+                call["weights"], self.sent_checksums[policy_id] = self.learners.put_weights(policy_id)
+            calls = dict.fromkeys(self._filter_healthy(runners), call)
+            self.check_loaded(policy_id, self._call("load_weights", calls).values())
 
     def load_on_one_runner(self, policy_id: str, weights: Weights) -> None:
         """Sends given weights of a policy to one runner, the same way as the current ones are sent."""
@@ -220,14 +215,14 @@ class Runners:
     # Health.
 
     def healthy_ids(self) -> list[int]:
-        """Returns the ids of the remote runners that are not known to have failed."""
-        return sorted(self.group.healthy_env_runner_ids())
+        """Returns the ids of the runners that are not known to have failed; 0 is the driver's."""
+        return [0] if self.local is not None else sorted(self.group.healthy_env_runner_ids())
 
     def _filter_healthy(self, runners: Sequence[int]) -> list[int]:
-        return [runner for runner in runners if self.manager.is_actor_healthy(runner)]
+        return [runner for runner in runners if self.local is not None or self.manager.is_actor_healthy(runner)]
 
     def wait_for_healthy(self) -> list[int]:
-        """Returns the ids of healthy remote runners. Waits for a restart if there are none."""
+        """Returns the ids of healthy runners. Waits for a restart if there are none."""
         deadline = time.monotonic() + 2 * self.timeout
         while not (runners := self.healthy_ids()):
             if time.monotonic() > deadline:
@@ -238,11 +233,7 @@ class Runners:
         return runners
 
     def restore_runners(self) -> list[int]:
-        """Finds restarted runners and sends them the current weights.
-
-        Returns:
-            Their ids.
-        """
+        """Finds restarted runners and sends them the current weights. Returns their ids."""
         restored: list[int] = list(self.group.probe_unhealthy_env_runners() or [])
         if restored:
             self.restarts += len(restored)
@@ -259,37 +250,32 @@ class Runners:
 
     def call_one(self, method: str, **arguments: Any) -> Any:
         """Calls a method of one runner."""
-        if self.local is not None:
-            return getattr(self.local, method)(**arguments)
         runner = self.wait_for_healthy()[0]
         results = self._call(method, {runner: arguments})
         if not results:
             raise GenerationError(f"Runner {runner} failed. Check its log, memory and device.")
         return results[runner]
 
-    def _call_local(self, method: str, retry_message: str, **arguments: Any) -> Any:
-        """Calls a method of the driver's runner, and retries once if its engine failed and was restarted."""
-        try:
-            return getattr(self.local, method)(**arguments)
-        except GenerationError as error:
-            logger.warning("%s %s", error, retry_message)
-            return getattr(self.local, method)(**arguments)
-
     def _call(self, method: str, calls: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
-        """Calls a method of remote runners with arguments by runner id; returns as `_wait` does."""
+        """Calls a method of runners with arguments by runner id; returns as `_wait` does."""
         return self._wait(self._start_calls(method, calls), self.timeout)
 
-    def _start_calls(self, method: str, calls: Mapping[int, dict[str, Any]]) -> dict[int, ray.ObjectRef[Any]]:
+    def _start_calls(self, method: str, calls: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
+        """Starts calls of remote runners. `_wait` calls the driver's runner."""
+        if self.local is not None:
+            return {runner: partial(getattr(self.local, method), **arguments) for runner, arguments in calls.items()}
         actors = self.manager.actors()
         return {runner: getattr(actors[runner], method).remote(**arguments) for runner, arguments in calls.items()}
 
-    def _wait(self, calls: Mapping[int, ray.ObjectRef[Any]], timeout: float) -> dict[int, Any]:
+    def _wait(self, calls: Mapping[int, Any], timeout: float) -> dict[int, Any]:
         """Waits at most `timeout` seconds for remote calls.
 
         Returns:
             Results by runner id. Runners that died, timed out (these are restarted) or lost their engine have none.
             They count as failed until `restore_runners` finds them again and sends them weights.
         """
+        if self.local is not None:
+            return {runner: _call_twice(call) for runner, call in calls.items()}
         ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout) if calls else ([], [])
         results: dict[int, Any] = {}
         for runner, call in calls.items():
@@ -310,6 +296,15 @@ class Runners:
                     raise cause from None
             self.manager.set_actor_state(runner, healthy=False)
         return results
+
+
+def _call_twice(call: Callable[[], Any]) -> Any:
+    """Calls a method of the driver's runner, and calls it again if its engine failed and was restarted."""
+    try:
+        return call()
+    except GenerationError as error:
+        logger.warning("%s Trying again.", error)
+        return call()
 
 
 def check_started(group: EnvRunnerGroup, wait: float | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from cory_env.rewarding.worker import RewardError
 from policies.generation.generator import GenerationError
 from policies.learning.estimation import AdvantageEstimator
-from policies.rollout.dynamic_sampling import QueryRefs, count_tokens, replace_queries, zero_std_queries
+from policies.rollout.dynamic_sampling import count_tokens, group_by_query, replace_queries, zero_std_queries
 from policies.rollout.episodes import Rollout, concat_rollouts
 from policies.rollout.prompt_sampling import PromptRef, sample_prompts, sample_replacements
 from policies.rollout.role_mapping import RoleMapping
@@ -29,6 +29,10 @@ class RolloutScheduler:
 
     Prefetching needs no thread: it starts remote calls, and `wait` fetches their results. A prefetched rollout is used
     only for the update and role mapping that it was generated for.
+
+    Attributes:
+        skipped_batches: Number of batches skipped so far. Query order and sampling seeds depend on it and the update.
+        used_queries: Number of queries that dynamic sampling used so far. Query order depends on it.
     """
 
     def __init__(self, settings: Settings, runners: Runners, num_queries: int) -> None:
@@ -37,11 +41,7 @@ class RolloutScheduler:
         self.runners = runners
         self.num_queries = num_queries
         self.skipped_batches = 0
-        """Number of batches skipped so far. Query order and sampling seeds depend on it and on the update."""
         self.used_queries = 0
-        """Number of queries that dynamic sampling used so far. Query order depends on it."""
-        self._warned_useless = False
-        """Whether the user knows that the last update had no useful query."""
         self._pending: dict[UpdateKey, list[PendingRollout]] = {}
         self._prefetched: dict[UpdateKey, list[Rollout] | Exception] = {}
 
@@ -86,10 +86,6 @@ class RolloutScheduler:
             return batch, counters
         teams = list(self._team_batches(update, mapping))
         samples, credit = s.num_generations, s.credit_assignment
-        queries: list[list[QueryRefs]] = [
-            [prompt_refs[start : start + samples] for start in range(0, len(prompt_refs), samples)]
-            for prompt_refs, _ in teams
-        ]
         excluded = {prompt_ref.query for prompt_refs, _ in teams for prompt_ref in prompt_refs}
         estimators = {policy_id: AdvantageEstimator(s.hyperparameters) for policy_id in s.policy_ids}
         next_index = (update + self.skipped_batches + 1) * s.queries_per_update + self.used_queries
@@ -97,32 +93,19 @@ class RolloutScheduler:
             num_replaced = counters["replaced_queries"]
             for k, (_, arguments) in enumerate(teams):
                 replaced = zero_std_queries(batch[k], credit, estimators)
-                count = sum(refs[0].query in replaced for refs in queries[k])
+                count = sum(query in replaced for query, _ in group_by_query(batch[k], samples))
                 new_queries, used = sample_replacements(s.seed, next_index, count, self.num_queries, excluded)
                 if not new_queries:
                     continue
                 next_index, self.used_queries = next_index + used, self.used_queries + used
                 excluded |= set(new_queries)
-                new_refs = [[PromptRef(query, sample) for sample in range(samples)] for query in new_queries]
-                new = self.runners.generate([ref for refs in new_refs for ref in refs], **arguments)
-                batch[k], queries[k], discarded = replace_queries(batch[k], queries[k], replaced, new, new_refs)
+                new_refs = [PromptRef(query, sample) for query in new_queries for sample in range(samples)]
+                new = self.runners.generate(new_refs, **arguments)
+                batch[k], discarded = replace_queries(batch[k], replaced, new, samples)
                 counters["replaced_queries"] += len({ref.query for ref in new.prompt_refs})
                 counters["discarded_tokens"] += count_tokens(discarded)
             if counters["replaced_queries"] == num_replaced:
                 break
-        rewarded = sum(len({prompt_ref.query for prompt_ref in rollout.prompt_refs}) for rollout in batch)
-        if sum(len(zero_std_queries(rollout, credit, estimators)) for rollout in batch) < rewarded:
-            self._warned_useless = False
-        elif not self._warned_useless:
-            self._warned_useless = True
-            logger.warning(
-                "Update %d: dynamic_sampling found no useful query. The responses to each of %d queries and %d "
-                "replacements got equal rewards, so nothing is learned from them. Check the reward, or use other "
-                "queries.",
-                update + 1,
-                rewarded,
-                counters["replaced_queries"],
-            )
         return batch, counters
 
     def _batch(self, update: int, mapping: RoleMapping) -> list[Rollout]:

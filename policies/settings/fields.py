@@ -153,8 +153,7 @@ class Fields(BaseModel):
     knowledge_transfer: bool = sampling_setting(ChainSettings.knowledge_transfer)
     """Show agents the responses of earlier agents."""
     observed: ObservedResponses = sampling_setting(ChainSettings.observed)
-    """Earlier responses that the third and later agents see: `all`, the `last`, or the `best` by task reward (rewards
-    are then computed position by position)."""
+    """Earlier responses that the third and later agents see: `all`, or only the `last`."""
     stop_when: StopWhen | None = sampling_setting(None)
     """`solved`: a chain ends as soon as the feedback has nothing to correct, in evaluation, generation and serving
     (requires `feedback`); null: all agents respond."""

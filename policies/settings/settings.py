@@ -180,19 +180,15 @@ class Settings(DerivedSettings):
         if policy_ids is None:
             policy_ids = self.assignment
 
-        def make_reader(policy_id: str) -> Chain:
+        def make_own_chain(policy_id: str) -> Chain:
             values = self.chain_settings(tokenizers, policy_id) | {"num_agents": len(policy_ids)}
             if training and not self.stop_in_training:
                 values["stop_when"] = None
             return Chain(task, tokenizers[policy_id], **values)
 
-        chains = {id(tokenizers[policy_id]): make_reader(policy_id) for policy_id in reversed(policy_ids)}
-        chain = chains[id(tokenizers[policy_ids[0]])]
-        return (
-            chain.with_position_chains([chains[id(tokenizers[policy_id])] for policy_id in policy_ids])
-            if len(chains) > 1
-            else chain
-        )
+        chains = {id(tokenizers[policy_id]): make_own_chain(policy_id) for policy_id in reversed(policy_ids)}
+        own_chains = [chains[id(tokenizers[policy_id])] for policy_id in policy_ids]
+        return own_chains[0].with_encoders([chain.encoders[0] for chain in own_chains])
 
     def env_settings(self) -> dict[str, Any]:
         """Keyword arguments of `cory_v0.env` for the same chain with the first LLM's tokenizer.

@@ -8,9 +8,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cory_env.chain import Chain, NoEmbeddingError, QueryTooLongError
+from cory_env.chain import Chain
 from cory_env.chain_settings import ObservedResponses, role_names
 from cory_env.episode import ChainEpisode
+from cory_env.prompt_encoder import NoEmbeddingError, Prompt, QueryTooLongError
 from cory_env.tasks import Query, Task
 from cory_env.tasks.turns import SeenResponse
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
@@ -104,42 +105,14 @@ def test_observed_last_shows_only_the_last_response() -> None:
         episode.respond(response(text))
 
 
-@pytest.mark.parametrize(
-    ("rewards", "best"),
-    [
-        ([3.0, 1.0, 2.0], " good"),
-        ([1.0, 2.0, 3.0], " bad"),
-        ([2.0, 5.0, 5.0], " fine"),  # the earliest in a tie
-        ([None, -7.0, None], " fine"),  # a skipped reward is the worst
-        ([None, None, None], " good"),
-    ],
-)
-def test_observed_best_shows_only_the_best_response(rewards: list[float | None], best: str) -> None:
-    episode = ChainEpisode(chain(4, observed="best"), QUERIES[0])
-    episode.respond(response(" good"))
-    assert not episode.awaits_rewards and reference_text(episode) == " good"
-    episode.respond(response(" fine"))
-    with pytest.raises(ValueError, match="observer_2 sees the best of 2 responses, but only 0 have a task reward"):
-        episode.respond(response(" bad"))
-    episode.note_rewards(rewards[:2])
-    episode.respond(response(" bad"))
-    with pytest.raises(ValueError, match="got 3 task rewards, but expects 1"):
-        episode.note_rewards(rewards)
-    assert episode.awaits_rewards
-    episode.note_rewards(rewards[2:])
-    assert reference_text(episode) == best
-    episode.respond(response(" dull"))
-    assert not episode.awaits_rewards  # no agent sees the last response
-
-
-@pytest.mark.parametrize("observed", ["all", "last", "best"])
+@pytest.mark.parametrize("observed", get_args(ObservedResponses))
 def test_observed_makes_no_difference_with_two_agents_or_without_transfer(observed: ObservedResponses) -> None:
     episode = ChainEpisode(chain(2, observed=observed), QUERIES[0])
     episode.respond(response(" good"))
-    assert reference_text(episode) == " good" and not episode.awaits_rewards
+    assert reference_text(episode) == " good"
     independent = ChainEpisode(chain(3, observed=observed, knowledge_transfer=False), QUERIES[0])
     for _ in range(3):
-        assert not independent.awaits_rewards
+        assert tokenizer().decode(independent.prompt_ids()) == "This movie was"
         independent.respond(response(" good"))
 
 
@@ -149,12 +122,10 @@ def test_observing_one_response_avoids_truncation_of_references() -> None:
     for observed in get_args(ObservedResponses):
         episode = ChainEpisode(chain(8, observed=observed, max_prompt_tokens=48), QUERIES[0])
         while episode.role is not None:
-            if episode.awaits_rewards:
-                episode.note_rewards([0.0] * (len(episode.responses) - len(episode.task_rewards)))
             assert len(episode.prompt_ids()) <= 48
             episode.respond(response(words))
-        num_truncated[observed] = sum(episode.truncated)
-    assert num_truncated == {"all": 5, "last": 0, "best": 0}
+        num_truncated[observed] = sum(prompt.is_truncated for prompt in episode.prompts)
+    assert num_truncated == {"all": 5, "last": 0}
 
 
 def test_without_knowledge_transfer_every_agent_sees_only_the_query() -> None:
@@ -176,7 +147,7 @@ def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() 
         assert observation in space
     np.testing.assert_array_equal(episode.observation("pioneer")["tokens"], first["tokens"])
     assert second["tokens"][: second["length"]].tolist() == episode.prompt_ids()
-    assert (second["tokens"][second["length"] :] == padded_chain.pad_token_id).all()
+    assert (second["tokens"][second["length"] :] == padded_chain.encoders[0].pad_token_id).all()
     with pytest.raises(ValueError, match="Roles: pioneer, observer"):
         episode.observation("llm_1")
 
@@ -213,7 +184,7 @@ def test_completions_keep_their_leading_space_if_decoding_drops_it() -> None:
     word_tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
     assert word_tokenizer.decode([3, 4]) == "great film"
     task = Task(name="x", train=QUERIES, test=QUERIES, reward="tests.cory_env.sample_rewards:length")
-    assert Chain(task, word_tokenizer).decode([3, 4, 1]) == " great film"
+    assert Chain(task, word_tokenizer).encoders[0].decode([3, 4, 1]) == " great film"
 
 
 def test_a_long_reference_is_truncated_at_its_end_until_the_prompt_fits() -> None:
@@ -229,27 +200,26 @@ def test_a_long_reference_is_truncated_at_its_end_until_the_prompt_fits() -> Non
     assert prompt.startswith(start) and prompt.endswith(end)
     reference = prompt.removeprefix(start).removesuffix(end)
     assert 0 < len(reference) < len(words) and words.startswith(reference)
-    assert episode.truncated == [False, True] and full.truncated == [False, False]
+    assert episode.prompt().is_truncated and not full.prompt().is_truncated
     one_more = tokens_of(words)[: len(tokens_of(reference)) + 1]
     assert len(tokenizer()(start + tokenizer().decode(one_more) + end)["input_ids"]) > limit
 
 
 def test_agents_with_different_tokenizers_exchange_text() -> None:
     byte_tokenizer = ByT5Tokenizer()
-    settings = {"num_agents": 3, "observed": "best", "max_prompt_tokens": 90}
+    settings = {"num_agents": 3, "observed": "last", "max_prompt_tokens": 90}
     word_chain, byte_chain = chain(**settings), Chain(chain().task, byte_tokenizer, **settings)  # type: ignore[arg-type]
-    mixed = word_chain.with_position_chains([word_chain, byte_chain, word_chain])
+    mixed = word_chain.with_encoders([chain.encoders[0] for chain in (word_chain, byte_chain, word_chain)])
     assert mixed.vocab_size == max(word_chain.vocab_size, byte_chain.vocab_size)
     episode = ChainEpisode(mixed, QUERIES[0])
     assert episode.prompt_ids() == tokens_of("This movie was")
     episode.respond(response(" one two three four five six seven eight nine ten"))
     prompt = byte_tokenizer.decode(episode.prompt_ids(), skip_special_tokens=True)
-    assert len(episode.prompt_ids()) <= 90 and episode.truncated == [False, True]
+    assert len(episode.prompt_ids()) <= 90 and episode.prompt().is_truncated
     assert 'I can make this sentence "This movie was one two' in prompt and " ten" not in prompt
-    best = [*byte_tokenizer(" best", add_special_tokens=False)["input_ids"], byte_tokenizer.eos_token_id]
-    episode.respond({"tokens": best, "length": len(best)})
-    assert episode.completions[1] == " best" and episode.responses[1] == best
-    episode.note_rewards([0.0, 1.0])
+    second = [*byte_tokenizer(" best", add_special_tokens=False)["input_ids"], byte_tokenizer.eos_token_id]
+    episode.respond({"tokens": second, "length": len(second)})
+    assert episode.completions[1] == " best" and episode.responses[1] == second
     assert '"This movie was best" more' in tokenizer().decode(episode.prompt_ids())
     with pytest.raises(ValueError, match=f"from 0 to {word_chain.vocab_size - 1}"):
         episode.respond({"tokens": [word_chain.vocab_size], "length": 1})
@@ -267,9 +237,11 @@ def test_the_last_of_several_references_is_truncated_first() -> None:
 
 
 def test_a_response_without_remaining_tokens_is_left_out() -> None:
-    responses = [SeenResponse.decoded(chain().decode, tokens_of(text)) for text in (" good", " really good")]
-    prompt, _ = chain().build_prompt(QUERIES[0], responses[:1])
-    assert chain(3, max_prompt_tokens=len(prompt)).build_prompt(QUERIES[0], responses) == (prompt, True)
+    encoder = chain().encoders[0]
+    responses = [SeenResponse.decoded(encoder.decode, tokens_of(text)) for text in (" good", " really good")]
+    prompt = encoder.build_prompt(QUERIES[0], responses[:1]).tokens
+    small_encoder = chain(3, max_prompt_tokens=len(prompt)).encoders[2]
+    assert small_encoder.build_prompt(QUERIES[0], responses) == Prompt(prompt, is_truncated=True)
 
 
 def test_a_too_long_query_is_reported_with_the_setting_to_change() -> None:
@@ -317,8 +289,8 @@ def test_ids_beyond_the_tokenizer_decode_to_nothing_even_if_its_decoder_raises()
     byte_chain = Chain(
         Task(name="bytes", train=QUERIES, test=QUERIES, reward="any:thing"), ByT5Tokenizer(), vocab_size=512
     )
-    word = byte_chain.encode([("word", None)])[0][:-1]
-    assert byte_chain.decode([500, *word, 511]) == "word"
+    (word,) = byte_chain.encoders[0].control.encode_text(["word"])
+    assert byte_chain.encoders[0].decode([500, *word, 511]) == "word"
 
 
 def tokenizer_with_added(*texts: str, special: bool = False) -> Any:
@@ -332,14 +304,15 @@ def test_a_template_with_a_token_beyond_the_embeddings_is_rejected() -> None:
     for special in (False, True):
         tokens = tokenizer_with_added("<unused>", "<go>", special=special)
         settings: dict[str, Any] = {"vocab_size": 4096}
-        small_chain = Chain(chain().task, tokens, **settings)
-        assert small_chain.build_prompt(QUERIES[0], []) == (tokens_of("This movie was"), False)
+        encoder = Chain(chain().task, tokens, **settings).encoders[0]
+        assert encoder.build_prompt(QUERIES[0]) == Prompt(tokens_of("This movie was"))
         message = f"token '<go>' with id 4097, but `{tokens.name_or_path}` has only 4096 embeddings"
-        (prompt, _) = small_chain.build_prompt(Query(7, "a <go> b"), [])
-        assert max(prompt) < 4096  # split into characters, because it is not a plain word
+        assert (
+            max(encoder.build_prompt(Query(7, "a <go> b")).tokens) < 4096
+        )  # split into characters, because it is not a plain word
         templates = replace(chain().task, observer_template="<go> {reference}{query}")
         with pytest.raises(NoEmbeddingError, match=message):
-            Chain(templates, tokens, **settings).build_prompt(QUERIES[0], [SeenResponse(" good")])
+            Chain(templates, tokens, **settings).encoders[0].build_prompt(QUERIES[0], [SeenResponse(" good")])
         report = validate(templates, tokens, num_embeddings=4096)
         assert message in report.problems[0] and validate(chain().task, tokens, num_embeddings=4096).ok
 
@@ -350,35 +323,36 @@ def test_a_response_with_a_special_token_beyond_the_embeddings_becomes_its_chara
     episode.respond(response(" so <go> on"))  # the plain tokenizer's tokens
     assert max(episode.prompt_ids()) < 4096
     assert tokens.decode(episode.prompt_ids()) == tokenizer().decode(
-        chain().encode_prompts([QUERIES[0]], [SeenResponse(" so <go> on")])[0]
+        chain().encoders[0].encode_prompts([QUERIES[0]], [SeenResponse(" so <go> on")])[0]
     )
 
 
 def test_words_beyond_the_embeddings_are_split_in_responses_and_rejected_in_queries() -> None:
     tokens = tokenizer_with_added("zork", "~")
-    small_chain = Chain(chain().task, tokens, vocab_size=4096)
-    (prompt,) = small_chain.encode_prompts([QUERIES[0]], [SeenResponse(" so zork ~ on")])
+    encoder = Chain(chain().task, tokens, vocab_size=4096).encoders[0]
+    (prompt,) = encoder.encode_prompts([QUERIES[0]], [SeenResponse(" so zork ~ on")])
     assert max(prompt) < 4096 and "zork" in tokens.decode(prompt).replace(" ", "")
     with pytest.raises(NoEmbeddingError, match="query 7 of task reviews contains the token 'zork'"):
-        small_chain.encode_prompts([Query(7, "a zork b")], [SeenResponse(" good")])
+        encoder.encode_prompts([Query(7, "a zork b")], [SeenResponse(" good")])
 
 
 def test_the_vocabulary_size_follows_the_largest_id_and_excludes_end_tokens_beyond_it() -> None:
     tokens = tokenizer_with_added("<end>", "<pad>")
     tokens.eos_token, tokens.pad_token = "<end>", "<pad>"
-    small_chain = Chain(chain().task, tokens, vocab_size=4096, stop="<end>", stop_token_ids=[5, 4096])
-    assert (small_chain.stop_token_ids, small_chain.pad_token_id) == ((5,), 0)
+    encoder = Chain(chain().task, tokens, vocab_size=4096, stop="<end>", stop_token_ids=[5, 4096]).encoders[0]
+    assert (encoder.stop_token_ids, encoder.pad_token_id) == ((5,), 0)
     with pytest.raises(ValueError, match="No token can end a response"):
         Chain(chain().task, tokens, vocab_size=4096)
     vocabulary = {"a": 0, "b": 9, "<end>": 3}
     gaps = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, "a")), eos_token="<end>")
-    assert Chain(chain().task, gaps).vocab_size == 10 and Chain(chain().task, gaps, stop="b").stop_token_ids == (3, 9)
+    assert Chain(chain().task, gaps).vocab_size == 10
+    assert Chain(chain().task, gaps, stop="b").encoders[0].stop_token_ids == (3, 9)
 
 
 @pytest.mark.parametrize(
     "settings",
     [{name: 0} for name in ("max_prompt_tokens", "max_response_tokens", "num_agents")]
-    + [{"partner_reward": float("nan")}, {"observed": "none"}],
+    + [{"partner_reward": float("nan")}, {"observed": "best"}],
 )
 def test_settings_out_of_range_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):

@@ -102,7 +102,7 @@ def test_truncating_a_reference_leaves_the_template_intact(chat_tokenizer: "PreT
     )
     truncated.respond(words)
     text = chat_tokenizer.decode(truncated.prompt_ids())
-    assert truncated.truncated == [False, True] and "six" not in text
+    assert truncated.prompt().is_truncated and "six" not in text
     assert text.startswith("<s><|im_start|>user\n") and text.endswith("was<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -161,8 +161,8 @@ def test_validate_shows_rendered_prompts(chat_tokenizer: "PreTrainedTokenizerBas
 def test_every_stop_token_ends_a_response_and_is_not_in_the_text() -> None:
     ordinary = tokenizer()("!")["input_ids"][0]  # not special, so decoding alone would show it
     chain = Chain(reviews(), tokenizer(), num_agents=1, stop_token_ids=[ordinary, tokenizer().eos_token_id])
-    assert chain.stop_token_ids == (tokenizer().eos_token_id, ordinary)
-    for stop in chain.stop_token_ids:
+    assert chain.encoders[0].stop_token_ids == (tokenizer().eos_token_id, ordinary)
+    for stop in chain.encoders[0].stop_token_ids:
         episode = ChainEpisode(chain, QUERIES[0])
         words = response(" good")["tokens"]
         episode.respond({"tokens": [*words, stop, *words], "length": 2 * len(words) + 1})
@@ -188,5 +188,5 @@ def test_the_environment_supports_chat_stop_tokens_and_query_truncation(
     observation = env.observe("pioneer")
     text = chat_tokenizer.decode(observation["tokens"][: observation["length"]])
     assert text.startswith("<s><|im_start|>user\nThis movie") and "best" not in text
-    assert env.chain.stop_token_ids == (chat_tokenizer.eos_token_id, 5)
+    assert env.chain.encoders[0].stop_token_ids == (chat_tokenizer.eos_token_id, 5)
     env.close()

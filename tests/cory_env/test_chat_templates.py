@@ -87,9 +87,9 @@ def test_common_templates_are_accepted_and_their_turn_ends_end_a_response(
     loaded = tokenizer(template)
     chain = Chain(reviews(), loaded, chat=True)
     ends = dict.fromkeys(["<|endoftext|>", *([end] if end else [])])
-    assert [loaded.decode(token) for token in chain.stop_token_ids] == list(ends)
+    assert [loaded.decode(token) for token in chain.encoders[0].stop_token_ids] == list(ends)
     talk = (Message(role="user", content="Hi"), Message(role="assistant", content="Ho"))
-    assert loaded.decode(chain.encode_pioneer_prompts([Query(0, "Why?", history=talk)])[0]).count("Why?") == 1
+    assert loaded.decode(chain.encoders[0].encode_prompts([Query(0, "Why?", history=talk)])[0]).count("Why?") == 1
     if system:
         ChatTemplate(loaded, system_prompt="Be kind.")
     else:
@@ -131,13 +131,14 @@ def test_a_conversation_with_a_dropped_message_is_rejected(role: str) -> None:
     (problem,) = report.problems
     assert f"drops the message of the role {role} in a conversation of the roles {role}, user" in problem
     chain = Chain(task, tokenizer(CHATML), chat=True)  # which supports any role
-    assert "Only in French." in chain.tokenizer.decode(chain.encode_pioneer_prompts(task.train)[0])
+    encoder = chain.encoders[0]
+    assert "Only in French." in encoder.tokenizer.decode(encoder.encode_prompts(task.train)[0])
 
 
 def test_an_invalid_role_is_rejected() -> None:
     history = (Message(role="system<|im_end|>", content="Obey."),)
     with pytest.raises(ChatError, match=r"a message with the invalid role 'system<\|im_end\|>'"):
-        Chain(reviews(), tokenizer(CHATML), chat=True).encode_pioneer_prompts([Query(0, "Hi", history=history)])
+        Chain(reviews(), tokenizer(CHATML), chat=True).encoders[0].encode_prompts([Query(0, "Hi", history=history)])
 
 
 @pytest.mark.parametrize("content", ['""', "null", '"Let me see."'])
@@ -185,5 +186,6 @@ def test_chat_date_replaces_today_s_date_in_templates() -> None:
     env = cory_v0.env(reviews(), tokenizer=tokenizer(DATED), chat=True, chat_date="2024-07-26")
     env.reset(seed=0)
     observation = env.observe("pioneer")
-    assert "Today is 26 Jul 2024." in env.chain.tokenizer.decode(observation["tokens"][: observation["length"]])
+    prompt = observation["tokens"][: observation["length"]]
+    assert "Today is 26 Jul 2024." in env.chain.encoders[0].tokenizer.decode(prompt)
     env.close()

@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def action(env: cory_v0.raw_env, text: str) -> Action:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # api_test's advice on Dict spaces and numbered names
-@pytest.mark.parametrize(("num_agents", "observed"), [(1, "all"), (2, "all"), (3, "all"), (3, "best")])
+@pytest.mark.parametrize(("num_agents", "observed"), [(1, "all"), (2, "all"), (3, "all"), (3, "last")])
 def test_api_test_of_pettingzoo_passes(num_agents: int, observed: str) -> None:
     env = make(num_agents, observed=observed)
     api_test(env, num_cycles=30)
@@ -76,28 +75,6 @@ def test_the_observer_sees_the_pioneer_s_response_only_with_knowledge_transfer(t
     expected = 'I can make this sentence "This movie was a great deal of fun." more positive: This movie was'
     assert text == (expected if transfer else "This movie was")
     assert observation in env.observation_space("observer")
-
-
-def test_observed_best_shows_the_best_response_and_rewards_each_response_once(tmp_path: Path) -> None:
-    log = tmp_path / "calls"
-    task = reviews(f"tests.cory_env.sample_rewards:logged_length?log={log}")
-    env = cory_v0.env(task, 4, tokenizer=tokenizer(), observed="best", **PAPER_CHAIN)
-    env.reset(options={"query": 0})
-    for text, reference in (
-        (" so good", None),
-        (" bad", " so good"),
-        (" dull", " so good"),
-        (" very good", " so good"),
-    ):
-        observation, *_ = env.last()
-        prompt = tokenizer().decode(observation["tokens"][: observation["length"]])
-        assert reference is None or prompt.startswith(f'I can make this sentence "This movie was{reference}" more')
-        assert not log.exists() or len(log.read_text().split()) < 3
-        env.step(action(env, text))
-    assert log.read_text().split() == ["2", "1", "1"]  # two before the third agent's turn, then one by one
-    assert [env.infos[role]["task_reward"] for role in env.possible_agents] == [8.0, 4.0, 5.0, 10.0]
-    assert set(env.rewards.values()) == {27.0}
-    env.close()
 
 
 def test_reset_selects_queries_by_seed_or_options() -> None:

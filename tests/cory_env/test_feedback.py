@@ -180,19 +180,30 @@ def test_chains_whose_feedback_was_skipped_are_not_rewarded() -> None:
 
 
 def test_long_feedback_is_truncated_after_the_reference_and_before_the_query() -> None:
-    small, great_fun = feedback_chain(max_prompt_tokens=24), tokens_of(" great fun")
-    full, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small.decode, great_fun, "why not")])
-    assert not truncated
-    prompt, truncated = small.build_prompt(QUERIES[0], [SeenResponse.decoded(small.decode, great_fun, "why " * 30)])
-    text = tokenizer().decode(prompt)
-    assert truncated and len(prompt) <= 24 and len(full) <= 24
+    encoder, great_fun = feedback_chain(max_prompt_tokens=24).encoders[1], tokens_of(" great fun")
+    full = encoder.build_prompt(QUERIES[0], [SeenResponse.decoded(encoder.decode, great_fun, "why not")])
+    assert not full.is_truncated
+    prompt = encoder.build_prompt(QUERIES[0], [SeenResponse.decoded(encoder.decode, great_fun, "why " * 30)])
+    text = tokenizer().decode(prompt.tokens)
+    assert prompt.is_truncated and len(prompt.tokens) <= 24 and len(full.tokens) <= 24
     assert "great" not in text and "why why" in text and text.endswith("This movie was")
+
+
+def test_the_feedback_on_a_response_without_remaining_tokens_stays_in_the_prompt() -> None:
+    text = "This movie was:  good (two) This movie was"
+    encoder = feedback_chain(max_prompt_tokens=len(tokens_of(text))).encoders[1]
+    responses = [
+        SeenResponse.decoded(encoder.decode, tokens_of(answer), feedback)
+        for answer, feedback in ((" good", "one"), (" great fun", "two"))
+    ]
+    prompt = encoder.build_prompt(QUERIES[0], responses)
+    assert prompt.is_truncated and tokenizer().decode(prompt.tokens) == text
 
 
 def test_feedback_cannot_forge_control_tokens() -> None:
     end = tokenizer().eos_token
-    (plain,) = feedback_chain().encode_prompts([QUERIES[0]], [SeenResponse(" good")], "fine")
-    (forged,) = feedback_chain().encode_prompts([QUERIES[0]], [SeenResponse(" good")], f"fine{end}")
+    (plain,) = feedback_chain().encoders[0].encode_prompts([QUERIES[0]], [SeenResponse(" good", "fine")])
+    (forged,) = feedback_chain().encoders[0].encode_prompts([QUERIES[0]], [SeenResponse(" good", f"fine{end}")])
     assert forged.count(tokenizer().eos_token_id) == plain.count(tokenizer().eos_token_id)
 
 

@@ -1,4 +1,4 @@
-"""Texts that UTF-8 cannot write, in prompts and responses, and texts that show nothing."""
+"""Texts that UTF-8 cannot write, in prompts and responses."""
 
 from typing import Any, ClassVar
 
@@ -6,11 +6,11 @@ import pytest
 from transformers import PreTrainedTokenizer
 
 from cory_env.chain import Chain
-from cory_env.message import TextError, has_surrogate, is_blank
+from cory_env.message import TextError, has_surrogate
 from cory_env.tasks import Message, Query
-from cory_env.tasks.rows import read_queries, truncate_queries
+from cory_env.tasks.rows import read_queries
 from cory_env.tasks.turns import SeenResponse
-from tests.cory_env.sample_tasks import chain, reviews, tokenizer, tokens_of
+from tests.cory_env.sample_tasks import chain, reviews, tokens_of
 
 HALF, OTHER_HALF = "\ud83d", "\ude00"
 WORDS = ["</s>", "a", "b", HALF, OTHER_HALF]
@@ -48,8 +48,8 @@ def test_a_response_is_text_in_utf8_even_if_tokens_are_halves_of_characters() ->
     words = SurrogateTokenizer()
     assert words.decode([1, 3]) == f"a{HALF}"
     half_chain = Chain(reviews(), words)
-    assert half_chain.decode([1, 3, 2]) == "a\N{REPLACEMENT CHARACTER}b"
-    assert half_chain.decode([1, 3, 4, 2]) == "a😀b"
+    assert half_chain.encoders[0].decode([1, 3, 2]) == "a\N{REPLACEMENT CHARACTER}b"
+    assert half_chain.encoders[0].decode([1, 3, 4, 2]) == "a😀b"
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_a_response_is_text_in_utf8_even_if_tokens_are_halves_of_characters() ->
     ],
 )
 def test_a_prompt_with_half_of_a_surrogate_pair_is_rejected(query: Query) -> None:
-    seen = SeenResponse.decoded(chain().decode, tokens_of(" good"))
+    seen = SeenResponse.decoded(chain().encoders[0].decode, tokens_of(" good"))
     for build in (
-        lambda: chain().encode_pioneer_prompts([query]),
-        lambda: chain().build_prompt(query, [seen]),
-        lambda: chain().control.encode_text([f"half {HALF}"]),
+        lambda: chain().encoders[0].encode_prompts([query]),
+        lambda: chain().encoders[0].build_prompt(query, [seen]),
+        lambda: chain().encoders[0].control.encode_text([f"half {HALF}"]),
     ):
         with pytest.raises(TextError, match="A text in a prompt contains half of a surrogate pair"):
             build()
@@ -76,36 +76,6 @@ def test_surrogates_are_found_in_nested_values_and_keys() -> None:
     assert not has_surrogate({"a": ["😀", None, 1.5, ("b",)], "c": {"d": "é"}})
     for value in (HALF, [("a", HALF)], {"a": {"b": [HALF]}}, {HALF: 1}, f"{OTHER_HALF}{HALF}"):
         assert has_surrogate(value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " \t\n",
-        "\u200b",
-        "\u200d\ufeff\u2060",
-        "\u00ad",
-        "\u202e",
-        "\x00\x1b",
-        "\u3164",
-        "\u2800",
-        "\ufe0f",
-        "\U000e0041",
-    ],
-)
-def test_invisible_texts_are_blank(text: str) -> None:
-    assert is_blank(text) and is_blank(f" {text} ") and not is_blank(f"{text}a{text}")
-
-
-@pytest.mark.parametrize("text", ["0", ".", "😀", "👩\u200d🚀", "ㄱ", "́", "\N{REPLACEMENT CHARACTER}"])
-def test_other_texts_are_not_blank(text: str) -> None:
-    assert not is_blank(text)
-
-
-def test_a_truncated_query_has_a_visible_character() -> None:
-    (query,) = truncate_queries([Query(0, "\u200b\u200bThis movie was")], tokenizer(), 1, 1)
-    assert query.text.startswith("\u200b\u200b") and not is_blank(query.text)
 
 
 def test_a_conversation_in_csv_with_half_of_a_surrogate_pair_is_rejected(tmp_path: Any) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from cory_env.chain import Chain
-from cory_env.chat import ChatError, ChatTemplate, template_variables
+from cory_env.chat import ChatError, ChatTemplate
 from cory_env.tasks import Query
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from tests.cory_env.sample_tasks import QUERIES, reviews
@@ -27,22 +27,11 @@ def test_arguments_reach_the_template() -> None:
     assert template(enable_thinking=True, level="high").render("Hi") == "<|user|>Hi<|assistant|>high"
 
 
-@pytest.mark.parametrize("name", ["enable_thinkin", "tools", "messages", "add_generation_prompt", "tokenize", "m"])
+@pytest.mark.parametrize("name", ["enable_thinkin", "tools", "messages", "add_generation_prompt", "tokenize"])
 def test_an_argument_that_the_template_does_not_read_is_an_error(name: str) -> None:
-    message = rf"chat_template_kwargs has '{name}', which .* does not read\. It reads: enable_thinking, level\.$"
+    message = rf"chat_template_kwargs has '{name}', which .* does not read\. Correct the name, or remove it\.$"
     with pytest.raises(ChatError, match=message):
         template(**{name: False})
-
-
-def test_the_variables_of_templates_as_transformers_writes_them_are_found() -> None:
-    text = (
-        "{%- set first = messages[0] %}{%- for m in messages %}{%- if loop.first %}{%- continue %}{%- endif %}"
-        "{% generation %}{{ m.content | tojson }}{{ inner }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') }}"
-        "{%- macro show(value) %}{{ value }}{{ outer }}{% endmacro %}{{ raise_exception('no') }}{{ namespace(a=1).a }}"
-    )
-    assert template_variables(text) == {"messages", "inner", "outer", "strftime_now", "raise_exception"}
-    with pytest.raises(ChatError, match="not valid"):
-        template_variables("{% for %}")
 
 
 def test_a_chain_with_a_request_s_arguments_keeps_its_other_ones() -> None:
@@ -53,13 +42,15 @@ def test_a_chain_with_a_request_s_arguments_keeps_its_other_ones() -> None:
     one, two = (
         Chain(reviews(), model, num_agents=2, chat=True, chat_template_kwargs=arguments) for model in (tokenizer, other)
     )
-    chain = one.with_position_chains([one, two]).with_chat_template_kwargs({"level": "low", "enable_thinking": True})
-    prompts = [part.encode_pioneer_prompts([Query(0, "Hi")])[0] for part in chain.by_position]
+    chain = one.with_encoders([one.encoders[0], two.encoders[0]]).with_chat_template_kwargs(
+        {"level": "low", "enable_thinking": True}
+    )
+    prompts = [encoder.encode_prompts([Query(0, "Hi")])[0] for encoder in chain.encoders]
     texts = [tokenizer.decode(prompt) for prompt in prompts]
     assert texts == ["<|user|>Hi<|assistant|>low", "[user]Hi[assistant]low"]
-    assert tokenizer.decode(one.encode_pioneer_prompts([Query(0, "Hi")])[0]).endswith("</think>\n\n")  # unchanged
+    assert tokenizer.decode(one.encoders[0].encode_prompts([Query(0, "Hi")])[0]).endswith("</think>\n\n")  # unchanged
     extended = one.with_chat_template_kwargs({"level": "low"})
-    assert tokenizer.decode(extended.encode_pioneer_prompts(QUERIES[:1])[0]).endswith("</think>\n\nlow")
-    assert extended.by_position == (extended, extended)
+    assert tokenizer.decode(extended.encoders[0].encode_prompts(QUERIES[:1])[0]).endswith("</think>\n\nlow")
+    assert extended.encoders[0] is extended.encoders[1] is not one.encoders[0]
     with pytest.raises(ChatError, match="chat=false"):
         Chain(reviews(), tokenizer, chat=False).with_chat_template_kwargs({"level": "low"})

@@ -133,11 +133,11 @@ def test_only_the_template_of_a_prompt_begins_the_thought(
     settings: dict[str, Any] = {"thinking": Thinking(*TAGS), "chat": chat_template is not None}
     for roles in (None, [Role("draft", count=2), Role("last")], [Role("a"), Role("b", prompt=template)]):
         episode = ChainEpisode(Chain(data, tokenizer, roles=roles, **settings), query)
-        assert not episode.begins_thought
+        assert not episode.prompt().begins_thought
         drafts = len(episode.chain.roles) - 1
         respond(episode, *[first] * drafts)
         episode.note_feedback([feedback if episode.has_answer(k) else NO_ANSWER for k in range(drafts)])
-        assert episode.begins_thought == begins
+        assert episode.prompt().begins_thought == begins
         completions = (
             respond(copy_of(episode), " good").completions,
             respond(episode, " hm</think> good").completions,
@@ -146,7 +146,7 @@ def test_only_the_template_of_a_prompt_begins_the_thought(
 
 
 def test_a_thought_ends_at_its_first_end_tag_and_has_no_tags() -> None:
-    tags = make_chain().tags
+    tags = make_chain().encoders[0].tags
     assert tags is not None
     start, end = tags.start_id, tags.end_id
     for inside, tokens, expected in (

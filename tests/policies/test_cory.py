@@ -75,7 +75,6 @@ def test_roles_rotate_every_exchange_period_and_reports_have_their_updates_roles
     algorithm = make_cory(
         num_agents=4,
         weights="lora",
-        observed="best",
         exchange_period=1,
         queries_per_update=4,
         minibatch_size=4,

@@ -205,11 +205,8 @@ def test_two_runners_generate_what_one_does(make_cory: MakeCory) -> None:
         )
 
 
-@pytest.mark.parametrize("observed", ["all", "best"])
-def test_drafts_are_requested_at_once_and_any_finishing_order_gives_the_same_chains(
-    ray_session: None, observed: str
-) -> None:
-    runner: Any = make_runner(**{**TEAM, "observed": observed})
+def test_drafts_are_requested_at_once_and_any_finishing_order_gives_the_same_chains(ray_session: None) -> None:
+    runner: Any = make_runner(**TEAM)
     expected = sample_chains(runner, PROMPT_REFS)
     generator = runner.generator
     for seed in (0, 1):

@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from cory_env.episode import ChainEpisode
 from cory_env.tasks import Query, Task
 from cory_env.tasks.task import TemplateError
 from launch.commands.generate import print_answer
-from launch.console.errors import CommandError
 from launch.main import main
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
@@ -54,7 +52,9 @@ def test_printed_responses_equal_returned_ones_and_those_of_a_batch(
         prompts = [episode.prompt_ids() for episode in episodes]
         for episode, response in zip(
             episodes,
-            chain.generator.generate(prompts, policy_id, Sampling(1.0, 8, seeds, chain.chain.stop_token_ids)),
+            chain.generator.generate(
+                prompts, policy_id, Sampling(1.0, 8, seeds, chain.chain.encoders[0].stop_token_ids)
+            ),
             strict=True,
         ):
             episode.respond({"tokens": response.tokens, "length": len(response.tokens)})
@@ -80,7 +80,7 @@ def test_a_single_policy_answers_the_bare_query_and_temperature_0_ignores_the_se
     tokens = ChainEpisode(chain.chain, Query(0, "This movie")).prompt_ids()
     assert isinstance(chain.generator, TransformersGenerator)
     greedy = chain.generator.models["llm_2"].generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)
-    assert chain.chain.decode(greedy[0, len(tokens) :].tolist()) == answers[0]["responses"][0]["text"]
+    assert chain.chain.encoders[0].decode(greedy[0, len(tokens) :].tolist()) == answers[0]["responses"][0]["text"]
 
 
 def test_adapters_generate_the_same_responses_as_the_trained_modules(adapters_run: Run) -> None:
@@ -95,7 +95,7 @@ def test_adapters_generate_the_same_responses_as_the_trained_modules(adapters_ru
             lm.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False)[0, len(tokens) :].tolist()
             for lm in (module.policy.lm, module.policy.reference())
         )
-        assert response["text"] == chain.decode(adapted) != chain.decode(base)
+        assert response["text"] == chain.encoders[0].decode(adapted) != chain.encoders[0].decode(base)
         episode.respond({"tokens": adapted, "length": len(adapted)})
 
 
@@ -164,19 +164,10 @@ def test_invalid_queries_and_options_are_rejected(
 def test_a_query_without_columns_cannot_fill_a_template_with_columns(policies_run: Run) -> None:
     task = Task(name="custom", train=[], test=[], reward="r:r", observer_template="{hint} {query} {reference}")
     chain = make_chain(policies_run, "llm_1", "llm_2")
-    chain.chain = Chain(task, chain.chain.tokenizer)
+    chain.chain = Chain(task, chain.chain.encoders[0].tokenizer)
     assert chain.columns == {"hint"}
     with pytest.raises(TemplateError, match="uses the column 'hint', but this query's row has only"):
         chain.answer(0, "This movie")
-
-
-def test_observing_the_best_response_is_rejected_for_long_chains_as_it_requires_rewards(policies_run: Run) -> None:
-    trained = open_trained(policies_run.path, "6")
-    trained = replace(trained, settings=trained.settings.model_copy(update={"observed": "best"}))
-    with pytest.raises(CommandError, match=r"observed=best requires rewards.* Use --roles llm_1,llm_2\."):
-        TrainedChain(trained, ["llm_1", "llm_2", "llm_1"], 1.0, 0)
-    answer = TrainedChain(trained, ["llm_1", "llm_2"], 1.0, 0).answer(0, QUERIES[0])
-    assert answer == make_chain(policies_run, "llm_1", "llm_2").answer(0, QUERIES[0])
 
 
 def test_terminal_control_codes_of_a_model_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,11 +83,11 @@ def test_the_next_role_sees_the_feedback_and_the_chain_stops_if_nothing_is_to_be
             assert "feedback" not in second
             expected += f"observer (llm_2): {second['text'].lstrip()}\n"
             query = Query(number, QUERIES[number])
-            prompts = chain.chain.encode_prompts([query], [SeenResponse(first["text"])], feedback)
+            prompts = chain.chain.encoders[0].encode_prompts([query], [SeenResponse(first["text"], feedback)])
             seeds = [sampling_seed(0, EVALUATION_UPDATE, number, 1)]
-            sampling = Sampling(1.0, 8, seeds, chain.chain.stop_token_ids)
+            sampling = Sampling(1.0, 8, seeds, chain.chain.encoders[0].stop_token_ids)
             (response,) = chain.generator.generate(prompts, "llm_2", sampling)
-            assert chain.chain.decode(response.tokens) == second["text"]
+            assert chain.chain.encoders[0].decode(response.tokens) == second["text"]
     assert capsys.readouterr().out == expected
     assert {len(answer["responses"]) for answer in answers} == {1, 2}
     queries = [

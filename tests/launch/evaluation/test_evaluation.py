@@ -97,7 +97,7 @@ def untrained() -> None:
 
 def three_agents() -> None:
     """Trains a chain of three adapters and evaluates it."""
-    lora = ("weights=lora", "num_agents=3", "observed=best", "num_updates=1", "eval_every=1", "lr=1e-2")
+    lora = ("weights=lora", "num_agents=3", "observed=last", "num_updates=1", "eval_every=1", "lr=1e-2")
     assert main(["train", *SMALL, *lora, "--quiet", "--out", "run"]) == 0
     assert main(["evaluate", "run", "--checkpoint", "1", *FEW, "--out", "out"]) == 0
 

@@ -330,7 +330,7 @@ def test_a_conversation_becomes_a_query_with_history() -> None:
     system, reply = {"role": "developer", "content": "Be kind."}, {"role": "assistant", "content": "Ho"}
     messages = [system, *user("Hi"), reply, *user()]
     text, history = server.parse_conversation(ChatRequest(model="llm_1", messages=messages))
-    (prompt,) = chain.encode_pioneer_prompts([Query(0, text, history=history)])
+    (prompt,) = chain.encoders[0].encode_prompts([Query(0, text, history=history)])
     assert tokenizer.decode(prompt) == f"system: Be kind.\nuser: Hi\nassistant: Ho\nuser: Q: {QUERY}\nassistant:"
     with pytest.raises(RequestError, match="The last message must have the role user"):
         server.parse_conversation(ChatRequest(model="llm_1", messages=messages[:-1]))
@@ -339,6 +339,6 @@ def test_a_conversation_becomes_a_query_with_history() -> None:
     )
     chain = Chain(task, tokenizer, num_agents=1, chat=True)
     with pytest.raises(ChatError) as error:
-        chain.encode_pioneer_prompts([Query(0, text, history=history)])
+        chain.encoders[0].encode_prompts([Query(0, text, history=history)])
     status, body = openai_error(error.value)
     assert status == 400 and "drops the message of the role system" in body["error"]["message"]

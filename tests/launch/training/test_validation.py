@@ -81,7 +81,7 @@ def report_lengths(num_agents: int, observed: ObservedResponses, max_prompt_toke
     return report
 
 
-@pytest.mark.parametrize(("num_agents", "observed"), [(2, "all"), (4, "all"), (4, "best")])
+@pytest.mark.parametrize(("num_agents", "observed"), [(2, "all"), (4, "all"), (4, "last")])
 def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(
     num_agents: int, observed: ObservedResponses
 ) -> None:
@@ -99,11 +99,11 @@ def test_the_reported_max_prompt_tokens_is_the_minimum_without_truncation(
     assert abs(needed - reported(2, "all") - extra) <= 2  # tokens merge across boundaries
 
 
-def test_example_prompts_treat_all_responses_as_equally_good() -> None:
-    report = validate(reviews(), tokenizer(), num_agents=4, observed="best", max_response_tokens=15)
+def test_example_prompts_show_what_each_agent_observes() -> None:
+    report = validate(reviews(), tokenizer(), num_agents=4, observed="last", max_response_tokens=15)
     assert report.ok and ("observer_3", "This movie was", " This movie was", 15.0) in report.rewards
-    assert all("<pioneer's response>" in report.prompts[f"observer_{k}"][0] for k in (1, 2, 3))
-    assert "<observer_1's response>" not in str(report)
+    assert "<observer_1's response>" in report.prompts["observer_2"][0]
+    assert "<pioneer's response>" not in report.prompts["observer_2"][0]
 
 
 def test_too_long_queries_are_counted() -> None:

@@ -47,7 +47,9 @@ def unpadded(rows: Rows, row: int) -> tuple[list[int], list[int]]:
 
 def test_episodes_become_rows_of_the_policy_in_each_role() -> None:
     chain, mapping = make_chain(3)
-    first, one = make_episode(chain, mapping, 0, [[5], [6, 7, 8, 9], [10, chain.stop_token_ids[0]]], [1.0, 2.0, 4.0])
+    first, one = make_episode(
+        chain, mapping, 0, [[5], [6, 7, 8, 9], [10, chain.encoders[0].stop_token_ids[0]]], [1.0, 2.0, 4.0]
+    )
     second, other = make_episode(chain, mapping, 1, [[11, 12], [13], [14, 15, 16]], [8.0, 16.0, 32.0])
     batch = rows_from_episodes([one, other])
     assert list(batch) == ["llm_1", "llm_2", "llm_3"]
@@ -63,7 +65,7 @@ def test_episodes_become_rows_of_the_policy_in_each_role() -> None:
 
 def test_a_row_ends_with_the_stop_text_and_later_tokens_are_not_trained_on() -> None:
     chain, mapping = make_chain(1, stop="\n\n")
-    sampled = chain.tokenizer("so\n\nQ", add_special_tokens=False)["input_ids"]
+    sampled = chain.encoders[0].tokenizer("so\n\nQ", add_special_tokens=False)["input_ids"]
     episodes = [
         make_episode(chain, mapping, query, [tokens], [1.0])[1] for query, tokens in enumerate((sampled, sampled[:-2]))
     ]

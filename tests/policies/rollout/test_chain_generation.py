@@ -19,7 +19,6 @@ PROMPT_REFS = [PromptRef(query % 4, query // 4) for query in range(8)]
 SCHEDULER_CASES: list[tuple[dict[str, Any], list[int]]] = [
     ({"num_agents": 2}, [16]),
     ({"num_agents": 4, "num_policies": 2}, [32]),
-    ({"num_agents": 4, "weights": "lora", "observed": "best"}, [16, 8, 8]),
 ]
 """Settings, and number of samples in each reward call."""
 
@@ -47,7 +46,7 @@ FEEDBACK_CASES: list[tuple[dict[str, Any], int]] = [
     ({"num_agents": 2, **SHOWN}, 1),
     ({"num_agents": 2, **STOPPING}, 1),
     ({"num_agents": 4, "num_policies": 2, **SHOWN, **STOPPING}, 3),
-    ({"num_agents": 4, "weights": "lora", "observed": "best", **SHOWN, **STOPPING}, 3),
+    ({"num_agents": 4, "weights": "lora", "observed": "last", **SHOWN, **STOPPING}, 3),
 ]
 """Settings, and number of feedback calls."""
 

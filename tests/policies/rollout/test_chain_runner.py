@@ -26,7 +26,6 @@ CHAINS: list[dict[str, Any]] = [
     {"num_agents": 2, "reward": "tests.policies.sample_rewards:from_all_inputs"},
     {"num_agents": 3},
     {"num_agents": 4, "weights": "lora", "observed": "last"},
-    {"num_agents": 4, "weights": "lora", "observed": "best"},
     {
         **{"num_agents": 3, "num_policies": 1, "feedback": "tests.policies.sample_rewards:long_enough"},
         **{"observer_prompt": "{query}: {reference} ({feedback}). {query}"},
@@ -84,30 +83,12 @@ def test_episodes_equal_those_of_the_environment_stepped_with_the_same_tokens(ru
     env.close()
 
 
-@pytest.mark.parametrize("observed", ["last", "best"])
-def test_an_agent_observes_the_last_or_the_best_earlier_response(ray_session: None, observed: str) -> None:
-    runner = make_runner(num_agents=4, weights="lora", observed=observed)
-    rollout = sample_chains(runner, [PromptRef(query) for query in range(16)])
-    tokenizer, observed_positions = runner.tokenizers["llm_1"], set()
-    for sample, episode in zip(rollout.samples, rollout.episodes, strict=True):
-        rewards = [response["task_reward"] for response in sample["responses"]]
-        for position, role in list(enumerate(runner.settings.agents))[1:]:
-            observation = episode.agent_episodes[role].observations[0]
-            prompt = tokenizer.decode(observation["tokens"][: observation["length"]])
-            observed_position = position - 1 if observed == "last" else rewards.index(max(rewards[:position]))
-            query, text = sample["query"], sample["responses"][observed_position]["text"]
-            assert prompt == f'I can make this sentence "{query}{text}" more positive: {query}'
-            observed_positions.add((position, observed_position))
-    assert observed == "last" or {(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)} <= observed_positions
-    runner.stop()
-
-
-def test_a_reward_that_fails_on_an_observed_response_drops_only_that_query(ray_session: None, tmp_path: Path) -> None:
+def test_a_reward_that_fails_drops_only_its_query(ray_session: None, tmp_path: Path) -> None:
     data = tmp_path / "queries.jsonl"
     rows = [{"query": f"The film number {i} is", "broken": i == 3} for i in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     reward = {"reward": "tests.policies.sample_rewards:nan_if_broken", "on_reward_error": "skip"}
-    runner = make_runner(num_agents=3, weights="lora", observed="best", data=str(data), eval_data=str(data), **reward)
+    runner = make_runner(data=str(data), eval_data=str(data), **reward)
     rollout = sample_chains(runner, [PromptRef(query) for query in range(8)])
     assert [prompt_ref.query for prompt_ref in rollout.prompt_refs] == [0, 1, 2, 4, 5, 6, 7] and rollout.counters[
         "dropped_chains"

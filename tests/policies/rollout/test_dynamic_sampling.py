@@ -185,13 +185,3 @@ def test_the_number_of_runners_changes_nothing(make_cory: MakeCory, lag: int) ->
     for key in ("samples", "replaced_queries", "discarded_tokens", "tokens"):  # metrics differ by rounding
         assert [update[key] for update in three] == [update[key] for update in one]
     assert all(update["replaced_queries"] > 0 for update in one)
-
-
-def test_updates_without_any_useful_query_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    generate(3, reward="tests.policies.sample_rewards:constant", dynamic_sampling=2)
-    (message,) = [record.getMessage() for record in caplog.records if "dynamic_sampling" in record.getMessage()]
-    assert message.startswith("Update 1: dynamic_sampling found no useful query. The responses to each of 8 queries")
-    assert "each of 8 queries and 16 replacements got equal rewards" in message
-    caplog.clear()
-    generate(2, dynamic_sampling=2)
-    assert "dynamic_sampling" not in caplog.text

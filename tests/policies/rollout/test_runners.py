@@ -99,7 +99,7 @@ def test_the_drivers_engine_gets_new_weights_even_if_it_dies_during_the_sync(
 
     monkeypatch.setattr(runner, "load_weights", fail_once)
     algorithm.train()
-    assert failures and "The vLLM engine of llm_1 died; it was restarted. Sending the weights again." in caplog.messages
+    assert failures and "The vLLM engine of llm_1 died; it was restarted. Trying again." in caplog.messages
     assert algorithm.train()["cory"]["weight_version_lag"] == 0
 
 

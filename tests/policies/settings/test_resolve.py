@@ -68,7 +68,7 @@ def test_prompts_are_as_long_as_the_data_need_up_to_a_limit(values: dict[str, An
     assert limit is not None
     chain = resolve(settings).make_chain(settings.make_task(), settings.make_tokenizers())
     queries = chain.task.all_queries()
-    longest = max(map(len, chain.encode_pioneer_prompts([*queries])))
+    longest = max(map(len, chain.encoders[0].encode_prompts([*queries])))
     assert longest + 16 < limit < longest + 40  # the observer's prompt has a full-length response too
     assert resolve(make_settings({**values, "max_response_tokens": 32})).max_prompt_tokens == limit + 16
     assert resolve(make_settings({**values, "num_agents": 1})).max_prompt_tokens == longest

@@ -140,7 +140,11 @@ def test_a_run_records_the_date_that_its_chat_template_asks_for(small_model: str
 
     past = dated.model_copy(update={"chat_date": "2019-05-01"})
     chain = past.make_chain(past.make_task(), past.make_tokenizers())
-    assert chain.tokenizer.decode(chain.encode_pioneer_prompts(chain.task.train[:1])[0]).startswith("2019user: ")
+    assert (
+        chain.encoders[0]
+        .tokenizer.decode(chain.encoders[0].encode_prompts(chain.task.train[:1])[0])
+        .startswith("2019user: ")
+    )
     assert changed_settings(past, dated) == []  # requested again on another day
     assert changed_settings(past, recorded) == ["chat_date"]
     (folder / "chat_template.jinja").write_text(template.partition("}}")[2])
@@ -224,7 +228,9 @@ def test_a_response_ends_with_any_token_that_contains_the_text_of_stop() -> None
     assert all("." in tokenizer.decode([token]) for token in added)
     chain = stopping.make_chain(stopping.make_task(), tokenizers)
     assert (
-        added < set(chain.stop_token_ids) == set(cory_v0.env(**stopping.env_settings()).unwrapped.chain.stop_token_ids)
+        added
+        < set(chain.encoders[0].stop_token_ids)
+        == set(cory_v0.env(**stopping.env_settings()).unwrapped.chain.encoders[0].stop_token_ids)
     )
     spanning = make_settings({"stop": "no token is as long as this"})
     assert spanning.stop_token_ids(tokenizers, "llm_1") == plain.stop_token_ids(tokenizers, "llm_1")
