@@ -58,12 +58,6 @@ def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     return (centred * size / (size - 1).clamp(min=1)).float()
 
 
-def leave_one_out_mean(rewards: Tensor, groups: Tensor) -> Tensor:
-    """The mean reward of the *other* responses of the group, 0 in a group of one; same shapes as in `rloo`."""
-    _, size, _ = _center_by_group(rewards, groups)
-    return torch.where(size > 1, rewards - rloo(rewards, groups), 0.0).float()
-
-
 def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     """Dr. GRPO (Liu et al. 2025): A_i = r_i - mean(r) over the group; same shapes as in `rloo`."""
     return _center_by_group(rewards, groups)[0].float()

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from policies.learning.hyperparameters import Hyperparameters, ImportanceSamplingMode
-from policies.learning.rows import Rows
+from policies.learning.rows import TrainRows
 
 LOG_RATIO_LIMIT = 20.0
 """Bound of |log ρ|, as in verl. Without it, exp overflows in fp32, and the gradient of a clipped token would be NaN."""
 
 
-def policy_loss(logprobs: Tensor, rows: Rows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(logprobs: Tensor, rows: TrainRows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss that the setting `loss` selects.
 
     Args:
@@ -31,12 +31,12 @@ def policy_loss(logprobs: Tensor, rows: Rows, h: Hyperparameters) -> tuple[Tenso
     Returns:
         The loss of every token, and by metric name 1.0 for the tokens that it counts; `[B, T]` each.
     """
-    old_logprobs, advantages = rows["logprobs"], rows["advantages"]
+    old_logprobs, advantages = rows.logprobs, rows.advantages
     if h.loss == "cispo":
         loss, clipped = cispo(logprobs, old_logprobs, advantages, *h.clip_range)
         return loss, {"clip_fraction": clipped}
     if h.loss == "gspo":
-        loss, clipped = gspo(logprobs, old_logprobs, advantages, rows["mask"], *h.clip_range)
+        loss, clipped = gspo(logprobs, old_logprobs, advantages, rows.mask, *h.clip_range)
         return loss, {"clip_fraction": clipped}
     loss, clipped = ppo(logprobs, old_logprobs, advantages, *h.clip_range)
     if h.dual_clip is None:

@@ -70,11 +70,6 @@ class StoredWeights:
         with safe_open(self._files[name], framework="pt") as file:
             return file.get_slice(name)[start:end]
 
-    def read(self, name: str) -> Tensor:
-        """Reads a tensor, by its name in the files."""
-        with safe_open(self._files[name], framework="pt") as file:
-            return file.get_tensor(name)
-
     def _shape(self, name: str) -> tuple[int, ...]:
         with safe_open(self._files[name], framework="pt") as file:
             return tuple(file.get_slice(name).get_shape())

@@ -131,11 +131,11 @@ class Paths:
 
     def __init__(self, rows: Rows) -> None:
         """Sorts rows; they are on the CPU."""
-        prompts, responses = rows["prompt_mask"].sum(1).numpy(), rows["mask"].sum(1).long().numpy()
+        prompts, responses = rows.prompt_mask.sum(1).numpy(), rows.mask.sum(1).long().numpy()
         lengths = np.maximum(prompts + responses - 1, 1)
-        both = torch.cat([rows["prompts"], rows["responses"]], dim=1).numpy()
+        both = torch.cat([rows.prompts, rows.responses], dim=1).numpy()
         depths = np.arange(lengths.max(initial=1))
-        columns = rows["prompts"].shape[1] - prompts[:, None] + depths
+        columns = rows.prompts.shape[1] - prompts[:, None] + depths
         tokens = np.take_along_axis(both, np.minimum(columns, both.shape[1] - 1), axis=1)
         tokens = np.where(depths < lengths[:, None], tokens, -1)
         keys = np.ascontiguousarray((tokens + 1).astype(">u4"))  # bytes that sort like tokens; padding first
