@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -232,7 +233,7 @@ class PolicyModel(nn.Module):
         tokens = rows.responses[layout.rows, layout.positions]
         scores = score_logits(policy, reference_logits, layout.sources, tokens, self.temperature)
         spread = partial(_spread, layout=layout, like=rows.mask)
-        return Scores(*map(spread, scores), values=None if values is None else spread(values))
+        return replace(Scores(*map(spread, scores)), values=None if values is None else spread(values))
 
     @torch.no_grad()
     def own_logprobs(self, row: Tensor, length: int) -> Tensor:

@@ -119,7 +119,7 @@ def test_policies_with_different_tokenizers_pass_on_text(make_cory: MakeCory) ->
         ]
         tokens, mask = left_padded(prompts)
         bare_rows = replace(rows, prompts=tokens, prompt_mask=mask)
-        bare = algorithm.learners.score({policy_id: bare_rows})[policy_id].reference_logprobs
+        bare = algorithm.learners.score({policy_id: bare_rows})[policy_id].columns()["reference_logprobs"]
         logprobs = algorithm.learners.score({policy_id: rows})[policy_id].logprobs
         np.testing.assert_allclose(metrics["observer"]["bare_kl"], (logprobs - bare).sum(1), atol=1e-5)
 

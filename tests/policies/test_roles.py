@@ -257,7 +257,7 @@ def test_the_bare_query_of_a_last_answer_is_the_prompt_of_the_first_role_that_an
     tokens, mask = left_padded(prompts)
     bare = replace(rows, prompts=tokens, prompt_mask=mask)
     own, alone_scores = (algorithm.learners.score({"llm_1": part})["llm_1"] for part in (rows, bare))
-    expected = ((own.logprobs - alone_scores.reference_logprobs) * rows.mask).sum(1)
+    expected = ((own.logprobs - alone_scores.columns()["reference_logprobs"]) * rows.mask).sum(1)
     np.testing.assert_allclose(metrics[last]["bare_kl"], expected, atol=1e-4)
     own_prompts = [row[mask.bool()].tolist() for row, mask in zip(rows.prompts, rows.prompt_mask, strict=True)]
     is_asked_alike = own_prompts == prompts

@@ -46,7 +46,7 @@ def scored(scores: list[float] = SCORES) -> TrainRows:
 
 def kl_to_go(rows: TrainRows, row: int) -> list[float]:
     """The k1 estimate of one response, summed from each token to the last."""
-    kl = (rows.logprobs - rows.reference_logprobs)[row].tolist()
+    kl = (rows.logprobs - rows.columns()["reference_logprobs"])[row].tolist()
     return [sum(kl[step : LENGTHS[row]]) for step in range(LENGTHS[row])]
 
 
@@ -59,11 +59,11 @@ def test_the_overlong_penalty_lowers_a_responses_own_reward_by_its_roles_limit()
     rows = replace(scored(), positions=torch.tensor([0, 0, 0, 0, 0, 1]))
     expected = [0.0, -2 * 2 / 3, 0.0, 0.0, -2 * 1 / 3, -2.0]  # lengths 2, 5, 3, 1, 4, and 6 with a limit of 5
     plain, plain_metrics = make_estimator(advantage="rloo").estimate(rows, rows.rewards)
-    columns, metrics = make_estimator(advantage="rloo", overlong_penalty=2.0, **limits).estimate(rows, rows.rewards)
-    assert columns.rewards.tolist() == pytest.approx([score + p for score, p in zip(SCORES, expected, strict=True)])
+    estimates, metrics = make_estimator(advantage="rloo", overlong_penalty=2.0, **limits).estimate(rows, rows.rewards)
+    assert estimates.rewards.tolist() == pytest.approx([score + p for score, p in zip(SCORES, expected, strict=True)])
     assert torch.equal(plain.rewards, rows.rewards) and "overlong_penalty" not in plain_metrics
     assert metrics["overlong_penalty"] == pytest.approx(sum(expected) / 6)
-    changes = (columns.advantages - plain.advantages)[:, 0].tolist()
+    changes = (estimates.advantages - plain.advantages)[:, 0].tolist()
     assert changes == pytest.approx(leave_one_out(expected[:3]) + leave_one_out(expected[3:]), abs=1e-6)
 
 
@@ -75,18 +75,18 @@ def test_a_group_in_which_only_a_reward_of_weight_0_differs_has_zero_variance() 
     for weights, share in (((1.0, 0.0), 0.5), ((0.0, 1.0), 0.0), ((0.0, 0.0), 1.0)):
         credited = assign_part_credit({"llm_1": rows}, paper_credit(), {}, weights)["llm_1"]
         estimator = make_estimator(advantage="gdpo", gdpo_weights=weights)
-        columns, metrics = estimator.estimate(rows, rows.rewards, credited)
+        estimates, metrics = estimator.estimate(rows, rows.rewards, credited)
         assert metrics["frac_zero_std"] == share
-        assert int(columns.advantages.any(1).sum()) == 6 * (1 - share)
+        assert int(estimates.advantages.any(1).sum()) == 6 * (1 - share)
 
 
 def test_with_the_kl_in_the_reward_a_zero_variance_group_compares_its_kl_penalties_alone() -> None:
     rows = scored([5.0] * 6)
-    columns, metrics = make_estimator(advantage="rloo", kl_coef=0.5).estimate(rows, rows.rewards)
+    estimates, metrics = make_estimator(advantage="rloo", kl_coef=0.5).estimate(rows, rows.rewards)
     penalties = [-0.5 * kl_to_go(rows, row)[0] for row in range(6)]
     expected = leave_one_out(penalties[:3]) + leave_one_out(penalties[3:])
-    assert columns.advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
-    assert metrics["frac_zero_std"] == 1.0 and columns.advantages[:, 0].abs().min() > 0
+    assert estimates.advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert metrics["frac_zero_std"] == 1.0 and estimates.advantages[:, 0].abs().min() > 0
     without_kl, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(rows, rows.rewards)
     in_loss, _ = make_estimator(advantage="dr_grpo", kl_coef=0.5, kl_estimator="k3").estimate(rows, rows.rewards)
     assert not without_kl.advantages.any() and not in_loss.advantages.any()
@@ -94,57 +94,59 @@ def test_with_the_kl_in_the_reward_a_zero_variance_group_compares_its_kl_penalti
 
 def test_without_the_reference_there_is_no_penalty() -> None:
     rows = replace(scored(), reference_logprobs=None, full_kl=None)
-    columns, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(rows, rows.rewards)
+    estimates, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(rows, rows.rewards)
     expected, _ = make_estimator(advantage="rloo", kl_coef=0.0).estimate(scored(), scored().rewards)
-    assert torch.equal(columns.advantages, expected.advantages) and not columns.kl.any()
+    assert torch.equal(estimates.advantages, expected.advantages) and not estimates.kl.any()
 
 
 @pytest.mark.parametrize("estimator", ["full", "k1", "k3"])
 def test_with_a_critic_advantages_are_whitened_gae_and_the_kl_is_in_the_reward(estimator: str) -> None:
     rows = scored()
-    columns, metrics = make_estimator(kl_estimator=estimator, gamma=0.9, lam=0.8).estimate(rows, rows.rewards)
-    mask, log_ratio = rows.mask, rows.logprobs - rows.reference_logprobs
-    kl = {"full": rows.full_kl, "k1": log_ratio, "k3": torch.expm1(-log_ratio) + log_ratio}[estimator] * mask
-    torch.testing.assert_close(columns.kl, kl)
+    estimates, metrics = make_estimator(kl_estimator=estimator, gamma=0.9, lam=0.8).estimate(rows, rows.rewards)
+    mask, log_ratio = rows.mask, rows.logprobs - rows.columns()["reference_logprobs"]
+    kl = {"full": rows.columns()["full_kl"], "k1": log_ratio, "k3": torch.expm1(-log_ratio) + log_ratio}[
+        estimator
+    ] * mask
+    torch.testing.assert_close(estimates.kl, kl)
     rewards = token_ppo.token_rewards(rows.rewards, kl, mask, 0.5)
-    advantages, returns = token_ppo.gae(rewards, rows.values, mask, 0.9, 0.8)
-    torch.testing.assert_close(columns.returns, returns)
+    advantages, returns = token_ppo.gae(rewards, rows.columns()["values"], mask, 0.9, 0.8)
+    torch.testing.assert_close(estimates.returns, returns)
     valid = advantages[mask.bool()]
-    torch.testing.assert_close(columns.advantages[mask.bool()], (valid - valid.mean()) / valid.std())
-    assert (columns.advantages * (1 - mask) == 0).all()
+    torch.testing.assert_close(estimates.advantages[mask.bool()], (valid - valid.mean()) / valid.std())
+    assert (estimates.advantages * (1 - mask) == 0).all()
     assert metrics == {
         "kl_coef": 0.5,
         "credited_reward": pytest.approx(sum(SCORES) / 6),
-        "explained_variance": token_ppo.explained_variance(rows.values, returns, mask),
+        "explained_variance": token_ppo.explained_variance(rows.columns()["values"], returns, mask),
     }
 
 
 def test_rloo_subtracts_the_mean_of_the_other_responses_to_the_query_from_reward_minus_kl() -> None:
     rows = scored()
-    columns, _ = make_estimator(advantage="rloo").estimate(rows, rows.rewards)
+    estimates, _ = make_estimator(advantage="rloo").estimate(rows, rows.rewards)
     totals = [score - 0.5 * kl_to_go(rows, row)[0] for row, score in enumerate(SCORES)]
     assert max(abs(total - score) for total, score in zip(totals, SCORES, strict=True)) > 1e-2
     expected = torch.tensor(leave_one_out(totals[:3]) + leave_one_out(totals[3:])).unsqueeze(1) * rows.mask
-    torch.testing.assert_close(columns.advantages, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(estimates.advantages, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_reinforce_whitens_the_score_minus_the_kl_to_go_over_all_tokens() -> None:
     rows = scored()
-    columns, metrics = make_estimator(advantage="reinforce").estimate(rows, rows.rewards)
+    estimates, metrics = make_estimator(advantage="reinforce").estimate(rows, rows.rewards)
     reward_to_go = [score - 0.5 * kl for row, score in enumerate(SCORES) for kl in kl_to_go(rows, row)]
     expected = torch.tensor(reward_to_go)
     expected = (expected - expected.mean()) / expected.std()
-    torch.testing.assert_close(columns.advantages[rows.mask.bool()], expected, rtol=1e-4, atol=1e-4)
-    assert columns.returns is None and metrics.keys() == {"kl_coef", "credited_reward"}
+    torch.testing.assert_close(estimates.advantages[rows.mask.bool()], expected, rtol=1e-4, atol=1e-4)
+    assert estimates.returns is None and metrics.keys() == {"kl_coef", "credited_reward"}
 
 
 @pytest.mark.parametrize(("advantage", "stds"), [("grpo", (13**0.5, 3**0.5)), ("dr_grpo", (1.0, 1.0))])
 def test_grpo_compares_scores_without_the_kl(advantage: str, stds: tuple[float, float]) -> None:
     rows = scored()
-    columns, _ = make_estimator(advantage=advantage, kl_estimator="k3").estimate(rows, rows.rewards)
+    estimates, _ = make_estimator(advantage=advantage, kl_estimator="k3").estimate(rows, rows.rewards)
     expected = [*(x / stds[0] for x in (-1, -3, 4)), *(x / stds[1] for x in (1, 1, -2))]
     torch.testing.assert_close(
-        columns.advantages, torch.tensor(expected).unsqueeze(1) * rows.mask, rtol=1e-3, atol=1e-3
+        estimates.advantages, torch.tensor(expected).unsqueeze(1) * rows.mask, rtol=1e-3, atol=1e-3
     )
 
 
@@ -152,9 +154,11 @@ def test_grpo_compares_scores_without_the_kl(advantage: str, stds: tuple[float, 
 def test_a_failed_reward_leaves_a_smaller_group_and_a_group_of_one_gets_zero_advantage(
     advantage: str,
 ) -> None:
-    columns, _ = make_estimator(advantage=advantage, kl_coef=0.0).estimate(scored(SCORES[:4]), torch.tensor(SCORES[:4]))
+    estimates, _ = make_estimator(advantage=advantage, kl_coef=0.0).estimate(
+        scored(SCORES[:4]), torch.tensor(SCORES[:4])
+    )
     scale = {"rloo": 3 / 2, "grpo": 13**-0.5, "dr_grpo": 1.0}[advantage]
-    assert columns.advantages[:, 0].tolist() == pytest.approx([-1 * scale, -3 * scale, 4 * scale, 0.0], rel=1e-3)
+    assert estimates.advantages[:, 0].tolist() == pytest.approx([-1 * scale, -3 * scale, 4 * scale, 0.0], rel=1e-3)
 
 
 @pytest.mark.parametrize("target", [0.6, None])
@@ -172,8 +176,8 @@ def test_reward_scaling_changes_the_returns_but_not_the_reported_reward() -> Non
     rows, without_kl = scored([-1.0, 3.0, 7.0, 11.0]), {"kl_coef": 0.0, "lam": 1.0}  # std sqrt(80 / 3), mean 5
     returns, means = {}, set()
     for mode in ("none", "scale", "normalize"):
-        columns, metrics = make_estimator(**without_kl, reward_scaling=mode).estimate(rows, rows.rewards)
-        returns[mode] = columns.returns[:, 0]
+        estimates, metrics = make_estimator(**without_kl, reward_scaling=mode).estimate(rows, rows.rewards)
+        returns[mode] = estimates.columns()["returns"][:, 0]
         means.add(metrics["credited_reward"])
     assert means == {5.0}
     torch.testing.assert_close(returns["none"], rows.rewards)

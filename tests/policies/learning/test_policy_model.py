@@ -130,12 +130,12 @@ def max_difference(padded: Tensor, single: list[Tensor]) -> float:
 
 def test_a_reference_with_bf16_linear_layers_scores_like_one_under_autocast(path: str) -> None:
     module, rows = build(path, dtype="bf16"), ragged()
-    expected = module.score(rows).reference_logprobs
+    expected = module.score(rows).columns()["reference_logprobs"]
     cpu = torch.device("cpu")
     reference = shared_base(path, cpu, linear_dtype=torch.bfloat16, eager=module._eager(cpu))
     assert {parameter.dtype for parameter in reference.parameters()} == {torch.float32, torch.bfloat16}
     module._reference = [reference]
-    assert torch.equal(module.score(rows).reference_logprobs, expected)
+    assert torch.equal(module.score(rows).columns()["reference_logprobs"], expected)
 
 
 def test_padding_changes_neither_log_probabilities_nor_values(path: str) -> None:
@@ -178,7 +178,7 @@ def test_the_temperature_divides_the_logits_of_policy_and_reference(path: str) -
     module, rows = build(path, temperature=0.7), ragged()
     single = plain_logprobs(module, rows, temperature=0.7)
     assert max_difference(module(rows)[0], single) < 1e-5
-    assert max_difference(module.score(rows).reference_logprobs, single) < 1e-5
+    assert max_difference(module.score(rows).columns()["reference_logprobs"], single) < 1e-5
     assert max_difference(build(path).score(rows).logprobs, single) > 1e-3
 
 
@@ -196,12 +196,14 @@ def test_the_kl_is_zero_until_the_weights_change(path: str) -> None:
     before = module.score(rows)
     mask = rows.mask.bool()
     # Equal weights at other memory addresses: some processors round differently.
-    torch.testing.assert_close(before.full_kl[mask], torch.zeros_like(before.full_kl[mask]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(before.logprobs[mask], before.reference_logprobs[mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        before.columns()["full_kl"][mask], torch.zeros_like(before.columns()["full_kl"][mask]), rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(before.logprobs[mask], before.columns()["reference_logprobs"][mask], rtol=0, atol=1e-5)
     module.load(perturb(module.state(), seed=0))
     after = module.score(rows)
-    assert (after.full_kl[mask] > 1e-4).all()
-    assert torch.equal(after.reference_logprobs, before.reference_logprobs)
+    assert (after.columns()["full_kl"][mask] > 1e-4).all()
+    assert torch.equal(after.columns()["reference_logprobs"], before.columns()["reference_logprobs"])
 
 
 def test_forward_passes_of_training_agree_with_each_other_and_with_scoring(path: str) -> None:
@@ -288,7 +290,7 @@ def test_bf16_computes_over_fp32_weights(path: str) -> None:
     assert {array.dtype for array in half.state().values()} == {np.dtype(np.float32)}
     difference = (logprobs - full(rows)[0]).abs() * rows.mask
     assert 1e-5 < difference.max().item() < 0.2
-    assert (half.score(rows).full_kl * rows.mask == 0).all()
+    assert (half.score(rows).columns()["full_kl"] * rows.mask == 0).all()
 
 
 def test_the_error_for_a_folder_without_a_model_is_one_line_with_its_path(tmp_path: Path) -> None:

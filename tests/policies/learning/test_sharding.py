@@ -162,9 +162,9 @@ def test_a_sharded_policy_trains_and_scores_like_a_single_process_and_each_resum
                 assert abs(sharded[name] - array).max() < weight_atol
                 assert abs(resumed[name] - array).max() < weight_atol
                 assert (after[name] == sharded[name]).all()
-            for ours, theirs in ((rank_scores, scores), (rank_zero_scores, zero_scores)):
-                for name, column in theirs.columns().items():
-                    torch.testing.assert_close(ours.columns()[name], column, rtol=0, atol=score_atol)
+            for actual, wanted in ((rank_scores, scores), (rank_zero_scores, zero_scores)):
+                for name, column in wanted.columns().items():
+                    torch.testing.assert_close(actual.columns()[name], column, rtol=0, atol=score_atol)
         total = sum(array.size for array in state.values())
         assert sum(sizes) == total and max(sizes) < total / RANKS * 1.5  # adapters have few rows
         single = make_learner(model, weights, **others)

@@ -63,7 +63,7 @@ def test_scores_of_a_row_do_not_depend_on_the_length_of_others(
     batches = [rows_of(BRIEF)] + ([rows_of(BRIEF, LENGTHY)] if lengths is LONG else [])
     for scores in map(model.score, batches):
         for name in ("logprobs", "reference_logprobs"):
-            torch.testing.assert_close(scores[name][0], expected, atol=2e-5, rtol=0)
+            torch.testing.assert_close(scores.columns()[name][0], expected, atol=2e-5, rtol=0)
 
 
 def test_generation_beyond_the_original_length_follows_the_learner(phi3: str) -> None:

@@ -105,6 +105,6 @@ def test_thoughts_that_were_cut_off_are_a_column_of_models_that_think() -> None:
     texts = ("<think> a</think> b", "<think> a b c", " b c d")
     responses = [thinker()(text, add_special_tokens=False)["input_ids"] for text in texts]
     episodes = [make_episode(chain, mapping, 0, [tokens], [1.0], sample=n)[1] for n, tokens in enumerate(responses)]
-    assert rows_from_episodes(episodes)["llm_1"].thought_cut.tolist() == [0.0, 1.0, 0.0]
+    assert rows_from_episodes(episodes)["llm_1"].columns()["thought_cut"].tolist() == [0.0, 1.0, 0.0]
     plain, mapping = make_chain(1)
     assert rows_from_episodes([make_episode(plain, mapping, 0, [[5]], [1.0])[1]])["llm_1"].thought_cut is None
