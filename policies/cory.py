@@ -162,18 +162,18 @@ class Cory(TemporaryLogdir, Algorithm):
 
             # 3. Assign credit, then estimate advantages.
             trained = [policy_id for policy_id in rows if policy_id in self.estimators]
-            policy_metrics = {policy_id: compute_metrics(scored[policy_id], s.report_kl_coef) for policy_id in trained}
             self.sync_check.check_update(scored, rollout, update)
             credit, weights = s.credit_assignment, s.gdpo_weights
             rewards = assign_credit(scored, credit, self.estimators)
             parts = assign_part_credit(scored, credit, self.estimators, weights) if weights else {}
             estimates: dict[str, Estimates] = {}
+            policy_metrics: dict[str, dict[str, float]] = {}
             for policy_id in trained:
                 estimates[policy_id], estimator_metrics = self.estimators[policy_id].estimate(
                     scored[policy_id], rewards[policy_id], parts.get(policy_id)
                 )
                 scored[policy_id] = scored[policy_id].with_estimates(estimates[policy_id])
-                policy_metrics[policy_id] |= estimator_metrics
+                policy_metrics[policy_id] = compute_metrics(scored[policy_id], s.report_kl_coef) | estimator_metrics
             role_metrics = measure_roles(scored, mapping, s.report_kl_coef)
 
             # 4. Train: every LLM learns from its own responses. Its learners kept their tokens after scoring.

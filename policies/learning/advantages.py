@@ -28,15 +28,8 @@ ZERO_STD_ABSOLUTE_TOLERANCE = 1e-9
 def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """REINFORCE++ (Hu et al. 2025): A_t = whiten(Σ_{k≥t} γ^(k-t) · r_k), the reward-to-go whitened over the batch.
 
-    The batch mean is the baseline, so one response per query is enough.
-
-    Args:
-        rewards: `[B, T]`, from `token_ppo.token_rewards`.
-        mask: `[B, T]`.
-        gamma: discount per token.
-
-    Returns:
-        `[B, T]`, zero outside the mask.
+    The batch mean is the baseline, so one response per query is enough. `rewards` are from `token_ppo.token_rewards`;
+    the result is `[B, T]`, zero outside the mask.
     """
     reward_to_go, _ = token_ppo.gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
     return token_ppo.whiten(reward_to_go, mask, token_ppo.masked_moments(reward_to_go, mask))

@@ -24,18 +24,14 @@ class CreditError(ValueError):
 
 
 def collective_rewards(task_rewards: Tensor, partner_reward: float, stages: Sequence[int] = ()) -> Tensor:
-    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the rewards that exist.
+    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the rewards that exist; `[C, n]`, float64.
 
     The sum leaves out the other drafts of agent i's own role: with them and α = 1, right and wrong drafts of a chain
-    would have equal rewards.
+    would have equal rewards. r_i counts as 0 for an agent without a reward.
 
     Args:
-        task_rewards: `[C, n]`, float64, NaN without a reward.
         partner_reward: α; 1 is cooperative as in the paper, 0 independent, -1 competitive.
         stages: see `Credit.stages`.
-
-    Returns:
-        `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
     """
     stage = torch.tensor(stages or range(task_rewards.shape[1]))
     weights = torch.full((len(stage), len(stage)), partner_reward, dtype=task_rewards.dtype)
@@ -44,14 +40,7 @@ def collective_rewards(task_rewards: Tensor, partner_reward: float, stages: Sequ
 
 
 def last_agent_rewards(task_rewards: Tensor) -> Tensor:
-    """Team reward: keeps the task reward of each chain's last rewarded response and sets all others to 0.
-
-    Args:
-        task_rewards: `[C, n]`, NaN without a reward.
-
-    Returns:
-        `[C, n]`.
-    """
+    """Team reward: keeps the task reward of each chain's last rewarded response and sets all others to 0; `[C, n]`."""
     has_reward = ~task_rewards.isnan()
     is_last = has_reward & (has_reward.flip(1).cumsum(1).flip(1) == 1)
     return task_rewards.masked_fill(~is_last, 0.0)

@@ -113,9 +113,8 @@ class AdvantageEstimator:
 
         Returns:
             The estimates; their rewards have the penalty of `overlong=penalty`.
-            The metrics `kl_coef` (the one used here) and `credited_reward`; with a critic `explained_variance`; with a
-            group estimator `frac_zero_std`, the share of responses in zero-variance groups; with `overlong=penalty` the
-            mean `overlong_penalty`.
+            The metrics `kl_coef` (the one used here) and `credited_reward`; with a group estimator `frac_zero_std`, the
+            share of responses in zero-variance groups; with `overlong=penalty` the mean `overlong_penalty`.
         """
         h, mask, kl = self.hyperparameters, rows.mask, self._kl(rows)
         metrics = {"kl_coef": self.kl_coef}
@@ -130,10 +129,8 @@ class AdvantageEstimator:
         scaled = self.reward_moments.scale(rewards, h.reward_scaling)
         token_rewards = token_ppo.token_rewards(scaled, kl, mask, self.kl_coef)
         if h.critic:
-            values = _values(rows)
-            advantages, returns = token_ppo.gae(token_rewards, values, mask, h.gamma, h.lam)
+            advantages, returns = token_ppo.gae(token_rewards, _values(rows), mask, h.gamma, h.lam)
             advantages = token_ppo.whiten(advantages, mask, token_ppo.masked_moments(advantages, mask))
-            metrics["explained_variance"] = token_ppo.explained_variance(values, returns, mask)
         elif h.advantage == "reinforce":
             advantages = reinforce(token_rewards, mask, h.gamma)
         else:

@@ -1,6 +1,7 @@
 """Policy losses and importance sampling weights, as pure functions on `[B, T]` tensors.
 
-`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. docs/algorithms.md compares them.
+`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. `logprobs` are of the tokens under
+the weights being trained, `old_logprobs` under those before the update. docs/algorithms.md compares the losses.
 
 Two corrections meet in a policy loss, and each applies once. The *ratio* ρ = exp(logprobs - old_logprobs) is for the
 optimizer steps of an update: `old_logprobs` are the learner's before the first one. The *importance sampling weight* is
@@ -22,11 +23,6 @@ LOG_RATIO_LIMIT = 20.0
 
 def policy_loss(logprobs: Tensor, rows: TrainRows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss that the setting `loss` selects.
-
-    Args:
-        logprobs: `[B, T]`, of the responses under the weights being trained.
-        rows: with `logprobs` (before the update), `advantages` and `mask`.
-        h: the hyperparameters.
 
     Returns:
         The loss of every token, and by metric name 1.0 for the tokens that it counts; `[B, T]` each.
@@ -51,9 +47,6 @@ def ppo(
     """PPO's clipped surrogate loss (Schulman et al. 2017): max(-A · ρ, -A · clip(ρ, 1 - ε, 1 + ε_high)).
 
     Args:
-        logprobs: `[B, T]`, of the tokens under the weights being trained.
-        old_logprobs: `[B, T]`, under the weights before the update.
-        advantages: `[B, T]`.
         clip_ratio: ε.
         clip_ratio_high: ε_high (clip-higher of DAPO, Yu et al. 2025, §3.1); None: ε.
 
@@ -71,7 +64,6 @@ def bound_negative_advantages(loss: Tensor, advantages: Tensor, dual_clip: float
 
     Args:
         loss: `[B, T]`, from `ppo`.
-        advantages: `[B, T]`.
         dual_clip: c, above 1.
 
     Returns:
@@ -95,17 +87,7 @@ def gspo(
 
     Its gradient goes through each token's own log-probability, sg(s) · ρ_t / sg(ρ_t) (the paper's GSPO-token). If all
     tokens of a response have the same advantage, that is the gradient of s. `token_weights` averages over the response.
-
-    Args:
-        logprobs: `[B, T]`, of the tokens under the weights being trained.
-        old_logprobs: `[B, T]`, under the weights before the update.
-        advantages: `[B, T]`, equal within a response.
-        mask: `[B, T]`.
-        clip_ratio: ε.
-        clip_ratio_high: ε_high; None: ε.
-
-    Returns:
-        `(loss, clipped)`, as from `ppo`.
+    Arguments and results are those of `ppo`.
     """
     log_ratio = ((logprobs - old_logprobs) * mask).detach().sum(1, keepdim=True) / _lengths(mask)
     log_ratio = log_ratio + (logprobs - logprobs.detach())
@@ -117,17 +99,8 @@ def cispo(
 ) -> tuple[Tensor, Tensor]:
     """CISPO (MiniMax 2025): -sg(clip(ρ, 1 - ε, 1 + ε_high)) · A · logprobs.
 
-    The clipped ratio is a weight without a gradient, so every token keeps one; PPO drops those that it clips.
-
-    Args:
-        logprobs: `[B, T]`, of the tokens under the weights being trained.
-        old_logprobs: `[B, T]`, under the weights before the update.
-        advantages: `[B, T]`.
-        clip_ratio: ε; 1 is no lower bound.
-        clip_ratio_high: ε_high.
-
-    Returns:
-        `(loss, clipped)`, as from `ppo`.
+    The clipped ratio is a weight without a gradient, so every token keeps one; PPO drops those that it clips. Arguments
+    and results are those of `ppo`; with ε = 1 there is no lower bound.
     """
     ratio = _ratio((logprobs - old_logprobs).detach())
     weights = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio_high)
@@ -138,14 +111,7 @@ def token_weights(mask: Tensor, h: Hyperparameters) -> Tensor:
     """The weight of each token in the mean loss of a mini-batch: 1; with `loss=gspo` 1 / length of its response.
 
     A mini-batch's loss is the sum of the weighted losses of its tokens, divided by the sum of their weights. So all
-    tokens are equal, or with `loss=gspo` all responses.
-
-    Args:
-        mask: `[B, T]`.
-        h: the hyperparameters.
-
-    Returns:
-        `[B, T]`, zero outside the mask.
+    tokens are equal, or with `loss=gspo` all responses. `[B, T]`, zero outside the mask.
     """
     return mask / _lengths(mask) if h.loss == "gspo" else mask
 

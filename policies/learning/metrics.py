@@ -82,14 +82,10 @@ def nanmean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Share of a response's bigrams that occur earlier in the same response.
+    """Share of a response's bigrams that occur earlier in it; `[B]`, fp32, 0 for fewer than three tokens.
 
     Args:
         tokens: `[B, T]` token ids below 2**31.
-        mask: `[B, T]`.
-
-    Returns:
-        `[B]`, fp32, 0 to 1; 0 for responses of fewer than three tokens.
     """
     valid = mask[:, 1:].bool()
     pairs = (tokens[:, :-1] << 31) + tokens[:, 1:]

@@ -30,9 +30,6 @@ MAX_BLOCKS = 1024
 def model_files(path: str) -> dict[str, str]:
     """Returns a digest of each weight, configuration and code file of a model.
 
-    Args:
-        path: from `policies.models.model_names.model_path`.
-
     Returns:
         For a folder, digests by file name; for a hub id, the id under `HUB_KEY` and the cached commit under
         `COMMIT_KEY`.
