@@ -103,17 +103,13 @@ class Hyperparameters:
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high
 
     @property
-    def importance_sampling(self) -> bool:
-        """Whether tokens are weighted by the learner's / the sampler's probability."""
-        return self.importance_sampling_clip_max is not None
-
-    @property
     def loss_metrics(self) -> tuple[str, ...]:
         """Names of the terms of the loss that are reported."""
+        has_weights = self.importance_sampling_clip_max is not None
         optional = {
             "dual_clip_fraction": self.dual_clip is not None,
-            "importance_sampling_frac_high": self.importance_sampling,
-            "importance_sampling_frac_low": self.importance_sampling and self.importance_sampling_clip_min is not None,
+            "importance_sampling_frac_high": has_weights,
+            "importance_sampling_frac_low": has_weights and self.importance_sampling_clip_min is not None,
             "value_loss": self.critic,
         }
         return ("policy_loss", "clip_fraction", *(name for name, reported in optional.items() if reported))

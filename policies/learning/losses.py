@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from policies.learning.hyperparameters import Hyperparameters, ImportanceSamplingMode
+from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import TrainRows
 
 LOG_RATIO_LIMIT = 20.0
@@ -30,15 +30,14 @@ def policy_loss(logprobs: Tensor, rows: TrainRows, h: Hyperparameters) -> tuple[
     old_logprobs, advantages = rows.logprobs, rows.advantages
     if h.loss == "cispo":
         loss, clipped = cispo(logprobs, old_logprobs, advantages, *h.clip_range)
-        return loss, {"clip_fraction": clipped}
-    if h.loss == "gspo":
+    elif h.loss == "gspo":
         loss, clipped = gspo(logprobs, old_logprobs, advantages, rows.mask, *h.clip_range)
-        return loss, {"clip_fraction": clipped}
-    loss, clipped = ppo(logprobs, old_logprobs, advantages, *h.clip_range)
-    if h.dual_clip is None:
-        return loss, {"clip_fraction": clipped}
-    loss, dual_clipped = bound_negative_advantages(loss, advantages, h.dual_clip)
-    return loss, {"clip_fraction": clipped, "dual_clip_fraction": dual_clipped}
+    else:
+        loss, clipped = ppo(logprobs, old_logprobs, advantages, *h.clip_range)
+    counted = {"clip_fraction": clipped}
+    if h.dual_clip is not None:  # settings allow it with PPO's loss only
+        loss, counted["dual_clip_fraction"] = bound_negative_advantages(loss, advantages, h.dual_clip)
+    return loss, counted
 
 
 def ppo(
@@ -116,43 +115,32 @@ def token_weights(mask: Tensor, h: Hyperparameters) -> Tensor:
     return mask / _lengths(mask) if h.loss == "gspo" else mask
 
 
-def importance_sampling_weights(
-    logprobs: Tensor,
-    sampler_logprobs: Tensor,
-    mask: Tensor,
-    mode: ImportanceSamplingMode,
-    clip_max: float | None,
-    clip_min: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def importance_sampling_weights(rows: TrainRows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """Importance sampling weights (Yao et al. 2025): π_learner / π_sampler, kept within [clip_min, clip_max].
 
     They correct the bias from tokens that were sampled with other kernels and precision (engines compute in bf16) or
     with older weights than the learner's.
 
-    Args:
-        logprobs: `[B, T]`, by the learner, before the update.
-        sampler_logprobs: `[B, T]`, as the generation engine reported them.
-        mask: `[B, T]`.
-        mode: `token_*`: each token has its own ratio; `sequence_*`: all tokens of a response have the product of their
-            ratios. `*_truncate`: a ratio out of bounds is set to the bound; `*_mask`: to 0.
-        clip_max: the largest weight; None: all weights are 1.
-        clip_min: the smallest weight; None: no lower bound.
+    By `importance_sampling_mode`, `token_*`: each token has its own ratio; `sequence_*`: all tokens of a response have
+    the product of their ratios. `*_truncate`: a ratio out of bounds is set to the bound; `*_mask`: to 0. Without
+    `importance_sampling_clip_max` all weights are 1, without `importance_sampling_clip_min` there is no lower bound.
 
     Returns:
         The weights `[B, T]`, without a gradient, undefined outside the mask; and by metric name 1.0 for the tokens
         whose ratio was above or below the bounds.
     """
+    clip_min, clip_max = h.importance_sampling_clip_min, h.importance_sampling_clip_max
     if clip_max is None:
-        return torch.ones_like(logprobs), {}
-    log_ratio = logprobs - sampler_logprobs
-    if mode.startswith("sequence"):
-        log_ratio = (log_ratio * mask).sum(1, keepdim=True).expand_as(log_ratio)
+        return torch.ones_like(rows.logprobs), {}
+    log_ratio = rows.logprobs - rows.sampler_logprobs
+    if h.importance_sampling_mode.startswith("sequence"):
+        log_ratio = (log_ratio * rows.mask).sum(1, keepdim=True).expand_as(log_ratio)
     ratio = torch.exp(log_ratio)
     out_of_bounds = {"importance_sampling_frac_high": ratio > clip_max}
     if clip_min is not None:
         out_of_bounds["importance_sampling_frac_low"] = ratio < clip_min
     weights = ratio.clamp(clip_min, clip_max)
-    if mode.endswith("mask"):
+    if h.importance_sampling_mode.endswith("mask"):
         weights = weights.masked_fill(weights != ratio, 0.0)
     return weights, {name: tokens.to(ratio.dtype) for name, tokens in out_of_bounds.items()}
 

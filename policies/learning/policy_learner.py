@@ -205,14 +205,7 @@ class PolicyLearner:
         h, mask = self.hyperparameters, rows.mask
         logprobs, values, entropy = self.model(rows, layout, with_entropy=h.entropy_coef > 0)
         policy_losses, clipped = losses.policy_loss(logprobs, rows, h)
-        weights, out_of_bounds = losses.importance_sampling_weights(
-            rows.logprobs,
-            rows.sampler_logprobs,
-            mask,
-            h.importance_sampling_mode,
-            h.importance_sampling_clip_max,
-            h.importance_sampling_clip_min,
-        )
+        weights, out_of_bounds = losses.importance_sampling_weights(rows, h)
         token_weights = losses.token_weights(mask, h)
         loss = (policy_losses * weights * token_weights).sum()
         shares = {name: (tokens * token_weights).sum() for name, tokens in {**clipped, **out_of_bounds}.items()}

@@ -51,14 +51,7 @@ def mean_loss(learner: PolicyLearner, rows: TrainRows, role_weights: Tensor | fl
     logprobs, _, entropy = learner.model(rows, with_entropy=True)
     assert entropy is not None
     policy_loss, _ = losses.policy_loss(logprobs, rows, h)
-    weights, _ = losses.importance_sampling_weights(
-        rows.logprobs,
-        rows.sampler_logprobs,
-        mask,
-        h.importance_sampling_mode,
-        h.importance_sampling_clip_max,
-        h.importance_sampling_clip_min,
-    )
+    weights, _ = losses.importance_sampling_weights(rows, h)
     tokens = (policy_loss * weights - h.entropy_coef * entropy) * mask * role_weights
     if h.loss == "gspo":
         return (tokens.sum(1) / mask.sum(1)).mean()

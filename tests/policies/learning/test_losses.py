@@ -158,6 +158,15 @@ SAMPLER = torch.tensor([[0.25, 0.4, 0.1], [0.1, 0.1, 0.1]]).log()
 """Ratios 2, 0.5 and 9, product 9; and 3. The other tokens of the second response are padding."""
 
 
+def importance_sampling_weights(
+    mode: ImportanceSamplingMode, clip_max: float | None, clip_min: float | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    h = paper_hyperparameters(
+        importance_sampling_mode=mode, importance_sampling_clip_max=clip_max, importance_sampling_clip_min=clip_min
+    )
+    return losses.importance_sampling_weights(make_batch(mask=MASK, logprobs=LEARNER, sampler_logprobs=SAMPLER), h)
+
+
 @pytest.mark.parametrize(
     ("mode", "clip_max", "clip_min", "weights"),
     [
@@ -174,13 +183,13 @@ SAMPLER = torch.tensor([[0.25, 0.4, 0.1], [0.1, 0.1, 0.1]]).log()
 def test_importance_sampling_weights_are_truncated_or_masked_per_token_or_response(
     mode: ImportanceSamplingMode, clip_max: float | None, clip_min: float | None, weights: list[list[float]]
 ) -> None:
-    ours, _ = losses.importance_sampling_weights(LEARNER, SAMPLER, MASK, mode, clip_max, clip_min)
+    ours, _ = importance_sampling_weights(mode, clip_max, clip_min)
     close(ours * MASK, weights)
 
 
 def test_shares_of_weights_out_of_bounds_are_reported() -> None:
     def shares(mode: ImportanceSamplingMode, *bounds: float) -> dict[str, list[list[float]]]:
-        _, tokens = losses.importance_sampling_weights(LEARNER, SAMPLER, MASK, mode, *bounds)
+        _, tokens = importance_sampling_weights(mode, *bounds)
         return {name: (column * MASK).tolist() for name, column in tokens.items()}
 
     assert shares("token_mask", 2.5, 0.8) == {

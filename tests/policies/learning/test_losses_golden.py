@@ -157,14 +157,14 @@ def test_cispo_agrees(per: str, name: str, bounds: dict[str, Any]) -> None:
 def test_importance_sampling_weights_and_their_losses_agree(name: str) -> None:
     mode, low, high = IMPORTANCE[name]
     rows = make_rows("row")
-    weights, _ = losses.importance_sampling_weights(
-        rows.logprobs, rows.sampler_logprobs, rows.mask, cast(Any, mode), high, low
-    )
+    sampling: dict[str, Any] = {
+        "importance_sampling_mode": mode,
+        "importance_sampling_clip_max": high,
+        "importance_sampling_clip_min": low,
+    }
+    weights, _ = losses.importance_sampling_weights(rows, paper_hyperparameters(**sampling))
     assert_close(weights * rows.mask, tensor("importance", name, "weights"))
-    bounds: dict[str, Any] = {"importance_sampling_clip_max": high, "importance_sampling_clip_min": low}
-    means = assert_agrees(
-        learner_loss(rows, clip_ratio=0.2, importance_sampling_mode=mode, **bounds), "importance", name, "loss"
-    )
+    means = assert_agrees(learner_loss(rows, clip_ratio=0.2, **sampling), "importance", name, "loss")
     if "mask" in name:
         out_of_bounds = means["importance_sampling_frac_high"] + means.get("importance_sampling_frac_low", 0.0)
         assert_close(out_of_bounds, tensor("importance", name, "out_of_bounds"))
