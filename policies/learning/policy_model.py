@@ -206,7 +206,7 @@ class PolicyModel(nn.Module):
             `[B, R]` each, fp32; 0 outside the response mask. Values are None without a critic.
         """
         layout = self._layout(rows) if layout is None else layout
-        logits, values = self._forward_layout(self.lm, layout, rows if self.critic else None)
+        logits, values = self._forward_layout(self.lm, layout, self.critic)
         tokens = rows.responses[layout.rows, layout.positions]
         logprobs, entropy = token_logprobs(logits, layout.sources, tokens, self.temperature, with_entropy)
         spread = partial(_spread, layout=layout, like=rows.mask)
@@ -224,7 +224,7 @@ class PolicyModel(nn.Module):
             layout: how they are forwarded; None: as plain rows.
         """
         layout = self._layout(rows) if layout is None else layout
-        policy, values = self._forward_layout(self.lm, layout, rows if self.critic else None)
+        policy, values = self._forward_layout(self.lm, layout, self.critic)
         reference_logits = None
         if reference:
             lm = self.reference()
@@ -289,9 +289,9 @@ class PolicyModel(nn.Module):
         return paths.layout(paths.plain()).to(self.device)
 
     def _forward_layout(
-        self, lm: PreTrainedModel, layout: Layout, rows: Rows | None = None
+        self, lm: PreTrainedModel, layout: Layout, critic: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """The logits `[K * num_logits, V]` in the compute type; and the value before each token, `[E]`.
+        """The logits `[K * num_logits, V]` in the compute type; and with the critic the value before each token, `[E]`.
 
         Position ids are a node's depth, because packs are padded on the left; GPT-2's absolute positions would be
         wrong otherwise. `logits_to_keep` leaves the logit scaling of each family to the model.
@@ -311,7 +311,7 @@ class PolicyModel(nn.Module):
         if not self._supports_logits_to_keep:
             logits = logits.clone()  # lets the logits of the prompts be freed
         logits = logits.flatten(0, 1)
-        if rows is None:
+        if not critic:
             return logits, None
         states = hidden[0][:, -layout.num_logits :].flatten(0, 1)
         states = states.index_select(0, layout.sources).to(self.value_head.weight.dtype)

@@ -47,9 +47,8 @@ class StoredWeights:
             have, as with quantized weights and with families whose weights transformers converts on loading.
         """
         prefix = f"{model.base_model_prefix}."
-        tensors = {**dict(model.named_parameters()), **persistent_buffers(model)}
         names = {}
-        for name, tensor in tensors.items():
+        for name, tensor in stored_tensors(model).items():
             if ".lora_" in name:
                 continue
             base_name = name.replace(".base_layer.", ".")
@@ -75,7 +74,8 @@ class StoredWeights:
             return tuple(file.get_slice(name).get_shape())
 
 
-def persistent_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The buffers that are saved with a model's weights, by name."""
+def stored_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A model's parameters and persistent buffers, by name; tied ones appear once."""
     names = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in names}
+    tensors: tuple[tuple[str, Tensor], ...] = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor for name, tensor in tensors if name in names}
