@@ -17,14 +17,10 @@ from policies.models.revision import split_revision
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_AND_CODE_FILES = ("config.json", "generation_config.json", "*.py")
 """The other files that `from_pretrained` reads from a folder, besides the tokenizer."""
-HUB_KEY, COMMIT_KEY = "hub", "commit"
-"""Keys of a hub model's id and commit."""
-SMALL_FILE_BYTES = 16 * 2**20
-"""Bytes at the start of a file that are always read."""
-BLOCK_BYTES = 4096
-"""Size of each sampled block after that."""
-MAX_BLOCKS = 1024
-"""Maximal number of sampled blocks of a file that is not safetensors."""
+HUB_KEY, COMMIT_KEY = "hub", "commit"  # keys of a hub model's id and commit
+SMALL_FILE_BYTES = 16 * 2**20  # bytes at the start of a file that are always read
+BLOCK_BYTES = 4096  # size of each sampled block after that
+MAX_BLOCKS = 1024  # maximal number of sampled blocks of a file that is not safetensors
 
 
 def model_files(path: str) -> dict[str, str]:

@@ -26,8 +26,7 @@ class StoredWeights:
             path: from `policies.models.model_names.model_path`.
         """
         path, revision = split_revision(path)
-        self._files: dict[str, str] = {}
-        """Path of the file of each tensor, by its name in the files."""
+        self._files: dict[str, str] = {}  # path of the file of each tensor, by its name in the files
         if index := cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **revision, _raise_exceptions_for_missing_entries=False):
             files, _ = get_checkpoint_shard_files(path, index, **revision)
             weight_map = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]

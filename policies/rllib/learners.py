@@ -41,8 +41,7 @@ class Learners(LearnerGroup):
     def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
         """Creates the group; `config` is a `CoryConfig`."""
         super().__init__(config=config, **kwargs)
-        self.timeout: float = config.settings.learner_timeout
-        """Timeout of a call to a remote learner, in seconds."""
+        self.timeout: float = config.settings.learner_timeout  # timeout of a call to a remote learner, in seconds
 
     def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Scores]:
         """Scores the rows of every policy; see `PolicyLearner.score`, and `frozen_scores` for frozen models.

@@ -38,8 +38,7 @@ class TokenPPOLearner(TorchLearner):
     averages per rank. Here each policy's learner handles its own ranks, independently of other policies.
     """
 
-    policies: dict[str, PolicyLearner]
-    """By policy id, in sorted order."""
+    policies: dict[str, PolicyLearner]  # by policy id, in sorted order
     _module_spec: MultiRLModuleSpec
     mesh: DeviceMesh | None
     """All learners, policy × shard, with `shards_per_policy`: this one trains its shard of one policy. Else None."""
