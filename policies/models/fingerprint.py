@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from policies.models.revision import split_revision
@@ -42,23 +42,17 @@ def model_files(path: str) -> dict[str, str]:
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    for part in _parts(file):
-        digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-def _parts(file: Path) -> Iterator[bytes]:
-    """Yields the parts of a file that are digested: all of a small file; size, start and blocks of a large one."""
+    """Returns a digest of all of a small file, or of start, size and blocks of a large one."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(SMALL_FILE_BYTES)
-        yield start
+        digest = hashlib.sha256(start)
         if size > SMALL_FILE_BYTES:
-            yield str(size).encode()
+            digest.update(str(size).encode())
             for offset in _block_offsets(start, size):
                 stream.seek(offset)
-                yield stream.read(BLOCK_BYTES)
+                digest.update(stream.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def _block_offsets(start: bytes, size: int) -> Iterable[int]:
