@@ -41,8 +41,8 @@ class OffloadedAdamW(torch.optim.AdamW):
 def init_adam_state(weight: Tensor, *, offloaded: bool) -> dict[str, Tensor]:
     """Returns AdamW's state of a weight before its first step."""
     # Pinned, a GPU copies them asynchronously.
-    place: dict[str, Any] = {"device": "cpu", "pin_memory": weight.is_cuda} if offloaded else {}
-    moments = {name: torch.zeros_like(weight, **place) for name in MOMENTS}
+    memory: dict[str, Any] = {"device": "cpu", "pin_memory": weight.is_cuda} if offloaded else {}
+    moments = {name: torch.zeros_like(weight, **memory) for name in MOMENTS}
     return {"step": torch.zeros((), device=weight.device), **moments}
 
 

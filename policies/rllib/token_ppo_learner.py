@@ -80,8 +80,7 @@ class TokenPPOLearner(TorchLearner):
             policy_index=policy_ids.index(module_id),
             group=dist.group.WORLD if data_parallel else None,
         )
-        self.policies[module_id] = learner
-        self.policies = {name: self.policies[name] for name in policy_ids if name in self.policies}
+        self.policies = dict(sorted({**self.policies, module_id: learner}.items()))
         self.register_optimizer(module_id=module_id, optimizer=learner.optimizer, params=learner.parameters)
 
     def _make_modules_ddp_if_necessary(self) -> None:
