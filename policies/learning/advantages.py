@@ -13,6 +13,8 @@ from torch import Tensor
 
 from policies.learning import token_ppo
 
+GroupEstimator = Callable[[Tensor, Tensor], Tensor]
+
 STD_EPSILON = 1e-4
 """Added to a group's standard deviation by GRPO, as in TRL; smaller differences in reward count as noise."""
 
@@ -87,7 +89,7 @@ def gdpo(
     return whitened * has_nonzero_std(counted, groups).unsqueeze(1)
 
 
-GROUP_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
+GROUP_ESTIMATORS: dict[str, GroupEstimator] = {"rloo": rloo, "grpo": grpo, "dr_grpo": dr_grpo}
 """The estimators that compare responses to the same query, by the value of the setting `advantage`."""
 
 

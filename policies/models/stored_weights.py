@@ -75,6 +75,10 @@ class StoredWeights:
 
 def stored_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """A model's parameters and persistent buffers, by name; tied ones appear once."""
+    return {**dict(model.named_parameters()), **persistent_buffers(model)}
+
+
+def persistent_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The buffers that are saved with a model's weights, by name."""
     names = model.state_dict().keys()
-    tensors: tuple[tuple[str, Tensor], ...] = (*model.named_parameters(), *model.named_buffers())
-    return {name: tensor for name, tensor in tensors if name in names}
+    return {name: buffer for name, buffer in model.named_buffers() if name in names}
