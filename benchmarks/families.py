@@ -216,8 +216,8 @@ def export_difference(path: str, settings: Mapping[str, Any], folder: str) -> fl
     full_model(trained, "llm_1", torch.float32).save_pretrained(folder)
     answers = [[17, 31, 90, 2], [44], [3, 3, 8, 9, 120, 64]]
     rows = make_rows(PROMPTS, answers, [[0.0] * len(tokens) for tokens in answers], [0.0] * 3, [False] * 3)
-    again = make_learner(folder, {}).score(rows)["logprobs"]
-    return float(f"{((learner.score(rows)['logprobs'] - again).abs() * rows['mask']).max():.1e}")
+    again = make_learner(folder, {}).score(rows).logprobs
+    return float(f"{((learner.score(rows).logprobs - again).abs() * rows.mask).max():.1e}")
 
 
 if __name__ == "__main__":

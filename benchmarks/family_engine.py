@@ -178,7 +178,7 @@ def _gap(learner: Any, responses: Sequence[Any]) -> float:
     none = [0.0] * len(responses)
     tokens, logprobs = [response.tokens for response in responses], [response.logprobs for response in responses]
     rows = make_rows(PROMPTS, tokens, logprobs, none, [False] * len(responses))
-    difference = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    difference = (learner.score(rows).logprobs - rows.sampler_logprobs).abs() * rows.mask
     return float(f"{float(difference.max()):.1e}")
 
 

@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
 from policies.learning.forward import logits
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.learning.rows import Rows, make_rows
+from policies.learning.rows import Estimates, Rows, ScoredRows, TrainRows, make_rows
 from policies.learning.sharding import learner_mesh
 from policies.settings import memory
 from policies.settings.files import read_preset
@@ -189,8 +189,7 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
             began = now(device)
             scores = learner.score(rows)
             between = now(device)
-            ready = {**rows, **{name: column.cpu() for name, column in scores.items()}}
-            ready["advantages"] = torch.randn(rows["mask"].shape) * rows["mask"]
+            ready = with_random_advantages(rows.with_scores(scores))
             middle = now(device)
             learner.update(ready, update)
             scored.append(between - began)
@@ -202,7 +201,7 @@ def measure(case: Case, o: argparse.Namespace, folder: Path, device: str, peak: 
     parts = memory.estimate_learner(s, memory.model_shapes(s)).parts
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
     peak_bytes = float(torch.cuda.max_memory_allocated()) if device == "cuda" else None
-    tokens = int(rows["mask"].sum() + rows["prompt_mask"].sum())
+    tokens = int(rows.mask.sum() + rows.prompt_mask.sum())
     line = f"{case.name:<46} {score:6.2f} s {learn:6.2f} s {tokens / learn:9.0f} {mfu:7.1%}"
     if peak_bytes is not None:
         line += f" {peak_bytes / 1e9:6.1f} GB {peak_bytes / planned:8.2f}"
@@ -243,13 +242,20 @@ def play(o: argparse.Namespace, vocabulary: int, group: int = 1) -> Rows:
     return make_rows(prompts, responses, [[-11.0] * length for length in lengths], [0.0] * o.rows, [False] * o.rows)
 
 
+def with_random_advantages(rows: ScoredRows) -> TrainRows:
+    """Rows that a learner without a critic can train on."""
+    advantages = torch.randn(rows.mask.shape) * rows.mask
+    rewards, kl = rows.task_rewards.float(), torch.zeros_like(rows.mask)
+    return rows.with_estimates(Estimates(rewards=rewards, kl=kl, advantages=advantages))
+
+
 def operations(model: PolicyModel, rows: Rows, config: PreTrainedConfig, weights: str) -> float:
     """Of the products that learning from the rows once takes, each row by itself."""
-    lengths = (rows["mask"].sum(1) + rows["prompt_mask"].sum(1)).double()
+    lengths = (rows.mask.sum(1) + rows.prompt_mask.sum(1)).double()
     head = config.vocab_size * config.hidden_size
     base_size = sum(parameter.numel() for name, parameter in model.lm.named_parameters() if ".lora_" not in name)
     body = base_size - head * (1 if config.tie_word_embeddings else 2)
-    forward = 2.0 * body * float(lengths.sum()) + 2.0 * head * float(rows["mask"].sum())
+    forward = 2.0 * body * float(lengths.sum()) + 2.0 * head * float(rows.mask.sum())
     attention = 2.0 * config.num_hidden_layers * config.hidden_size * float((lengths**2).sum())  # half of all pairs
     return forward * (3.0 if weights == "full" else 2.0) + 3.0 * attention
 

@@ -135,16 +135,12 @@ def build(s: Settings) -> dict[str, PolicyLearner]:
 
 def learn(learners: Mapping[str, PolicyLearner], rows_by_policy: Mapping[str, Rows], s: Settings, update: int) -> None:
     """One update, in the three steps of `Cory.training_step`."""
-    rows = {
-        name: {**rows_of_policy, **learners[name].score(rows_of_policy)}
-        for name, rows_of_policy in rows_by_policy.items()
-    }
-    estimations = {name: AdvantageEstimator(s.hyperparameters) for name in rows}
-    for name, rewards in assign_credit(rows, s.credit_assignment, estimations).items():
-        rows[name]["rewards"] = rewards
-        measure_rows(rows[name], s.report_kl_coef)
-        rows[name] |= estimations[name].estimate(rows[name])[0]
-        learners[name].update(rows[name], update, s.kl_coef)
+    scored = {name: rows.with_scores(learners[name].score(rows)) for name, rows in rows_by_policy.items()}
+    estimations = {name: AdvantageEstimator(s.hyperparameters) for name in scored}
+    for name, rewards in assign_credit(scored, s.credit_assignment, estimations).items():
+        measure_rows(scored[name], s.report_kl_coef)
+        estimates, _ = estimations[name].estimate(scored[name], rewards)
+        learners[name].update(scored[name].with_estimates(estimates), update, s.kl_coef)
 
 
 def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:

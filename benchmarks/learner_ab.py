@@ -35,7 +35,7 @@ from benchmarks.learner_logits import CHANGES
 from policies.learning.forward.prefix_tree import Paths
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.learning.rows import Rows
+from policies.learning.rows import Rows, Scores
 from policies.learning.sharding import transformer_blocks
 from policies.models.lora import Lora
 
@@ -114,15 +114,15 @@ class Bench:
             pack for batch in paths.micro_batches(64, None, self.model.cost if kind else None)[0] for pack in batch
         ]
         index = paths.index(packs)
-        moved = {name: column[index].to(self.device) for name, column in rows.items()}
+        moved = rows.select(index).to(self.device)
         self.model.eval()
         with torch.no_grad():
-            logprobs = torch.zeros(rows["mask"].shape, dtype=torch.float32)
+            logprobs = torch.zeros(rows.mask.shape, dtype=torch.float32)
             logprobs[index] = self.model(moved, paths.layout(packs).to(self.device))[0].float().cpu()
         torch.manual_seed(0)
-        advantages = torch.randn(rows["mask"].shape) * rows["mask"]
-        ready = {**rows, "logprobs": (logprobs if old is None else old), "advantages": advantages}
-        ready["sampler_logprobs"] = ready["logprobs"]
+        before = logprobs if old is None else old
+        scored = replace(rows, sampler_logprobs=before).with_scores(Scores(before, torch.zeros_like(before)))
+        ready = gpu.with_random_advantages(scored)
         self.model.train()
         totals = torch.zeros(len(self.learner._sum_names), dtype=torch.float64, device=self.device)
         self.learner._accumulate(ready, 0.0, totals)
@@ -138,19 +138,17 @@ class Bench:
             paths = Paths(rows)
             packs = [pack for batch in paths.micro_batches(64, None, cost)[0] for pack in batch]
             index = paths.index(packs)
-            moved = {name: column[index].to(self.device) for name, column in rows.items()}
+            moved = rows.select(index).to(self.device)
             layout = paths.layout(packs).to(self.device)
             with torch.no_grad(), attributes((self.model, "_dtype", "fp32")):
                 difference = (self.model(moved, layout)[0].float().cpu() - self.truth["trees"][0][index]).abs()
-            differences.append(
-                f"{float(difference[rows['mask'][index].bool()].mean()):.1e}{' in a tree' * layout.shared}"
-            )
+            differences.append(f"{float(difference[rows.mask[index].bool()].mean()):.1e}{' in a tree' * layout.shared}")
         return ", ".join(differences)
 
     def compare(self, kind: str) -> dict[str, Any]:
         """How far the current way is from the baseline's, and from fp32's beside how far the baseline is from it."""
         rows = self.rows[kind][2]
-        mask = rows["mask"].bool()
+        mask = rows.mask.bool()
         if kind not in self.truth:  # with the baseline's code, before anything is switched
             self.model._dtype = "fp32"
             try:
@@ -189,8 +187,7 @@ class Bench:
         began = gpu.now(device)
         scores = self.learner.score(rows)
         between = gpu.now(device)
-        ready = {**rows, **{name: column.cpu() for name, column in scores.items()}}
-        ready["advantages"] = torch.randn(rows["mask"].shape) * rows["mask"]
+        ready = gpu.with_random_advantages(rows.with_scores(scores))
         middle = gpu.now(device)
         self.learner.update(ready, number)
         return between - began, gpu.now(device) - middle

@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace, path: str) -> None:
     )
     learner, estimation = PolicyLearner(model, hyper), AdvantageEstimator(hyper)
     rows = random_rows(options, model.lm.config.get_text_config().vocab_size)
-    tokens = int(rows["mask"].sum() + rows["prompt_mask"].sum())
+    tokens = int(rows.mask.sum() + rows.prompt_mask.sum())
     trained = sum(parameter.numel() for parameter in learner.parameters)
     num_parameters = sum(parameter.numel() for parameter in model.lm.parameters())
     print(
@@ -96,9 +96,9 @@ def measure(options: argparse.Namespace, path: str) -> None:
     seconds = []
     for update in range(options.updates):
         started = time.perf_counter()
-        scored = {name: column.to(device) for name, column in rows.items()} | learner.score(rows)
-        scored |= estimation.estimate(scored)[0]
-        figures = learner.update(scored, update)
+        scored = rows.with_scores(learner.score(rows))
+        estimates, _ = estimation.estimate(scored, rows.task_rewards.float())
+        figures = learner.update(scored.with_estimates(estimates), update)
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
@@ -167,8 +167,7 @@ def random_rows(options: argparse.Namespace, vocabulary: int) -> Rows:
     )
     rewards = random.normal(size=options.rows)
     logprobs = [[0.0] * len(response) for response in responses]
-    rows = make_rows(prompts, responses, logprobs, rewards.tolist(), [False] * options.rows)
-    return {**rows, "rewards": rows["task_rewards"].float()}
+    return make_rows(prompts, responses, logprobs, rewards.tolist(), [False] * options.rows)
 
 
 def peak_memory(device: torch.device) -> float:

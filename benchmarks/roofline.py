@@ -230,7 +230,7 @@ def uneven(s: Settings) -> float:
     costs = [[float(len(packs) * max(pack.nodes for pack in packs)) for packs in share] for share in shares]
     steps = max(map(len, costs))
     slowest = sum(max(cost[step] for cost in costs if step < len(cost)) for step in range(steps))
-    return slowest * ranks / float(rows["mask"].sum() + rows["prompt_mask"].sum() - len(lengths))
+    return slowest * ranks / float(rows.mask.sum() + rows.prompt_mask.sum() - len(lengths))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from benchmarks.record import Figure, Record, median
 from policies.learning.forward.prefix_tree import Paths
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.learning.rows import Rows, make_rows, select_rows
+from policies.learning.rows import Rows, make_rows
 from policies.models.model_names import model_path
 from policies.rllib.causal_lm_module import module_config
 from policies.settings.files import read_preset
@@ -140,7 +140,7 @@ def count_tokens(learner: PolicyLearner, rows: Rows) -> int:
     """Tokens of an update's training, with padding."""
     h, count = learner.hyperparameters, 0
     for index in learner._minibatches(rows, 0, 0):
-        paths = Paths(select_rows(rows, index))
+        paths = Paths(rows.select(index))
         for packs in paths.micro_batches(h.micro_batch_size, h.micro_batch_tokens, learner.model.cost)[0]:
             count += len(packs) * max(pack.nodes for pack in packs)
     return count

@@ -81,9 +81,8 @@ class Referee(TrainerCallback):
             self.rewards(queries, [self.encoder.decode(response.tokens) for response in responses]),
             [self.encoder.truncate_response(response.tokens)[1] for response in responses],
         )
-        scores = self.model.score(rows)
-        rows |= {name: column * rows["mask"] for name, column in scores.items()}
-        return float(compute_response_metrics(rows, s.report_kl_coef)["combined_reward"].mean())
+        scored = rows.with_scores(self.model.score(rows))  # zero outside the mask
+        return float(compute_response_metrics(scored, s.report_kl_coef)["combined_reward"].mean())
 
 
 def main() -> None:

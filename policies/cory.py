@@ -29,7 +29,7 @@ from policies.health import COLLAPSE, Health
 from policies.learning.credit import assign_credit, assign_part_credit, check_custom_credit
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.metrics import compute_metrics
-from policies.learning.rows import Rows
+from policies.learning.rows import Estimates
 from policies.models.weights import Weights
 from policies.report import PhaseTimer, Report, log_update, measure_roles, update_report
 from policies.rllib.learners import LearnerError, Learners
@@ -157,33 +157,30 @@ class Cory(TemporaryLogdir, Algorithm):
 
         with timer.phase("learn"):
             # 2. Score: every LLM computes log-probabilities of its own responses, and with a KL the reference's.
-            scored = self.learners.score(rows, keep=True, reference=s.trains_with_reference)
-            for policy_id, scores in scored.items():
-                rows[policy_id] |= scores
+            scores = self.learners.score(rows, keep=True, reference=s.trains_with_reference)
+            scored = {policy_id: part.with_scores(scores[policy_id]) for policy_id, part in rows.items()}
 
             # 3. Assign credit, then estimate advantages.
             trained = [policy_id for policy_id in rows if policy_id in self.estimators]
-            policy_metrics = {policy_id: compute_metrics(rows[policy_id], s.report_kl_coef) for policy_id in trained}
-            self.sync_check.check_update(rows, rollout, update)
-            train_columns: dict[str, Rows] = {}
-            credit = s.credit_assignment
-            credited = assign_credit(rows, credit, self.estimators)
-            weights = s.gdpo_weights
-            parts = assign_part_credit(rows, credit, self.estimators, weights) if weights else {}
+            self.sync_check.check_update(scored, rollout, update)
+            credit, weights = s.credit_assignment, s.gdpo_weights
+            rewards = assign_credit(scored, credit, self.estimators)
+            parts = assign_part_credit(scored, credit, self.estimators, weights) if weights else {}
+            estimates: dict[str, Estimates] = {}
+            policy_metrics: dict[str, dict[str, float]] = {}
             for policy_id in trained:
-                rewards = {"rewards": credited[policy_id]}
-                rewards |= {"reward_parts": parts[policy_id]} if parts else {}
-                columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | rewards)
-                train_columns[policy_id] = columns
-                rows[policy_id] |= columns
-                policy_metrics[policy_id] |= estimator_metrics
-            role_metrics = measure_roles(rows, mapping, s.report_kl_coef)
+                estimates[policy_id], estimator_metrics = self.estimators[policy_id].estimate(
+                    scored[policy_id], rewards[policy_id], parts.get(policy_id)
+                )
+                scored[policy_id] = scored[policy_id].with_estimates(estimates[policy_id])
+                policy_metrics[policy_id] = compute_metrics(scored[policy_id], s.report_kl_coef) | estimator_metrics
+            role_metrics = measure_roles(scored, mapping, s.report_kl_coef)
 
             # 4. Train: every LLM learns from its own responses. Its learners kept their tokens after scoring.
             kl_coefs = {policy_id: estimator.kl_coef for policy_id, estimator in self.estimators.items()}
-            results = self.learners.learn(train_columns, update, kl_coefs)
+            results = self.learners.learn(estimates, update, kl_coefs)
             for policy_id in trained:
-                self.estimators[policy_id].update_kl_coef(rows[policy_id]["kl"])
+                self.estimators[policy_id].update_kl_coef(estimates[policy_id].kl)
         log_update(self.metrics, rollout, policy_metrics, results, s)
         self.updates += 1
         self.updates_since_exchange += 1
@@ -209,7 +206,7 @@ class Cory(TemporaryLogdir, Algorithm):
             "averaged": averaged,
             **update_report(rollout, update, mapping, policy_metrics, role_metrics),
         }
-        responses = {policy_id: len(rows[policy_id]["mask"]) for policy_id in trained}
+        responses = {policy_id: len(rows[policy_id]) for policy_id in trained}
         self._report["health"] = self.health.observe(self._report, responses)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
         if self.updates % s.eval_every == 0 or self._is_done():

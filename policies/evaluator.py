@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from cory_env.chain import Chain
 from cory_env.tasks import Split, Task
 from policies.generation.generator import EVALUATION_UPDATE
 from policies.learning.metrics import RESPONSE_METRICS, compute_response_metrics, mean_metrics, nanmean
-from policies.learning.rows import Rows, left_padded, select_position, select_rows
+from policies.learning.rows import ScoredRows, Scores, left_padded
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rllib.learners import Learners
 from policies.rllib.token_batch import rows_from_episodes
@@ -166,7 +167,7 @@ class Evaluator:
         rows = rows_from_episodes(rollout.episodes)
         reference = self.settings.evaluates_with_reference
         scored = {
-            policy_id: rows[policy_id] | scores
+            policy_id: rows[policy_id].with_scores(scores)
             for policy_id, scores in self.learners.score(rows, reference=reference).items()
         }
         for policy_id, scored_rows in scored.items():
@@ -178,39 +179,39 @@ class Evaluator:
             role_metrics[role] = {name: np.full(len(lengths), np.nan, np.float32) for name in names}
             if mapping(role) not in scored:
                 continue
-            role_rows = select_position(scored[mapping(role)], position)
+            role_rows = scored[mapping(role)].at_position(position)
             metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
-            is_last = lengths[role_rows["chains"]] == position + 1
+            is_last = lengths[role_rows.chains] == position + 1
             if reference and len(mapping.roles) > 1 and is_last.any():
-                last = select_rows(role_rows, is_last.nonzero().squeeze(1))
+                last = role_rows.select(is_last)
                 metrics["bare_kl"] = torch.full_like(metrics["kl"], torch.nan)
                 metrics["bare_kl"][is_last] = self._bare_kl(rollout, last, mapping(role), split, is_bare=position == 0)
                 if position:
                     combined = metrics["task_reward"] - self.settings.report_kl_coef * metrics["bare_kl"]
                     metrics["combined_reward"] = torch.where(is_last, combined, metrics["combined_reward"])
             for name, column in metrics.items():
-                role_metrics[role][name][role_rows["chains"].numpy()] = column.numpy()
+                role_metrics[role][name][role_rows.chains.numpy()] = column.numpy()
         return rollout, role_metrics
 
-    def _bare_kl(self, rollout: Rollout, last: Rows, policy_id: str, split: Split, *, is_bare: bool) -> Tensor:
+    def _bare_kl(self, rollout: Rollout, last: ScoredRows, policy_id: str, split: Split, *, is_bare: bool) -> Tensor:
         """Returns the sampled KL of a policy's last responses to the reference on the bare query.
 
         `is_bare`: the responses are to the bare query. A frozen model is its own reference.
         """
-        scores = last
+        scores: Scores = last
         if not is_bare and policy_id in self.settings.policy_ids:
             queries = self.task.queries(split)
             if policy_id not in self._chains:
                 policy_ids = (policy_id,) * self.settings.num_agents
                 self._chains[policy_id] = self.settings.make_chain(self.task, self.tokenizers, policy_ids)
-            prompt_refs = [rollout.prompt_refs[index] for index in last["chains"].tolist()]
+            prompt_refs = [rollout.prompt_refs[index] for index in last.chains.tolist()]
             chain = self._chains[policy_id]
             bare_queries = [queries[ref.query] for ref in prompt_refs]
             prompts = chain.encoders[0].encode_prompts(bare_queries, template=chain.bare_template)
-            rows = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
-            rows |= {name: last[name] for name in ("responses", "mask", "positions")}
-            (scores,) = self.learners.score({policy_id: rows}).values()
-        return ((last["logprobs"] - scores["reference_logprobs"]) * last["mask"]).sum(1)
+            tokens, mask = left_padded(prompts)
+            (scores,) = self.learners.score({policy_id: replace(last, prompts=tokens, prompt_mask=mask)}).values()
+        assert scores.reference_logprobs is not None
+        return ((last.logprobs - scores.reference_logprobs) * last.mask).sum(1)
 
     def samples(self, mapping: RoleMapping, count: int) -> list[dict[str, Any]]:
         """Returns the chain's responses to the first `count` validation queries as text; see `to_text`."""

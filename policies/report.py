@@ -18,7 +18,7 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from policies.learning.metrics import NO_METRICS, RESPONSE_METRICS, compute_metrics, mean_metrics
-from policies.learning.rows import Rows, select_position
+from policies.learning.rows import ScoredRows
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
@@ -109,7 +109,9 @@ def log_update(
         values |= {key: float(metrics.peek((LEARNER_RESULTS, policy_id, key))) for key in keys}
 
 
-def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: float) -> dict[str, dict[str, float]]:
+def measure_roles(
+    rows: Mapping[str, ScoredRows], mapping: RoleMapping, eval_kl_coef: float
+) -> dict[str, dict[str, float]]:
     """Returns role → metrics of its responses, as from `compute_metrics`; means over the teams.
 
     A role without responses, because all chains stopped before it, has `NO_METRICS`.
@@ -117,8 +119,8 @@ def measure_roles(rows: Mapping[str, Rows], mapping: RoleMapping, eval_kl_coef: 
 
     def measure(role: str, position: int) -> dict[str, float]:
         policy_ids = [policy_id for policy_id in (team(role) for team in mapping.teams()) if policy_id in rows]
-        parts = [select_position(rows[policy_id], position) for policy_id in policy_ids]
-        return mean_metrics([compute_metrics(part, eval_kl_coef) for part in parts if len(part["mask"])])
+        parts = [rows[policy_id].at_position(position) for policy_id in policy_ids]
+        return mean_metrics([compute_metrics(part, eval_kl_coef) for part in parts if len(part)])
 
     return {role: measure(role, position) for position, role in enumerate(mapping.roles)}
 

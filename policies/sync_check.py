@@ -19,7 +19,7 @@ import torch
 
 from cory_env.tasks import Task
 from policies.generation.generator import Response
-from policies.learning.rows import Rows, make_rows
+from policies.learning.rows import Rows, ScoredRows, make_rows
 from policies.models.weights import Weights
 from policies.rllib.learners import Learners
 from policies.rollout.episodes import Rollout
@@ -62,7 +62,7 @@ class LogprobDiff(NamedTuple):
     @classmethod
     def measure(cls, rows: Rows, logprobs: torch.Tensor) -> LogprobDiff:
         """Compares the sampler's log-probabilities in rows with the learner's, `[B, R]`."""
-        diffs = (rows["sampler_logprobs"] - logprobs).abs()[rows["mask"].bool()]
+        diffs = (rows.sampler_logprobs - logprobs).abs()[rows.mask.bool()]
         return cls(float(diffs.mean()), float(diffs.std(correction=0)), len(diffs))
 
     def merge(self, other: LogprobDiff) -> LogprobDiff:
@@ -116,7 +116,7 @@ class SyncCheck:
             start = LogprobDiff(*values)
             self._starts[policy_id] = max(start, self._starts.get(policy_id, start))
 
-    def check_update(self, rows: Mapping[str, Rows], rollout: Rollout, update: int) -> None:
+    def check_update(self, rows: Mapping[str, ScoredRows], rollout: Rollout, update: int) -> None:
         """Checks an update's responses if sampler and learner should have the same weights.
 
         Args:
@@ -132,18 +132,19 @@ class SyncCheck:
             for policy_id in self.settings.policy_ids:
                 prompts = self._prompts(policy_id)
                 rows = _make_rows(prompts, self._generate(policy_id, prompts))
-                self.check_rows(policy_id, rows | self.learners.score({policy_id: rows}, reference=False)[policy_id])
+                scores = self.learners.score({policy_id: rows}, reference=False)[policy_id]
+                self.check_rows(policy_id, rows.with_scores(scores))
             self._checked_learned = True
 
-    def check_rows(self, policy_id: str, rows: Rows) -> None:
+    def check_rows(self, policy_id: str, rows: ScoredRows) -> None:
         """Checks rows that were sampled and scored with the same weights.
 
         Skips frozen models, which no learner has, and rows with non-finite log-probabilities of the learner, for which
         the update raises `NonFiniteUpdate`.
         """
-        if policy_id in self.settings.frozen_models or not rows["logprobs"].isfinite().all():
+        if policy_id in self.settings.frozen_models or not rows.logprobs.isfinite().all():
             return
-        diff = LogprobDiff.measure(rows, rows["logprobs"])
+        diff = LogprobDiff.measure(rows, rows.logprobs)
         check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
         self._starts.setdefault(policy_id, diff)
 
@@ -153,7 +154,7 @@ class SyncCheck:
         prompts.append([token for prompt in prompts * length for token in prompt][:length])
 
         def score(weights: Weights, rows: Rows) -> torch.Tensor:
-            return self.learners.score_under(policy_id, weights, rows)["logprobs"]
+            return self.learners.score_under(policy_id, weights, rows).logprobs
 
         load, generate = partial(self.runners.load_on_one_runner, policy_id), partial(self._generate, policy_id)
         tolerance = _TOLERANCE[self._dtype(policy_id)]
@@ -171,9 +172,7 @@ class SyncCheck:
 
     def _dtype(self, policy_id: str) -> torch.dtype:
         """Returns the compute type of an LLM's learner."""
-        return self.learners.call_first(
-            lambda learner: learner.policies[policy_id].model.dtype if policy_id in learner.policies else None
-        )
+        return self.learners.call_policy(policy_id, lambda policy: policy.model.dtype)
 
 
 def min_limit(dtype: torch.dtype, settings: Settings) -> float:

@@ -294,7 +294,7 @@ def _save_rejected_batch(run: Run, error: Exception) -> Path | None:
         return None
     file = run.path / REJECTED_BATCH_FILE.format(error.update, error.name)
     with atomic_file(file) as unfinished:
-        save_file({name: column.contiguous() for name, column in error.rows.items()}, unfinished)
+        save_file({name: column.contiguous() for name, column in error.rows.columns().items()}, unfinished)
     return file
 
 

@@ -28,15 +28,8 @@ ZERO_STD_ABSOLUTE_TOLERANCE = 1e-9
 def reinforce(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """REINFORCE++ (Hu et al. 2025): A_t = whiten(Σ_{k≥t} γ^(k-t) · r_k), the reward-to-go whitened over the batch.
 
-    The batch mean is the baseline, so one response per query is enough.
-
-    Args:
-        rewards: `[B, T]`, from `token_ppo.token_rewards`.
-        mask: `[B, T]`.
-        gamma: discount per token.
-
-    Returns:
-        `[B, T]`, zero outside the mask.
+    The batch mean is the baseline, so one response per query is enough. `rewards` are from `token_ppo.token_rewards`;
+    the result is `[B, T]`, zero outside the mask.
     """
     reward_to_go, _ = token_ppo.gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
     return token_ppo.whiten(reward_to_go, mask, token_ppo.masked_moments(reward_to_go, mask))
@@ -56,12 +49,6 @@ def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     """
     centred, size, _ = _center_by_group(rewards, groups)
     return (centred * size / (size - 1).clamp(min=1)).float()
-
-
-def leave_one_out_mean(rewards: Tensor, groups: Tensor) -> Tensor:
-    """The mean reward of the *other* responses of the group, 0 in a group of one; same shapes as in `rloo`."""
-    _, size, _ = _center_by_group(rewards, groups)
-    return torch.where(size > 1, rewards - rloo(rewards, groups), 0.0).float()
 
 
 def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ is the collective reward of the CORY paper (Ma et al. 2024, arXiv 2410.06101).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit
-from policies.learning.rows import Rows, select_position
+from policies.learning.rows import Rows
 
 
 class CreditError(ValueError):
@@ -23,18 +24,14 @@ class CreditError(ValueError):
 
 
 def collective_rewards(task_rewards: Tensor, partner_reward: float, stages: Sequence[int] = ()) -> Tensor:
-    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the rewards that exist.
+    """Collective reward (CORY paper §2): r_i + α · Σ_{j≠i} r_j, over the rewards that exist; `[C, n]`, float64.
 
     The sum leaves out the other drafts of agent i's own role: with them and α = 1, right and wrong drafts of a chain
-    would have equal rewards.
+    would have equal rewards. r_i counts as 0 for an agent without a reward.
 
     Args:
-        task_rewards: `[C, n]`, float64, NaN without a reward.
         partner_reward: α; 1 is cooperative as in the paper, 0 independent, -1 competitive.
         stages: see `Credit.stages`.
-
-    Returns:
-        `[C, n]`, float64; r_i counts as 0 for an agent without a reward.
     """
     stage = torch.tensor(stages or range(task_rewards.shape[1]))
     weights = torch.full((len(stage), len(stage)), partner_reward, dtype=task_rewards.dtype)
@@ -43,14 +40,7 @@ def collective_rewards(task_rewards: Tensor, partner_reward: float, stages: Sequ
 
 
 def last_agent_rewards(task_rewards: Tensor) -> Tensor:
-    """Team reward: keeps the task reward of each chain's last rewarded response and sets all others to 0.
-
-    Args:
-        task_rewards: `[C, n]`, NaN without a reward.
-
-    Returns:
-        `[C, n]`.
-    """
+    """Team reward: keeps the task reward of each chain's last rewarded response and sets all others to 0; `[C, n]`."""
     has_reward = ~task_rewards.isnan()
     is_last = has_reward & (has_reward.flip(1).cumsum(1).flip(1) == 1)
     return task_rewards.masked_fill(~is_last, 0.0)
@@ -108,15 +98,7 @@ def custom_rewards(credit: Credit, task_rewards: Tensor, has_response: Tensor) -
     """Calls the user's credit function with `task_rewards` and checks the rewards that it returns.
 
     Args:
-        credit: has the function and its name.
-        task_rewards: `[C, n]`, float64, NaN without a reward.
         has_response: `[C, n]`, bool; false at positions that a stopped chain lacks, whose values do not count.
-
-    Returns:
-        `[C, n]`, float64.
-
-    Raises:
-        CreditError: the function raised, or did not return finite numbers of the same shape.
     """
     assert credit.custom_function is not None
     try:
@@ -139,12 +121,8 @@ def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bo
     """Tests the user's credit function, if there is one, on the rewards of two chains.
 
     Args:
-        credit: has the function.
         has_reward: by position of the longest chain, whether the role has a reward.
         can_stop: whether chains may be shorter; then the second one is.
-
-    Raises:
-        CreditError: the function cannot be used.
     """
     if credit.custom_function is not None:
         rewards = torch.arange(2.0 * len(has_reward), dtype=torch.float64).view(2, -1)
@@ -158,31 +136,28 @@ def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bo
 
 
 def assign_part_credit(
-    rows: Mapping[str, Rows],
-    credit: Credit,
-    estimators: Mapping[str, AdvantageEstimator],
-    weights: Sequence[float],
+    rows: Mapping[str, Rows], credit: Credit, estimators: Mapping[str, AdvantageEstimator], weights: Sequence[float]
 ) -> dict[str, Tensor]:
-    """Assigns the credit of each of several reward functions; see `assign_credit`.
+    """Assigns the credit of each of several reward functions, `task_reward_parts`; see `assign_credit`.
 
     Args:
-        rows: with the column `task_reward_parts`, `[B, K]`; a policy whose roles have no reward lacks it.
-        credit: the credit settings.
-        estimators: advantage estimators by policy id.
-        weights: K weights of the functions.
+        weights: of the functions.
 
     Returns:
         By policy id the credited rewards of each function, `[B, K]`, fp32; 0 for functions of weight 0, which are only
         metrics, so that a group in which only they differ has zero variance.
     """
-    credited = {name: torch.zeros(len(columns["chains"]), len(weights)) for name, columns in rows.items()}
-    no_rewards = {name: torch.full_like(zeros, torch.nan).double() for name, zeros in credited.items()}
-    parts = {name: columns.get("task_reward_parts", no_rewards[name]) for name, columns in rows.items()}
+    credited = {name: torch.zeros(len(part), len(weights)) for name, part in rows.items()}
     for k in [k for k, weight in enumerate(weights) if weight]:
-        part_rows = {name: columns | {"task_rewards": parts[name][:, k]} for name, columns in rows.items()}
+        part_rows = {name: replace(part, task_rewards=_reward_part(part, k)) for name, part in rows.items()}
         for name, rewards in assign_credit(part_rows, credit, estimators).items():
             credited[name][:, k] = rewards
     return credited
+
+
+def _reward_part(rows: Rows, k: int) -> Tensor:
+    parts = rows.task_reward_parts  # a policy whose roles have no reward lacks them
+    return torch.full_like(rows.task_rewards, torch.nan) if parts is None else parts[:, k]
 
 
 def assign_credit(
@@ -191,10 +166,8 @@ def assign_credit(
     """Joins the rows of all policies by chain and computes the reward that each row trains on.
 
     Args:
-        rows: rows by policy id, with the columns `task_rewards`, `chains` and `positions`. Together they hold every
-            response of every chain once. Positions without a row are missing. With `credit=chain` the rows must be
-            scored.
-        credit: the credit settings.
+        rows: rows by policy id. Together they hold every response of every chain once. Positions without a row are
+            missing. With `credit=chain` the rows must be scored.
         estimators: advantage estimators by policy id; with `credit=chain` they supply V and G. Frozen models have none:
             their rewards stand for both.
 
@@ -204,8 +177,8 @@ def assign_credit(
     Raises:
         CreditError: a custom credit function cannot be used.
     """
-    names = ("chains", "positions", "task_rewards")
-    chains, positions, rewards = (torch.cat([columns[name] for columns in rows.values()]) for name in names)
+    columns = ((part.chains, part.positions, part.task_rewards) for part in rows.values())
+    chains, positions, rewards = map(torch.cat, zip(*columns, strict=True))
     agents = len(credit.stages) or 1 + int(positions.max())
     task_rewards = torch.full((int(chains.max()) + 1, agents), torch.nan, dtype=torch.float64)
     task_rewards[chains, positions] = rewards
@@ -214,15 +187,13 @@ def assign_credit(
 
     def value_and_return(position: int, rewards: Tensor) -> tuple[Tensor, Tensor]:
         joined = torch.full((2, len(rewards)), torch.nan, dtype=torch.float64)
-        for policy_id, columns in rows.items():
-            part = select_position(columns, position)
-            if not len(chains := part["chains"]):
-                continue
+        for policy_id, policy_rows in rows.items():
+            part = policy_rows.at_position(position)
             if policy_id not in estimators:
-                joined[:, chains] = rewards[chains]
-            else:
-                estimator = estimators[policy_id]
-                joined[:, chains] = torch.stack(estimator.value_and_return(part, rewards[chains].float())).double()
+                joined[:, part.chains] = rewards[part.chains]
+            elif len(part):
+                estimates = estimators[policy_id].value_and_return(part, rewards[part.chains].float())
+                joined[:, part.chains] = torch.stack(estimates).double()
         return joined[0], joined[1]
 
     if credit.reward_scope == "last":
@@ -233,4 +204,4 @@ def assign_credit(
         rewards = custom_rewards(credit, task_rewards, has_response)
     else:
         rewards = chain_rewards(task_rewards, value_and_return, credit.chain_gamma, credit.chain_lam, credit.stages)
-    return {policy_id: rewards[columns["chains"], columns["positions"]].float() for policy_id, columns in rows.items()}
+    return {policy_id: rewards[part.chains, part.positions].float() for policy_id, part in rows.items()}

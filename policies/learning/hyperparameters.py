@@ -21,8 +21,7 @@ class Credit(NamedTuple):
     chain_gamma: float
     chain_lam: float
     reward_scope: RewardScope
-    custom_function: Callable[..., object] | None
-    """The user's credit function, if `credit` names one."""
+    custom_function: Callable[..., object] | None  # the user's credit function, if `credit` names one
     stages: tuple[int, ...]
     """By position, the first position of the drafts that it belongs to (`Position.stage`); empty: no drafts."""
 
@@ -37,8 +36,7 @@ class Hyperparameters:
     num_updates: int
     weight_decay: float
     num_epochs: int
-    steps: int
-    """Mini-batches per epoch."""
+    steps: int  # mini-batches per epoch
     micro_batch_size: int
     micro_batch_tokens: int | None
     offload_optimizer: bool
@@ -62,13 +60,11 @@ class Hyperparameters:
     kl_target: float | None
     kl_horizon: int
     reward_scaling: Literal["none", "scale", "normalize"]
-    gdpo_weights: tuple[float, ...]
-    """With `gdpo`, the weight of each reward function."""
+    gdpo_weights: tuple[float, ...]  # with `gdpo`, the weight of each reward function
     overlong: Overlong
     overlong_buffer: int | None
     overlong_penalty: float
-    response_limits: tuple[int, ...]
-    """By position, the maximum length of a response, in tokens."""
+    response_limits: tuple[int, ...]  # by position, the maximum length of a response, in tokens
 
     def lr_at(self, update: int) -> float:
         """The learning rate of an update, counted from 0.
@@ -103,17 +99,13 @@ class Hyperparameters:
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high
 
     @property
-    def importance_sampling(self) -> bool:
-        """Whether tokens are weighted by the learner's / the sampler's probability."""
-        return self.importance_sampling_clip_max is not None
-
-    @property
     def loss_metrics(self) -> tuple[str, ...]:
         """Names of the terms of the loss that are reported."""
+        has_weights = self.importance_sampling_clip_max is not None
         optional = {
             "dual_clip_fraction": self.dual_clip is not None,
-            "importance_sampling_frac_high": self.importance_sampling,
-            "importance_sampling_frac_low": self.importance_sampling and self.importance_sampling_clip_min is not None,
+            "importance_sampling_frac_high": has_weights,
+            "importance_sampling_frac_low": has_weights and self.importance_sampling_clip_min is not None,
             "value_loss": self.critic,
         }
         return ("policy_loss", "clip_fraction", *(name for name, reported in optional.items() if reported))

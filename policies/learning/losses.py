@@ -1,6 +1,7 @@
 """Policy losses and importance sampling weights, as pure functions on `[B, T]` tensors.
 
-`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. docs/algorithms.md compares them.
+`B` responses, `T` response tokens, right-padded; `mask` is 1.0 on response tokens. `logprobs` are of the tokens under
+the weights being trained, `old_logprobs` under those before the update. docs/algorithms.md compares the losses.
 
 Two corrections meet in a policy loss, and each applies once. The *ratio* ρ = exp(logprobs - old_logprobs) is for the
 optimizer steps of an update: `old_logprobs` are the learner's before the first one. The *importance sampling weight* is
@@ -13,36 +14,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from policies.learning.hyperparameters import Hyperparameters, ImportanceSamplingMode
-from policies.learning.rows import Rows
+from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.rows import TrainRows
 
 LOG_RATIO_LIMIT = 20.0
 """Bound of |log ρ|, as in verl. Without it, exp overflows in fp32, and the gradient of a clipped token would be NaN."""
 
 
-def policy_loss(logprobs: Tensor, rows: Rows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(logprobs: Tensor, rows: TrainRows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss that the setting `loss` selects.
-
-    Args:
-        logprobs: `[B, T]`, of the responses under the weights being trained.
-        rows: with `logprobs` (before the update), `advantages` and `mask`.
-        h: the hyperparameters.
 
     Returns:
         The loss of every token, and by metric name 1.0 for the tokens that it counts; `[B, T]` each.
     """
-    old_logprobs, advantages = rows["logprobs"], rows["advantages"]
+    old_logprobs, advantages = rows.logprobs, rows.advantages
     if h.loss == "cispo":
         loss, clipped = cispo(logprobs, old_logprobs, advantages, *h.clip_range)
-        return loss, {"clip_fraction": clipped}
-    if h.loss == "gspo":
-        loss, clipped = gspo(logprobs, old_logprobs, advantages, rows["mask"], *h.clip_range)
-        return loss, {"clip_fraction": clipped}
-    loss, clipped = ppo(logprobs, old_logprobs, advantages, *h.clip_range)
-    if h.dual_clip is None:
-        return loss, {"clip_fraction": clipped}
-    loss, dual_clipped = bound_negative_advantages(loss, advantages, h.dual_clip)
-    return loss, {"clip_fraction": clipped, "dual_clip_fraction": dual_clipped}
+    elif h.loss == "gspo":
+        loss, clipped = gspo(logprobs, old_logprobs, advantages, rows.mask, *h.clip_range)
+    else:
+        loss, clipped = ppo(logprobs, old_logprobs, advantages, *h.clip_range)
+    counted = {"clip_fraction": clipped}
+    if h.dual_clip is not None:  # settings allow it with PPO's loss only
+        loss, counted["dual_clip_fraction"] = bound_negative_advantages(loss, advantages, h.dual_clip)
+    return loss, counted
 
 
 def ppo(
@@ -51,9 +46,6 @@ def ppo(
     """PPO's clipped surrogate loss (Schulman et al. 2017): max(-A · ρ, -A · clip(ρ, 1 - ε, 1 + ε_high)).
 
     Args:
-        logprobs: `[B, T]`, of the tokens under the weights being trained.
-        old_logprobs: `[B, T]`, under the weights before the update.
-        advantages: `[B, T]`.
         clip_ratio: ε.
         clip_ratio_high: ε_high (clip-higher of DAPO, Yu et al. 2025, §3.1); None: ε.
 
@@ -71,7 +63,6 @@ def bound_negative_advantages(loss: Tensor, advantages: Tensor, dual_clip: float
 
     Args:
         loss: `[B, T]`, from `ppo`.
-        advantages: `[B, T]`.
         dual_clip: c, above 1.
 
     Returns:
@@ -95,17 +86,7 @@ def gspo(
 
     Its gradient goes through each token's own log-probability, sg(s) · ρ_t / sg(ρ_t) (the paper's GSPO-token). If all
     tokens of a response have the same advantage, that is the gradient of s. `token_weights` averages over the response.
-
-    Args:
-        logprobs: `[B, T]`, of the tokens under the weights being trained.
-        old_logprobs: `[B, T]`, under the weights before the update.
-        advantages: `[B, T]`, equal within a response.
-        mask: `[B, T]`.
-        clip_ratio: ε.
-        clip_ratio_high: ε_high; None: ε.
-
-    Returns:
-        `(loss, clipped)`, as from `ppo`.
+    Arguments and results are those of `ppo`.
     """
     log_ratio = ((logprobs - old_logprobs) * mask).detach().sum(1, keepdim=True) / _lengths(mask)
     log_ratio = log_ratio + (logprobs - logprobs.detach())
@@ -117,17 +98,8 @@ def cispo(
 ) -> tuple[Tensor, Tensor]:
     """CISPO (MiniMax 2025): -sg(clip(ρ, 1 - ε, 1 + ε_high)) · A · logprobs.
 
-    The clipped ratio is a weight without a gradient, so every token keeps one; PPO drops those that it clips.
-
-    Args:
-        logprobs: `[B, T]`, of the tokens under the weights being trained.
-        old_logprobs: `[B, T]`, under the weights before the update.
-        advantages: `[B, T]`.
-        clip_ratio: ε; 1 is no lower bound.
-        clip_ratio_high: ε_high.
-
-    Returns:
-        `(loss, clipped)`, as from `ppo`.
+    The clipped ratio is a weight without a gradient, so every token keeps one; PPO drops those that it clips. Arguments
+    and results are those of `ppo`; with ε = 1 there is no lower bound.
     """
     ratio = _ratio((logprobs - old_logprobs).detach())
     weights = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio_high)
@@ -138,55 +110,37 @@ def token_weights(mask: Tensor, h: Hyperparameters) -> Tensor:
     """The weight of each token in the mean loss of a mini-batch: 1; with `loss=gspo` 1 / length of its response.
 
     A mini-batch's loss is the sum of the weighted losses of its tokens, divided by the sum of their weights. So all
-    tokens are equal, or with `loss=gspo` all responses.
-
-    Args:
-        mask: `[B, T]`.
-        h: the hyperparameters.
-
-    Returns:
-        `[B, T]`, zero outside the mask.
+    tokens are equal, or with `loss=gspo` all responses. `[B, T]`, zero outside the mask.
     """
     return mask / _lengths(mask) if h.loss == "gspo" else mask
 
 
-def importance_sampling_weights(
-    logprobs: Tensor,
-    sampler_logprobs: Tensor,
-    mask: Tensor,
-    mode: ImportanceSamplingMode,
-    clip_max: float | None,
-    clip_min: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def importance_sampling_weights(rows: TrainRows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """Importance sampling weights (Yao et al. 2025): π_learner / π_sampler, kept within [clip_min, clip_max].
 
     They correct the bias from tokens that were sampled with other kernels and precision (engines compute in bf16) or
     with older weights than the learner's.
 
-    Args:
-        logprobs: `[B, T]`, by the learner, before the update.
-        sampler_logprobs: `[B, T]`, as the generation engine reported them.
-        mask: `[B, T]`.
-        mode: `token_*`: each token has its own ratio; `sequence_*`: all tokens of a response have the product of their
-            ratios. `*_truncate`: a ratio out of bounds is set to the bound; `*_mask`: to 0.
-        clip_max: the largest weight; None: all weights are 1.
-        clip_min: the smallest weight; None: no lower bound.
+    By `importance_sampling_mode`, `token_*`: each token has its own ratio; `sequence_*`: all tokens of a response have
+    the product of their ratios. `*_truncate`: a ratio out of bounds is set to the bound; `*_mask`: to 0. Without
+    `importance_sampling_clip_max` all weights are 1, without `importance_sampling_clip_min` there is no lower bound.
 
     Returns:
         The weights `[B, T]`, without a gradient, undefined outside the mask; and by metric name 1.0 for the tokens
         whose ratio was above or below the bounds.
     """
+    clip_min, clip_max = h.importance_sampling_clip_min, h.importance_sampling_clip_max
     if clip_max is None:
-        return torch.ones_like(logprobs), {}
-    log_ratio = logprobs - sampler_logprobs
-    if mode.startswith("sequence"):
-        log_ratio = (log_ratio * mask).sum(1, keepdim=True).expand_as(log_ratio)
+        return torch.ones_like(rows.logprobs), {}
+    log_ratio = rows.logprobs - rows.sampler_logprobs
+    if h.importance_sampling_mode.startswith("sequence"):
+        log_ratio = (log_ratio * rows.mask).sum(1, keepdim=True).expand_as(log_ratio)
     ratio = torch.exp(log_ratio)
     out_of_bounds = {"importance_sampling_frac_high": ratio > clip_max}
     if clip_min is not None:
         out_of_bounds["importance_sampling_frac_low"] = ratio < clip_min
     weights = ratio.clamp(clip_min, clip_max)
-    if mode.endswith("mask"):
+    if h.importance_sampling_mode.endswith("mask"):
         weights = weights.masked_fill(weights != ratio, 0.0)
     return weights, {name: tokens.to(ratio.dtype) for name, tokens in out_of_bounds.items()}
 

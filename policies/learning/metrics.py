@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from policies.learning import token_ppo
-from policies.learning.rows import Rows
+from policies.learning.rows import ScoredRows, TrainRows
 
 RESPONSE_METRICS = ("task_reward", "kl", "combined_reward", "response_length", "eos_rate", "repetition")
 """Metrics of each response, in training and in evaluations."""
@@ -17,7 +17,7 @@ NO_METRICS = dict.fromkeys((*RESPONSE_METRICS, "task_reward_std"), float("nan"))
 """Metrics of an LLM or role without responses."""
 
 
-def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tensor]:
+def compute_response_metrics(rows: ScoredRows, eval_kl_coef: float) -> dict[str, Tensor]:
     """Metrics of each response of one policy.
 
     Args:
@@ -28,43 +28,43 @@ def compute_response_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, Tenso
         `combined_reward`, `response_length` (tokens), `eos_rate` (1 if it ends with a stop token), `repetition`. If the
         rows were scored without the reference, `kl` is NaN, and so is `combined_reward` if the KL has a weight in it.
     """
-    task_reward = rows["task_rewards"].float()
-    kl = rows["full_kl"].sum(1) if "full_kl" in rows else torch.full_like(task_reward, torch.nan)
+    task_reward = rows.task_rewards.float()
+    kl = torch.full_like(task_reward, torch.nan) if rows.full_kl is None else rows.full_kl.sum(1)
     return {
         "task_reward": task_reward,
         "kl": kl,
         "combined_reward": task_reward - eval_kl_coef * kl if eval_kl_coef else task_reward,
-        "response_length": rows["mask"].sum(1),
-        "eos_rate": rows["ended"],
-        "repetition": repetition(rows["responses"], rows["mask"]),
+        "response_length": rows.mask.sum(1),
+        "eos_rate": rows.ended,
+        "repetition": repetition(rows.responses, rows.mask),
     }
 
 
-def compute_metrics(rows: Rows, eval_kl_coef: float) -> dict[str, float]:
+def compute_metrics(rows: ScoredRows, eval_kl_coef: float) -> dict[str, float]:
     """Metrics of one policy's scored rows; for the arguments see `compute_response_metrics`.
 
     Returns:
         Means over responses (with a task reward) of the metrics of `compute_response_metrics`, and `task_reward_std`.
         With thoughts, `thought_cut_rate`, the share of responses whose thought was cut off.
         Means over tokens of `entropy`, `logprob_diff_mean` (|sampler - learner| log-probability; its maximum is
-        `logprob_diff_max`), and `importance_sampling_ratio` (learner's / sampler's probability, before clipping). If
-        the rows have `returns`, `explained_variance`.
+        `logprob_diff_max`), and `importance_sampling_ratio` (learner's / sampler's probability, before clipping). Of
+        training rows with a critic, `explained_variance`.
     """
-    mask, tokens = rows["mask"], rows["mask"].sum()
-    rewards = rows["task_rewards"].float()
-    logprob_diff = (rows["sampler_logprobs"] - rows["logprobs"]).abs() * mask
+    mask, tokens = rows.mask, rows.mask.sum()
+    rewards = rows.task_rewards.float()
+    logprob_diff = (rows.sampler_logprobs - rows.logprobs).abs() * mask
     metrics = {
         **{name: column.nanmean() for name, column in compute_response_metrics(rows, eval_kl_coef).items()},
         "task_reward_std": rewards[~rewards.isnan()].std(unbiased=False) if not rewards.isnan().all() else torch.nan,
-        "entropy": rows["entropy"].sum() / tokens,
+        "entropy": rows.entropy.sum() / tokens,
         "logprob_diff_mean": logprob_diff.sum() / tokens,
         "logprob_diff_max": logprob_diff.max(),
-        "importance_sampling_ratio": ((rows["logprobs"] - rows["sampler_logprobs"]).exp() * mask).sum() / tokens,
+        "importance_sampling_ratio": ((rows.logprobs - rows.sampler_logprobs).exp() * mask).sum() / tokens,
     }
-    if "thought_cut" in rows:
-        metrics["thought_cut_rate"] = rows["thought_cut"].mean()
-    if "returns" in rows:
-        metrics["explained_variance"] = token_ppo.explained_variance(rows["values"], rows["returns"], mask)
+    if rows.thought_cut is not None:
+        metrics["thought_cut_rate"] = rows.thought_cut.mean()
+    if isinstance(rows, TrainRows) and rows.values is not None and rows.returns is not None:
+        metrics["explained_variance"] = token_ppo.explained_variance(rows.values, rows.returns, mask)
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -82,14 +82,10 @@ def nanmean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def repetition(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Share of a response's bigrams that occur earlier in the same response.
+    """Share of a response's bigrams that occur earlier in it; `[B]`, fp32, 0 for fewer than three tokens.
 
     Args:
         tokens: `[B, T]` token ids below 2**31.
-        mask: `[B, T]`.
-
-    Returns:
-        `[B]`, fp32, 0 to 1; 0 for responses of fewer than three tokens.
     """
     valid = mask[:, 1:].bool()
     pairs = (tokens[:, :-1] << 31) + tokens[:, 1:]

@@ -37,24 +37,13 @@ class OffloadedAdamW(torch.optim.AdamW):
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # else the moments might be read before they are copied back
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state and moves its moments to host memory; torch would leave them on the weights' device."""
-        super().load_state_dict(state_dict)
-        for weight, state in self.state.items():
-            for name in MOMENTS:
-                moment = state[name]
-                state[name] = _zeros_on_host(weight).copy_(moment)
-
 
 def init_adam_state(weight: Tensor, *, offloaded: bool) -> dict[str, Tensor]:
     """Returns AdamW's state of a weight before its first step."""
-    moments = {name: _zeros_on_host(weight) if offloaded else torch.zeros_like(weight) for name in MOMENTS}
+    # Pinned, a GPU copies them asynchronously.
+    memory: dict[str, Any] = {"device": "cpu", "pin_memory": weight.is_cuda} if offloaded else {}
+    moments = {name: torch.zeros_like(weight, **memory) for name in MOMENTS}
     return {"step": torch.zeros((), device=weight.device), **moments}
-
-
-def _zeros_on_host(weight: Tensor) -> Tensor:
-    """Returns zeros like a weight, in host memory; pinned for weights on a GPU, which then copies asynchronously."""
-    return torch.zeros_like(weight, device="cpu", pin_memory=weight.is_cuda)
 
 
 def _step(weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,17 +22,13 @@ from policies.learning import losses, stored_policy, token_ppo
 from policies.learning.forward.prefix_tree import Layout, Paths
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.offloaded_adam import OffloadedAdamW
-from policies.learning.policy_model import REFERENCE_SCORES, SCORES, VALUE_HEAD, PolicyModel
+from policies.learning.policy_model import VALUE_HEAD, PolicyModel
 from policies.learning.ranks import Ranks
-from policies.learning.rows import (
-    NonFiniteUpdate,
-    Rows,
-    select_rows,
-    send,
-    trim_padding,
-)
+from policies.learning.rows import NonFiniteUpdate, Rows, Scores, TrainRows, send
 from policies.learning.sharding import full_tensor
 from policies.models.language_model import master_dtype
+
+RowsT = TypeVar("RowsT", bound=Rows)
 
 
 class PolicyLearner:
@@ -79,25 +76,20 @@ class PolicyLearner:
 
     # Scoring, once per batch, before training.
 
-    def score(self, rows: Rows, *, reference: bool = True) -> Rows:
-        """Scores rows with the current weights; see `PolicyModel.score`. All ranks must call it with the same rows.
-
-        Returns:
-            `[B, R]` each, zero outside the mask.
-        """
-        rows = _to_host(rows)
-        names = (*SCORES, *(REFERENCE_SCORES if reference else ()), *(("values",) if self.model.critic else ()))
+    def score(self, rows: Rows, *, reference: bool = True) -> Scores:
+        """Scores rows with the current weights, in their order. All ranks must call it with the same rows."""
+        names = ["logprobs", "entropy", *(["reference_logprobs", "full_kl"] if reference else [])]
+        names += ["values"] if self.model.critic else []
         scores = torch.zeros(
-            len(names), *rows["mask"].shape, dtype=master_dtype(self.model.dtype), device=self.model.device
+            len(names), *rows.mask.shape, dtype=master_dtype(self.model.dtype), device=self.model.device
         )
         for index, micro_batch, layout in self._micro_batches(rows):
-            scored = self.model.score(micro_batch, layout, reference=reference)
-            for i, name in enumerate(names):
-                scores[i, index, : scored[name].shape[1]] = scored[name][: len(index)]
+            scored = torch.stack([*self.model.score(micro_batch, layout, reference=reference).columns().values()])
+            scores[:, index, : scored.shape[2]] = scored[:, : len(index)]
         self.ranks.sum(scores)  # rows of other ranks are zero here
-        return dict(zip(names, scores, strict=True))
+        return Scores(**dict(zip(names, scores.cpu(), strict=True)))
 
-    def score_under(self, weights: Mapping[str, np.ndarray], rows: Rows) -> Rows:
+    def score_under(self, weights: Mapping[str, np.ndarray], rows: Rows) -> Scores:
         """Scores rows with other weights, without the reference, and restores the current ones.
 
         Args:
@@ -110,7 +102,7 @@ class PolicyLearner:
     # Training.
 
     def update(
-        self, rows: Rows, update: int, kl_coef: float = 0.0, *, num_scored: int | None = None
+        self, rows: TrainRows, update: int, kl_coef: float = 0.0, *, num_scored: int | None = None
     ) -> dict[str, float]:
         """Trains on the rows of one update: `num_epochs` passes in mini-batches, one optimizer step per mini-batch.
 
@@ -119,7 +111,7 @@ class PolicyLearner:
         change the weights as much as a whole batch.
 
         Args:
-            rows: scored, with `advantages`, and with a critic `returns`; the same on all ranks.
+            rows: the same on all ranks.
             update: number of the update, from 0. Mini-batches are drawn from (seed, update, epoch, policy index).
             kl_coef: weight of the KL, if it is in the loss.
             num_scored: number of rows before some were dropped; None: none was.
@@ -130,19 +122,15 @@ class PolicyLearner:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
-        rows, weight, norms = _to_host(rows), 0.0, []
-        num_rows = len(rows["mask"])
-        steps = math.ceil(Fraction(self.hyperparameters.steps * num_rows, num_scored or max(num_rows, 1)))
-        totals = torch.zeros(
-            len(self._sum_names), dtype=torch.float64, device=self.model.device
-        )  # over this rank's tokens
+        weight, norms = 0.0, []
+        steps = math.ceil(Fraction(self.hyperparameters.steps * len(rows), num_scored or max(len(rows), 1)))
+        totals = torch.zeros(len(self._sum_names), dtype=torch.float64, device=self.model.device)
         self.model.train()
         for epoch in range(self.hyperparameters.num_epochs):
             for index in self._minibatches(rows, update, epoch, steps):
-                minibatch = select_rows(rows, index)
-                if not len(minibatch["mask"]):  # there are fewer rows than mini-batches, as rewards failed
+                if not len(index):  # there are fewer rows than mini-batches, as rewards failed
                     continue
-                weight += self._accumulate(minibatch, kl_coef, totals)
+                weight += self._accumulate(rows.select(index), kl_coef, totals)
                 norm = self._clip_gradients()
                 if not np.isfinite(norm):
                     raise NonFiniteUpdate(self.name, update + 1, rows)
@@ -161,12 +149,12 @@ class PolicyLearner:
         """
         h = self.hyperparameters
         random = np.random.default_rng([h.seed, update, epoch, self.policy_index])
-        prompts, prompt_of_row = np.unique(rows["prompts"].numpy(), axis=0, return_inverse=True)
+        prompts, prompt_of_row = np.unique(rows.prompts.numpy(), axis=0, return_inverse=True)
         order = random.permutation(len(prompt_of_row))
         order = order[np.argsort(random.permutation(len(prompts))[prompt_of_row[order]], kind="stable")]
         return (torch.from_numpy(part) for part in np.array_split(order, max(h.steps if steps is None else steps, 1)))
 
-    def _micro_batches(self, rows: Rows) -> Iterator[tuple[Tensor, Rows, Layout]]:
+    def _micro_batches(self, rows: RowsT) -> Iterator[tuple[Tensor, RowsT, Layout]]:
         """Yields this rank's micro-batches on its device, with their row indices.
 
         All ranks of a sharded model must forward equally often, as each forward pass gathers weights from all. A rank
@@ -178,16 +166,16 @@ class PolicyLearner:
         missing = max(map(len, shares)) - len(own) if self.model.mesh is not None else 0
         for number, packs in enumerate([*own, *[shares[0][0]] * missing]):
             index = paths.index(packs)
-            micro_batch = {name: send(column, device) for name, column in trim_padding(rows, index).items()}
+            micro_batch = rows.trim(index).to(device)
             index = index if number < len(own) else index[:0]
             yield send(index, device), micro_batch, paths.layout(packs).to(device)
 
-    def _accumulate(self, minibatch: Rows, kl_coef: float, totals: Tensor) -> float:
+    def _accumulate(self, minibatch: TrainRows, kl_coef: float, totals: Tensor) -> float:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.
 
         Adds this rank's sums from `loss` to `totals`. Returns the weight of the mini-batch's tokens.
         """
-        weight = float(losses.token_weights(minibatch["mask"], self.hyperparameters).sum())
+        weight = float(losses.token_weights(minibatch.mask, self.hyperparameters).sum())
         self.optimizer.zero_grad(set_to_none=True)
         for index, micro_batch, layout in self._micro_batches(minibatch):
             loss, sums = self.loss(micro_batch, kl_coef, layout)
@@ -198,7 +186,9 @@ class PolicyLearner:
             self.ranks.sum_gradients(self.parameters)
         return weight
 
-    def loss(self, rows: Rows, kl_coef: float = 0.0, layout: Layout | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, rows: TrainRows, kl_coef: float = 0.0, layout: Layout | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, *summed* over response tokens with their weights (`losses.token_weights`).
 
             w · L_policy                           without a critic
@@ -212,28 +202,22 @@ class PolicyLearner:
             The loss, a scalar; and the sums over tokens of each of `Hyperparameters.loss_metrics` and of the loss,
             detached.
         """
-        h, mask = self.hyperparameters, rows["mask"]
+        h, mask = self.hyperparameters, rows.mask
         logprobs, values, entropy = self.model(rows, layout, with_entropy=h.entropy_coef > 0)
         policy_losses, clipped = losses.policy_loss(logprobs, rows, h)
-        weights, out_of_bounds = losses.importance_sampling_weights(
-            rows["logprobs"],
-            rows["sampler_logprobs"],
-            mask,
-            h.importance_sampling_mode,
-            h.importance_sampling_clip_max,
-            h.importance_sampling_clip_min,
-        )
+        weights, out_of_bounds = losses.importance_sampling_weights(rows, h)
         token_weights = losses.token_weights(mask, h)
         loss = (policy_losses * weights * token_weights).sum()
         shares = {name: (tokens * token_weights).sum() for name, tokens in {**clipped, **out_of_bounds}.items()}
         sums = {"policy_loss": loss.detach(), **shares}
         if values is not None:
-            errors = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
+            assert rows.values is not None and rows.returns is not None, "scored with a critic"
+            errors = token_ppo.value_loss(values, rows.values, rows.returns, h.value_clip)
             value_loss = (errors * token_weights).sum()
             sums["value_loss"] = value_loss.detach()
             loss = loss + h.value_coef * value_loss
-        if h.kl_in_loss and "reference_logprobs" in rows:
-            kl = token_ppo.sampled_kl(logprobs, rows["reference_logprobs"], "k3")
+        if h.kl_in_loss and rows.reference_logprobs is not None:
+            kl = token_ppo.sampled_kl(logprobs, rows.reference_logprobs, "k3")
             loss = loss + (kl_coef * kl * token_weights).sum()
         if entropy is not None:
             loss = loss - h.entropy_coef * (entropy * token_weights).sum()
@@ -302,8 +286,3 @@ class PolicyLearner:
             stored_policy.init_moments(parameters, self.optimizer, stored_policy.stored_shapes(moments))
             if adam := stored_policy.adam_moments(parameters, self.optimizer):
                 stored_policy.restore(adam, moments, self.ranks.group)
-
-
-def _to_host(rows: Rows) -> Rows:
-    """Rows in the host's memory, where mini-batches are planned."""
-    return {name: column.cpu() for name, column in rows.items()}

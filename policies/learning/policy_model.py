@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -19,10 +20,8 @@ from policies.compat.transformers import adapters_disabled, attn_implementation,
 from policies.learning.forward.checks import (
     IGNORES_PADDING,
     NOT_CAUSAL,
-    OTHER_IN_GENERATION,
     OTHER_POSITIONS,
     OTHER_THAN_EAGER,
-    OwnLogprobs,
     move_last_row,
     own_logprobs,
     padded_rows,
@@ -32,7 +31,7 @@ from policies.learning.forward.checks import (
 from policies.learning.forward.logits import score_logits, token_logprobs
 from policies.learning.forward.prefix_tree import ForwardCost, Layout, Paths, longest_pack
 from policies.learning.forward.value_head import ValueHead, head_width
-from policies.learning.rows import Rows, trim_padding
+from policies.learning.rows import Rows, Scores
 from policies.learning.sharding import copy_full, full_tensor, load_sharded, local_shard, shard, transformer_blocks
 from policies.models.adapters import add_lora
 from policies.models.families import LOGPROB_TOLERANCE, supports_prefix_trees
@@ -48,10 +47,6 @@ from policies.models.language_model import (
 )
 from policies.models.lora import Lora
 
-SCORES = ("logprobs", "entropy")
-"""The results of `PolicyModel.score`; with a critic there are also `values`."""
-REFERENCE_SCORES = ("reference_logprobs", "full_kl")
-"""Its results with the reference."""
 VALUE_HEAD = "value_head."
 _BF16_TOLERANCE = 0.1  # nats by which bf16 may change the log-probability of a token on average
 
@@ -211,10 +206,10 @@ class PolicyModel(nn.Module):
             `[B, R]` each, fp32; 0 outside the response mask. Values are None without a critic.
         """
         layout = self._layout(rows) if layout is None else layout
-        logits, values = self._forward_layout(self.lm, layout, rows if self.critic else None)
-        tokens = rows["responses"][layout.rows, layout.positions]
+        logits, values = self._forward_layout(self.lm, layout, self.critic)
+        tokens = rows.responses[layout.rows, layout.positions]
         logprobs, entropy = token_logprobs(logits, layout.sources, tokens, self.temperature, with_entropy)
-        spread = partial(_spread, layout=layout, like=rows["mask"])
+        spread = partial(_spread, layout=layout, like=rows.mask)
         return (
             spread(logprobs),
             None if values is None else spread(values),
@@ -222,55 +217,44 @@ class PolicyModel(nn.Module):
         )
 
     @torch.no_grad()
-    def score(self, rows: Rows, layout: Layout | None = None, *, reference: bool = True) -> dict[str, Tensor]:
-        """Everything about a batch that stays constant while PPO trains on it.
+    def score(self, rows: Rows, layout: Layout | None = None, *, reference: bool = True) -> Scores:
+        """Everything about a batch that stays constant while PPO trains on it. The logits are freed here.
 
         Args:
             layout: how they are forwarded; None: as plain rows.
-
-        Returns:
-            `[B, R]` each, fp32, 0 outside the response mask: `logprobs` and `entropy`; with the reference also
-            `reference_logprobs`, and `full_kl`, the KL to the reference over the whole vocabulary; with a critic also
-            `values`. The logits are freed here.
         """
         layout = self._layout(rows) if layout is None else layout
-        policy, values = self._forward_layout(self.lm, layout, rows if self.critic else None)
+        policy, values = self._forward_layout(self.lm, layout, self.critic)
         reference_logits = None
         if reference:
             lm = self.reference()
             with adapters_disabled(self.lm) if lm is self.lm else nullcontext():
                 reference_logits, _ = self._forward_layout(lm, layout)
-        tokens = rows["responses"][layout.rows, layout.positions]
+        tokens = rows.responses[layout.rows, layout.positions]
         scores = score_logits(policy, reference_logits, layout.sources, tokens, self.temperature)
-        scored = dict(zip((*SCORES, *REFERENCE_SCORES)[: len(scores)], scores, strict=True))
-        scored |= {} if values is None else {"values": values}
-        return {name: _spread(column, layout, rows["mask"]) for name, column in scored.items()}
+        spread = partial(_spread, layout=layout, like=rows.mask)
+        return replace(Scores(*map(spread, scores)), values=None if values is None else spread(values))
 
     @torch.no_grad()
-    def own_logprobs(self, row: Tensor) -> OwnLogprobs:
+    def own_logprobs(self, row: Tensor, length: int) -> Tensor:
         """See `own_logprobs` in `forward/checks.py`; a sharded model must compute it in a method of this module."""
-        training = [module for module in self.lm.modules() if module.training]
-        self.lm.eval()  # in training, gradient checkpointing would switch the cache off
         with self.autocast():
-            logprobs = own_logprobs(self.lm, row, self.temperature)
-        for module in training:
-            module.training = True
-        return logprobs
+            return own_logprobs(self.lm, row, length, self.temperature)
 
     @torch.no_grad()
     def check_forward(self, prefix_sharing: bool = True) -> None:
         """Checks the log-probabilities of two short rows, which a family's code may compute in an unexpected way.
 
-        They must be the same alone and beside a longer row, by the model's own code (without our position ids, without
-        later tokens, and token by token with a cache), and with eager attention, unless the family cannot switch to it.
+        They must be the same alone and beside a longer row, by the model's own code (without our position ids, and
+        without later tokens), and with eager attention, unless the family cannot switch to it. `SyncCheck` compares
+        them with those of generation.
         fp32 weights are compared in fp32, since bf16 rounding would hide errors. Rows are forwarded as plain rows if
         log-probabilities differ in a prefix tree. All ranks must call it.
         """
         config = self.lm.config.get_text_config()
         rows = padded_rows(config.vocab_size, self._max_length)
-        first = trim_padding(rows, torch.tensor([0]))
-        row = torch.cat([first["prompts"], first["responses"]], dim=1).long().to(self.device)
-        rows, first = ({name: x.to(self.device) for name, x in part.items()} for part in (rows, first))
+        rows, first = rows.to(self.device), rows.trim(torch.tensor([0])).to(self.device)
+        row = torch.cat([first.prompts, first.responses], dim=1)
         positions = min(self._max_length or 0, getattr(config, "max_position_embeddings", None) or 0)
         layout = move_last_row(self._layout(rows), positions)
         dtype, attention = self._dtype, attn_implementation(self.lm)
@@ -278,7 +262,8 @@ class PolicyModel(nn.Module):
             self._dtype = "fp32"
         limit = _BF16_TOLERANCE if self.dtype == torch.bfloat16 else LOGPROB_TOLERANCE
         try:
-            batch, single, own = self(rows, layout)[0], self(first)[0][0], self.own_logprobs(row)
+            batch, single = self(rows, layout)[0], self(first)[0][0]
+            own, beginning = (self.own_logprobs(row, length) for length in (row.shape[1], row.shape[1] - 3))
             eager = batch
             if attention != "eager" and can_switch_attention(self.lm):
                 self.lm.set_attn_implementation("eager")
@@ -292,23 +277,21 @@ class PolicyModel(nn.Module):
                     self.cost = ForwardCost.from_config(self.lm.config, longest)
         finally:
             self._dtype = dtype
-        mask, reject = rows["mask"].bool(), partial(reject_difference, limit=limit, path=self.path)
-        reject(own.beginning, own.row[: len(own.beginning)], NOT_CAUSAL)
-        reject(single, own.row[-len(single) :], OTHER_POSITIONS)
+        mask, reject = rows.mask.bool(), partial(reject_difference, limit=limit, path=self.path)
+        reject(beginning, own[: len(beginning)], NOT_CAUSAL)
+        reject(single, own[-len(single) :], OTHER_POSITIONS)
         reject(batch[0][mask[0]], single, IGNORES_PADDING)
-        last = own.row[len(own.beginning) - 1 :][: len(own.generated)]
-        reject(own.generated, last, OTHER_IN_GENERATION, limit=3 * limit)  # few tokens
         reject(eager[mask], batch[mask], OTHER_THAN_EAGER.replace("ATTENTION", attention))
 
     def _layout(self, rows: Rows) -> Layout:
         """Plain rows."""
-        paths = Paths({name: rows[name].cpu() for name in ("prompts", "prompt_mask", "responses", "mask")})
+        paths = Paths(rows.to(torch.device("cpu")))
         return paths.layout(paths.plain()).to(self.device)
 
     def _forward_layout(
-        self, lm: PreTrainedModel, layout: Layout, rows: Rows | None = None
+        self, lm: PreTrainedModel, layout: Layout, critic: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """The logits `[K * num_logits, V]` in the compute type; and the value before each token, `[E]`.
+        """The logits `[K * num_logits, V]` in the compute type; and with the critic the value before each token, `[E]`.
 
         Position ids are a node's depth, because packs are padded on the left; GPT-2's absolute positions would be
         wrong otherwise. `logits_to_keep` leaves the logit scaling of each family to the model.
@@ -328,7 +311,7 @@ class PolicyModel(nn.Module):
         if not self._supports_logits_to_keep:
             logits = logits.clone()  # lets the logits of the prompts be freed
         logits = logits.flatten(0, 1)
-        if rows is None:
+        if not critic:
             return logits, None
         states = hidden[0][:, -layout.num_logits :].flatten(0, 1)
         states = states.index_select(0, layout.sources).to(self.value_head.weight.dtype)

@@ -44,28 +44,23 @@ class Ranks:
 
 
 @torch.no_grad()
-def mean_tensor(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> Tensor:
-    """Returns the mean as a new tensor; its last bit depends on the order of the tensors.
-
-    Args:
-        group: processes with equally many tensors each, included in the mean; None: this process alone.
-    """
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    if group is None:
-        return total / len(tensors)
-    dist.all_reduce(total, group=group)
-    return total / (len(tensors) * dist.get_world_size(group))
-
-
-@torch.no_grad()
 def mean_tensors(
     policies: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None = None
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-    """Yields each weight of all policies of this process together with its mean; all of the group must iterate."""
+    """Yields each weight of all policies of this process together with its mean, whose last bit depends on their order.
+
+    Args:
+        group: processes with equally many policies each, included in the mean; all of them must iterate. None: this
+            process alone.
+    """
     for tensors in zip(*policies, strict=True):
-        yield tensors, mean_tensor(tensors, group)
+        total, count = tensors[0].clone(), len(tensors)
+        for tensor in tensors[1:]:
+            total += tensor
+        if group is not None:
+            dist.all_reduce(total, group=group)
+            count *= dist.get_world_size(group)
+        yield tensors, total / count
 
 
 @torch.no_grad()

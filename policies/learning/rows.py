@@ -1,44 +1,110 @@
-"""Rows of padded token tensors."""
+"""Batches of one policy's responses: padded token tensors with one row per response."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-Rows = dict[str, Tensor]
-"""Columns of one policy's rows, by name. `B` responses; `P` prompt tokens, padded on the left; `R` response tokens,
-padded on the right.
 
-From rollouts (`make_rows`):
-    prompts           int64 [B, P]
-    prompt_mask       int64 [B, P], 0 on padding
-    responses         int64 [B, R]
-    mask              fp32 [B, R], 1 on response tokens
-    sampler_logprobs  fp32 [B, R], as reported by the generation backend
-    task_rewards      fp64 [B], the response's own reward, unscaled
-    ended             fp32 [B], 1 if the response ends with a stop token, 0 if it was cut at the maximal length
-    groups            int64 [B], equal for responses that are compared with one another
-    chains            int64 [B], index of the response's chain
-    positions         int64 [B], position in the chain, 0 for the pioneer
-    task_reward_parts fp64 [B, K], with K > 1 reward functions the value of each, NaN without a reward
-    thought_cut       fp32 [B], with `thinking` 1 if the response ends within its thought, else 0
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Tensors with one row per response."""
 
-Scored with the weights before the update (`PolicyLearner.score`):
-    logprobs, reference_logprobs, entropy, full_kl, with a critic values: fp32 [B, R]
+    def columns(self) -> dict[str, Tensor]:
+        """The tensors by name, without absent ones."""
+        return {name: column for name, column in vars(self).items() if column is not None}
 
-Credited (`credit.assign_credit`):
-    rewards           fp32 [B], the reward that the response trains on, before `reward_scaling`
-    reward_parts      fp32 [B, K], with `gdpo` the same for each reward function
+    def select(self, index: Tensor) -> Self:
+        """Selects rows by their indices, int64, or by a condition, bool `[B]`."""
+        return self._map(lambda _, column: column[index])
 
-Estimated (`AdvantageEstimator.estimate`):
-    kl, advantages, with a critic returns: fp32 [B, R]
-"""
+    def to(self, device: torch.device) -> Self:
+        """Copies the tensors to a device; see `send`."""
+        return self._map(lambda _, column: send(column, device))
 
-CHAIN_COLUMNS = ("task_reward_parts", "reward_parts")
-"""Columns whose second dimension is reward functions, not tokens."""
+    def _map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
+        return replace(self, **{name: function(name, column) for name, column in self.columns().items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Columns):
+    """Scores of responses with the weights before the update, zero outside the mask (`PolicyLearner.score`)."""
+
+    logprobs: Tensor  # fp32 [B, R]
+    entropy: Tensor  # fp32 [B, R]
+    reference_logprobs: Tensor | None = None  # fp32 [B, R]; None: scored without the reference
+    full_kl: Tensor | None = None  # fp32 [B, R], to the reference over the whole vocabulary; None: without it
+    values: Tensor | None = None  # fp32 [B, R], the critic's before each token; None: no critic
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Estimates(Columns):
+    """What responses train on (`AdvantageEstimator.estimate`)."""
+
+    rewards: Tensor  # fp32 [B], after credit assignment, before `reward_scaling`
+    kl: Tensor  # fp32 [B, R]
+    advantages: Tensor  # fp32 [B, R]
+    returns: Tensor | None = None  # fp32 [B, R], the critic's targets; None: no critic
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rows(Columns):
+    """`B` responses of one policy, from rollouts; `P` prompt tokens, `R` response tokens."""
+
+    prompts: Tensor  # int64 [B, P], padded on the left
+    prompt_mask: Tensor  # int64 [B, P], 0 on padding
+    responses: Tensor  # int64 [B, R], padded on the right
+    mask: Tensor  # fp32 [B, R], 1 on response tokens
+    sampler_logprobs: Tensor  # fp32 [B, R], as reported by the generation backend
+    task_rewards: Tensor  # fp64 [B], the response's own reward, unscaled; NaN without a reward
+    ended: Tensor  # fp32 [B], 1 if the response ends with a stop token, 0 if it was cut at the maximal length
+    groups: Tensor  # int64 [B], equal for responses that are compared with one another
+    chains: Tensor  # int64 [B], index of the response's chain
+    positions: Tensor  # int64 [B], position in the chain, 0 for the pioneer
+    task_reward_parts: Tensor | None = None  # fp64 [B, K], the rewards by K > 1 functions, NaN without a reward
+    thought_cut: Tensor | None = None  # fp32 [B], with `thinking` 1 if the response ends within its thought, else 0
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def at_position(self, position: int) -> Self:
+        """Selects the rows at one position of their chains."""
+        return self.select(self.positions == position)
+
+    def trim(self, index: Tensor) -> Self:
+        """Selects rows by index, and drops token positions that are padding in all of them."""
+        prompt, response = (int(mask[index].sum(1).max()) for mask in (self.prompt_mask, self.mask))
+
+        def trim_column(name: str, column: Tensor) -> Tensor:
+            if name in ("prompts", "prompt_mask"):
+                return column[index, -prompt:]
+            by_token = column.dim() == 2 and name != "task_reward_parts"
+            return column[index, :response] if by_token else column[index]
+
+        return self._map(trim_column)
+
+    def with_scores(self, scores: Scores) -> ScoredRows:
+        """These rows with scores."""
+        return ScoredRows(**(vars(self) | vars(scores)))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoredRows(Scores, Rows):
+    """Rows with their scores."""
+
+    def with_estimates(self, estimates: Estimates) -> TrainRows:
+        """These rows with estimates."""
+        return TrainRows(**(vars(self) | vars(estimates)))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainRows(Estimates, ScoredRows):
+    """Rows with everything that an update needs."""
 
 
 def make_rows(
@@ -53,40 +119,30 @@ def make_rows(
     task_reward_parts: Sequence[Sequence[float]] = (),
     thought_cut: Sequence[bool | None] = (),
 ) -> Rows:
-    """Pads ragged lists into tensors, prompts on the left and responses on the right.
+    """Pads ragged lists into tensors; see `Rows`. By default every response is a chain and a group of its own.
 
     Args:
-        prompts: token ids of each row's prompt.
-        responses: token ids of each row's response.
         logprobs: log-probability of each response token, by the sampler.
-        task_rewards: one per row.
-        ended: whether the response ends with a stop token.
-        groups, chains, positions: see `Rows`. By default every response is a chain and a group of its own.
-        task_reward_parts: see `Rows`; without any numbers, there is no such column.
-        thought_cut: whether the response ends within its thought; with None, there is no such column.
+        task_reward_parts: without any numbers, there is no such column.
+        thought_cut: with None, there is no such column.
     """
+    if [*map(len, responses)] != [*map(len, logprobs)]:
+        raise ValueError("Every response token needs one log-probability.")
     prompt_tokens, prompt_mask = left_padded(prompts)
-    width = max(len(response) for response in responses)
-    tokens = np.zeros((len(responses), width), dtype=np.int64)
-    mask = np.zeros(tokens.shape, dtype=np.float32)
-    sampled = np.zeros(tokens.shape, dtype=np.float32)
-    for row, (response, logprob) in enumerate(zip(responses, logprobs, strict=True)):
-        tokens[row, : len(response)] = response
-        sampled[row, : len(response)] = logprob
-        mask[row, : len(response)] = 1.0
+    tokens, mask = _padded(responses, torch.int64)
     indices = range(len(responses))
     optional = {}
-    if count := max(map(len, task_reward_parts), default=0):
-        values = [[*part, *[float("nan")] * (count - len(part))] for part in task_reward_parts]
-        optional["task_reward_parts"] = torch.as_tensor(values, dtype=torch.float64)
+    if any(map(len, task_reward_parts)):
+        parts = [torch.tensor(part, dtype=torch.float64) for part in task_reward_parts]
+        optional["task_reward_parts"] = pad_sequence(parts, batch_first=True, padding_value=torch.nan)
     if thought_cut and None not in thought_cut:
         optional["thought_cut"] = torch.as_tensor(thought_cut, dtype=torch.float32)
     return Rows(
         prompts=prompt_tokens,
         prompt_mask=prompt_mask,
-        responses=torch.from_numpy(tokens),
-        mask=torch.from_numpy(mask),
-        sampler_logprobs=torch.from_numpy(sampled),
+        responses=tokens,
+        mask=mask.float(),
+        sampler_logprobs=_padded(logprobs, torch.float32)[0],
         task_rewards=torch.as_tensor(task_rewards, dtype=torch.float64),
         ended=torch.as_tensor(ended, dtype=torch.float32),
         groups=torch.as_tensor(indices if groups is None else groups, dtype=torch.int64),
@@ -96,45 +152,38 @@ def make_rows(
     )
 
 
-def frozen_scores(rows: Rows, reference: bool = True) -> Rows:
-    """Returns the scores of a frozen model's rows: its sampler's log-probabilities, and no KL, as it is its reference.
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Pads prompts on the left with token 0.
+
+    Returns:
+        `(tokens, mask)`, both int64 `[B, P]`; the mask is 0 on padding.
+    """
+    return _padded(prompts, torch.int64, "left")
+
+
+def _padded(
+    rows: Sequence[Sequence[float]], dtype: torch.dtype, side: Literal["left", "right"] = "right"
+) -> tuple[Tensor, Tensor]:
+    values = [torch.tensor(row, dtype=dtype) for row in rows]
+    ones = [torch.ones_like(row) for row in values]
+    padded, mask = (pad_sequence(part, batch_first=True, padding_side=side) for part in (values, ones))
+    return padded, mask
+
+
+def frozen_scores(rows: Rows, reference: bool = True) -> Scores:
+    """The scores of a frozen model's rows: its sampler's log-probabilities, and no KL, as it is its own reference.
 
     Args:
-        rows: from rollouts.
         reference: whether other models' rows are scored by a reference.
     """
-    zeros = torch.zeros_like(rows["mask"])
-    logprobs = rows["sampler_logprobs"]
-    scores = {"logprobs": logprobs, "entropy": zeros}
-    return scores | ({"reference_logprobs": logprobs, "full_kl": zeros} if reference else {})
-
-
-def select_rows(rows: Rows, index: Tensor) -> Rows:
-    """Selects rows by index from every column."""
-    return {name: column[index] for name, column in rows.items()}
-
-
-def select_position(rows: Rows, position: int) -> Rows:
-    """Selects the rows at one position of their chains, in the same order."""
-    return select_rows(rows, (rows["positions"] == position).nonzero().squeeze(1))
-
-
-def trim_padding(rows: Rows, index: Tensor) -> Rows:
-    """Selects rows by index from every column, and drops positions that are padding in all rows."""
-    prompt, response = (int(rows[mask][index].sum(1).max()) for mask in ("prompt_mask", "mask"))
-    return {
-        name: column[index, -prompt:]
-        if name.startswith("prompt")
-        else column[index, :response]
-        if column.dim() > 1 and name not in CHAIN_COLUMNS
-        else column[index]
-        for name, column in rows.items()
-    }
+    zeros, logprobs = torch.zeros_like(rows.mask), rows.sampler_logprobs
+    return Scores(logprobs, zeros, logprobs, zeros) if reference else Scores(logprobs, zeros)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor from the host to a device; the host does not wait for it."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    """Copies a tensor to a device; the host does not wait for a copy to a GPU."""
+    to_gpu = device.type == "cuda"
+    return (tensor.pin_memory() if to_gpu and not tensor.is_cuda else tensor).to(device, non_blocking=to_gpu)
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -146,30 +195,15 @@ class NonFiniteUpdate(RuntimeError):
         rows: all rows of the policy in this update, on the CPU.
     """
 
-    def __init__(self, name: str, update: int, rows: Rows) -> None:
+    def __init__(self, name: str, update: int, rows: TrainRows) -> None:
         """Stores the arguments, so that the error can be pickled between processes."""
         super().__init__(name, update, rows)
         self.name, self.update, self.rows = name, update, rows
 
     def __str__(self) -> str:
-        names = [name for name, column in self.rows.items() if not bool(column.isfinite().all())]
+        names = [name for name, column in self.rows.columns().items() if not bool(column.isfinite().all())]
         cause = f"not finite in its batch: {', '.join(names)}" if names else "its batch is finite"
         return (
             f"The gradient of {self.name} is not finite in update {self.update} ({cause}). The optimizer step was "
             "skipped. Try a smaller lr, or dtype=fp32."
         )
-
-
-def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Pads prompts on the left with token 0.
-
-    Returns:
-        `(tokens, mask)`, both int64 `[B, P]`; the mask is 0 on padding.
-    """
-    width = max(len(prompt) for prompt in prompts)
-    tokens = np.zeros((len(prompts), width), dtype=np.int64)
-    mask = np.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        tokens[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return torch.from_numpy(tokens), torch.from_numpy(mask)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from policies.compat.transformers import no_split_classes
 from policies.models.language_model import load_language_model, master_dtype
 from policies.models.model_check import ModelError
-from policies.models.stored_weights import StoredWeights, persistent_buffers
+from policies.models.stored_weights import StoredWeights, stored_tensors
 
 
 @cache
@@ -71,23 +71,18 @@ def load_sharded(lm: PreTrainedModel, path: str, trust_remote_code: bool, mesh: 
     If the files store the weights in another layout than the model's, the processes load the whole LM one after
     another.
     """
-    stored = StoredWeights(path)
+    stored, tensors = StoredWeights(path), stored_tensors(lm)
     names = stored.names(lm)
     if names is not None:
-        for name, tensor in (*lm.named_parameters(), *persistent_buffers(lm).items()):
-            if name in names:
-                if isinstance(tensor, DTensor):
-                    start, size = _local_rows(tensor)
-                else:
-                    start, size = 0, len(tensor) if tensor.dim() else 1
-                if size:
-                    local_shard(tensor).copy_(stored.rows(names[name], start, start + size))
+        for name, stored_name in names.items():
+            start, size = _local_rows(tensors[name])
+            if size:
+                local_shard(tensors[name]).copy_(stored.rows(stored_name, start, start + size))
         return
     for rank in range(mesh.size()):
         if rank == mesh.get_local_rank():
-            full_lm = load_language_model(path, trust_remote_code)
-            loaded = {**dict(full_lm.named_parameters()), **persistent_buffers(full_lm)}
-            for name, tensor in (*lm.named_parameters(), *persistent_buffers(lm).items()):
+            loaded = stored_tensors(load_language_model(path, trust_remote_code))
+            for name, tensor in tensors.items():
                 if ".lora_" not in name:
                     copy_full(tensor, loaded[name.replace(".base_layer.", ".")])
         dist.barrier(mesh.get_group())
@@ -112,8 +107,10 @@ def copy_full(tensor: Tensor, value: Tensor) -> None:
         tensor.copy_(value)
 
 
-def _local_rows(tensor: DTensor) -> tuple[int, int]:
+def _local_rows(tensor: Tensor) -> tuple[int, int]:
     """First row and number of rows of this process's shard; FSDP2 splits the first dimension."""
+    if not isinstance(tensor, DTensor):
+        return 0, len(tensor) if tensor.dim() else 1
     mesh = tensor.device_mesh
     rows = -(-tensor.shape[0] // mesh.size())
     start = min(rows * mesh.get_local_rank(), tensor.shape[0])

@@ -42,7 +42,7 @@ def save(tensors: Mapping[str, Tensor], folder: str, group: dist.ProcessGroup | 
 
     Args:
         tensors: by name; each process writes its shards of sharded tensors.
-        folder: a path on each process's machine; created if missing.
+        folder: created if missing.
         group: the processes that hold the tensors; None: this process alone.
     """
     writer = HuggingFaceStorageWriter(folder, save_distributed=True)

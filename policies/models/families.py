@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 TABLE_PATH = Path(__file__).with_name("families.json")
-LOGPROB_TOLERANCE = 1e-3
-"""Tolerance of a token's log-probability in fp32, in nats; rounding causes about 1e-5."""
+LOGPROB_TOLERANCE = 1e-3  # tolerance of a token's log-probability in fp32, in nats; rounding causes about 1e-5
 ENGINE_LOGPROB_TOLERANCE = 1e-2
 """The same between vLLM and transformers, whose kernels differ; real errors were 0.4 and more."""
 
@@ -23,10 +22,8 @@ ENGINE_LOGPROB_TOLERANCE = 1e-2
 class FamilyTable(NamedTuple):
     """The measured table."""
 
-    versions: dict[str, str]
-    """Package versions of the measurement."""
-    families: dict[str, dict[str, Any]]
-    """Rows by `model_type`; `benchmarks/families.py` documents their fields."""
+    versions: dict[str, str]  # package versions of the measurement
+    families: dict[str, dict[str, Any]]  # rows by `model_type`; `benchmarks/families.py` documents their fields
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from policies.models.revision import split_revision
@@ -17,21 +17,14 @@ from policies.models.revision import split_revision
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_AND_CODE_FILES = ("config.json", "generation_config.json", "*.py")
 """The other files that `from_pretrained` reads from a folder, besides the tokenizer."""
-HUB_KEY, COMMIT_KEY = "hub", "commit"
-"""Keys of a hub model's id and commit."""
-SMALL_FILE_BYTES = 16 * 2**20
-"""Bytes at the start of a file that are always read."""
-BLOCK_BYTES = 4096
-"""Size of each sampled block after that."""
-MAX_BLOCKS = 1024
-"""Maximal number of sampled blocks of a file that is not safetensors."""
+HUB_KEY, COMMIT_KEY = "hub", "commit"  # keys of a hub model's id and commit
+SMALL_FILE_BYTES = 16 * 2**20  # bytes at the start of a file that are always read
+BLOCK_BYTES = 4096  # size of each sampled block after that
+MAX_BLOCKS = 1024  # maximal number of sampled blocks of a file that is not safetensors
 
 
 def model_files(path: str) -> dict[str, str]:
     """Returns a digest of each weight, configuration and code file of a model.
-
-    Args:
-        path: from `policies.models.model_names.model_path`.
 
     Returns:
         For a folder, digests by file name; for a hub id, the id under `HUB_KEY` and the cached commit under
@@ -49,23 +42,17 @@ def model_files(path: str) -> dict[str, str]:
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    for part in _parts(file):
-        digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-def _parts(file: Path) -> Iterator[bytes]:
-    """Yields the parts of a file that are digested: all of a small file; size, start and blocks of a large one."""
+    """Returns a digest of all of a small file, or of start, size and blocks of a large one."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(SMALL_FILE_BYTES)
-        yield start
+        digest = hashlib.sha256(start)
         if size > SMALL_FILE_BYTES:
-            yield str(size).encode()
+            digest.update(str(size).encode())
             for offset in _block_offsets(start, size):
                 stream.seek(offset)
-                yield stream.read(BLOCK_BYTES)
+                digest.update(stream.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def _block_offsets(start: bytes, size: int) -> Iterable[int]:

@@ -102,11 +102,7 @@ def init_empty(
     eager: bool = False,
     max_length: int | None = None,
 ) -> PreTrainedModel:
-    """Like `load_language_model`, but with zeros as weights, which take no memory until they are written to.
-
-    Args:
-        max_length: maximal number of tokens of a row; None: unknown.
-    """
+    """Like `load_language_model`, but with zeros as weights, which take no memory until they are written to."""
     from accelerate import init_empty_weights
 
     config = load_config(path, trust_remote_code)
@@ -163,13 +159,12 @@ def shared_base(
 ) -> PreTrainedModel:
     """Returns the frozen initial policy π_0: the reference, and with LoRA the base of all policies.
 
-    All policies share one object per process, device, types, quantization, attention and factors of longrope.
+    All policies share one object per process, device, types, quantization, attention and factors of longrope. For the
+    other arguments see `load_language_model`.
 
     Args:
         linear_dtype: type of the linear layers; None: `dtype`. With autocast to this type the results are the same,
             but the weights need not be cast in every forward pass.
-        eager: use eager attention (see `eager_is_faster`).
-        max_length: maximal number of tokens of a row (see `fix_rope_factors`); None: unknown.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

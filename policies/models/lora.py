@@ -6,11 +6,8 @@ from typing import NamedTuple
 class Lora(NamedTuple):
     """Configuration of the adapters of `weights=lora`."""
 
-    rank: int
-    """r, the inner dimension."""
-    alpha: float
-    """An adapter's output is scaled by alpha / rank."""
+    rank: int  # r, the inner dimension
+    alpha: float  # an adapter's output is scaled by alpha / rank
     targets: tuple[str, ...] = ()
     """Names of the adapted layers, such as `q_proj`; empty: every linear layer except the output head."""
-    seed: int = 0
-    """Seeds the random initialisation of A."""
+    seed: int = 0  # seeds the random initialisation of A

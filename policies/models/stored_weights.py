@@ -26,8 +26,7 @@ class StoredWeights:
             path: from `policies.models.model_names.model_path`.
         """
         path, revision = split_revision(path)
-        self._files: dict[str, str] = {}
-        """Path of the file of each tensor, by its name in the files."""
+        self._files: dict[str, str] = {}  # path of the file of each tensor, by its name in the files
         if index := cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **revision, _raise_exceptions_for_missing_entries=False):
             files, _ = get_checkpoint_shard_files(path, index, **revision)
             weight_map = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
@@ -47,9 +46,8 @@ class StoredWeights:
             have, as with quantized weights and with families whose weights transformers converts on loading.
         """
         prefix = f"{model.base_model_prefix}."
-        tensors = {**dict(model.named_parameters()), **persistent_buffers(model)}
         names = {}
-        for name, tensor in tensors.items():
+        for name, tensor in stored_tensors(model).items():
             if ".lora_" in name:
                 continue
             base_name = name.replace(".base_layer.", ".")
@@ -70,14 +68,14 @@ class StoredWeights:
         with safe_open(self._files[name], framework="pt") as file:
             return file.get_slice(name)[start:end]
 
-    def read(self, name: str) -> Tensor:
-        """Reads a tensor, by its name in the files."""
-        with safe_open(self._files[name], framework="pt") as file:
-            return file.get_tensor(name)
-
     def _shape(self, name: str) -> tuple[int, ...]:
         with safe_open(self._files[name], framework="pt") as file:
             return tuple(file.get_slice(name).get_shape())
+
+
+def stored_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A model's parameters and persistent buffers, by name; tied ones appear once."""
+    return {**dict(model.named_parameters()), **persistent_buffers(model)}
 
 
 def persistent_buffers(model: PreTrainedModel) -> dict[str, Tensor]:

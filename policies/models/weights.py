@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Weights = Mapping[str, np.ndarray]
-"""fp32 arrays by Hugging Face parameter name; tied weights appear once."""
+Weights = Mapping[str, np.ndarray]  # fp32 arrays by Hugging Face parameter name; tied weights appear once
 Shape = tuple[int, ...]
 
 

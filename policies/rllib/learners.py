@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -17,14 +16,14 @@ from ray.exceptions import RayError, RayTaskError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from ray.tune.utils.file_transfer import sync_dir_between_nodes
 
 from policies.compat.rllib import actor_manager
 from policies.generation.generator import LoadedWeights
-from policies.learning.rows import Rows, frozen_scores
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.rows import Estimates, Rows, Scores, frozen_scores
 from policies.learning.stored_policy import TENSOR_FILES
-from policies.models.weights import Weights
+from policies.models.weights import Weights, checksum
 from policies.rllib.token_ppo_learner import TokenPPOLearner, fetch
 
 T = TypeVar("T")
@@ -42,45 +41,97 @@ class Learners(LearnerGroup):
     def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
         """Creates the group; `config` is a `CoryConfig`."""
         super().__init__(config=config, **kwargs)
-        self.timeout: float = config.settings.learner_timeout
-        """Timeout of a call to a remote learner, in seconds."""
+        self.timeout: float = config.settings.learner_timeout  # timeout of a call to a remote learner, in seconds
 
-    def foreach_learner(
-        self,
-        func: Callable[..., Any],
-        *,
-        healthy_only: bool = True,
-        remote_actor_ids: list[int] | None = None,
-        timeout_seconds: float | None = None,
-        return_obj_refs: bool = False,
-        mark_healthy: bool = False,
-        **kwargs: Any,
-    ) -> RemoteCallResults:
-        """Calls a function on every learner. After one fails, the others have `FAILURE_GRACE_SECONDS` to answer.
-
-        RLlib's version skips dead learners: it treats a checkpoint as complete although a learner died or its disk was
-        full, and if one of several learners dies, it may report the connection errors of the others instead. It also
-        has no timeout, and waits for all learners although one has failed.
+    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Scores]:
+        """Scores the rows of every policy; see `PolicyLearner.score`, and `frozen_scores` for frozen models.
 
         Args:
-            func: called with a learner and `kwargs`.
-            healthy_only: no effect; no learner is skipped.
-            remote_actor_ids: the remote learners to call; None: all.
-            timeout_seconds: the timeout; None or 0: `timeout`.
-            return_obj_refs: no effect; results are values.
-            **kwargs: keyword arguments of `func`.
+            keep: keep the rows and their scores in the learners, for `learn`.
+        """
+        policy_ids = self.config.settings.policy_ids
+        trained = {name: part for name, part in rows.items() if name in policy_ids}
+        frozen = {name: frozen_scores(part, reference) for name, part in rows.items() if name not in policy_ids}
+        shared = self._shared(trained)
+        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep, reference=reference))
+        return {policy_id: scores for result in results for policy_id, scores in result.items()} | frozen
+
+    def learn(self, estimates: dict[str, Estimates], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
+        """Trains every policy on the rows that `score` kept; see `TokenPPOLearner.learn`.
+
+        Returns:
+            RLlib metrics, one result per learner.
+        """
+        shared = self._shared(estimates)
+        return self.call_all(lambda learner: learner.learn(fetch(shared), update, kl_coefs))
+
+    def _shared(self, value: T) -> T | ray.ObjectRef[T]:
+        """Puts a value into Ray's object store if learners are remote, so that each machine fetches it at most once."""
+        return ray.put(value) if self.is_remote else value
+
+    def weights(self, policy_id: str) -> Weights:
+        """The current weights of a policy, without its value head, by Hugging Face names."""
+        return self.call_policy(policy_id, lambda policy: dict(policy.stream_weights()))
+
+    def put_weights(self, policy_id: str) -> tuple[ray.ObjectRef[Weights], int]:
+        """Puts a policy's current weights into Ray's object store, without passing through this process.
+
+        Returns:
+            The reference and the weights' checksum.
+        """
+        (ref,), total = self.call_policy(policy_id, _put_weights)
+        return ref, total
+
+    def transfer(
+        self, policy_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
+    ) -> tuple[int, list[LoadedWeights] | None]:
+        """Sends a policy's weights directly from its learners to runners; see `WeightSender.send`."""
+        shared = self._shared(weights)
+        return self.call_first(lambda learner: learner.transfer(policy_id, runners, version, restarts, fetch(shared)))
+
+    def score_under(self, policy_id: str, weights: Weights, rows: Rows) -> Scores:
+        """Scores a policy's rows with other weights, without the reference, and restores the current ones."""
+        shared = self._shared(weights)
+        return self.call_policy(policy_id, lambda policy: policy.score_under(fetch(shared), rows))
+
+    def reset_optimizers(self) -> None:
+        """Resets Adam's moments of every policy."""
+        for policy_id in self.config.settings.policy_ids:
+            self.call_policy(policy_id, PolicyLearner.reset_optimizer)
+
+    def average(self, tau: float) -> None:
+        """Moves all policies towards the mean of their weights by `tau`; see `TokenPPOLearner.average`."""
+        self.call_all(lambda learner: learner.average(tau))
+
+    @contextmanager
+    def temporary_average(self, policy_id: str) -> Iterator[None]:
+        """A context in which a policy has the mean of all policies' weights."""
+        self.call_all(lambda learner: learner.swap_in_average(policy_id))
+        try:
+            yield
+        finally:
+            self.call_all(TokenPPOLearner.restore_weights)
+
+    def call_policy(self, policy_id: str, function: Callable[[PolicyLearner], T]) -> T:
+        """Calls a function on a policy's learner in all of its processes, and returns the result of rank 0."""
+        return self.call_first(lambda learner: learner.call_policy(policy_id, function))
+
+    def call_first(self, function: Callable[[TokenPPOLearner], T | None]) -> T:
+        """Calls a function on every learner, and returns the first result that is not None."""
+        return next((result for result in self.call_all(function) if result is not None), None)  # type: ignore[return-value]
+
+    def call_all(self, function: Callable[[TokenPPOLearner], T]) -> list[T]:
+        """Calls a function on every learner, and returns their results.
+
+        Unlike with RLlib's `foreach_learner`, a dead learner is never skipped (a checkpoint would count as complete),
+        the cause of a failure is told from the connection errors that follow from it, and no call is waited for without
+        a limit. After one learner fails, the others have `FAILURE_GRACE_SECONDS` to answer.
         """
         if self.is_local:
-            return super().foreach_learner(func, **kwargs)
-        timeout = timeout_seconds or self.timeout
-        deadline = time.monotonic() + timeout
-        actors = {
-            learner: actor
-            for learner, actor in actor_manager(self).actors().items()
-            if remote_actor_ids is None or learner in remote_actor_ids
-        }
-        calls = {actor.apply.remote(partial(func, **kwargs)): learner for learner, actor in actors.items()}
-        values: dict[int, Any] = {}
+            return [result.get() for result in self.foreach_learner(function)]
+        calls = {actor.apply.remote(function): actor for actor in actor_manager(self).actors().values()}
+        deadline = time.monotonic() + self.timeout
+        results: dict[ray.ObjectRef[T], T] = {}
         errors: list[Exception] = []
         pending = list(calls)
         while pending:
@@ -88,12 +139,12 @@ class Learners(LearnerGroup):
             if not ready:
                 break
             try:
-                values[calls[ready[0]]] = ray.get(ready[0])
+                results[ready[0]] = ray.get(ready[0])
             except RayError as error:
                 errors.append(error.cause if isinstance(error, RayTaskError) else error)
                 deadline = min(deadline, time.monotonic() + FAILURE_GRACE_SECONDS)
         for call in pending:
-            ray.kill(actors[calls[call]])
+            ray.kill(calls[call])
         for cause in errors:
             if isinstance(cause, RayError):
                 raise LearnerError(
@@ -103,99 +154,10 @@ class Learners(LearnerGroup):
             raise errors[0] from None
         if pending:
             raise LearnerError(
-                f"{len(pending)} of {len(calls)} learners timed out after {timeout:.0f} s. If an update may take that "
-                "long, raise learner_timeout; otherwise check their machines."
+                f"{len(pending)} of {len(calls)} learners timed out after {self.timeout:g} s. If an update may take "
+                "that long, raise learner_timeout; otherwise check their machines."
             )
-        results = RemoteCallResults()
-        for learner in actors:
-            results.add_result(learner, ResultOrError(result=values[learner]), None)
-        return results
-
-    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Rows]:
-        """Scores the rows of every policy; see `PolicyLearner.score`, and `frozen_scores` for frozen models.
-
-        Args:
-            keep: keep the rows and their scores in the learners, for `learn`.
-
-        Returns:
-            The scores by policy id, on the CPU.
-        """
-        policy_ids = self.config.settings.policy_ids
-        trained = {name: part for name, part in rows.items() if name in policy_ids}
-        frozen = {name: frozen_scores(part, reference) for name, part in rows.items() if name not in policy_ids}
-        shared = self._shared(trained)
-        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep, reference=reference))
-        return {policy_id: scores for result in results for policy_id, scores in result.items()} | frozen
-
-    def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:
-        """Trains every policy on the rows that `score` kept.
-
-        Args:
-            columns: by policy id the columns that these rows do not have yet; only they are sent to the learners.
-            update: number of the update, from 0.
-
-        Returns:
-            RLlib metrics, one result per learner.
-        """
-        shared = self._shared(columns)
-        return self.call_all(lambda learner: learner.learn(fetch(shared), update, kl_coefs))
-
-    def _shared(self, value: T) -> T | ray.ObjectRef[T]:
-        """Puts a value into Ray's object store if learners are remote, so that each machine fetches it at most once."""
-        return ray.put(value) if self.is_remote else value
-
-    def weights(self, policy_id: str) -> Weights:
-        """The current weights of a policy, without its value head, by Hugging Face names."""
-        return self.call_first(lambda learner: learner.weights(policy_id))
-
-    def put_weights(self, policy_id: str) -> tuple[ray.ObjectRef[Weights], int]:
-        """Puts a policy's current weights into Ray's object store, without passing through this process.
-
-        Returns:
-            The reference and the weights' checksum.
-        """
-        (ref,), total = self.call_first(lambda learner: learner.put_weights(policy_id))
-        return ref, total
-
-    def transfer(
-        self, policy_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None = None
-    ) -> tuple[int, list[LoadedWeights] | None]:
-        """Sends a policy's weights directly from its learners to runners; see `WeightSender.send`."""
-        shared = self._shared(weights)
-        return self.call_first(lambda learner: learner.transfer(policy_id, runners, version, restarts, shared))
-
-    def score_under(self, policy_id: str, weights: Weights, rows: Rows) -> Rows:
-        """Scores a policy's rows with other weights, without the reference, and restores the current ones."""
-        shared = self._shared(weights)
-        return self.call_first(lambda learner: learner.score_under(policy_id, shared, rows))
-
-    def reset_optimizers(self) -> None:
-        """Resets Adam's moments of every policy."""
-        self.call_first(TokenPPOLearner.reset_optimizers)
-
-    def average(self, tau: float) -> None:
-        """Moves all policies towards the mean of their weights by `tau`; see `TokenPPOLearner.average`."""
-        self.call_first(lambda learner: learner.average(tau))
-
-    @contextmanager
-    def temporary_average(self, policy_id: str) -> Iterator[None]:
-        """A context in which a policy has the mean of all policies' weights."""
-        self.call_first(lambda learner: learner.swap_in_average(policy_id))
-        try:
-            yield
-        finally:
-            self.call_first(TokenPPOLearner.restore_weights)
-
-    def call_first(self, function: Callable[[TokenPPOLearner], T | None]) -> T:
-        """Calls a function on every learner, and returns the first result that is not None.
-
-        With `shards_per_policy` a learner has only one policy; it returns None for the others.
-        """
-        return next((result for result in self.call_all(function) if result is not None), None)  # type: ignore[return-value]
-
-    def call_all(self, function: Callable[[TokenPPOLearner], T]) -> list[T]:
-        """Calls a function on every learner, and returns their results."""
-        return [result.get() for result in self.foreach_learner(function)]
+        return [results[call] for call in calls]
 
     # State. Each learner writes its part of each policy into the policy's folder.
 
@@ -251,6 +213,12 @@ class Learners(LearnerGroup):
         folder = Path(path) / COMPONENT_LEARNER
         address, files = _address() if self.is_remote else "", _tensor_file_stats(folder)
         self.call_all(lambda learner: _restore(learner, folder, files, address, moments))
+
+
+def _put_weights(policy: PolicyLearner) -> tuple[list[ray.ObjectRef[Weights]], int]:
+    """Returns a reference to the weights, in a list so that Ray does not resolve it, and their checksum."""
+    weights = dict(policy.stream_weights())
+    return [ray.put(weights)], checksum(weights)
 
 
 def _reject_remote_filesystem(filesystem: Any) -> None:

@@ -13,8 +13,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 class StatelessRunner(EnvRunner, Checkpointable):
     """A runner that gets everything it needs with every call, so that it can be restarted at any time."""
 
-    env_steps = 0
-    """Environment steps since the last call of `get_metrics`."""
+    env_steps = 0  # environment steps since the last call of `get_metrics`
 
     def get_metrics(self) -> dict[str, int]:
         """Environment steps since the last call."""

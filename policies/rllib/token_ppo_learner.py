@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,13 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from policies.generation.cuda import check_cuda
 from policies.generation.generator import LoadedWeights
-from policies.learning.estimation import ended
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.ranks import mean_tensors, move_to_mean
-from policies.learning.rows import Rows
+from policies.learning.rows import Estimates, Rows, ScoredRows, Scores, TrainRows
 from policies.learning.sharding import learner_mesh
 from policies.learning.stored_policy import begin_save, checkpoint_group
-from policies.models.weights import Weights, checksum
+from policies.models.weights import Weights
 from policies.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ class TokenPPOLearner(TorchLearner):
     averages per rank. Here each policy's learner handles its own ranks, independently of other policies.
     """
 
-    policies: dict[str, PolicyLearner]
-    """By policy id, in sorted order."""
+    policies: dict[str, PolicyLearner]  # by policy id, in sorted order
     _module_spec: MultiRLModuleSpec
     mesh: DeviceMesh | None
     """All learners, policy × shard, with `shards_per_policy`: this one trains its shard of one policy. Else None."""
@@ -52,7 +50,7 @@ class TokenPPOLearner(TorchLearner):
             check_cuda("gpus_per_learner", self.settings.gpus_per_learner)
         self.policies, self._swapped = {}, ExitStack()
         self._senders: dict[str, WeightSender] = {}
-        self._rows: dict[str, Rows] = {}
+        self._rows: dict[str, ScoredRows] = {}
         self._saving: Future[None] | None = None
         super().build()
         for policy in self.policies.values():
@@ -82,14 +80,13 @@ class TokenPPOLearner(TorchLearner):
             policy_index=policy_ids.index(module_id),
             group=dist.group.WORLD if data_parallel else None,
         )
-        self.policies[module_id] = learner
-        self.policies = {name: self.policies[name] for name in policy_ids if name in self.policies}
+        self.policies = dict(sorted({**self.policies, module_id: learner}.items()))
         self.register_optimizer(module_id=module_id, optimizer=learner.optimizer, params=learner.parameters)
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """Does nothing: `PolicyLearner` broadcasts weights and sums gradients itself."""
 
-    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Rows]:
+    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Scores]:
         """Scores the rows of this learner's policies; all learners must call it with the same rows.
 
         Args:
@@ -98,39 +95,38 @@ class TokenPPOLearner(TorchLearner):
         Returns:
             Scores by policy id, only of policies for which this learner is rank 0.
         """
-        policy_ids = [policy_id for policy_id in sorted(rows) if policy_id in self.policies]
-        scored = {
-            policy_id: to_cpu(self.policies[policy_id].score(rows[policy_id], reference=reference))
-            for policy_id in policy_ids
-        }
+        policies = {policy_id: self.policies[policy_id] for policy_id in sorted(rows) if policy_id in self.policies}
+        scored = {name: policy.score(rows[name], reference=reference) for name, policy in policies.items()}
         if keep:
-            self._rows = {policy_id: rows[policy_id] | scores for policy_id, scores in scored.items()}
-        return {policy_id: scores for policy_id, scores in scored.items() if self.policies[policy_id].is_rank_zero}
+            self._rows = {policy_id: rows[policy_id].with_scores(scores) for policy_id, scores in scored.items()}
+        return {name: scores for name, scores in scored.items() if policies[name].is_rank_zero}
 
-    def learn(self, columns: dict[str, Rows], update: int, kl_coefs: dict[str, float]) -> dict[str, Any]:
+    def learn(self, estimates: dict[str, Estimates], update: int, kl_coefs: dict[str, float]) -> dict[str, Any]:
         """Trains every policy of this process on the rows that `score` kept.
 
         Args:
-            columns: by policy id the columns that these rows do not have yet.
             update: number of the update, from 0.
             kl_coefs: weight of the KL by policy id, used if the KL is in the loss.
         """
         scored_rows, self._rows = self._rows, {}
-        for policy_id in [policy_id for policy_id in columns if policy_id in self.policies]:
-            train_rows = scored_rows[policy_id] | columns[policy_id]
-            num_scored = len(train_rows["mask"])
+        for policy_id in [policy_id for policy_id in estimates if policy_id in self.policies]:
+            rows = scored_rows[policy_id].with_estimates(estimates[policy_id])
+            num_scored = len(rows)
             if self.settings.overlong == "mask":
-                train_rows = ended(train_rows)
-            metrics = self.policies[policy_id].update(train_rows, update, kl_coefs[policy_id], num_scored=num_scored)
+                rows = rows.select(rows.ended.bool())
+            metrics = self.policies[policy_id].update(rows, update, kl_coefs[policy_id], num_scored=num_scored)
             self.policies[policy_id].optimizer.zero_grad(set_to_none=True)  # frees memory for the next policy
             self.metrics.log_dict(metrics, key=policy_id, window=1)
         result: dict[str, Any] = self.metrics.reduce()
         return result
 
-    def reset_optimizers(self) -> None:
-        """Resets Adam's moments of every policy."""
-        for policy in self.policies.values():
-            policy.reset_optimizer()
+    def call_policy(self, policy_id: str, function: Callable[[PolicyLearner], T]) -> T | None:
+        """Calls a function on a policy's learner; None unless this process is rank 0 of the policy."""
+        policy = self.policies.get(policy_id)
+        if policy is None:
+            return None
+        result = function(policy)
+        return result if policy.is_rank_zero else None
 
     def average(self, tau: float) -> None:
         """Moves all policies towards the mean of their weights; all learners must call it.
@@ -162,47 +158,22 @@ class TokenPPOLearner(TorchLearner):
         """The learners that have the same shard of the other policies; None: this one has all policies."""
         return None if self.mesh is None else self.mesh.get_group("policy")
 
-    def weights(self, policy_id: str) -> Weights | None:
-        """A policy's weights, without its value head; None: this learner is not rank 0 of the policy."""
-        policy = self.policies.get(policy_id)
-        return dict(policy.stream_weights()) or None if policy is not None else None
-
-    def put_weights(self, policy_id: str) -> tuple[list[ray.ObjectRef[Weights]], int] | None:
-        """Puts a policy's weights into Ray's object store; None: this learner is not rank 0 of the policy.
-
-        Returns:
-            The reference, in a list so that Ray does not resolve it, and the weights' checksum.
-        """
-        weights = self.weights(policy_id)
-        return None if weights is None else ([ray.put(weights)], checksum(weights))
-
     def transfer(
-        self, policy_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Any = None
+        self, policy_id: str, runners: Sequence[Any], version: int, restarts: int, weights: Weights | None
     ) -> tuple[int, list[LoadedWeights] | None] | None:
-        """Sends a policy's weights to runners by vLLM's weight transfer; all learners must call it.
-
-        Arguments and result are those of `WeightSender.send`; None: this learner is not rank 0 of the policy.
-        """
+        """Sends a policy's weights to runners by vLLM's weight transfer; see `WeightSender.send` and `call_policy`."""
         from policies.rllib.weight_sender import WeightSender  # imports vLLM, which takes seconds
 
-        policy, s = self.policies.get(policy_id), self.settings
-        if policy is None:
-            return None
+        s = self.settings
         assert s.weight_transfer is not None
-        if policy_id not in self._senders:
-            self._senders[policy_id] = WeightSender(
-                policy, s.weight_transfer, s.tensor_parallel_size, s.generation_timeout
-            )
-        sent = self._senders[policy_id].send(runners, version, restarts, fetch(weights))
-        return sent if policy.is_rank_zero else None
+        backend, workers, timeout = s.weight_transfer, s.tensor_parallel_size, s.generation_timeout
 
-    def score_under(self, policy_id: str, weights: Weights | ray.ObjectRef[Weights], rows: Rows) -> Rows | None:
-        """Scores a policy's rows with other weights, without the reference; None: this is not rank 0 of the policy."""
-        policy = self.policies.get(policy_id)
-        if policy is None:
-            return None
-        scored = policy.score_under(fetch(weights), rows)
-        return to_cpu(scored) if policy.is_rank_zero else None
+        def send(policy: PolicyLearner) -> tuple[int, list[LoadedWeights] | None]:
+            if policy_id not in self._senders:
+                self._senders[policy_id] = WeightSender(policy, backend, workers, timeout)
+            return self._senders[policy_id].send(runners, version, restarts, weights)
+
+        return self.call_policy(policy_id, send)
 
     def begin_save(self, folder: str) -> None:
         """Starts writing a snapshot of this learner's policies; `finish_save` completes it. All learners must call it.
@@ -241,7 +212,7 @@ class TokenPPOLearner(TorchLearner):
             weights_folder, moments_folder = _folders(folder, policy_id)
             policy.restore(weights_folder, moments_folder if moments else None)
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Rows, fwd_out: Any) -> Tensor:
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TrainRows, fwd_out: Any) -> Tensor:
         """A policy's loss over rows with advantages, summed over response tokens."""
         return self.policies[module_id].loss(batch)[0]
 
@@ -249,11 +220,6 @@ class TokenPPOLearner(TorchLearner):
 def _folders(folder: str, policy_id: str) -> tuple[str, str]:
     """The folders of a policy's weights and of its Adam moments in a checkpoint of learners."""
     return f"{folder}/{COMPONENT_RL_MODULE}/{policy_id}", f"{folder}/{COMPONENT_OPTIMIZER}/{policy_id}"
-
-
-def to_cpu(rows: Rows) -> Rows:
-    """Copies rows to host memory."""
-    return {name: column.cpu() for name, column in rows.items()}
 
 
 def fetch(value: T | ray.ObjectRef[T]) -> T:

@@ -135,8 +135,7 @@ class RunnerClient:
         Args:
             timeout: longest wait for a runner, in seconds.
         """
-        self.loaded: list[LoadedWeights] | None = None
-        """What each runner's engine loaded, after `finish_weight_update`."""
+        self.loaded: list[LoadedWeights] | None = None  # what each runner's engine loaded, after `finish_weight_update`
         self._runners, self._call, self._workers = runners, {"policy_id": policy_id, "version": version}, workers
         self._timeout = timeout
 

@@ -38,8 +38,8 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
         assign_part_credit(rows, credit, estimators, weights) if weights else assign_credit(rows, credit, estimators)
     )
     for policy_id in estimators.keys() & rows.keys():  # frozen models learn nothing
-        is_kept = has_nonzero_std(credited[policy_id], rows[policy_id]["groups"])
-        useful_queries |= {queries[chain] for chain in rows[policy_id]["chains"][is_kept].tolist()}
+        is_kept = has_nonzero_std(credited[policy_id], rows[policy_id].groups)
+        useful_queries |= {queries[chain] for chain in rows[policy_id].chains[is_kept].tolist()}
     return set(queries) - useful_queries
 
 
@@ -77,4 +77,4 @@ def replace_queries(
 
 def count_tokens(episodes: Sequence[MultiAgentEpisode]) -> int:
     """Returns the number of response tokens of chains."""
-    return sum(int(rows["mask"].sum()) for rows in rows_from_episodes(episodes).values())
+    return sum(int(rows.mask.sum()) for rows in rows_from_episodes(episodes).values())

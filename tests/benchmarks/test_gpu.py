@@ -94,7 +94,7 @@ def test_operations_are_six_a_weight_and_token_and_less_where_weights_are_frozen
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model = PolicyModel(str(tmp_path), critic=False, dtype="fp32")
     rows = play(argparse.Namespace(rows=2, prompt=3, response=4), config.vocab_size)
-    tokens, responses = 6 + float(rows["mask"].sum()), float(rows["mask"].sum())
+    tokens, responses = 6 + float(rows.mask.sum()), float(rows.mask.sum())
     head = config.vocab_size * config.hidden_size
     linear = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
     results = operations(model, rows, config, "full")

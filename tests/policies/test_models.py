@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from policies.cory import Cory
 from policies.generation.installed import vllm_installed
-from policies.learning.rows import left_padded, select_position
+from policies.learning.rows import left_padded
 from policies.models.language_model import load_language_model
 from policies.models.model_names import BUNDLED_LM, model_path
 from policies.models.weights import checksum
@@ -112,15 +113,14 @@ def test_policies_with_different_tokenizers_pass_on_text(make_cory: MakeCory) ->
     for mapping in (algorithm.mapping, algorithm.mapping.rotated()):
         rollout, metrics = algorithm.evaluator.measure(prompt_refs, mapping, "test")
         policy_id = mapping("observer")
-        rows = select_position(rows_from_episodes(rollout.episodes)[policy_id], 1)
-        chain_prompts, chain_mask = rows["prompts"], rows["prompt_mask"]
+        rows = rows_from_episodes(rollout.episodes)[policy_id].at_position(1)
         prompts = [
             tokenizers[policy_id](task.prompt(task.test[prompt_ref.query]))["input_ids"] for prompt_ref in prompt_refs
         ]
-        rows["prompts"], rows["prompt_mask"] = left_padded(prompts)
-        bare = algorithm.learners.score({policy_id: rows})[policy_id]["reference_logprobs"]
-        rows["prompts"], rows["prompt_mask"] = chain_prompts, chain_mask
-        logprobs = algorithm.learners.score({policy_id: rows})[policy_id]["logprobs"]
+        tokens, mask = left_padded(prompts)
+        bare_rows = replace(rows, prompts=tokens, prompt_mask=mask)
+        bare = algorithm.learners.score({policy_id: bare_rows})[policy_id].columns()["reference_logprobs"]
+        logprobs = algorithm.learners.score({policy_id: rows})[policy_id].logprobs
         np.testing.assert_allclose(metrics["observer"]["bare_kl"], (logprobs - bare).sum(1), atol=1e-5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from policies.learning.credit import assign_credit
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.rows import frozen_scores, left_padded, make_rows, select_position
+from policies.learning.rows import frozen_scores, left_padded, make_rows
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.paper import paper_credit, paper_hyperparameters
@@ -167,7 +168,7 @@ def test_an_update_in_which_only_frozen_models_responded_changes_no_weights(
 def test_the_reward_of_a_frozen_model_is_credited_to_earlier_agents() -> None:
     trained = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [1.0, 2.0], [True] * 2)
     frozen = make_rows([[1]] * 2, [[2]] * 2, [[-1.0]] * 2, [10.0, 20.0], [True] * 2, positions=[1, 1])
-    rows = {"llm_1": trained | frozen_scores(trained), "frozen_1": frozen | frozen_scores(frozen)}
+    rows = {name: part.with_scores(frozen_scores(part)) for name, part in (("llm_1", trained), ("frozen_1", frozen))}
     estimators = {"llm_1": AdvantageEstimator(paper_hyperparameters(advantage="rloo"))}
     credited = assign_credit(rows, paper_credit("chain", chain_gamma=0.5), estimators)
     assert credited["llm_1"].tolist() == [6.0, 12.0] and credited["frozen_1"].tolist() == [10.0, 20.0]
@@ -219,7 +220,7 @@ def test_drafts_are_requested_at_once_and_any_finishing_order_gives_the_same_cha
     np.testing.assert_equal(sample_chains(runner, PROMPT_REFS).samples, expected.samples)
     assert runner.generator.order[:2] == [36, 35]  # the second draft of the last chain, then its first
     rows = rows_from_episodes(expected.episodes)
-    assert {policy_id: len(columns["mask"]) for policy_id, columns in rows.items()} == {"llm_1": 32, "llm_2": 8}
+    assert {policy_id: len(columns.mask) for policy_id, columns in rows.items()} == {"llm_1": 32, "llm_2": 8}
     texts = [[response["text"] for response in sample["responses"][:2]] for sample in expected.samples]
     assert any(first != second for first, second in texts)  # drafts have different seeds
     runner.stop()
@@ -246,15 +247,15 @@ def test_the_bare_query_of_a_last_answer_is_the_prompt_of_the_first_role_that_an
     rollout, metrics = algorithm.evaluator.measure(PROMPT_REFS, algorithm.mapping, "test")
     last = algorithm.settings.agents[-1]
     (rows,) = rows_from_episodes(rollout.episodes).values()
-    rows = select_position(rows, len(algorithm.settings.agents) - 1)
+    rows = rows.at_position(len(algorithm.settings.agents) - 1)
     task, tokenizer = algorithm.task, algorithm.settings.make_tokenizers()["llm_1"]
     template = task.prompt_template if alone is None else alone
     prompts = tokenizer([template.format(query=task.test[ref.query].text) for ref in rollout.prompt_refs])["input_ids"]
-    bare = dict(zip(("prompts", "prompt_mask"), left_padded(prompts), strict=True))
-    bare |= {name: rows[name] for name in ("responses", "mask", "positions")}
+    tokens, mask = left_padded(prompts)
+    bare = replace(rows, prompts=tokens, prompt_mask=mask)
     own, alone_scores = (algorithm.learners.score({"llm_1": part})["llm_1"] for part in (rows, bare))
-    expected = ((own["logprobs"] - alone_scores["reference_logprobs"]) * rows["mask"]).sum(1)
+    expected = ((own.logprobs - alone_scores.columns()["reference_logprobs"]) * rows.mask).sum(1)
     np.testing.assert_allclose(metrics[last]["bare_kl"], expected, atol=1e-4)
-    own_prompts = [row[mask.bool()].tolist() for row, mask in zip(rows["prompts"], rows["prompt_mask"], strict=True)]
+    own_prompts = [row[mask.bool()].tolist() for row, mask in zip(rows.prompts, rows.prompt_mask, strict=True)]
     is_asked_alike = own_prompts == prompts
     assert (np.abs(expected).max() < 1e-4) == is_asked_alike  # untrained

@@ -39,10 +39,9 @@ class Outcome(NamedTuple):
 
 def weights_of(algorithm: Cory) -> Ranks:
     policy_ids = algorithm.settings.policy_ids
-    results = algorithm.learner_group.foreach_learner(
+    return algorithm.learners.call_all(
         lambda learner: {policy_id: learner.policies[policy_id].model.state() for policy_id in policy_ids}
     )
-    return [result.get() for result in results.result_or_errors]
 
 
 def build(**settings: Any) -> Cory:
@@ -116,10 +115,9 @@ def test_groups_are_not_split_over_learners() -> None:
 
 def count_moments(algorithm: Cory) -> list[int]:
     """Returns by learner the number of parameters with Adam moments."""
-    results = algorithm.learner_group.foreach_learner(
+    return algorithm.learners.call_all(
         lambda learner: sum(len(policy.optimizer.state) for policy in learner.policies.values())
     )
-    return [result.get() for result in results.result_or_errors]
 
 
 def exchange_with_reset(learners: int) -> list[list[int]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.learning.rows import select_position
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping, make_mapping
@@ -87,16 +86,14 @@ def test_a_group_is_the_responses_to_one_query_in_one_role(make_cory: MakeCory) 
     prompt_refs = [PromptRef(query, sample) for query in range(4) for sample in range(2)]
     rollout = algorithm.runners.generate(prompt_refs, mapping=algorithm.mapping)
     (rows,) = rows_from_episodes(rollout.episodes).values()
-    rows |= algorithm.learners.score({"llm_1": rows})["llm_1"]
-    rows["rewards"] = rows["task_rewards"].float()
-    columns, _ = algorithm.estimators["llm_1"].estimate(rows)
-    rows |= columns
+    scored = rows.with_scores(algorithm.learners.score({"llm_1": rows})["llm_1"])
+    estimates, _ = algorithm.estimators["llm_1"].estimate(scored, rows.task_rewards.float())
     for position in (0, 1):
-        role_rows = select_position(rows, position)
-        rewards = role_rows["rewards"].view(4, 2)  # by query and sample
-        first, second = role_rows["groups"].view(4, 2).T.tolist()
+        role_rows = scored.with_estimates(estimates).at_position(position)
+        rewards = role_rows.rewards.view(4, 2)  # by query and sample
+        first, second = role_rows.groups.view(4, 2).T.tolist()
         assert first == second and len(set(first)) == 4
-        advantages = role_rows["advantages"][:, 0].view(4, 2)
+        advantages = role_rows.advantages[:, 0].view(4, 2)
         np.testing.assert_allclose(advantages, rewards - rewards.flip(1), rtol=1e-5)
 
 

@@ -11,7 +11,7 @@ import torch
 from policies.cory import Cory
 from policies.evaluator import last_response_metrics
 from policies.learning.estimation import AdvantageEstimator
-from policies.learning.rows import select_position
+from policies.learning.rows import frozen_scores
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.paper import paper_hyperparameters
@@ -95,23 +95,22 @@ def test_groups_contain_only_the_responses_that_exist_and_a_group_of_one_teaches
     rollout = algorithm.runners.generate(prompt_refs, update=0, mapping=algorithm.mapping, split="train")
     (rows,) = rows_from_episodes(rollout.episodes).values()
     lengths = [len(sample["responses"]) for sample in rollout.samples]
-    assert len(rows["chains"]) == sum(lengths) < 64 and len(select_position(rows, 0)["chains"]) == 32
-    observers = select_position(rows, 1)
-    assert observers["chains"].tolist() == [chain for chain, length in enumerate(lengths) if length == 2]
-    queries = torch.tensor([prompt_refs[chain].query for chain in observers["chains"]])
-    for group in observers["groups"].unique():
-        assert len(queries[observers["groups"] == group].unique()) == 1
-    sizes = (observers["groups"].unsqueeze(0) == observers["groups"].unsqueeze(1)).sum(1)
+    assert len(rows.chains) == sum(lengths) < 64 and len(rows.at_position(0)) == 32
+    observers = rows.at_position(1)
+    assert observers.chains.tolist() == [chain for chain, length in enumerate(lengths) if length == 2]
+    queries = torch.tensor([prompt_refs[chain].query for chain in observers.chains])
+    for group in observers.groups.unique():
+        assert len(queries[observers.groups == group].unique()) == 1
+    sizes = (observers.groups.unsqueeze(0) == observers.groups.unsqueeze(1)).sum(1)
     assert {1, 2} <= set(sizes.tolist())
-    scores = {name: torch.zeros_like(observers["mask"]) for name in ("logprobs", "reference_logprobs", "full_kl")}
     estimator = AdvantageEstimator(paper_hyperparameters(advantage="rloo", kl_coef=0.0))
     rewards = torch.arange(len(sizes), dtype=torch.float32)
-    columns, _ = estimator.estimate({**observers, **scores, "rewards": rewards})
-    advantages = columns["advantages"][:, 0]
+    columns, _ = estimator.estimate(observers.with_scores(frozen_scores(observers)), rewards)
+    advantages = columns.advantages[:, 0]
     assert (advantages[sizes == 1] == 0).all() and (advantages[sizes > 1] != 0).any()
-    for group in observers["groups"][sizes == 2].unique():
-        first, second = rewards[observers["groups"] == group].tolist()
-        assert advantages[observers["groups"] == group].tolist() == [first - second, second - first]
+    for group in observers.groups[sizes == 2].unique():
+        first, second = rewards[observers.groups == group].tolist()
+        assert advantages[observers.groups == group].tolist() == [first - second, second - first]
 
 
 SETTINGS: list[dict[str, Any]] = [

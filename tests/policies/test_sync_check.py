@@ -11,7 +11,7 @@ import torch
 
 from policies.generation.generator import LoadedWeights
 from policies.generation.transformers_generator import TransformersGenerator
-from policies.learning.rows import Rows, make_rows
+from policies.learning.rows import ScoredRows, Scores, make_rows
 from policies.models.weights import Weights, checksum
 from policies.rollout.runners import WeightSyncError
 from policies.sync_check import LogprobDiff, check_diff, max_mean_diff, min_limit, perturb
@@ -76,10 +76,10 @@ def test_the_error_names_the_policy_with_other_weights_in_bf16(make_cory: MakeCo
         algorithm.train()
 
 
-def rows_with_diff(diff: float, logprob: float = -1.0) -> Rows:
+def rows_with_diff(diff: float, logprob: float = -1.0) -> ScoredRows:
     """Returns two tokens with this difference between sampler and learner."""
     rows = make_rows([[1]], [[2, 3]], [[logprob + diff] * 2], [0.0], [False])
-    return rows | {"logprobs": torch.full((1, 2), logprob)}
+    return rows.with_scores(Scores(torch.full((1, 2), logprob), torch.zeros(1, 2)))
 
 
 def test_the_lowest_limit_of_fp32_is_higher_with_vllm_on_a_gpu_because_of_tf32() -> None:

@@ -50,7 +50,6 @@ def score_logits(
         reference: logits `[N, V]`; None: no reference.
         sources: int64 `[E]`.
         tokens: `[E]` token ids.
-        temperature: above 0.
 
     Returns:
         The results of `token_ppo.score_tokens`, `[E]` each, fp32 or better.

@@ -22,10 +22,8 @@ from transformers import PreTrainedConfig
 
 from policies.learning.rows import Rows, send
 
-LONGEST_PACK = 4096
-"""Maximum number of nodes of a pack."""
-ATTENTION_COST = 1.5
-"""Time per operation of masked attention, relative to that of matrix products."""
+LONGEST_PACK = 4096  # maximum number of nodes of a pack
+ATTENTION_COST = 1.5  # time per operation of masked attention, relative to that of matrix products
 
 
 class Layout(NamedTuple):
@@ -34,24 +32,16 @@ class Layout(NamedTuple):
     `K` packs of at most `T` nodes, padded on the left.
     """
 
-    tokens: Tensor
-    """int64 `[K, T]`."""
-    depths: Tensor
-    """int64 `[K, T]`, the position ids."""
-    preorder: Tensor
-    """int64 `[K, T]`, -1 on padding."""
+    tokens: Tensor  # int64 `[K, T]`
+    depths: Tensor  # int64 `[K, T]`, the position ids
+    preorder: Tensor  # int64 `[K, T]`, -1 on padding
     ends: Tensor
     """int64 `[K, T]`, the end of each node's subtree: a is b or above it if preorder[a] <= preorder[b] < ends[a]."""
-    num_logits: int
-    """The last nodes of each pack, which need logits: all that predict response tokens are among them."""
-    sources: Tensor
-    """int64 `[E]`, for each response token the node that predicts it, an index into `[K, num_logits]`."""
-    rows: Tensor
-    """int64 `[E]`, each response token's row."""
-    positions: Tensor
-    """int64 `[E]`, its position in the response."""
-    shared: bool
-    """Whether any pack has more than one row."""
+    num_logits: int  # the last nodes of each pack, which need logits: all that predict response tokens are among them
+    sources: Tensor  # int64 `[E]`, for each response token the node that predicts it, an index into `[K, num_logits]`
+    rows: Tensor  # int64 `[E]`, each response token's row
+    positions: Tensor  # int64 `[E]`, its position in the response
+    shared: bool  # whether any pack has more than one row
 
     def to(self, device: torch.device) -> Layout:
         """Copies the tensors to a device; does not wait for it."""
@@ -92,21 +82,16 @@ class Pack(NamedTuple):
 
     start: int
     end: int
-    nodes: int
-    """Distinct tokens."""
-    predicting: int
-    """At least how many of them predict response tokens; a shared one may do so only in a later row."""
+    nodes: int  # distinct tokens
+    predicting: int  # at least how many of them predict response tokens; a shared one may do so only in a later row
 
 
 class ForwardCost(NamedTuple):
     """Cost of a forward pass relative to the matrix products of a transformer block (12 H² weights) per token."""
 
-    attention: float
-    """Per token and token of the pack, of all blocks."""
-    head: float
-    """Per token whose logits are computed."""
-    longest: int = LONGEST_PACK
-    """Maximum number of nodes of a pack."""
+    attention: float  # per token and token of the pack, of all blocks
+    head: float  # per token whose logits are computed
+    longest: int = LONGEST_PACK  # maximum number of nodes of a pack
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, longest: int) -> Self:
@@ -131,11 +116,11 @@ class Paths:
 
     def __init__(self, rows: Rows) -> None:
         """Sorts rows; they are on the CPU."""
-        prompts, responses = rows["prompt_mask"].sum(1).numpy(), rows["mask"].sum(1).long().numpy()
+        prompts, responses = rows.prompt_mask.sum(1).numpy(), rows.mask.sum(1).long().numpy()
         lengths = np.maximum(prompts + responses - 1, 1)
-        both = torch.cat([rows["prompts"], rows["responses"]], dim=1).numpy()
+        both = torch.cat([rows.prompts, rows.responses], dim=1).numpy()
         depths = np.arange(lengths.max(initial=1))
-        columns = rows["prompts"].shape[1] - prompts[:, None] + depths
+        columns = rows.prompts.shape[1] - prompts[:, None] + depths
         tokens = np.take_along_axis(both, np.minimum(columns, both.shape[1] - 1), axis=1)
         tokens = np.where(depths < lengths[:, None], tokens, -1)
         keys = np.ascontiguousarray((tokens + 1).astype(">u4"))  # bytes that sort like tokens; padding first
@@ -143,8 +128,7 @@ class Paths:
         self.order, self.tokens, self.lengths = order, tokens[order], lengths[order]
         self.prompts, self.responses = prompts[order], responses[order]
         same = (self.tokens[1:] == self.tokens[:-1]) & (self.tokens[1:] >= 0)
-        self.common = np.zeros(len(order), np.int64)
-        """Tokens that each row shares with the one before it."""
+        self.common = np.zeros(len(order), np.int64)  # tokens that each row shares with the one before it
         self.common[1:] = np.logical_and.accumulate(same, axis=1).sum(1)
         self.groups = np.append(np.flatnonzero(self.common < self.prompts), len(order))
         """The starts of the groups of rows with the same prompt, and the end of the last one."""

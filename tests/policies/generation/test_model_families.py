@@ -115,7 +115,7 @@ def measure_weight_sync(generator: Generator, path: str, weights: str) -> dict[s
     rows = make_rows(PROMPTS, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
 
     def max_diff() -> float:
-        return float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
+        return float(((learner.score(rows).logprobs - rows.sampler_logprobs).abs() * rows.mask).max())
 
     result = {"loaded": float(loaded == LoadedWeights(3, checksum(new_weights))), "diff": max_diff()}
     learner.load(old)

@@ -51,7 +51,7 @@ def assert_tells_rounding_from_other_weights(
         return generator.generate(prompts, "llm_1", Sampling(1.0, 8, range(len(prompts)), [0]))
 
     def score(weights: Weights, rows: Rows) -> torch.Tensor:
-        return policy.score_under(weights, rows)["logprobs"]
+        return policy.score_under(weights, rows).logprobs
 
     load(initial)  # as a run does; vLLM has no adapter before
     tolerance = {"fp32": 0.005, "bf16": 0.05}[dtype]

@@ -89,7 +89,7 @@ def make_score(learner: PolicyModel) -> Callable[[Weights, Rows], torch.Tensor]:
 
     def score(weights: Weights, rows: Rows) -> torch.Tensor:
         learner.load({**state, **{f"lm.{name}": array for name, array in weights.items()}})
-        logprobs = learner.score(rows)["logprobs"]
+        logprobs = learner.score(rows).logprobs
         learner.load(state)
         return logprobs
 
@@ -115,7 +115,7 @@ def test_log_probabilities_agree_with_the_learner(
     out = generator.generate(prompts, "llm_1", sampling(prompts))
     rewards = [0.0] * len(out)
     rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
-    diff = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    diff = (learner.score(rows).logprobs - rows.sampler_logprobs).abs() * rows.mask
     assert float(diff.max()) < 1e-4
 
 
@@ -170,7 +170,7 @@ def test_temperature_reaches_the_log_probabilities(
     rewards = [0.0] * len(out)
     rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
     learner.temperature = 0.5
-    diff = (learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]
+    diff = (learner.score(rows).logprobs - rows.sampler_logprobs).abs() * rows.mask
     learner.temperature = 1.0
     assert float(diff.max()) < 1e-4
 
@@ -273,7 +273,7 @@ def test_one_engine_serves_all_adapters_and_new_weights_replace_only_their_own(
         out = adapters.generate(prompts, policy_id, sampling(prompts))
         rewards = [0.0] * len(out)
         rows = make_rows(prompts, [r.tokens for r in out], [r.logprobs for r in out], rewards, [False] * len(out))
-        return float(((score(under, rows) - rows["sampler_logprobs"]).abs() * rows["mask"]).max())
+        return float(((score(under, rows) - rows.sampler_logprobs).abs() * rows.mask).max())
 
     assert len(adapters.engines) == 1
     for version in range(2):
@@ -301,7 +301,7 @@ def test_a_row_without_an_adapter_uses_the_base_in_a_batch_with_adapters(
     tokens = list(first.token_ids)
     logprobs = [step[token].logprob for step, token in zip(first.logprobs or [], tokens, strict=True)]
     rows = make_rows(prompts[:1], [tokens], [logprobs], [0.0], [False])
-    assert float(((learner.score(rows)["logprobs"] - rows["sampler_logprobs"]).abs() * rows["mask"]).max()) < 1e-4
+    assert float(((learner.score(rows).logprobs - rows.sampler_logprobs).abs() * rows.mask).max()) < 1e-4
 
 
 def test_caches_larger_than_the_free_memory_are_rejected_with_advice() -> None:

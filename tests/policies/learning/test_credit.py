@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from policies.learning.estimation import AdvantageEstimator
 from policies.learning.hyperparameters import Credit
 from policies.learning.rows import Rows
 from tests.paper import paper_credit, paper_hyperparameters, paper_settings
+from tests.policies.learning.batches import make_batch
 
 
 @pytest.mark.parametrize(
@@ -37,11 +39,11 @@ def test_a_single_agent_gets_its_own_reward_whatever_the_share() -> None:
 
 
 def rows(chains: list[int], positions: list[int], task_rewards: list[float]) -> Rows:
-    return {
-        "chains": torch.tensor(chains),
-        "positions": torch.tensor(positions),
-        "task_rewards": torch.tensor(task_rewards, dtype=torch.float64),
-    }
+    return make_batch(
+        chains=torch.tensor(chains),
+        positions=torch.tensor(positions),
+        task_rewards=torch.tensor(task_rewards, dtype=torch.float64),
+    )
 
 
 def test_rows_are_joined_by_chain_whichever_policy_had_which_role() -> None:
@@ -64,9 +66,8 @@ def test_one_policy_may_have_several_rows_of_a_chain() -> None:
 
 
 def test_credit_of_several_reward_functions_is_assigned_to_each_apart() -> None:
-    pioneers = rows([0, 1], [0, 0], [8.0, 13.0]) | {
-        "task_reward_parts": torch.tensor([[1.0, 7.0], [5.0, 8.0]]).double()
-    }
+    parts = torch.tensor([[1.0, 7.0], [5.0, 8.0]]).double()
+    pioneers = replace(rows([0, 1], [0, 0], [8.0, 13.0]), task_reward_parts=parts)
     observers = rows([0, 1], [1, 1], [math.nan] * 2)  # a role without a reward
     by_policy = {"llm_1": pioneers, "llm_2": observers}
     rewards = assign_part_credit(by_policy, paper_credit(partner_reward=0.5), {}, (1.0, 0.5))
@@ -101,11 +102,11 @@ def test_chain_credit_spans_own_reward_reward_to_go_and_bootstrapped_value() -> 
 
 def scored(columns: Rows, values: float) -> Rows:
     """Two tokens per response (in odd chains the second is padding) and a KL of 0.1 nats per token."""
-    mask = torch.ones(len(columns["chains"]), 2)
-    mask[columns["chains"] % 2 == 1, 1] = 0.0
+    mask = torch.ones(len(columns.chains), 2)
+    mask[columns.chains % 2 == 1, 1] = 0.0
     logprobs = torch.full_like(mask, -1.0)
-    scores = {"logprobs": logprobs, "reference_logprobs": logprobs - 0.1, "values": mask * values}
-    return columns | {"mask": mask} | scores
+    scores = {"logprobs": logprobs, "reference_logprobs": logprobs - 0.1, "full_kl": mask, "values": mask * values}
+    return replace(columns, mask=mask, **scores)
 
 
 def make_estimators(**hyperparameters: Any) -> dict[str, AdvantageEstimator]:
@@ -152,7 +153,7 @@ def test_a_team_reward_is_the_last_response_s_and_credit_passes_it_to_the_others
     assert to_go["llm_1"].tolist() == pytest.approx([2 - 2 * 0.1, 5.0])
     expected = assign_credit(CHAINS, paper_credit("chain", chain_lam=0.0, reward_scope="last"), make_estimators())
     assert expected["llm_2"].tolist() == pytest.approx([7.0, 2.0])  # the observer's V
-    assert CHAINS["llm_2"]["task_rewards"].tolist() == [1.0, 2.0]  # the reported task rewards are unchanged
+    assert CHAINS["llm_2"].task_rewards.tolist() == [1.0, 2.0]  # the reported task rewards are unchanged
 
 
 def test_a_single_agent_is_the_last_one() -> None:

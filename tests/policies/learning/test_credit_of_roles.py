@@ -1,5 +1,6 @@
 """Roles in learning: rewards, groups of drafts, KL coefficients and loss weights, against numbers computed by hand."""
 
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -24,6 +25,7 @@ from policies.learning.rows import Rows
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.role_mapping import make_mapping
 from tests.paper import make_settings, paper_credit, paper_hyperparameters
+from tests.policies.learning.batches import make_batch
 from tests.policies.learning.test_policy_learner import make_learner, make_row_batch, path
 from tests.policies.rllib.test_token_batch import make_episode
 
@@ -37,11 +39,11 @@ def rows_of_team(rewards: list[list[float]]) -> dict[str, Rows]:
 
     def rows(positions: list[int]) -> Rows:
         pairs = [(chain, position) for chain in range(len(rewards)) for position in positions]
-        return {
-            "chains": torch.tensor([chain for chain, _ in pairs]),
-            "positions": torch.tensor([position for _, position in pairs]),
-            "task_rewards": torch.tensor([rewards[chain][position] for chain, position in pairs], dtype=torch.float64),
-        }
+        return make_batch(
+            chains=torch.tensor([chain for chain, _ in pairs]),
+            positions=torch.tensor([position for _, position in pairs]),
+            task_rewards=torch.tensor([rewards[chain][position] for chain, position in pairs], dtype=torch.float64),
+        )
 
     return {"llm_1": rows([0, 1, 3]), "llm_2": rows([2])}
 
@@ -61,11 +63,7 @@ def test_right_and_wrong_drafts_of_a_chain_have_different_advantages() -> None:
     s = make_settings({"roles": [{"name": "solver", "count": 4}], "backend": "transformers"})
     assert s.credit_assignment.credit == "sum" and s.partner_reward == 1.0
     own = [1.0, 0.0, 0.0, 1.0]
-    drafts = {
-        "chains": torch.zeros(4, dtype=torch.int64),
-        "positions": torch.arange(4),
-        "task_rewards": torch.tensor(own, dtype=torch.float64),
-    }
+    drafts = make_batch(positions=torch.arange(4), task_rewards=torch.tensor(own, dtype=torch.float64))
     rewards = assign_credit({"llm_1": drafts}, s.credit_assignment, {})["llm_1"]
     assert rewards.tolist() == own
     assert rloo(rewards, torch.zeros(4, dtype=torch.int64)).tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
@@ -160,37 +158,27 @@ def test_drafts_of_a_query_are_one_group_and_other_roles_have_their_own() -> Non
     episodes = [role_rows([1.0, 2.0, nan, 4.0], query, sample)[1] for query in (0, 1) for sample in (0, 1)]
     rows = rows_from_episodes(episodes)
     by_position = {
-        position: rows["llm_1"]["groups"][rows["llm_1"]["positions"] == position].tolist() for position in (0, 1, 3)
+        position: rows["llm_1"].groups[rows["llm_1"].positions == position].tolist() for position in (0, 1, 3)
     }
     assert by_position[0] == by_position[1] and len(set(by_position[0])) == 2  # a group per query
     assert not set(by_position[0]) & set(by_position[3]) and len(set(by_position[3])) == 2
-    assert rows["llm_2"]["task_rewards"].isnan().all()
+    assert rows["llm_2"].task_rewards.isnan().all()
 
 
 def test_rloo_compares_each_draft_with_all_other_drafts_of_the_query() -> None:
     estimator = AdvantageEstimator(paper_hyperparameters(advantage="rloo", kl_coef=0.0))
-    groups = torch.tensor([0, 0, 0, 0])  # two drafts in each of two generations
-    zeros = torch.zeros(4, 1)
-    rows: Rows = {
-        "mask": torch.ones(4, 1),
-        "logprobs": zeros,
-        "reference_logprobs": zeros,
-        "full_kl": zeros,
-        "groups": groups,
-        "positions": torch.tensor([0, 1, 0, 1]),
-        "rewards": torch.tensor([1.0, 2.0, 3.0, 6.0]),
-    }
-    columns, _ = estimator.estimate(rows)
+    rows = make_batch(positions=torch.tensor([0, 1, 0, 1]))  # two drafts in each of two generations, one group
+    columns, _ = estimator.estimate(rows, torch.tensor([1.0, 2.0, 3.0, 6.0]))
     expected = [1 - 11 / 3, 2 - 10 / 3, 3 - 3.0, 6 - 2.0]
-    torch.testing.assert_close(columns["advantages"].squeeze(1), torch.tensor(expected))
+    torch.testing.assert_close(columns.advantages.squeeze(1), torch.tensor(expected))
 
 
 def test_metrics_of_a_role_without_reward_are_nan_and_do_not_change_those_of_its_llm(path: str) -> None:
     learner = make_learner(path, "full")
-    rows = {**make_row_batch(), **learner.score(make_row_batch())}
-    rows["task_rewards"] = torch.tensor([1.0, nan, 3.0, nan, 5.0, nan], dtype=torch.float64)
+    task_rewards = torch.tensor([1.0, nan, 3.0, nan, 5.0, nan], dtype=torch.float64)
+    rows = replace(make_row_batch().with_scores(learner.score(make_row_batch())), task_rewards=task_rewards)
     metrics = compute_metrics(rows, 0.0)
     assert metrics["task_reward"] == 3.0 and metrics["task_reward_std"] == pytest.approx((8 / 3) ** 0.5)
-    alone = compute_metrics({name: column[[1, 3, 5]] for name, column in rows.items()}, 0.0)
+    alone = compute_metrics(rows.select(torch.tensor([1, 3, 5])), 0.0)
     assert all(alone[name] != alone[name] for name in ("task_reward", "combined_reward", "task_reward_std"))
     assert alone["response_length"] == pytest.approx((8 + 5 + 7) / 3)

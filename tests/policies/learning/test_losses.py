@@ -11,6 +11,7 @@ from torch import Tensor
 from policies.learning import losses, token_ppo
 from policies.learning.hyperparameters import ImportanceSamplingMode
 from tests.paper import paper_hyperparameters
+from tests.policies.learning.batches import make_batch
 
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
 
@@ -114,7 +115,7 @@ def test_log_ratios_of_hundreds_of_nats_give_finite_losses_and_gradients(loss: A
     new = torch.tensor([[-1.0, -800.0], [-800.0, -1.0]], dtype=dtype, requires_grad=True)
     old = torch.tensor([[-800.0, -1.0], [-800.0, -800.0]], dtype=dtype)
     for sign in (1.0, -1.0):
-        rows = {"logprobs": old, "mask": torch.ones_like(old), "advantages": torch.full_like(old, sign)}
+        rows = make_batch(logprobs=old, advantages=torch.full_like(old, sign))
         tokens, _ = losses.policy_loss(new, rows, paper_hyperparameters(loss=loss))
         assert torch.isfinite(tokens).all() and torch.isfinite(gradient(tokens, new)).all()
 
@@ -131,7 +132,7 @@ def test_k3_is_bounded_in_value_and_gradient(dtype: torch.dtype) -> None:
 
 def test_a_ratio_of_400_with_a_negative_advantage_costs_at_most_the_dual_clip() -> None:
     new, old = torch.tensor([[0.0]]), torch.tensor([[-6.0]])
-    rows = {"logprobs": old, "mask": torch.ones(1, 1), "advantages": torch.tensor([[-1.0]])}
+    rows = make_batch(logprobs=old, advantages=torch.tensor([[-1.0]]))
     tokens, metrics = losses.policy_loss(new, rows, paper_hyperparameters(dual_clip=3.0))
     assert tokens.item() == 3.0 and metrics["dual_clip_fraction"].item() == 1.0
     assert losses.policy_loss(new, rows, paper_hyperparameters())[0].item() == pytest.approx(403.4288)
@@ -157,6 +158,15 @@ SAMPLER = torch.tensor([[0.25, 0.4, 0.1], [0.1, 0.1, 0.1]]).log()
 """Ratios 2, 0.5 and 9, product 9; and 3. The other tokens of the second response are padding."""
 
 
+def importance_sampling_weights(
+    mode: ImportanceSamplingMode, clip_max: float | None, clip_min: float | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    h = paper_hyperparameters(
+        importance_sampling_mode=mode, importance_sampling_clip_max=clip_max, importance_sampling_clip_min=clip_min
+    )
+    return losses.importance_sampling_weights(make_batch(mask=MASK, logprobs=LEARNER, sampler_logprobs=SAMPLER), h)
+
+
 @pytest.mark.parametrize(
     ("mode", "clip_max", "clip_min", "weights"),
     [
@@ -173,13 +183,13 @@ SAMPLER = torch.tensor([[0.25, 0.4, 0.1], [0.1, 0.1, 0.1]]).log()
 def test_importance_sampling_weights_are_truncated_or_masked_per_token_or_response(
     mode: ImportanceSamplingMode, clip_max: float | None, clip_min: float | None, weights: list[list[float]]
 ) -> None:
-    ours, _ = losses.importance_sampling_weights(LEARNER, SAMPLER, MASK, mode, clip_max, clip_min)
+    ours, _ = importance_sampling_weights(mode, clip_max, clip_min)
     close(ours * MASK, weights)
 
 
 def test_shares_of_weights_out_of_bounds_are_reported() -> None:
     def shares(mode: ImportanceSamplingMode, *bounds: float) -> dict[str, list[list[float]]]:
-        _, tokens = losses.importance_sampling_weights(LEARNER, SAMPLER, MASK, mode, *bounds)
+        _, tokens = importance_sampling_weights(mode, *bounds)
         return {name: (column * MASK).tolist() for name, column in tokens.items()}
 
     assert shares("token_mask", 2.5, 0.8) == {

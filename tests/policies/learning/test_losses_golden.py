@@ -16,8 +16,9 @@ from torch import Tensor
 
 from policies.learning import advantages, losses, token_ppo
 from policies.learning.policy_learner import PolicyLearner
-from policies.learning.rows import Rows
+from policies.learning.rows import TrainRows
 from tests.paper import paper_hyperparameters
+from tests.policies.learning.batches import make_batch
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "losses.json"
 pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden numbers are not beside this checkout")
@@ -59,29 +60,28 @@ def assert_close(ours: Tensor | float, theirs: Tensor | float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def make_rows(per: str) -> Rows:
+def make_rows(per: str) -> TrainRows:
     """The inputs as the learner's rows, with advantages per `row` or per `token`."""
     mask = column("mask")
     token_advantages = column("advantages_row").unsqueeze(1) if per == "row" else column("advantages_token")
-    return {
-        "mask": mask,
-        "logprobs": column("logp_old"),
-        "sampler_logprobs": column("logp_sampler"),
-        "reference_logprobs": column("logp_ref"),
-        "advantages": token_advantages * mask,
-        "positions": torch.zeros(len(mask), dtype=torch.int64),
-    }
+    return make_batch(
+        mask=mask,
+        logprobs=column("logp_old"),
+        sampler_logprobs=column("logp_sampler"),
+        reference_logprobs=column("logp_ref"),
+        advantages=token_advantages * mask,
+    )
 
 
 def learner_loss(
-    rows: Rows, new: str = "logp_new", kl_coef: float = 0.0, **others: Any
+    rows: TrainRows, new: str = "logp_new", kl_coef: float = 0.0, **others: Any
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The learner's mean loss of a mini-batch, its gradient by the log-probabilities, and the means of its terms."""
     h = paper_hyperparameters(**{"advantage": "rloo", **others})
     logprobs = column(new).requires_grad_()
     learner = cast(PolicyLearner, SimpleNamespace(hyperparameters=h, model=lambda *_, **__: (logprobs, None, None)))
     total, sums = PolicyLearner.loss(learner, rows, kl_coef)
-    weight = losses.token_weights(rows["mask"], h).sum()
+    weight = losses.token_weights(rows.mask, h).sum()
     (total / weight).backward()
     assert logprobs.grad is not None
     return (total / weight).detach(), logprobs.grad, {name: (value / weight).item() for name, value in sums.items()}
@@ -103,8 +103,8 @@ def test_ppo_agrees(per: str, high: float | None, name: str) -> None:
     assert_close(means["clip_fraction"], tensor(*path, "clip_fraction"))
     # With the mean per response, as in GSPO.
     rows, logprobs = make_rows(per), column("logp_new").requires_grad_()
-    tokens, _ = losses.ppo(logprobs, rows["logprobs"], rows["advantages"], 0.2, high)
-    weights = losses.token_weights(rows["mask"], GSPO)
+    tokens, _ = losses.ppo(logprobs, rows.logprobs, rows.advantages, 0.2, high)
+    weights = losses.token_weights(rows.mask, GSPO)
     loss = (tokens * weights).sum() / weights.sum()
     loss.backward()
     assert logprobs.grad is not None
@@ -134,8 +134,8 @@ def test_gspo_agrees(name: str, new: str, clip: dict[str, Any]) -> None:
     assert_close(means["loss"], tensor("gspo", name, "trl_loss"))
     assert_close(means["clip_fraction"], tensor("gspo", name, "trl_share_of_sequences_clipped"))
     h = paper_hyperparameters(loss="gspo", **clip)
-    clipped = losses.policy_loss(column(new), rows, h)[1]["clip_fraction"] * rows["mask"]
-    assert_close(clipped.sum() / rows["mask"].sum(), tensor("gspo", name, "clip_fraction"))
+    clipped = losses.policy_loss(column(new), rows, h)[1]["clip_fraction"] * rows.mask
+    assert_close(clipped.sum() / rows.mask.sum(), tensor("gspo", name, "clip_fraction"))
 
 
 @pytest.mark.parametrize("per", ["row", "token"])
@@ -157,14 +157,14 @@ def test_cispo_agrees(per: str, name: str, bounds: dict[str, Any]) -> None:
 def test_importance_sampling_weights_and_their_losses_agree(name: str) -> None:
     mode, low, high = IMPORTANCE[name]
     rows = make_rows("row")
-    weights, _ = losses.importance_sampling_weights(
-        rows["logprobs"], rows["sampler_logprobs"], rows["mask"], cast(Any, mode), high, low
-    )
-    assert_close(weights * rows["mask"], tensor("importance", name, "weights"))
-    bounds: dict[str, Any] = {"importance_sampling_clip_max": high, "importance_sampling_clip_min": low}
-    means = assert_agrees(
-        learner_loss(rows, clip_ratio=0.2, importance_sampling_mode=mode, **bounds), "importance", name, "loss"
-    )
+    sampling: dict[str, Any] = {
+        "importance_sampling_mode": mode,
+        "importance_sampling_clip_max": high,
+        "importance_sampling_clip_min": low,
+    }
+    weights, _ = losses.importance_sampling_weights(rows, paper_hyperparameters(**sampling))
+    assert_close(weights * rows.mask, tensor("importance", name, "weights"))
+    means = assert_agrees(learner_loss(rows, clip_ratio=0.2, **sampling), "importance", name, "loss")
     if "mask" in name:
         out_of_bounds = means["importance_sampling_frac_high"] + means.get("importance_sampling_frac_low", 0.0)
         assert_close(out_of_bounds, tensor("importance", name, "out_of_bounds"))

@@ -39,7 +39,7 @@ def test_steps_are_bit_identical_to_adamw_and_each_resumes_from_the_other_s_chec
         assert equal(learner.model.state(), expected)
 
 
-def test_on_a_gpu_the_moments_are_in_host_memory_after_a_step_and_after_loading_a_state() -> None:
+def test_on_a_gpu_the_moments_are_in_host_memory() -> None:
     with FakeTensorMode():  # tensors without values, on devices that need not exist
         weight = torch.nn.Parameter(torch.empty(1000, 64, device="cuda"))
         weight.grad = torch.empty_like(weight)
@@ -52,7 +52,4 @@ def test_on_a_gpu_the_moments_are_in_host_memory_after_a_step_and_after_loading_
             return {optimizer.state[weight][name].device.type for name in MOMENTS}
 
         assert (moment_devices(plain), moment_devices(offloaded)) == ({"cuda"}, {"cpu"})
-        offloaded.load_state_dict(plain.state_dict())
-        assert moment_devices(offloaded) == {"cpu"} and offloaded.state[weight]["step"].device.type == "cuda"
-        offloaded.step()
-        assert moment_devices(offloaded) == {"cpu"}
+        assert offloaded.state[weight]["step"].device.type == "cuda"

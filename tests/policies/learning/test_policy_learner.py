@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from policies.learning import losses, token_ppo
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.learning.rows import NonFiniteUpdate, Rows, make_rows
+from policies.learning.rows import NonFiniteUpdate, Rows, TrainRows, make_rows
 from policies.models.lora import Lora
 from policies.rollout.prompt_sampling import sample_prompts
 from policies.sync_check import perturb
 from tests.forked import run_ranks
 from tests.paper import paper_hyperparameters
+from tests.policies.learning.batches import make_batch
 
 VOCAB = 64
 PROMPT_LENGTHS, LENGTHS = [3, 9, 1, 6, 2, 5], [1, 8, 3, 5, 2, 7]
@@ -63,7 +65,7 @@ def build(path: str, request: pytest.FixtureRequest) -> Build:
 
 
 def make_row_batch(count: int = 6) -> Rows:
-    """Rows of different lengths, with their task rewards as rewards."""
+    """Rows of different lengths."""
     random = np.random.default_rng(0)
     prompts, responses = (
         [random.integers(1, VOCAB, length).tolist() for length in lengths[:count]]
@@ -74,15 +76,15 @@ def make_row_batch(count: int = 6) -> Rows:
             shared = min(PROMPT_LENGTHS[row], PROMPT_LENGTHS[other])
             prompts[row][:shared] = prompts[other][:shared]
     logprobs = [[-4.0] * length for length in LENGTHS[:count]]
-    rows = make_rows(prompts, responses, logprobs, REWARDS[:count], [False] * count)
-    return {**rows, "rewards": rows["task_rewards"].float()}
+    return make_rows(prompts, responses, logprobs, REWARDS[:count], [False] * count)
 
 
-def ready(learner: PolicyLearner, rows: Rows | None = None) -> Rows:
-    """Rows with scores and advantages, ready for an update."""
+def ready(learner: PolicyLearner, rows: Rows | None = None) -> TrainRows:
+    """Rows with scores and advantages, ready for an update; their task rewards are their rewards."""
     rows = make_row_batch() if rows is None else rows
-    scored = {**rows, **learner.score(rows)}
-    return {**scored, **AdvantageEstimator(learner.hyperparameters).estimate(scored)[0]}
+    scored = rows.with_scores(learner.score(rows))
+    estimates, _ = AdvantageEstimator(learner.hyperparameters).estimate(scored, rows.task_rewards.float())
+    return scored.with_estimates(estimates)
 
 
 def gradients(learner: PolicyLearner) -> dict[str, Tensor]:
@@ -98,12 +100,13 @@ def equal(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
     return one.keys() == two.keys() and all(np.array_equal(one[name], two[name], equal_nan=True) for name in one)
 
 
-def mean_loss(learner: PolicyLearner, rows: Rows) -> Tensor:
+def mean_loss(learner: PolicyLearner, rows: TrainRows) -> Tensor:
     """The loss as a masked mean over all tokens, from one padded forward pass over all rows."""
-    h, mask = learner.hyperparameters, rows["mask"]
+    h, mask = learner.hyperparameters, rows.mask
     logprobs, values, _ = learner.model(rows)
-    policy_loss, _ = losses.ppo(logprobs, rows["logprobs"], rows["advantages"], *h.clip_range)
-    value_loss = token_ppo.value_loss(values, rows["values"], rows["returns"], h.value_clip)
+    assert rows.values is not None and rows.returns is not None
+    policy_loss, _ = losses.ppo(logprobs, rows.logprobs, rows.advantages, *h.clip_range)
+    value_loss = token_ppo.value_loss(values, rows.values, rows.returns, h.value_clip)
     return ((policy_loss + h.value_coef * value_loss) * mask).sum() / mask.sum()
 
 
@@ -128,8 +131,8 @@ def test_an_update_uses_its_learning_rate_also_for_weight_decay(path: str) -> No
     """With zero advantages, only weight decay changes the weights; with a learning rate of 0, nothing does."""
     learner = make_learner(path, "full", lr_schedule="linear", num_updates=2, advantage="rloo", weight_decay=0.5)
     before = learner.model.state()
-    equal_rewards = {**make_row_batch(), "groups": torch.zeros(6, dtype=torch.int64), "rewards": torch.ones(6)}
-    rows = ready(learner, equal_rewards) | {"advantages": torch.zeros_like(equal_rewards["mask"])}
+    rows = ready(learner)
+    rows = replace(rows, advantages=torch.zeros_like(rows.mask))
     assert learner.update(rows, update=1)["lr"] == pytest.approx(5e-4)
     for name, array in learner.model.state().items():
         np.testing.assert_allclose(array, before[name] * (1 - 5e-4 * 0.5), rtol=1e-6)
@@ -140,10 +143,10 @@ def test_an_update_uses_its_learning_rate_also_for_weight_decay(path: str) -> No
 
 def test_tokens_are_weighted_by_truncated_importance_sampling(path: str) -> None:
     learner = make_learner(path, "full", importance_sampling_clip_max=2.0)
-    rows = ready(learner) | {"advantages": make_row_batch()["mask"]}
-    same = rows | {"sampler_logprobs": rows["logprobs"]}
-    half = rows | {"sampler_logprobs": rows["logprobs"] + np.log(2.0)}
-    rare = rows | {"sampler_logprobs": rows["logprobs"] - np.log(5.0)}
+    rows = replace(ready(learner), advantages=make_row_batch().mask)
+    same = replace(rows, sampler_logprobs=rows.logprobs)
+    half = replace(rows, sampler_logprobs=rows.logprobs + np.log(2.0))
+    rare = replace(rows, sampler_logprobs=rows.logprobs - np.log(5.0))
     plain, halved, capped = (learner.loss(case)[1] for case in (same, half, rare))
     assert halved["policy_loss"] == pytest.approx(plain["policy_loss"] / 2)
     assert capped["policy_loss"] == pytest.approx(plain["policy_loss"] * 2)
@@ -153,17 +156,17 @@ def test_tokens_are_weighted_by_truncated_importance_sampling(path: str) -> None
 def test_an_update_without_rows_changes_nothing(path: str) -> None:
     learner = make_learner(path, "full")
     before, rows = learner.model.state(), ready(learner)
-    metrics = learner.update({name: column[:0] for name, column in rows.items()}, 0)
+    metrics = learner.update(rows.select(torch.tensor([], dtype=torch.int64)), 0)
     assert equal(learner.model.state(), before) and metrics["loss"] == metrics["grad_norm"] == 0.0
 
 
 def test_scores_equal_those_of_one_padded_forward_pass_and_are_zero_outside_the_mask(build: Build) -> None:
     learner, rows = build(micro_batch_size=2), make_row_batch()
-    scores, expected = learner.score(rows), learner.model.score(rows)
+    scores, expected = learner.score(rows).columns(), learner.model.score(rows).columns()
     assert scores.keys() == expected.keys()
     for name, column in scores.items():
-        torch.testing.assert_close(column, expected[name] * rows["mask"], rtol=0, atol=1e-5)
-        assert (column * (1 - rows["mask"]) == 0).all()
+        torch.testing.assert_close(column, expected[name] * rows.mask, rtol=0, atol=1e-5)
+        assert (column * (1 - rows.mask) == 0).all()
 
 
 @pytest.mark.parametrize(("micro_batch_size", "tokens"), [(1, None), (3, None), (64, None), (64, 16)])
@@ -188,8 +191,8 @@ def test_micro_batches_do_not_change_the_loss_and_gradient_of_the_mean_over_toke
 def test_each_mini_batch_is_divided_by_its_own_tokens(build: Build) -> None:
     learner = build(steps=3, micro_batch_size=1, lr=1e-12)  # so that weights hardly change
     rows = ready(learner)
-    parts = [{name: column[part] for name, column in rows.items()} for part in minibatches(learner, 0)]
-    tokens = [float(part["mask"].sum()) for part in parts]
+    parts = [rows.select(torch.tensor(part)) for part in minibatches(learner, 0)]
+    tokens = [float(part.mask.sum()) for part in parts]
     assert len(set(tokens)) > 1
     means = [mean_loss(learner, part).item() for part in parts]
     weighted = sum(mean * count for mean, count in zip(means, tokens, strict=True)) / sum(tokens)
@@ -227,16 +230,16 @@ def test_gradients_are_clipped_and_the_norm_before_clipping_is_reported(build: B
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
 def test_the_kl_can_be_in_the_loss(path: str, advantage: str) -> None:
     learner = make_learner(path, "full", advantage=advantage, kl_estimator="k3")
-    rows = {**make_row_batch(), "groups": torch.tensor([0, 0, 0, 1, 1, 1])}
-    rows = ready(learner, rows)
-    surrogate = -float((rows["advantages"] * rows["mask"]).sum() / rows["mask"].sum())
-    difference = (rows["reference_logprobs"] - rows["logprobs"]) * rows["mask"]
-    kl = float((difference.exp() - difference - 1).sum() / rows["mask"].sum())
+    rows = ready(learner, replace(make_row_batch(), groups=torch.tensor([0, 0, 0, 1, 1, 1])))
+    assert rows.reference_logprobs is not None
+    surrogate = -float((rows.advantages * rows.mask).sum() / rows.mask.sum())
+    difference = (rows.reference_logprobs - rows.logprobs) * rows.mask
+    kl = float((difference.exp() - difference - 1).sum() / rows.mask.sum())
     assert kl > 1e-4
     metrics = learner.update(rows, 0, kl_coef=0.5)
     assert metrics["loss"] == pytest.approx(surrogate + 0.5 * kl, rel=1e-3)
     assert "value_loss" not in metrics
-    padded = {**rows, "reference_logprobs": rows["reference_logprobs"] - 1000.0 * (1 - rows["mask"])}
+    padded = replace(rows, reference_logprobs=rows.reference_logprobs - 1000.0 * (1 - rows.mask))
     assert torch.isfinite(learner.loss(padded, kl_coef=0.5)[0])  # padding must not overflow
 
 
@@ -278,7 +281,7 @@ def test_a_non_finite_gradient_changes_no_weight_and_the_error_names_the_policy(
         learner.update(ready(learner), 1)
     error = pickle.loads(pickle.dumps(raised.value))  # as when a remote learner raises it
     assert str(error) == str(raised.value) and "values, advantages, returns" in str(error)
-    assert error.rows["task_rewards"].tolist() == REWARDS
+    assert error.rows.task_rewards.tolist() == REWARDS
     assert equal(learner.model.state(), before)
     assert {float(state["step"]) for state in moments(learner)} == {1.0}
 
@@ -310,7 +313,7 @@ def test_mini_batches_do_not_depend_on_the_order_of_the_queries_although_they_sh
         queries = np.array(
             [ref.query for ref in sample_prompts(seed, update, size, size)]
         )  # epoch `update` of the data
-        first, _ = learner._minibatches({"prompts": torch.from_numpy(queries).unsqueeze(1)}, update, 0)
+        first, _ = learner._minibatches(make_batch(prompts=torch.from_numpy(queries).unsqueeze(1)), update, 0)
         in_first = np.isin(np.arange(size), first.numpy())
         correlations.append([np.corrcoef(in_first, other)[0, 1] for other in (queries, np.arange(size))])
     means = np.mean(correlations, 0)
@@ -334,8 +337,8 @@ def test_scoring_with_other_weights_restores_the_current_weights(build: Build) -
     else:
         reference = {name: p.numpy() for name, p in learner.model.reference().named_parameters()}
     under = learner.score_under(reference, rows)
-    torch.testing.assert_close(under["logprobs"], scored["reference_logprobs"], rtol=0, atol=1e-5)
-    assert (scored["logprobs"] - under["logprobs"]).abs().max() > 1e-3
+    torch.testing.assert_close(under.logprobs, scored.reference_logprobs, rtol=0, atol=1e-5)
+    assert (scored.logprobs - under.logprobs).abs().max() > 1e-3
     assert equal(learner.model.state(), before) and moments(learner) == []
 
 
@@ -373,8 +376,8 @@ def test_ranks_share_the_work_and_compute_the_same_as_a_single_process(path: str
         assert equal(state, results[0][1])
         for ours, theirs in zip(rank_metrics, metrics, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-        for name, column in scores.items():
-            torch.testing.assert_close(column, expected[name], rtol=0, atol=2e-5)
+        for name, column in scores.columns().items():
+            torch.testing.assert_close(column, expected.columns()[name], rtol=0, atol=2e-5)
 
 
 def test_learning_needs_neither_ray_nor_vllm_nor_an_environment() -> None:

@@ -110,7 +110,7 @@ def ragged() -> Rows:
 def unpadded(rows: Rows) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Row number, prompt `[1, p]` and response `[1, r]`, without padding."""
     for row, (p, r) in enumerate(zip(PROMPT_LENGTHS, RESPONSE_LENGTHS, strict=True)):
-        yield row, rows["prompts"][row : row + 1, -p:], rows["responses"][row : row + 1, :r]
+        yield row, rows.prompts[row : row + 1, -p:], rows.responses[row : row + 1, :r]
 
 
 @torch.no_grad()
@@ -130,12 +130,12 @@ def max_difference(padded: Tensor, single: list[Tensor]) -> float:
 
 def test_a_reference_with_bf16_linear_layers_scores_like_one_under_autocast(path: str) -> None:
     module, rows = build(path, dtype="bf16"), ragged()
-    expected = module.score(rows)["reference_logprobs"]
+    expected = module.score(rows).columns()["reference_logprobs"]
     cpu = torch.device("cpu")
     reference = shared_base(path, cpu, linear_dtype=torch.bfloat16, eager=module._eager(cpu))
     assert {parameter.dtype for parameter in reference.parameters()} == {torch.float32, torch.bfloat16}
     module._reference = [reference]
-    assert torch.equal(module.score(rows)["reference_logprobs"], expected)
+    assert torch.equal(module.score(rows).columns()["reference_logprobs"], expected)
 
 
 def test_padding_changes_neither_log_probabilities_nor_values(path: str) -> None:
@@ -159,18 +159,18 @@ def test_scoring_gives_the_log_probabilities_of_training(path: str) -> None:
     trained = module(rows)[0]
     assert trained.requires_grad
     scored = module.score(rows)
-    assert not any(column.requires_grad for column in scored.values())
-    torch.testing.assert_close(scored["logprobs"], trained.detach(), rtol=0, atol=1e-6)
+    assert not any(column.requires_grad for column in scored.columns().values())
+    torch.testing.assert_close(scored.logprobs, trained.detach(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["bundled", "gpt2"])
 def test_without_positions_from_the_mask_gpt2_would_score_wrongly(family: str, paths: dict[str, str]) -> None:
     module, rows = build(paths[family]), ragged()
-    tokens = torch.cat([rows["prompts"], rows["responses"]], 1)
-    mask = torch.cat([rows["prompt_mask"], rows["mask"].long()], 1)
+    tokens = torch.cat([rows.prompts, rows.responses], 1)
+    mask = torch.cat([rows.prompt_mask, rows.mask.long()], 1)
     with torch.no_grad():
-        naive = module.lm(tokens, attention_mask=mask).logits[:, rows["prompts"].shape[1] - 1 : -1]
-    chosen = naive.log_softmax(-1).gather(2, rows["responses"].unsqueeze(2)).squeeze(2)
+        naive = module.lm(tokens, attention_mask=mask).logits[:, rows.prompts.shape[1] - 1 : -1]
+    chosen = naive.log_softmax(-1).gather(2, rows.responses.unsqueeze(2)).squeeze(2)
     assert max_difference(chosen, plain_logprobs(module, rows)) > 0.01
 
 
@@ -178,35 +178,37 @@ def test_the_temperature_divides_the_logits_of_policy_and_reference(path: str) -
     module, rows = build(path, temperature=0.7), ragged()
     single = plain_logprobs(module, rows, temperature=0.7)
     assert max_difference(module(rows)[0], single) < 1e-5
-    assert max_difference(module.score(rows)["reference_logprobs"], single) < 1e-5
-    assert max_difference(build(path).score(rows)["logprobs"], single) > 1e-3
+    assert max_difference(module.score(rows).columns()["reference_logprobs"], single) < 1e-5
+    assert max_difference(build(path).score(rows).logprobs, single) > 1e-3
 
 
 def test_keeping_only_the_response_s_logits_changes_nothing(path: str) -> None:
     module, rows = build(path), ragged()
     assert module._supports_logits_to_keep
-    expected = module.score(rows)
+    expected = module.score(rows).columns()
     module._supports_logits_to_keep = False  # as for the few families without that argument
-    for name, column in module.score(rows).items():
+    for name, column in module.score(rows).columns().items():
         torch.testing.assert_close(column, expected[name], rtol=0, atol=1e-5)
 
 
 def test_the_kl_is_zero_until_the_weights_change(path: str) -> None:
     module, rows = build(path), ragged()
     before = module.score(rows)
-    mask = rows["mask"].bool()
+    mask = rows.mask.bool()
     # Equal weights at other memory addresses: some processors round differently.
-    torch.testing.assert_close(before["full_kl"][mask], torch.zeros_like(before["full_kl"][mask]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(before["logprobs"][mask], before["reference_logprobs"][mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        before.columns()["full_kl"][mask], torch.zeros_like(before.columns()["full_kl"][mask]), rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(before.logprobs[mask], before.columns()["reference_logprobs"][mask], rtol=0, atol=1e-5)
     module.load(perturb(module.state(), seed=0))
     after = module.score(rows)
-    assert (after["full_kl"][mask] > 1e-4).all()
-    assert torch.equal(after["reference_logprobs"], before["reference_logprobs"])
+    assert (after.columns()["full_kl"][mask] > 1e-4).all()
+    assert torch.equal(after.columns()["reference_logprobs"], before.columns()["reference_logprobs"])
 
 
 def test_forward_passes_of_training_agree_with_each_other_and_with_scoring(path: str) -> None:
     module, rows = build(path), ragged()
-    mask = rows["mask"].bool()
+    mask = rows.mask.bool()
     scored = module.score(rows)
     module.train()
     first, second = module(rows)[:2], module(rows)[:2]
@@ -214,7 +216,7 @@ def test_forward_passes_of_training_agree_with_each_other_and_with_scoring(path:
     for one, two in zip(first, second, strict=True):
         assert torch.equal(one, two)
     for after in (scored, module.score(rows)):  # before and after the model was first in train mode
-        torch.testing.assert_close(first[0][mask], after["logprobs"][mask], rtol=0, atol=1e-5)
+        torch.testing.assert_close(first[0][mask], after.logprobs[mask], rtol=0, atol=1e-5)
 
 
 def test_the_reference_is_one_frozen_object_that_no_module_owns(path: str) -> None:
@@ -241,8 +243,8 @@ def test_loading_a_state_restores_every_weight_even_from_read_only_arrays(path: 
     for name, array in target.state().items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, state[name])
-    for name, column in source.score(rows).items():
-        assert torch.equal(column, target.score(rows)[name])
+    for name, column in source.score(rows).columns().items():
+        assert torch.equal(column, target.score(rows).columns()[name])
 
 
 def test_a_state_is_a_copy_that_later_steps_do_not_change(path: str) -> None:
@@ -272,7 +274,7 @@ def test_the_value_head_starts_at_zero_so_that_values_are_zero() -> None:
 
 def test_without_a_critic_there_is_no_value_head() -> None:
     model = make_model(BUNDLED, advantage="reinforce")
-    assert model(ragged())[1] is None and "values" not in model.score(ragged())
+    assert model(ragged())[1] is None and model.score(ragged()).values is None
     assert {name.split(".")[0] for name in model.state()} == {"lm"}
     with pytest.raises(KeyError, match="value_head"):
         build(BUNDLED).load(model.state())
@@ -286,9 +288,9 @@ def test_bf16_computes_over_fp32_weights(path: str) -> None:
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert {p.grad.dtype for p in half.parameters() if p.grad is not None} == {torch.float32}
     assert {array.dtype for array in half.state().values()} == {np.dtype(np.float32)}
-    difference = (logprobs - full(rows)[0]).abs() * rows["mask"]
+    difference = (logprobs - full(rows)[0]).abs() * rows.mask
     assert 1e-5 < difference.max().item() < 0.2
-    assert (half.score(rows)["full_kl"] * rows["mask"] == 0).all()
+    assert (half.score(rows).columns()["full_kl"] * rows.mask == 0).all()
 
 
 def test_the_error_for_a_folder_without_a_model_is_one_line_with_its_path(tmp_path: Path) -> None:
@@ -308,7 +310,7 @@ def test_a_run_uses_one_attention_so_that_a_row_s_scores_do_not_depend_on_its_ba
     single = make_rows(prompts[:1], responses[:1], logprobs[:1], [0.0], [False])
     batch = make_rows(prompts, responses, logprobs, [0.0] * 2, [False] * 2)
     for name in ("logprobs", "reference_logprobs"):
-        ours, theirs = module.score(single)[name][0], module.score(batch)[name][0]
+        ours, theirs = (module.score(rows).columns()[name][0] for rows in (single, batch))
         # Fused attention sums in blocks whose size depends on the width; another implementation differs by 0.06.
         assert (ours - theirs).abs().max() < (1e-4 if dtype == "fp32" else 0.02)
     for lm in (module.lm, module.reference()):

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING
 from policies.learning.forward.prefix_tree import ForwardCost, Layout, Pack, Paths
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
+from policies.learning.rows import Rows, make_rows
 from policies.models.families import supports_prefix_trees
 from policies.models.lora import Lora
 from policies.sync_check import perturb
@@ -34,8 +34,7 @@ def rows_of(pairs: list[tuple[list[int], list[int]]], **columns: Any) -> Rows:
     prompts, responses = zip(*pairs, strict=True)
     count = len(pairs)
     logprobs = [[-4.0] * len(response) for response in responses]
-    rows = make_rows(prompts, responses, logprobs, [float(row) for row in range(count)], [True] * count, **columns)
-    return {**rows, "rewards": rows["task_rewards"].float()}
+    return make_rows(prompts, responses, logprobs, [float(row) for row in range(count)], [True] * count, **columns)
 
 
 def chain_rows(seed: int = 0) -> Rows:
@@ -59,7 +58,7 @@ def chain_rows(seed: int = 0) -> Rows:
 
 def read(rows: Rows, layout: Layout) -> list[list[tuple[list[int], int]]]:
     """For each row what the model sees where each response token is predicted, in order of depth, and the token."""
-    contexts: list[list[tuple[list[int], int]]] = [[] for _ in rows["mask"]]
+    contexts: list[list[tuple[list[int], int]]] = [[] for _ in rows.mask]
     count = layout.tokens.shape[1]
     mask = layout.attention_mask(CONFIG_MAPPING["gpt2"](), torch.float32)
     assert isinstance(mask, Tensor)
@@ -69,7 +68,7 @@ def read(rows: Rows, layout: Layout) -> list[list[tuple[list[int], int]]]:
         depths = layout.depths[pack, visible]
         assert sorted(depths.tolist()) == list(range(len(visible)))
         seen = layout.tokens[pack, visible[depths.argsort()]].tolist()
-        contexts[row].append((seen, int(rows["responses"][row, position])))
+        contexts[row].append((seen, int(rows.responses[row, position])))
     return contexts
 
 
@@ -94,16 +93,16 @@ def test_a_token_is_predicted_from_exactly_the_tokens_before_it_in_its_row(seed:
     rows = chain_rows(seed)
     paths = Paths(rows)
     packs = paths.packs(limit, size=64)
-    assert sum(pack.end - pack.start for pack in packs) == len(rows["mask"])
+    assert sum(pack.end - pack.start for pack in packs) == len(rows.mask)
     assert all(pack.nodes <= limit or pack.end - pack.start == 1 for pack in packs)
-    chosen = trim_padding(rows, paths.index(packs))
+    chosen = rows.trim(paths.index(packs))
     layout = paths.layout(packs)
     assert int((layout.preorder >= 0).sum()) == sum(pack.nodes for pack in packs)
     if not layout.shared:
         layout = layout._replace(shared=True)  # the same mask in four dimensions
     for row, seen in enumerate(read(chosen, layout)):
-        prompt = chosen["prompts"][row][chosen["prompt_mask"][row].bool()].tolist()
-        response = chosen["responses"][row][chosen["mask"][row].bool()].tolist()
+        prompt = chosen.prompts[row][chosen.prompt_mask[row].bool()].tolist()
+        response = chosen.responses[row][chosen.mask[row].bool()].tolist()
         assert seen == [([*prompt, *response[:index]], token) for index, token in enumerate(response)]
     if limit == 1000:
         prefixes = {tuple(row) for row in _prefixes(chosen)}
@@ -111,9 +110,9 @@ def test_a_token_is_predicted_from_exactly_the_tokens_before_it_in_its_row(seed:
 
 
 def _prefixes(rows: Rows) -> Iterator[list[int]]:
-    for row in range(len(rows["mask"])):
-        prompt = rows["prompts"][row][rows["prompt_mask"][row].bool()].tolist()
-        both = prompt + rows["responses"][row][rows["mask"][row].bool()].tolist()
+    for row in range(len(rows.mask)):
+        prompt = rows.prompts[row][rows.prompt_mask[row].bool()].tolist()
+        both = prompt + rows.responses[row][rows.mask[row].bool()].tolist()
         yield from (both[:length] for length in range(1, len(both)))
 
 
@@ -124,7 +123,7 @@ def test_micro_batches_hold_every_row_once_within_their_limits(size: int, tokens
     shares = paths.micro_batches(size, tokens, FREE, ranks)
     assert len(shares) == ranks
     batches = [packs for share in shares for packs in share]
-    assert sorted(torch.cat([paths.index(packs) for packs in batches]).tolist()) == list(range(len(rows["mask"])))
+    assert sorted(torch.cat([paths.index(packs) for packs in batches]).tolist()) == list(range(len(rows.mask)))
     for packs in batches:
         assert sum(pack.end - pack.start for pack in packs) <= size
         nodes = len(packs) * max(pack.nodes for pack in packs)
@@ -169,8 +168,8 @@ def test_scores_metrics_and_gradients_are_those_of_plain_rows(
     shared.model.cost = FREE
     shared.model.lm.gradient_checkpointing_enable({"use_reentrant": False})
     rows = [ready(learner, chain_rows()) for learner in learners]
-    for name, column in rows[0].items():
-        torch.testing.assert_close(column, rows[1][name], rtol=0, atol=1e-5)
+    for name, column in rows[0].columns().items():
+        torch.testing.assert_close(column, rows[1].columns()[name], rtol=0, atol=1e-5)
     metrics = [learner.update(columns, 0, kl_coef=0.1) for learner, columns in zip(learners, rows, strict=True)]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-6)
     for name, gradient in gradients(shared).items():
@@ -188,11 +187,11 @@ def test_a_bf16_base_with_adapters_differs_by_rounding_only(
     rows = chain_rows()
     paths = Paths(rows)
     packs = paths.packs(64, 64)
-    chosen = select_rows(rows, paths.index(packs))
+    chosen = rows.select(paths.index(packs))
     logprobs, slopes = [], []
     for model, layout in zip(models, (None, None, paths.layout(packs)), strict=True):
         model.load(perturb(model.state(), 0))
-        logprobs.append(model.score(chosen, layout)["logprobs"])
+        logprobs.append(model.score(chosen, layout).logprobs)
         model(chosen, layout)[0].sum().backward()
         slopes.append(torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]))
     assert {weight.dtype for weight in models[2].lm.parameters()} == {torch.bfloat16, torch.float32}
@@ -203,7 +202,7 @@ def test_a_bf16_base_with_adapters_differs_by_rounding_only(
 def test_mini_batches_keep_rows_with_the_same_prompt_together_and_are_equally_large(path: str) -> None:  # noqa: F811
     learner = make_learner(path, "full", steps=4)
     rows = rows_of([([1, group], [1, 2]) for group in (7, 8, 9, 10) * 4])
-    prompts = [rows["prompts"][index, 1].tolist() for index in learner._minibatches(rows, 0, 0)]
+    prompts = [rows.prompts[index, 1].tolist() for index in learner._minibatches(rows, 0, 0)]
     assert sorted(map(set, prompts), key=min) == [{7}, {8}, {9}, {10}]
     orders = [[index.tolist() for index in learner._minibatches(rows, update, 0)] for update in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
@@ -224,8 +223,8 @@ def difference(folder: Path, model_type: str) -> float:
     rows = chain_rows()
     paths = Paths(rows)
     packs = paths.packs(64, 64)
-    chosen = select_rows(rows, paths.index(packs))
-    plain, tree = model.score(chosen), model.score(chosen, paths.layout(packs))
+    chosen = rows.select(paths.index(packs))
+    plain, tree = model.score(chosen).columns(), model.score(chosen, paths.layout(packs)).columns()
     return max(float((plain[name] - tree[name]).abs().max()) for name in plain)
 
 

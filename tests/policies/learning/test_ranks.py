@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.learning.ranks import mean_tensor, move_to_mean
+from policies.learning.ranks import move_to_mean
 
 
 def test_weights_move_by_tau_towards_their_mean_and_are_equal_with_tau_1() -> None:
@@ -18,9 +18,9 @@ def test_weights_move_by_tau_towards_their_mean_and_are_equal_with_tau_1() -> No
 @pytest.mark.parametrize("tau", [1.0, 0.3])
 def test_moving_to_the_mean_does_not_change_the_mean(tau: float) -> None:
     policies = [[torch.randn(50, generator=torch.Generator().manual_seed(seed))] for seed in range(3)]
-    mean = mean_tensor([tensor for (tensor,) in policies])
+    mean = torch.stack([tensor for (tensor,) in policies]).mean(0)
     distance = (policies[0][0] - policies[2][0]).norm()
     move_to_mean(policies, tau)
-    torch.testing.assert_close(mean_tensor([tensor for (tensor,) in policies]), mean)
+    torch.testing.assert_close(torch.stack([tensor for (tensor,) in policies]).mean(0), mean)
     new_distance = (policies[0][0] - policies[2][0]).norm()
     torch.testing.assert_close(new_distance, (1 - tau) * distance, atol=1e-6, rtol=1e-4)

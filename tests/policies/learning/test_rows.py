@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from policies.learning.forward.prefix_tree import Paths
-from policies.learning.rows import Rows, make_rows, select_rows, trim_padding
+from policies.learning.rows import Rows, TrainRows, make_rows
+from tests.policies.learning.batches import make_batch
 
 PROMPTS = [[11, 12, 13], [21], [31, 32, 33, 34, 35], [41, 42], [51]]
 RESPONSES = [[1], [2, 3, 4], [5, 6], [7, 8], [9, 10, 11, 12]]
@@ -24,38 +25,41 @@ def ragged() -> Rows:
     )
 
 
-def columns() -> dict[str, Tensor]:
-    """The rows with two more columns, `[B, R]` and `[B]`."""
+def columns() -> TrainRows:
+    """The rows with advantages and rewards that identify their row, and of as many reward functions as tokens."""
     rows = ragged()
-    return {**rows, "advantages": rows["responses"] * 10.0, "weight": torch.arange(5.0)}
+    parts = torch.arange(20.0).view(5, 4).double()
+    others = {"advantages": rows.responses * 10.0, "rewards": torch.arange(5.0), "task_reward_parts": parts}
+    return make_batch(**rows.columns(), **others)
 
 
 def test_prompts_are_padded_on_the_left_and_responses_on_the_right() -> None:
     rows = ragged()
-    assert rows["prompts"][:2].tolist() == [[0, 0, 11, 12, 13], [0, 0, 0, 0, 21]]
-    assert rows["prompt_mask"][:2].tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]]
-    assert rows["responses"][:2].tolist() == [[1, 0, 0, 0], [2, 3, 4, 0]]
-    assert rows["mask"][:2].tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
-    assert rows["sampler_logprobs"][:2].tolist() == [[-0.5, 0, 0, 0], [-1, -1.5, -2, 0]]
-    assert rows["prompts"].shape == rows["prompt_mask"].shape == (5, 5)
-    assert rows["responses"].shape == rows["mask"].shape == (5, 4)
+    assert rows.prompts[:2].tolist() == [[0, 0, 11, 12, 13], [0, 0, 0, 0, 21]]
+    assert rows.prompt_mask[:2].tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]]
+    assert rows.responses[:2].tolist() == [[1, 0, 0, 0], [2, 3, 4, 0]]
+    assert rows.mask[:2].tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+    assert rows.sampler_logprobs[:2].tolist() == [[-0.5, 0, 0, 0], [-1, -1.5, -2, 0]]
+    assert rows.prompts.shape == rows.prompt_mask.shape == (5, 5)
+    assert rows.responses.shape == rows.mask.shape == (5, 4)
 
 
 def test_the_mask_counts_tokens_and_not_their_ids() -> None:
     rows = make_rows([[0, 5], [0]], [[0, 0], [7]], [[-1.0, -2.0], [-3.0]], [0.0, 0.0], [True, False])
-    assert rows["prompt_mask"].tolist() == [[1, 1], [0, 1]]
-    assert rows["mask"].tolist() == [[1, 1], [1, 0]]
+    assert rows.prompt_mask.tolist() == [[1, 1], [0, 1]]
+    assert rows.mask.tolist() == [[1, 1], [1, 0]]
 
 
 def test_every_column_has_its_documented_type() -> None:
     rows = ragged()
-    types = {name: column.dtype for name, column in columns().items()}
+    types = {name: column.dtype for name, column in columns().columns().items()}
     integers = {"prompts", "prompt_mask", "responses", "groups", "chains", "positions"}
+    doubles = {"task_rewards", "task_reward_parts"}
     assert {name for name, dtype in types.items() if dtype == torch.int64} == integers
-    assert {name for name, dtype in types.items() if dtype == torch.float64} == {"task_rewards"}
-    assert {dtype for name, dtype in types.items() if name not in {*integers, "task_rewards"}} == {torch.float32}
-    assert rows["task_rewards"].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
-    assert rows["ended"].tolist() == [1, 0, 1, 0, 1]
+    assert {name for name, dtype in types.items() if dtype == torch.float64} == doubles
+    assert {dtype for name, dtype in types.items() if name not in integers | doubles} == {torch.float32}
+    assert rows.task_rewards.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert rows.ended.tolist() == [1, 0, 1, 0, 1]
 
 
 def test_a_row_needs_one_log_probability_per_token() -> None:
@@ -66,16 +70,16 @@ def test_a_row_needs_one_log_probability_per_token() -> None:
 
 
 def test_take_selects_the_same_rows_of_every_column() -> None:
-    rows = select_rows(columns(), torch.tensor([3, 0]))
-    assert rows["weight"].tolist() == [3, 0]
-    assert rows["responses"].tolist() == [[7, 8, 0, 0], [1, 0, 0, 0]]
-    assert {len(column) for column in rows.values()} == {2}
+    rows = columns().select(torch.tensor([3, 0]))
+    assert rows.rewards.tolist() == [3, 0]
+    assert rows.responses.tolist() == [[7, 8, 0, 0], [1, 0, 0, 0]]
+    assert {len(column) for column in rows.columns().values()} == {2}
 
 
-def micro_batches(rows: Rows, size: int, tokens: int | None = None) -> list[tuple[torch.Tensor, Rows]]:
+def micro_batches(rows: TrainRows, size: int, tokens: int | None = None) -> list[tuple[Tensor, TrainRows]]:
     paths = Paths(rows)
     indices = [paths.index(packs) for packs in paths.micro_batches(size, tokens, cost=None)[0]]
-    return [(index, trim_padding(rows, index)) for index in indices]
+    return [(index, rows.trim(index)) for index in indices]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
@@ -86,7 +90,7 @@ def test_micro_batches_hold_every_row_exactly_once(size: int) -> None:
     sizes = [len(index) for index, _ in batches]
     assert max(sizes) <= size and len(batches) == -(-5 // size)
     for index, micro in batches:
-        assert {len(column) for column in micro.values()} == {len(index)}
+        assert {len(column) for column in micro.columns().values()} == {len(index)}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
@@ -94,14 +98,14 @@ def test_micro_batches_are_trimmed_to_their_longest_prompt_and_response_and_lose
     for index, micro in micro_batches(columns(), size):
         row_indices = index.tolist()
         prompt, response = (max(len(lists[i]) for i in row_indices) for lists in (PROMPTS, RESPONSES))
-        assert {micro[name].shape[1] for name in ("prompts", "prompt_mask")} == {prompt}
-        by_token = ("responses", "mask", "sampler_logprobs", "advantages")
-        assert {micro[name].shape[1] for name in by_token} == {response}
+        widths = {name: column.shape[1] for name, column in micro.columns().items() if column.dim() == 2}
+        assert {widths.pop(name) for name in ("prompts", "prompt_mask")} == {prompt}
+        assert widths.pop("task_reward_parts") == 4 and {*widths.values()} == {response}
         for row, source in enumerate(row_indices):
-            assert micro["prompts"][row][micro["prompt_mask"][row].bool()].tolist() == PROMPTS[source]
-            valid = micro["mask"][row].bool()
-            assert micro["responses"][row][valid].tolist() == RESPONSES[source]
-            assert micro["advantages"][row][valid].tolist() == [10.0 * token for token in RESPONSES[source]]
+            assert micro.prompts[row][micro.prompt_mask[row].bool()].tolist() == PROMPTS[source]
+            valid = micro.mask[row].bool()
+            assert micro.responses[row][valid].tolist() == RESPONSES[source]
+            assert micro.advantages[row][valid].tolist() == [10.0 * token for token in RESPONSES[source]]
 
 
 @pytest.mark.parametrize("tokens", [1, 6, 8, 12, 100])
@@ -122,13 +126,14 @@ def test_a_micro_batch_respects_the_row_limit_whatever_its_tokens() -> None:
 
 def test_the_index_of_a_micro_batch_maps_back_to_the_rows_it_came_from() -> None:
     rows = columns()
-    rebuilt = {name: torch.zeros_like(column) for name, column in rows.items()}
+    names = ("responses", "advantages", "mask", "rewards", "task_reward_parts")
+    rebuilt = {name: torch.zeros_like(rows.columns()[name]) for name in names}
     for index, micro in micro_batches(rows, 2):
-        for name in ("responses", "advantages", "mask"):
-            rebuilt[name][index, : micro[name].shape[1]] = micro[name]
-        rebuilt["weight"][index] = micro["weight"]
-    for name in ("responses", "advantages", "mask", "weight"):
-        assert torch.equal(rebuilt[name], rows[name])
+        for name in names:
+            part = micro.columns()[name]
+            rebuilt[name][(index, slice(part.shape[1])) if part.dim() == 2 else index] = part
+    for name in names:
+        assert torch.equal(rebuilt[name], rows.columns()[name])
 
 
 def test_rows_of_similar_length_share_a_micro_batch() -> None:

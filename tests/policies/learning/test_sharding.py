@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from policies.learning import stored_policy
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.learning.rows import Rows
+from policies.learning.rows import TrainRows
 from policies.learning.sharding import learner_mesh, transformer_blocks
 from policies.models.language_model import init_empty
 from policies.models.lora import Lora
@@ -78,8 +79,9 @@ def make_learner(path: str, weights: str, mesh: Any = None, dtype: str = "fp32",
     return PolicyLearner(model, hyper, name="llm_1")
 
 
-def batch(learner: PolicyLearner, count: int) -> Rows:
-    return ready(learner, {**make_row_batch(count), "groups": torch.tensor([0, 0, 0, 1, 1, 1])[:count]})
+def batch(learner: PolicyLearner, count: int) -> TrainRows:
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])[:count]
+    return ready(learner, replace(make_row_batch(count), groups=groups))
 
 
 def learn(learner: PolicyLearner, updates: range) -> list[dict[str, float]]:
@@ -160,10 +162,9 @@ def test_a_sharded_policy_trains_and_scores_like_a_single_process_and_each_resum
                 assert abs(sharded[name] - array).max() < weight_atol
                 assert abs(resumed[name] - array).max() < weight_atol
                 assert (after[name] == sharded[name]).all()
-            for name, column in scores.items():
-                torch.testing.assert_close(rank_scores[name], column, rtol=0, atol=score_atol)
-            for name in zero_scores:
-                torch.testing.assert_close(rank_zero_scores[name], zero_scores[name], rtol=0, atol=score_atol)
+            for actual, wanted in ((rank_scores, scores), (rank_zero_scores, zero_scores)):
+                for name, column in wanted.columns().items():
+                    torch.testing.assert_close(actual.columns()[name], column, rtol=0, atol=score_atol)
         total = sum(array.size for array in state.values())
         assert sum(sizes) == total and max(sizes) < total / RANKS * 1.5  # adapters have few rows
         single = make_learner(model, weights, **others)

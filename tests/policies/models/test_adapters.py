@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cory_env.tokenizer import DEFAULT_TOKENIZER
+from policies.learning.rows import make_rows
 from policies.models.adapters import add_lora, linear_layers, peft_config, peft_names
 from policies.models.language_model import load_language_model, shared_base
 from policies.models.lora import Lora
@@ -114,12 +115,8 @@ def test_target_layers_can_be_named_and_unknown_ones_are_rejected(llama: str) ->
 
 
 def test_gradient_checkpointing_does_not_change_gradients(path: str) -> None:
-    rows = {
-        "prompts": TOKENS[:, :6],
-        "prompt_mask": torch.ones(2, 6, dtype=torch.long),
-        "responses": TOKENS[:, 6:],
-        "mask": torch.ones(2, 4),
-    }
+    logprobs = [[0.0] * 4] * 2
+    rows = make_rows(TOKENS[:, :6].tolist(), TOKENS[:, 6:].tolist(), logprobs, [0.0] * 2, [False] * 2)
     grads = []
     for checkpointing in (False, True):
         module = make_model(path, weights="lora", gradient_checkpointing=checkpointing)

@@ -63,7 +63,7 @@ def test_scores_of_a_row_do_not_depend_on_the_length_of_others(
     batches = [rows_of(BRIEF)] + ([rows_of(BRIEF, LENGTHY)] if lengths is LONG else [])
     for scores in map(model.score, batches):
         for name in ("logprobs", "reference_logprobs"):
-            torch.testing.assert_close(scores[name][0], expected, atol=2e-5, rtol=0)
+            torch.testing.assert_close(scores.columns()[name][0], expected, atol=2e-5, rtol=0)
 
 
 def test_generation_beyond_the_original_length_follows_the_learner(phi3: str) -> None:
@@ -73,8 +73,8 @@ def test_generation_beyond_the_original_length_follows_the_learner(phi3: str) ->
     assert max(len(response.tokens) for response in responses) == 60 > ORIGINAL_LENGTH
     tokens, logprobs = [r.tokens for r in responses], [r.logprobs for r in responses]
     rows = make_rows(prompts, tokens, logprobs, [0.0] * 3, [False] * 3)
-    scored = make_model(phi3, **LONG).score(rows)["logprobs"]
-    assert ((scored - rows["sampler_logprobs"]).abs() * rows["mask"]).max() < 1e-4
+    scored = make_model(phi3, **LONG).score(rows).logprobs
+    assert ((scored - rows.sampler_logprobs).abs() * rows.mask).max() < 1e-4
 
 
 def test_a_sharded_model_and_the_description_of_its_family_follow_the_maximal_length(phi3: str) -> None:
@@ -92,7 +92,7 @@ def test_an_export_has_the_factors_of_training_for_rows_of_all_lengths(phi3: str
         assert rope["original_max_position_embeddings"] == ORIGINAL_LENGTH  # which scales attention
     learner, exported = make_model(phi3, **LONG), make_model(str(tmp_path / "long"), **SHORT)
     exported.load(learner.state(), critic=False)
-    scores = [model.score(rows_of(BRIEF))["logprobs"] for model in (learner, exported)]
+    scores = [model.score(rows_of(BRIEF)).logprobs for model in (learner, exported)]
     assert torch.equal(*scores)
 
 

@@ -26,9 +26,9 @@ def test_failed_saves_and_timeouts_of_learners_raise_errors(make_cory: MakeCory,
     pid = algorithm.learners.call_first(lambda learner: os.getpid())
     os.kill(pid, signal.SIGSTOP)
     assert algorithm.learners.timeout == 15
-    assert not algorithm.learners.foreach_learner(os.getpid, remote_actor_ids=[]).result_or_errors
+    algorithm.learners.timeout = 2.0
     with pytest.raises(LearnerError, match="1 of 1 learners timed out after 2 s"):
-        algorithm.learners.foreach_learner(lambda learner, number: number, timeout_seconds=2.0, number=1)
+        algorithm.learners.call_all(lambda learner: None)
     save, weights = lambda: algorithm.save_to_path(tmp_path / "lost"), lambda: algorithm.weights("llm_1")
     for call in (save, weights, algorithm.train):
         with pytest.raises(LearnerError, match="A learner's process died"):
@@ -38,7 +38,7 @@ def test_failed_saves_and_timeouts_of_learners_raise_errors(make_cory: MakeCory,
 
 @pytest.mark.slow
 def test_an_error_of_one_learner_is_raised_although_the_others_wait_for_it(make_cory: MakeCory) -> None:
-    group = make_cory(num_learners=2, learner_timeout=60).learner_group
+    learners = make_cory(num_learners=2, learner_timeout=60).learners
 
     def fails_alone(learner: object) -> None:
         if torch.distributed.get_rank() == 0:
@@ -46,9 +46,9 @@ def test_an_error_of_one_learner_is_raised_although_the_others_wait_for_it(make_
         torch.distributed.all_reduce(torch.zeros(1))
 
     with pytest.raises(MemoryError, match="too large"):
-        group.foreach_learner(fails_alone)
+        learners.call_all(fails_alone)
     with pytest.raises(LearnerError, match="A learner's process died"):  # the other was killed in its all-reduce
-        group.foreach_learner(lambda learner: None)
+        learners.call_all(lambda learner: None)
 
 
 def test_learners_reject_remote_file_systems_and_partial_restores(make_cory: MakeCory, tmp_path: Path) -> None:

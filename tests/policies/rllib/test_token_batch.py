@@ -41,8 +41,8 @@ def make_episode(
 
 def unpadded(rows: Rows, row: int) -> tuple[list[int], list[int]]:
     """A row's prompt and response without padding."""
-    prompt = rows["prompts"][row][rows["prompt_mask"][row].bool()].tolist()
-    return prompt, rows["responses"][row][rows["mask"][row].bool()].tolist()
+    prompt = rows.prompts[row][rows.prompt_mask[row].bool()].tolist()
+    return prompt, rows.responses[row][rows.mask[row].bool()].tolist()
 
 
 def test_episodes_become_rows_of_the_policy_in_each_role() -> None:
@@ -56,11 +56,11 @@ def test_episodes_become_rows_of_the_policy_in_each_role() -> None:
     assert unpadded(batch["llm_1"], 0) == (first[0], [5])
     assert unpadded(batch["llm_2"], 0) == (first[1], [6, 7, 8, 9])
     assert unpadded(batch["llm_3"], 1) == (second[2], [14, 15, 16])
-    assert batch["llm_2"]["sampler_logprobs"].tolist() == [[-6, -7, -8, -9], [-13, 0, 0, 0]]
-    assert [rows["chains"].tolist() for rows in batch.values()] == [[0, 1]] * 3
-    assert [rows["positions"].tolist() for rows in batch.values()] == [[0, 0], [1, 1], [2, 2]]
-    assert [rows["task_rewards"].tolist() for rows in batch.values()] == [[1, 8], [2, 16], [4, 32]]
-    assert [rows["ended"].tolist() for rows in batch.values()] == [[0, 0], [0, 0], [1, 0]]
+    assert batch["llm_2"].sampler_logprobs.tolist() == [[-6, -7, -8, -9], [-13, 0, 0, 0]]
+    assert [rows.chains.tolist() for rows in batch.values()] == [[0, 1]] * 3
+    assert [rows.positions.tolist() for rows in batch.values()] == [[0, 0], [1, 1], [2, 2]]
+    assert [rows.task_rewards.tolist() for rows in batch.values()] == [[1, 8], [2, 16], [4, 32]]
+    assert [rows.ended.tolist() for rows in batch.values()] == [[0, 0], [0, 0], [1, 0]]
 
 
 def test_a_row_ends_with_the_stop_text_and_later_tokens_are_not_trained_on() -> None:
@@ -71,9 +71,7 @@ def test_a_row_ends_with_the_stop_text_and_later_tokens_are_not_trained_on() -> 
     ]
     rows = rows_from_episodes(episodes)["llm_1"]
     assert [unpadded(rows, row)[1] for row in (0, 1)] == [sampled[:-1], sampled[:-2]]
-    assert rows["ended"].tolist() == [1, 0] and rows["sampler_logprobs"][0].tolist() == [
-        -token for token in sampled[:-1]
-    ]
+    assert rows.ended.tolist() == [1, 0] and rows.sampler_logprobs[0].tolist() == [-token for token in sampled[:-1]]
 
 
 def test_rows_belong_to_the_policy_that_generated_them_even_after_a_rotation() -> None:
@@ -84,11 +82,11 @@ def test_rows_belong_to_the_policy_that_generated_them_even_after_a_rotation() -
         mapping = mapping.rotated()
     batch = rows_from_episodes(episodes)
     # rotation r gives position p to policy (p + r) mod 3
-    assert batch["llm_1"]["responses"].flatten().tolist() == [5, 10, 12]
-    assert batch["llm_2"]["responses"].flatten().tolist() == [6, 8, 13]
-    assert batch["llm_3"]["responses"].flatten().tolist() == [7, 9, 11]
-    assert batch["llm_2"]["task_rewards"].tolist() == [2, 1, 3]
-    assert batch["llm_2"]["positions"].tolist() == [1, 0, 2]
+    assert batch["llm_1"].responses.flatten().tolist() == [5, 10, 12]
+    assert batch["llm_2"].responses.flatten().tolist() == [6, 8, 13]
+    assert batch["llm_3"].responses.flatten().tolist() == [7, 9, 11]
+    assert batch["llm_2"].task_rewards.tolist() == [2, 1, 3]
+    assert batch["llm_2"].positions.tolist() == [1, 0, 2]
 
 
 def test_policies_are_in_sorted_order_whatever_their_roles() -> None:
@@ -109,6 +107,6 @@ def test_thoughts_that_were_cut_off_are_a_column_of_models_that_think() -> None:
     texts = ("<think> a</think> b", "<think> a b c", " b c d")
     responses = [thinker()(text, add_special_tokens=False)["input_ids"] for text in texts]
     episodes = [make_episode(chain, mapping, 0, [tokens], [1.0], sample=n)[1] for n, tokens in enumerate(responses)]
-    assert rows_from_episodes(episodes)["llm_1"]["thought_cut"].tolist() == [0.0, 1.0, 0.0]
+    assert rows_from_episodes(episodes)["llm_1"].columns()["thought_cut"].tolist() == [0.0, 1.0, 0.0]
     plain, mapping = make_chain(1)
-    assert "thought_cut" not in rows_from_episodes([make_episode(plain, mapping, 0, [[5]], [1.0])[1]])["llm_1"]
+    assert rows_from_episodes([make_episode(plain, mapping, 0, [[5]], [1.0])[1]])["llm_1"].thought_cut is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,11 @@ def make_row_batch(
 
 def update(learner: TokenPPOLearner, rows: dict[str, Rows], number: int = 0) -> dict[str, dict[str, float]]:
     """One update, as in the algorithm; returns the learner's metrics by policy id."""
-    for name, scores in learner.score(rows, keep=True).items():
-        rows[name] |= scores
+    scored = {name: rows[name].with_scores(scores) for name, scores in learner.score(rows, keep=True).items()}
     estimators = {name: AdvantageEstimator(learner.settings.hyperparameters) for name in rows}
-    for name, rewards in assign_credit(rows, learner.settings.credit_assignment, estimators).items():
-        rows[name]["rewards"] = rewards
-        rows[name] |= estimators[name].estimate(rows[name])[0]
-    results = learner.learn(rows, number, dict.fromkeys(rows, 0.0))
+    credited = assign_credit(scored, learner.settings.credit_assignment, estimators)
+    estimates = {name: estimators[name].estimate(scored[name], rewards)[0] for name, rewards in credited.items()}
+    results = learner.learn(estimates, number, dict.fromkeys(rows, 0.0))
     return {name: {key: stat.peek() for key, stat in results[name].items()} for name in rows}
 
 
@@ -137,7 +136,8 @@ def test_restoring_a_state_without_moments_clears_them(tmp_path: Path) -> None:
     update(learner, make_row_batch(learner))
     before = state(learner, "llm_1")
     learner.begin_save(str(tmp_path / "used"))
-    learner.reset_optimizers()
+    for policy in learner.policies.values():
+        policy.reset_optimizer()
     assert steps(learner, "llm_1") == set() and equal(state(learner, "llm_1"), before)
     learner.begin_save(str(tmp_path / "empty"))
     learner.restore(str(tmp_path / "used"))
@@ -183,9 +183,9 @@ def test_with_overlong_mask_a_truncated_response_counts_in_its_groups_baseline_a
     def weights_after(overlong: str, ended: torch.Tensor, token: int = 0, reward: float = 0.0) -> dict[str, np.ndarray]:
         learner = build(**settings, overlong=overlong)
         rows = make_row_batch(learner, policy_ids=["llm_1"])
-        rows["llm_1"] |= {"ended": ended, "groups": torch.tensor([0, 0, 1, 1])}
-        rows["llm_1"]["responses"][1] += token
-        rows["llm_1"]["task_rewards"][1] += reward
+        rows["llm_1"] = replace(rows["llm_1"], ended=ended, groups=torch.tensor([0, 0, 1, 1]))
+        rows["llm_1"].responses[1] += token
+        rows["llm_1"].task_rewards[1] += reward
         update(learner, rows)
         return state(learner, "llm_1")
 
@@ -200,7 +200,7 @@ def test_with_overlong_mask_a_truncated_response_counts_in_its_groups_baseline_a
 def test_dropped_responses_take_their_share_of_the_optimizer_steps_with_them(left: int, expected: int) -> None:
     learner = build(overlong="mask", num_agents=1, queries_per_update=8, minibatch_size=2, num_epochs=2)
     rows = make_row_batch(learner, policy_ids=["llm_1"])
-    rows["llm_1"]["ended"] = (torch.arange(8) < left).float()
+    rows["llm_1"].ended[:] = (torch.arange(8) < left).float()
     update(learner, rows)
     assert steps(learner, "llm_1") == {2.0 * expected}  # of 2 epochs
 
@@ -209,7 +209,7 @@ def test_if_all_responses_are_truncated_and_masked_no_weight_changes() -> None:
     learner = build(overlong="mask")
     before, rows = state(learner, "llm_1"), make_row_batch(learner)
     for columns in rows.values():
-        columns["ended"][:] = 0.0
+        columns.ended[:] = 0.0
     metrics = update(learner, rows)["llm_1"]
     assert equal(state(learner, "llm_1"), before) and steps(learner, "llm_1") == set() and metrics["grad_norm"] == 0.0
 
