@@ -8,13 +8,15 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-from pydantic import ValidationError, field_serializer, model_validator
+from pydantic import TypeAdapter, field_serializer, field_validator, model_validator
 
-from cory_env.chain_settings import ChainSettings, Position
+from cory_env.chain_settings import ChainSettings, Position, Role, make_positions
+from cory_env.functions import parse_spec
+from cory_env.rewarding.spec import parse_sum
 from policies.learning.hyperparameters import Hyperparameters
 from policies.models.lora import Lora
 from policies.settings.fields import Fields
-from policies.settings.roles import RoleSettings, assign_policies, frozen_policies, num_positions
+from policies.settings.roles import assign_policies, frozen_policies
 
 DEFAULT_LR = {"lora": 1e-5, "full": 1e-6}
 
@@ -23,24 +25,35 @@ class DerivedSettings(Fields):
     """The settings of one run with values derived from them."""
 
     @field_serializer("roles")
-    def _dump_roles(self, roles: list[RoleSettings] | None) -> list[dict[str, Any]] | None:
-        return None if roles is None else [role.model_dump(exclude_defaults=True) for role in roles]
+    def _dump_roles(self, roles: list[Role] | None) -> list[dict[str, Any]] | None:
+        defaults = {field.name: field.default for field in fields(Role)}
+        changed = [
+            {name: value for name, value in vars(role).items() if value != defaults[name]} for role in roles or ()
+        ]
+        return None if roles is None else changed
+
+    @field_validator("roles")
+    @classmethod
+    def _check_roles(cls, roles: list[Role] | None) -> list[Role] | None:
+        for reward in (role.own_reward for role in roles or () if role.own_reward is not None):
+            parse_spec(reward)  # a single function
+            parse_sum(reward)
+        return roles
 
     @model_validator(mode="before")
     @classmethod
     def _count_agents(cls, values: Any) -> Any:
         """Fills in `num_agents` from `roles`. Values without the right types are rejected later."""
         if isinstance(values, Mapping) and values.get("roles") and "num_agents" not in values:
-            with suppress(ValidationError, TypeError):
-                roles = [RoleSettings.model_validate(role) for role in values["roles"]]
-                return {**values, "num_agents": num_positions(roles)}
+            with suppress(ValueError):
+                roles = TypeAdapter(list[Role]).validate_python(values["roles"])
+                return {**values, "num_agents": len(make_positions(roles))}
         return values
 
     @property
     def positions(self) -> tuple[Position, ...]:
         """The positions in the chain, with their agents and roles."""
-        roles = None if self.roles is None else [role.role for role in self.roles]
-        return ChainSettings(num_agents=self.num_agents, roles=roles).make_positions()
+        return ChainSettings(num_agents=self.num_agents, roles=self.roles).make_positions()
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -74,11 +87,9 @@ class DerivedSettings(Fields):
         return self.minibatch_size or self.responses
 
     @property
-    def chain_roles(self) -> list[RoleSettings]:
+    def chain_roles(self) -> list[Role]:
         """The role at each position."""
-        by_name = {role.name: role for role in self.roles or ()}
-        names = [position.role.name for position in self.positions]
-        return [by_name.get(name) or RoleSettings(name=name) for name in names]
+        return [position.role for position in self.positions]
 
     @property
     def assignment(self) -> tuple[str, ...]:
@@ -89,7 +100,7 @@ class DerivedSettings(Fields):
         return tuple(by_role[role.name] for role in self.chain_roles)
 
     @property
-    def _distinct_roles(self) -> dict[str, RoleSettings]:
+    def _distinct_roles(self) -> dict[str, Role]:
         return {role.name: role for role in self.chain_roles}
 
     @property

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, StopWhen, Thinking
+from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, Role, StopWhen, Thinking
 from cory_env.rewarding.worker import REWARD_TIMEOUT
-from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import (
     Advantage,
@@ -29,7 +28,6 @@ from policies.settings.metadata import (
     sampling_setting,
     task_setting,
 )
-from policies.settings.roles import RoleSettings
 
 Tokens = Annotated[int, Field(ge=1)]
 
@@ -84,10 +82,6 @@ class Fields(BaseModel):
     """Cut queries to at most this many tokens; null: no limit."""
     min_query_tokens: int | None = task_setting(None, ge=1)
     """Cut each query to a random length from `min_query_tokens` to `max_query_tokens`."""
-    digits: int | None = task_setting(None, ge=1)
-    """Digits of each number in the queries (task `arithmetic`); null: 2."""
-    operations: Operations | None = task_setting(None)
-    """Operations in the queries (task `arithmetic`): `sums`, `differences` or `both`; null: `both`."""
     prompt: str | None = task_setting(None)
     """Template of the pioneer's prompt (task `custom`), with `{query}` and the data's columns."""
     observer_prompt: str | None = task_setting(None)
@@ -134,7 +128,7 @@ class Fields(BaseModel):
     # The chain.
     num_agents: int = policy_setting(2, ge=1, le=MAX_AGENTS)
     """Agents in the chain: 1 is a single agent, 2 is CORY; with `roles` by default all of theirs."""
-    roles: list[RoleSettings] | None = policy_setting(None, search=False, min_length=1)
+    roles: list[Role] | None = policy_setting(None, search=False, min_length=1)
     """Roles of the chain in order, such as `[{name: solver}, {name: critic, produces_response: false}, ...]`
     (docs/roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and observers."""
     num_policies: int | None = policy_setting(None, ge=1, le=MAX_POLICIES)
@@ -334,12 +328,7 @@ class Fields(BaseModel):
     grad_clip: float | None = learning_setting(1.0, gt=0, clone=True)
     """Maximum gradient norm per policy; null: no clipping, as in the paper's code."""
 
-    # Health checks. The limits are well outside the range of healthy runs (docs/health.md).
-    stop_on_collapse: bool = monitoring_setting(False)
-    """End the run, with a checkpoint, if a policy collapses: repetition, missing end of sequence, or KL above its
-    limit."""
-    max_repetition: float = monitoring_setting(0.2, gt=0, le=1)
-    """Warn if more than this share of a response's pairs of adjacent tokens occur earlier in it."""
+    # Evaluation and output.
     max_logprob_diff: float | None = monitoring_setting(None, gt=0, resume=True)
     """End the run if the mean |sampler - learner| log-probability per token under the same weights exceeds this, in
     nats. Null: three times the difference at start, at least 0.05 in bf16 and 0.001 in fp32 (docs/health.md)."""
@@ -359,11 +348,7 @@ class Fields(BaseModel):
     `final.json`; null: no final evaluation."""
     checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
-    checkpoint_minutes: float | None = output_setting(None, gt=0)
-    """Also save a checkpoint after an update if the last one is at least this many minutes old; null: never."""
     keep_checkpoints: int = output_setting(2, ge=1)
     """Number of latest checkpoints to keep, besides the best one."""
-    samples_every: int = output_setting(5, ge=1)
-    """Updates between sample texts."""
     tracker: Literal["wandb", "trackio"] | None = output_setting(None)
     """Also log to Weights & Biases (`wandb`), or to Trackio, a local dashboard (`trackio`); each is an extra."""

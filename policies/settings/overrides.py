@@ -5,7 +5,7 @@ Each requirement lists settings that have an effect only in combination with oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from policies.settings.error import SettingsError
@@ -21,11 +21,11 @@ RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag")
 
 
 class Requirement(NamedTuple):
-    """A condition under which settings have an effect."""
+    """A condition that settings require unless they have their defaults."""
 
     settings: tuple[str, ...]
-    is_met: Callable[[Fields], object]
-    """The argument may be unvalidated: its values may have any type."""
+    is_met: Callable[[Any], object]
+    """The argument has all settings, which may be unvalidated."""
     text: str
 
 
@@ -82,11 +82,6 @@ REQUIREMENTS = (
 )
 
 
-def is_earlier_default(name: str, value: object) -> bool:
-    """Whether a setting has its default of earlier versions, which is then allowed to have no effect."""
-    return name in EARLIER_DEFAULTS and value == EARLIER_DEFAULTS[name]
-
-
 def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Applies overrides to preset values, and drops preset values that lose their effect.
 
@@ -112,17 +107,18 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         # `num_agents=1` is set. Values without effect before, such as `average_tau` alone in a file, are rejected
         # later.
         if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
-            unused = {
-                name for name in names if name not in overrides and not is_earlier_default(name, result.get(name))
+            result = {
+                name: value
+                for name, value in result.items()
+                if name not in names or name in overrides or value == EARLIER_DEFAULTS.get(name, ())
             }
-            result = {name: value for name, value in result.items() if name not in unused}
     return result
 
 
-def reject_unused_settings(settings: Fields) -> None:
-    """Rejects settings that differ from their defaults and have no effect."""
-    for names, is_met, text in REQUIREMENTS:
+def reject_unmet(settings: Fields, requirements: Iterable[Requirement]) -> None:
+    """Rejects settings that differ from their defaults and lack what they require."""
+    for names, is_met, text in requirements:
         for name in () if is_met(settings) else names:
             value, default = getattr(settings, name), type(settings).model_fields[name].default
-            if value != default and not is_earlier_default(name, value):
+            if value not in (default, EARLIER_DEFAULTS.get(name, default)):
                 raise ValueError(f"{name}={to_cli(value)} requires {text}. Set that, or {name}={to_cli(default)}.")

@@ -118,7 +118,6 @@ class Settings(DerivedSettings):
             ModelError: model, tokenizer and maximum lengths are incompatible.
         """
         values = {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in METADATA}
-        values["roles"] = None if self.roles is None else [role.role for role in self.roles]
         values |= {"chat": self.uses_chat(tokenizers), "max_prompt_tokens": self.prompt_limit}
         model_values = ("vocab_size", "num_embeddings", "stop_token_ids")
         return values | {name: getattr(self, name)(tokenizers, policy_id) for name in model_values}

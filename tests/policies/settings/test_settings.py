@@ -27,12 +27,11 @@ from policies.models.model_names import BUNDLED_LM
 from policies.settings.fields import Fields
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.resolve import resolve
-from policies.settings.roles import RoleSettings
 from policies.settings.settings import Settings, SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
 
 TAGS = {"start": "<a>", "end": "</a>"}
-MAX_KEYS = 123
+MAX_KEYS = 117
 """Maximum number of settings, with the keys of nested ones."""
 
 
@@ -208,7 +207,7 @@ def test_lora_target_modules_are_separated_by_commas() -> None:
 
 
 def test_the_environment_gets_the_settings_of_its_task() -> None:
-    s = make_settings({"task": "arithmetic", "digits": 1, "operations": "sums"})
+    s = make_settings({"task": "arithmetic?digits=1&operations=sums"})
     env = cory_v0.env(**s.env_settings())
     assert env.queries == s.make_task().train
     chain = s.make_chain(s.make_task(), s.make_tokenizers())
@@ -266,6 +265,13 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
             {"importance_sampling_clip_max": None},
         ),
         ({"max_token_kl": 0.5, "runner_resources": "a=1", "prefix_sharing": "off"}, {}),
+        ({"max_repetition": 0.6, "stop_on_collapse": True, "checkpoint_minutes": 5.0, "samples_every": 1}, {}),
+        ({"digits": None, "operations": None}, {}),
+        (
+            {"task": "arithmetic", "digits": 2, "operations": "sums"},
+            {"task": "arithmetic?digits=2&operations=sums"},
+        ),
+        ({"task": "arithmetic", "digits": None, "operations": "both"}, {"task": "arithmetic?operations=both"}),
         (
             {
                 "thinking": {
@@ -328,7 +334,7 @@ def setting_keys(kind: Any) -> list[str]:
     keys = []
     for name, annotation in get_type_hints(kind).items():
         parts = [annotation, *get_args(annotation), *(part for arg in get_args(annotation) for part in get_args(arg))]
-        nested = [key for part in parts if is_dataclass(part) or part is RoleSettings for key in setting_keys(part)]
+        nested = [key for part in parts if is_dataclass(part) for key in setting_keys(part)]
         keys += [f"{name}.{key}" for key in nested] or ([] if name == "model_config" else [name])
     return [key for key in keys if not key.startswith("__")]
 
